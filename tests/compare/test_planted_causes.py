@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(f"{Path(__file__).parents[3] / 'bench'}")
+    monkeypatch.syspath_prepend(f"{Path(__file__).parents[2] / 'bench'}")
     import planted_causes  # type: ignore[import-not-found]
 
     for name in ("planted_causes", "provenance"):

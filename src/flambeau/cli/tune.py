@@ -18,7 +18,7 @@ from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
-    from flambeau.tune.search.levers import Lever, Told
+    from flambeau.tune.search.levers import FirstTrial, Lever
     from flambeau.tune.search.run_tune import Options
     from flambeau.tune.search.search import Found
 
@@ -196,7 +196,7 @@ def _folder_at(command: Sequence[str]) -> int | None:
 
 def _levers(
     given: Sequence[str] | None, objective: str, device: str, folder: str | None
-) -> "Callable[[Told], list[Lever]]":
+) -> "Callable[[FirstTrial], list[Lever]]":
     """Levers by what the first trial has shown: of `flambeau train`, or of a script (`given` is None)."""
     import torch
 

@@ -37,7 +37,7 @@ class ModuleSummary:
         kept_bytes: of the tensors that its operations keep for the backward pass, without parameters and
             inputs of the model; each storage counts where it is kept first.
         receptive_field: pixels of the input that one position of its output depends on, along each
-            dimension; None where that cannot be told, empty where it is the whole input.
+            dimension; None where that is not known, empty where it is the whole input.
         same_as: the name under which this module has come before.
     """
 

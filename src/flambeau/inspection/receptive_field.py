@@ -36,7 +36,7 @@ EVERYTHING: Final = ReceptiveField((), (), ())
 
 
 class FieldTracker:
-    """Knows the receptive field of the tensors that operations have made; None where it cannot be told.
+    """Knows the receptive field of the tensors that operations have made; None where it is not known.
 
     Args:
         inputs: of the network. Floating-point ones of at least three dimensions are images (N, C, positions

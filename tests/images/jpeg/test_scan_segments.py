@@ -21,7 +21,7 @@ from flambeau.images.jpeg.scan_segments import CannotSegment, is_segmented, segm
 from flambeau.images.native import kernel as native
 from flambeau.images.pixels import Box, Pixels
 
-PHOTOS = Path(__file__).parents[5] / "shared" / "datasets" / "photos.tar"
+PHOTOS = Path(__file__).parents[4] / "shared" / "datasets" / "photos.tar"
 PACKED = Path(__file__).parents[2] / "fixtures" / "version_0_1" / "segmented.jpg"
 needs_kernel = pytest.mark.skipif(native.kernel() is None, reason=native.kernel_status())
 SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")

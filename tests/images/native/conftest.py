@@ -8,7 +8,7 @@ import pytest
 
 from load_script import load_script
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

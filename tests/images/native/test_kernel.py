@@ -226,7 +226,7 @@ def test_another_library_is_not_used() -> None:
 
 
 def checkout(folder: Path) -> Path:
-    target = folder / "src" / "flambeau" / "data" / "images" / "native"
+    target = folder / "src" / "flambeau" / "images" / "native"
     target.mkdir(parents=True)
     for source in LIBRARY.parent.glob("*.[ch]"):
         shutil.copy(source, target)

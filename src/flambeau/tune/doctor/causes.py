@@ -57,7 +57,7 @@ _DATA_KINDS = {
 
 @dataclass(frozen=True)
 class Findings:
-    """What one watched run tells.
+    """What one watched run has shown.
 
     Attributes:
         trial: the run.
@@ -75,7 +75,7 @@ class Findings:
 
 
 def findings_of(trial: Trial) -> Findings:
-    """Read what a watched run has told.
+    """Read what a watched run has recorded.
 
     Args:
         trial: with at least one process that made steps.
@@ -114,9 +114,9 @@ def findings_of(trial: Trial) -> Findings:
 
 
 def in_order(causes: list[Cause]) -> list[Cause]:
-    """The largest first; the model's own work, which is what the rest is for, after what is large.
+    """The largest first, but the model's own work after other large ones: it is what a training is for.
 
-    What makes all else slow comes before it, whatever its share is.
+    A cause that makes everything else slow comes before all others, whatever its share is.
     """
 
     def rank(cause: Cause) -> tuple[int, float]:
@@ -171,8 +171,8 @@ def _place(facts: dict[str, Any]) -> str:
 def waiting_lines(trial: Trial) -> dict[str, float]:
     """Lines that make the host wait for the device, with their share of the time of the first rank.
 
-    What was clocked of such calls alone, or the time that the line was seen at outside of the model, if it is
-    more.
+    The time of a line is that of its timed calls, or the time for which samples of the stack show the line
+    outside of the model, whichever is more.
     """
     trainer = trial.trainers[0]
     seen = by_line(rows_of(trainer), _OWN)
@@ -197,7 +197,7 @@ def _of_lines(trial: Trial, lines: dict[str, float]) -> list[Cause]:
     trainer = trial.trainers[0]
     found = []
     total = sum(lines.values())
-    copies: dict[str, float] = defaultdict(float)  # which are told by themselves
+    copies: dict[str, float] = defaultdict(float)  # which are causes of their own
     for file, line, _, _, seconds, _ in _calls(trainer, are_copies=True):
         copies[f"{file}:{line}"] += seconds / trainer["step_s"]
     if total >= _WORTH_A_WORD:
@@ -286,7 +286,7 @@ def _of_ranks(trial: Trial) -> list[Cause]:
 
 
 def _more_of(slow: dict[str, Any], quick: dict[str, Any]) -> str:
-    """The line at which one process is longer than another."""
+    """The line of code in which one rank spends more time than another."""
 
     def lines(process: dict[str, Any]) -> dict[str, float]:
         phases = tuple(p for p in ("", *PHASES) if p not in ("backward", "communication"))

@@ -1,4 +1,4 @@
-"""A cause of lost time, and how shares and lines are told in words."""
+"""A cause of lost time, and how shares and lines are put into words."""
 
 import os
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ def shown(where: str) -> str:
 
 
 def reasons_in_full(failures: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines below a table, which shows the first line of a reason only; what failed alike is told once.
+    """Lines below a table, which shows the first line of a reason only; what failed alike is listed once.
 
     Args:
         failures: what failed, and why, in lines, which may be of a script and hold anything.

@@ -168,10 +168,10 @@ def _table_of_shares(found: Diagnosis) -> Table:
 
 
 def _row(one: Tried) -> tuple[str, ...]:
-    told = f"{'at most ' * one.remedy.at_most}{one.remedy.predicted:.2f}x"
+    predicted = f"{'at most ' * one.remedy.at_most}{one.remedy.predicted:.2f}x"
     if one.gain is None:
-        return one.remedy.name, told, "-", one.failure.partition("\n")[0], one.remedy.how
-    return one.remedy.name, told, f"{one.gain.times:.2f}x", one.gain.verdict, one.remedy.how
+        return one.remedy.name, predicted, "-", one.failure.partition("\n")[0], one.remedy.how
+    return one.remedy.name, predicted, f"{one.gain.times:.2f}x", one.gain.verdict, one.remedy.how
 
 
 def _remedy_as_json(one: Tried) -> dict[str, Any]:

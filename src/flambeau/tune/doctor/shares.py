@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as shares of it, out of what one watched run has told."""
+"""Where the time of a step goes, as shares of it, from what one watched run has recorded."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping

@@ -35,7 +35,7 @@ _ENDING = signal.SIGTERM, signal.SIGHUP
 
 @dataclass(frozen=True)
 class Trial:
-    """What one run has told.
+    """What one run has recorded.
 
     Attributes:
         trainers: a dict per process that made steps, by rank; see `StepWatch`.
@@ -131,7 +131,7 @@ class Script:
         *,
         end: float,
     ) -> str:
-        """Until all that make steps have told theirs, or none can; why that was ended, or nothing."""
+        """Wait until all processes that make steps have recorded theirs; why that was ended, or nothing."""
         looked = first_done = 0.0
         while process.poll() is None:
             time.sleep(_LOOK_EVERY_S)

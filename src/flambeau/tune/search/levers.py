@@ -33,7 +33,7 @@ class Setting:
         environment: variables.
         samples: of a step, in those of a step as it is: what a larger batch costs is counted per sample.
         packs: flags of `flambeau pack`: the trial reads such a copy of its data; None where it reads them.
-        advice: what to do for it, where it is no setting of the same training: it is told, and never chosen.
+        advice: what to do for it, where it is no setting of the same training: it is shown, and never chosen.
     """
 
     value: str
@@ -71,7 +71,7 @@ class Lever:
 
 @dataclass(frozen=True)
 class AsItIs:
-    """What the first trial has told of a run of `flambeau train` without any lever.
+    """What the first trial has shown of a run of `flambeau train` without any lever.
 
     Attributes:
         batch_size: samples of a forward pass.
@@ -90,7 +90,7 @@ class AsItIs:
 
 @dataclass(frozen=True)
 class LoaderAsItIs:
-    """What the first trial has told of the DataLoader of a script.
+    """What the first trial has shown of the DataLoader of a script.
 
     Attributes:
         repeats: its data set is iterable and asks for no worker's share: each worker gives every sample.
@@ -101,7 +101,7 @@ class LoaderAsItIs:
     shared: tuple[str, ...] = ()
 
 
-Told = AsItIs | LoaderAsItIs | None
+FirstTrial = AsItIs | LoaderAsItIs | None
 """What a trial tells: of `flambeau train`, of a script with a DataLoader, nothing."""
 
 
@@ -161,7 +161,7 @@ def _all_of_train(objective: str, device: torch.device, run: AsItIs | None) -> l
 
 
 def _of_batch(objective: str, run: AsItIs) -> list[Lever]:
-    """Smaller forward passes for the same step, and other steps, which are told only."""
+    """Smaller forward passes for the same step, and other steps, which are reported only."""
     parts = [
         (run.batch_size // count, run.accumulate * count)
         for count in _MICRO_BATCHES

@@ -21,7 +21,7 @@ from flambeau.trainer.settings.settings import FIELDS
 from flambeau.tune.doctor.remedies import REPEATS
 from flambeau.tune.doctor.trial import Script, Trial, signals_raise
 from flambeau.tune.search.journal import Journal
-from flambeau.tune.search.levers import AsItIs, Choice, Lever, LoaderAsItIs, Setting, Told
+from flambeau.tune.search.levers import AsItIs, Choice, FirstTrial, Lever, LoaderAsItIs, Setting
 from flambeau.tune.search.packed_copy import PackedCopies
 from flambeau.tune.search.search import Found, Measured, Search
 from flambeau.tune.watch.plan import Plan
@@ -82,11 +82,11 @@ class Trials:
             self.copies = PackedCopies(folder, journal.parent, limit_s=script.limit_s)
         self.levers: dict[str, Lever] = {}
         """By name; a trial may set those that are in it."""
-        self.newest: Told = None
-        """What the newest trial has told of itself."""
+        self.newest: FirstTrial = None
+        """What the newest trial has shown."""
         self._options, self._say = options, say
-        told = json.dumps([list(script.command), options.objective, options.seconds])
-        key = hashlib.sha256(told.encode() + _files_in(script.command)).hexdigest()[:16]
+        asked = json.dumps([list(script.command), options.objective, options.seconds])
+        key = hashlib.sha256(asked.encode() + _files_in(script.command)).hexdigest()[:16]
         self._journal = Journal(journal, key)
         self.num_reused = 0
         """Trials of an earlier call that were not run again."""
@@ -104,7 +104,7 @@ class Trials:
             self.num_run += 1
             row = {"choice": dict(choice), **self._run(choice)}
             self._journal.add(row)
-        self.newest = told_in(row)
+        self.newest = first_trial_in(row)
         cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
         if cost is not None:
             cost /= math.prod(one.samples for one in self._settings(choice))
@@ -139,20 +139,20 @@ class Trials:
         if self._is_train and "--log-every" not in self._script.command:
             command += ["--log-every", _LOG_EVERY]
         command = ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
-        told: dict[str, Any] = {"losses": [], "run": None}
+        found: dict[str, Any] = {"losses": [], "run": None}
 
         def read_run(folder: Path) -> None:
             for metrics in folder.glob(f"{RUNS}/*/metrics.jsonl"):
                 lines = _first_lines(metrics)
-                told["losses"] = [line["train_loss"] for line in lines]
-                told["run"] = _as_it_is(metrics.with_name("config.toml"), lines)
+                found["losses"] = [line["train_loss"] for line in lines]
+                found["run"] = _as_it_is(metrics.with_name("config.toml"), lines)
 
         script = dataclasses.replace(self._script, command=command)
         trial = script.run(plan, before_removal=read_run if self._is_train else lambda _: None)
-        return _row(trial) | told
+        return _row(trial) | found
 
 
-def told_in(row: Mapping[str, Any]) -> Told:
+def first_trial_in(row: Mapping[str, Any]) -> FirstTrial:
     """What a row of the journal tells of its run, or of the loader of a script."""
     if row.get("run"):
         return AsItIs(**row["run"])
@@ -165,13 +165,13 @@ def _files_in(command: Sequence[str]) -> bytes:
 
     A log or a checkpoint, which each trial writes anew, is none of them.
     """
-    told = b""
+    digests = b""
     for path in (Path(name) for word in command for name in (word, word.partition("=")[2])):
         with suppress(OSError):  # too long for a name
             is_script = path.suffix in _SCRIPTS or os.access(path, os.X_OK)
             if is_script and path.is_file() and path.stat().st_size < _SMALL:
-                told += hashlib.sha256(path.read_bytes()).digest()
-    return told
+                digests += hashlib.sha256(path.read_bytes()).digest()
+    return digests
 
 
 def _row(trial: Trial) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
 
 def tune(
     script: Script,
-    levers_of: Callable[[Told], Sequence[Lever]],
+    levers_of: Callable[[FirstTrial], Sequence[Lever]],
     options: Options,
     *,
     is_train: bool,
@@ -250,7 +250,7 @@ def tune(
 
 def _search(
     trials: Trials,
-    levers_of: Callable[[Told], Sequence[Lever]],
+    levers_of: Callable[[FirstTrial], Sequence[Lever]],
     options: Options,
     *,
     journal: Path,

@@ -221,7 +221,7 @@ class Search:
     ) -> tuple[Gain | None, Measured, Measured]:
         """Pairs of trials in turn: without, with, without; the one before serves if it was the same.
 
-        Where the first pair shows nothing, it remains the only one, unless it is told how many there are.
+        Where the first pair shows nothing, it remains the only one, unless `patient_rounds` gives a number.
         """
         pairs: list[tuple[float, float]] = []
         before = self._of(base)

@@ -93,8 +93,8 @@ def checklist(
     for name in _HOW:
         if name in seconds:
             one = _compared(name, seconds)
-            told = f"{one.verdict}; the run has it" if name in steps.has else one.verdict
-            found.append(dataclasses.replace(one, verdict=told))
+            verdict = f"{one.verdict}; the run has it" if name in steps.has else one.verdict
+            found.append(dataclasses.replace(one, verdict=verdict))
     if device.type != "cuda":
         found += [Advice(name, _HOW[name], None, None, "needs a GPU") for name in _GPU]
     found.append(_deleted(plain, *given))

@@ -83,7 +83,7 @@ def answer_of_steps(steps: Steps, looks: Looks, *, say: Callable[[str], None]) -
 
 @contextlib.contextmanager
 def _failing_as_input() -> Iterator[None]:
-    """The model is the user's: what it raises is told in a line."""
+    """The model is the user's: what it raises is reported in a line."""
     try:
         yield
     except (InputError, WorkerLost):

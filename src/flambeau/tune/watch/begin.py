@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Finds torch once, as it would have been found, and is told when its import is done."""
+    """Finds torch once, as it would have been found, and is called when its import is done."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

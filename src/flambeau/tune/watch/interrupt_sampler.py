@@ -102,7 +102,7 @@ class InterruptSampler:
         self._seconds: dict[Activity, float] = defaultdict(float)
         self._waits: dict[Activity, Counter[str]] = defaultdict(Counter)
         self._of_others: dict[tuple[str, Seen], float] = defaultdict(float)
-        self._states: list[str] = []  # that the kernel has told since the last look
+        self._states: list[str] = []  # that the kernel has reported since the last look
         self._asked = threading.Event()
         self._asked_until = 0.0
         self._last = time.perf_counter()

@@ -296,7 +296,7 @@ class StepWatch:
         )
 
     def _at_exit(self) -> None:
-        """A script that ends before its steps were counted has told what there was."""
+        """A script that ends before enough steps were counted still records what there was."""
         if os.getpid() != self._pid or self._stage == self._over or self._optimizer is None:
             return
         if self._stage == self._in_window and (self._slices or len(self._times) > 1):

@@ -61,14 +61,14 @@ class _WorkerWatch:
                 opened = time.monotonic()
                 times_then = run_times()
             if self._is_open or was_open:
-                told = {
+                record = {
                     "seen": as_rows(dict(self._sampler.seconds)),
                     "process_threads": threads_of_process(),
                     "busy_threads": busy_threads(
                         times_then, run_times(), time.monotonic() - opened
                     ),
                 }
-                write_whole(self._file, told)
+                write_whole(self._file, record)
             time.sleep(_WRITTEN_EVERY_S if self._is_open else 0.1)
 
 
