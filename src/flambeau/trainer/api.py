@@ -295,7 +295,7 @@ def train(
 
     Raises:
         InputError: whatever the user can fix; a folder that holds a run of other settings, say.
-        TypeError: a setting that there is not.
+        TypeError: a setting that does not exist.
         Preempted: SIGTERM, SIGUSR1 or SIGINT came, and the run is saved: the same call continues it. At a
             prompt KeyboardInterrupt.
 
