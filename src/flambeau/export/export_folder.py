@@ -21,7 +21,6 @@ from flambeau.export.model_card import model_card
 from flambeau.export.standalone import preprocess
 from flambeau.export.step_figures import StepFigures, answers, as_rows
 from flambeau.export.steps import ExportPlan
-from flambeau.export.temperature import fitted_temperature
 from flambeau.provenance import made_now, record
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.models import small_convnet
@@ -63,13 +62,12 @@ def fill_folder(
         "format": plan.format,
         "file": format_.file,
         "plan": asdict(plan),
-        "classes": trained.facts.classes,
+        **trained.facts.task.export_facts(logits, images.labels),
         "image_size": trained.image_size,
         "resized_shorter_side": round(trained.image_size / EVAL_SHARE),
         "interpolation": trained.settings.crop,
         "mean": trained.facts.mean,
         "std": trained.facts.std,
-        "temperature": fitted_temperature(logits, images.labels),
         "images": {"measured": len(images.labels), "of": images.total},
         "steps": as_rows(figures),
         "settings": _settings(trained),

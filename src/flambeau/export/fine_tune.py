@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
@@ -41,6 +40,7 @@ def fine_tune(
         InputError: a duration that is none, or data that cannot be read.
     """
     settings = trained.settings
+    task = trained.facts.task
     data, _ = datasets(Prepared(settings, trained.facts, *sources))
     network = network.train().to(trained.device)
     exempt = [p for name, p in network.named_parameters() if name.rpartition(".")[2] in _ROUNDING]
@@ -61,9 +61,10 @@ def fine_tune(
     for _ in run.epochs():
         for images, targets in run.batches():
             with torch.no_grad():
-                answers = trained.logits(images).softmax(1)
+                answers = task.decode(trained.logits(images))
             logits = network(trained.normalize(images))
-            loss = cross_entropy(logits, targets) + cross_entropy(logits, answers)
+            loss = task.loss(logits, targets, smoothing=0.0, weight=None)
+            loss = loss + task.loss(logits, answers, smoothing=0.0, weight=None)
             run.step(loss / 2)
     return network.eval().cpu()
 

@@ -1,11 +1,11 @@
-"""One module from pixels to probabilities: what is exported.
+"""One module from pixels to predictions: what is exported.
 
 N: images, C: channels, H, W: height and width as decoded, S: side of the images as the network sees them,
 K: classes.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,16 +17,23 @@ from flambeau.trainer.prediction.trained_model import Trained
 
 
 class ServedModel(nn.Module):
-    """Resizing, normalization, network and softmax, on the CPU.
+    """Resizing, normalization, network and what the task makes of its outputs, on the CPU.
 
     Args:
         network: (N, C, S, S) float to (N, K) logits, in evaluation mode.
+        decode: what it makes of the logits is the second output; `Task.decode` of a run.
         origin: 'mean' and 'std' per channel, of pixels in [0, 1]; 'size', S; the 'interpolation' by which
             images are resized; and what `build_model` makes the class from.
     """
 
-    def __init__(self, network: nn.Module, origin: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        decode: Callable[[Tensor], Tensor],
+        origin: Mapping[str, Any],
+    ) -> None:
         super().__init__()
+        self.decode = decode
         self.origin = origin
         mean = origin["mean"]
         std = origin["std"]
@@ -46,12 +53,13 @@ class ServedModel(nn.Module):
             full_size: (2,) int64, as of `ResizedCentre`.
 
         Returns:
-            logits (N, K) and probabilities (N, K), float32.
+            outputs of the network and what `Task.decode` makes of them, logits and probabilities (N, K) for
+            classes, float32.
         """
         x = (self.resize(pixels, full_size) - self.mean) / self.std
         dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
         logits = self.network(x.to(dtype)).float()
-        return logits, logits.softmax(1)
+        return logits, self.decode(logits)
 
     def with_network(self, network: nn.Module) -> "ServedModel":
         """The same around another network of the same inputs and outputs."""
@@ -74,11 +82,11 @@ def served(trained: Trained) -> ServedModel:
         )
     origin = {
         "model": trained.settings.model,
-        "num_classes": len(facts.classes),
+        "num_classes": facts.task.num_outputs,
         "image_size": trained.settings.image_size,
         "mean": facts.mean,
         "std": facts.std,
         "size": trained.image_size,
         "interpolation": trained.settings.crop,
     }
-    return ServedModel(copy.deepcopy(trained.model).cpu().float().eval(), origin)
+    return ServedModel(copy.deepcopy(trained.model).cpu().float().eval(), facts.task.decode, origin)

@@ -14,6 +14,7 @@ from torch import Tensor
 from flambeau.export.formats.classifier import Classifier
 from flambeau.trainer.parts.device import num_threads
 from flambeau.trainer.prediction.sample_images import SampleImages
+from flambeau.trainer.tasks.task import Task
 
 BATCH_SIZES = (1, 32)
 _SECONDS = 1.0  # for one cell of the table, of one of two models
@@ -79,7 +80,7 @@ class StepFigures:
 
 
 def figures_of(
-    stage: Stage, before: Stage | None, run: Tensor, images: SampleImages
+    stage: Stage, before: Stage | None, run: Tensor, images: SampleImages, *, task: Task
 ) -> StepFigures:
     """Measure a stage.
 
@@ -88,16 +89,17 @@ def figures_of(
         before: the stage before, which is timed in turn with it.
         run: (N, K) logits of the run itself for these images.
         images: N of them.
+        task: of the run.
     """
     logits = answers(stage.open(torch.get_num_threads()), images.pixels)
-    difference = (logits.softmax(1) - run.softmax(1)).abs()
-    predicted = logits.argmax(1)
+    difference = (task.decode(logits) - task.decode(run)).abs()
+    figures = task.evaluation_figures(logits, images.labels)
     return StepFigures(
         stage.name,
-        agreement=float((predicted == run.argmax(1)).double().mean()),
+        agreement=float(task.agrees(logits, run).double().mean()),
         max_difference=float(difference.max()),
         mean_difference=float(difference.mean()),
-        accuracy=float((predicted == images.labels).double().mean()),
+        accuracy=float(figures[task.best].double().mean()),
         num_bytes=stage.num_bytes,
         latencies=tuple(_latencies(stage, before, images.pixels)),
     )

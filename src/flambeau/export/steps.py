@@ -149,19 +149,20 @@ class Steps:
             InputError: a step is refused, or a file cannot be written.
         """
         model = served(self.trained)
+        task = self.trained.facts.task
         precision = self.trained.settings.precision
         stage = _eager("run" if precision == "fp32" else f"run, fp32 for {precision}", model)
         batches = self.images.pixels.permute(0, 3, 1, 2).split(32)
         base = torch.cat([self.trained.logits(part).cpu() for part in batches])
         self._check_repeats(batches[0], base[: len(batches[0])])
         self.say(f"{stage.name}: measuring on {len(base)} images")
-        figures = [figures_of(stage, None, base, self.images)]
+        figures = [figures_of(stage, None, base, self.images, task=task)]
         self._accept(figures[0], asked_for=True)
 
         def measure(after: Stage, *, asked_for: bool = False) -> None:
             nonlocal stage
             self.say(f"{after.name}: measuring")
-            found = figures_of(after, stage, base, self.images)
+            found = figures_of(after, stage, base, self.images, task=task)
             self._accept(found, asked_for=asked_for)
             figures.append(found)
             stage = after

@@ -65,7 +65,7 @@ def open_weights(path: Path, threads: int, permission: Permission) -> Classifier
         )
         dtype = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
         network.to(dtype).load_state_dict(state)
-        model = ServedModel(network.eval(), origin)
+        model = ServedModel(network.eval(), lambda logits: logits, origin)
     except InputError:
         raise
     except Exception as error:  # of safetensors, of JSON, missing names

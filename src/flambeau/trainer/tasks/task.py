@@ -1,4 +1,4 @@
-"""What a task has to be able to do; the rest of the trainer knows no more of it.
+"""What a task must provide; the trainer, the export and the report call these methods and nothing else.
 
 N: images of a batch.
 """
@@ -78,6 +78,20 @@ class Task(Protocol):
 
         Args:
             device: of the model.
+        """
+
+    def decode(self, outputs: Tensor) -> Tensor:
+        """What an exported graph returns beside the outputs, such as probabilities; traceable."""
+
+    def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """(N,) bool: whether both outputs predict the same, by which a step of an export is judged."""
+
+    def export_facts(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:
+        """What export.json says of the outputs, beside the shape of the images.
+
+        Args:
+            outputs: of the exported model.
+            targets: of the same images.
         """
 
     def predictions(self, outputs: Tensor) -> Any:
