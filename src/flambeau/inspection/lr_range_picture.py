@@ -4,13 +4,13 @@ import itertools
 import math
 from collections.abc import Callable
 
-from flambeau.inspection.svg import LINE, SIZE, Picture
 from flambeau.recipes.training.lr_range import LRCurve
+from flambeau.report.svg import LINE, SIZE, Picture, element
 
 _WIDTH, _HEIGHT = 760.0, 340.0  # of the chart, pixels
 _LEFT, _TOP = 70.0, 60.0
-_Place = Callable[[float, float], tuple[float, float]]
-"""Where a rate and a loss are in the picture."""
+_Position = Callable[[float, float], tuple[float, float]]
+"""A learning rate and a loss to (x, y) in the picture, pixels."""
 
 
 def svg_of_rates(curve: LRCurve) -> str:
@@ -27,9 +27,8 @@ def svg_of_rates(curve: LRCurve) -> str:
         title="Learning-rate range test",
         description=f"Loss over a rising learning rate. {what}",
     )
-    picture.words(
-        20, 24, "Learning-rate range test: loss over learning rate", bold=True, size=SIZE + 2
-    )
+    title = "Learning-rate range test: loss over learning rate"
+    picture.words(20, 24, title, font_weight="bold", font_size=SIZE + 2)
     picture.words(20, 24 + LINE, what)
     if len(curve.rates) < 2:
         return picture.text()
@@ -38,34 +37,34 @@ def svg_of_rates(curve: LRCurve) -> str:
     low = min(curve.losses)
     high = max(curve.losses[: len(curve.losses) // 2 + 1])
 
-    def place(rate: float, loss: float) -> tuple[float, float]:
+    def position(rate: float, loss: float) -> tuple[float, float]:
         share = min(1.0, (loss - low) / ((high - low) or 1.0))
         across = (math.log10(rate) - first) / (last - first)
         return _LEFT + _WIDTH * across, _TOP + _HEIGHT * (1 - share)
 
-    _draw_axes(picture, curve.rates, place, low=low, high=high)
+    _draw_axes(picture, curve.rates, position, low=low, high=high)
     for rate, loss in zip(curve.rates, curve.losses, strict=True):
-        x, y = place(rate, loss)
-        picture.box((x - 1.5, y - 1.5, 3, 3), fill="#9db4d4", line="none")
-    line = [place(*point) for point in zip(curve.rates, curve.averaged, strict=True)]
+        x, y = position(rate, loss)
+        picture.add(element("rect", x=x - 1.5, y=y - 1.5, width=3, height=3, fill="#9db4d4"))
+    line = [position(*point) for point in zip(curve.rates, curve.averaged, strict=True)]
     for start, end in itertools.pairwise(line):
         picture.line(start, end, color="#1f4e9c")
     if best is not None:
-        x, bottom = place(best, low)
+        x, bottom = position(best, low)
         picture.line((x, _TOP), (x, bottom), color="#a00")
-        picture.words(x + 4, _TOP + LINE, f"{best:.2g}", color="#a00")
+        picture.words(x + 4, _TOP + LINE, f"{best:.2g}", fill="#a00")
     return picture.text()
 
 
 def _draw_axes(
-    picture: Picture, rates: list[float], place: _Place, *, low: float, high: float
+    picture: Picture, rates: list[float], position: _Position, *, low: float, high: float
 ) -> None:
     for power in range(math.ceil(math.log10(rates[0])), math.floor(math.log10(rates[-1])) + 1):
-        x, bottom = place(10.0**power, low)
+        x, bottom = position(10.0**power, low)
         picture.line((x, _TOP), (x, bottom), color="#ddd")
-        picture.words(x, bottom + LINE, f"1e{power:+03d}", anchor="middle", color="#555")
+        picture.words(x, bottom + LINE, f"1e{power:+03d}", text_anchor="middle", fill="#555")
     for quarter in range(5):
         loss = low + (high - low) * quarter / 4
-        _, y = place(rates[0], loss)
+        _, y = position(rates[0], loss)
         picture.line((_LEFT, y), (_LEFT + _WIDTH, y), color="#ddd")
-        picture.words(_LEFT - 6, y + 4, f"{loss:.3g}", anchor="end", color="#555")
+        picture.words(_LEFT - 6, y + 4, f"{loss:.3g}", text_anchor="end", fill="#555")

@@ -10,6 +10,7 @@ from typing import Any
 from flambeau.report import panels
 from flambeau.report.markup import escaped, frame, heading, row
 from flambeau.report.reported_run import Chart, ReportedRun, Series, charts, seed_groups, thinned
+from flambeau.report.svg import element
 
 ASSETS = Path(__file__).parent / "assets"
 GENERATOR = "flambeau report"  # in a tag at the head, by which our own file is known again
@@ -265,12 +266,16 @@ def _spark_cell(series: Series | None) -> str:
         f"{1 + (width - 2) * k / right:.1f},{height - 2 - scale * (value - low):.1f}"
         for k, value in enumerate(known)
     )
-    return (
-        f'<td class="number" data-value="{known[-1]!r}">{_number(known[-1])} '
-        f'<svg width="{width}" height="{height}" role="img" '
-        f'aria-label="{_number(known[0])} ... {_number(known[-1])}"><polyline points="{points}" fill="none" '
-        'stroke="currentColor" stroke-width="1.3"/></svg></td>'
+    curve = element("polyline", points=points, fill="none", stroke="currentColor", stroke_width=1.3)
+    picture = element(
+        "svg",
+        curve,
+        width=width,
+        height=height,
+        role="img",
+        aria_label=f"{_number(known[0])} ... {_number(known[-1])}",
     )
+    return f'<td class="number" data-value="{known[-1]!r}">{_number(known[-1])} {picture}</td>'
 
 
 def _figures(runs: Sequence[ReportedRun], words: Mapping[str, str]) -> str:

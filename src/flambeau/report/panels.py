@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+from flambeau.report import svg
 from flambeau.report.evaluated import Evaluated, Sample
 from flambeau.report.markup import escaped, table
 from flambeau.report.reported_run import ReportedRun
@@ -73,11 +74,10 @@ def _matrix(found: Evaluated, words: Words) -> str:
     left = 8 * max(map(text_width, names), default=0) + _MARGIN
     parts = []
     for k, name in enumerate(names):
-        short = escaped(name)
-        at = left + k * _CELL + _CELL * 0.7
+        at = round(left + k * _CELL + _CELL * 0.7)
         to = left - _MARGIN
-        parts.append(f'<text x="{to}" y="{at:.0f}" text-anchor="end">{short}</text>')
-        parts.append(f'<text transform="translate({at:.0f} {to}) rotate(-90)">{short}</text>')
+        parts.append(svg.words(to, at, name, text_anchor="end"))
+        parts.append(svg.words(0, 0, name, transform=f"translate({at} {to}) rotate(-90)"))
     for (label, answer), times in sorted(counts.items()):
         if times:
             share = min(1.0, times / max(1, found.labels[label]))
@@ -88,10 +88,24 @@ def _matrix(found: Evaluated, words: Words) -> str:
             parts.append(_cell(x, y, times, share=share, kind=kind, said=said))
     size = left + len(found.classes) * _CELL + _MARGIN
     said = escaped(words["confusion_caption"])
+    picture = _picture_of("matrix", size, size, parts, label=words["confusion"])
     return (
         f'<p class="soft">{said}</p><div class="scroll" tabindex="0" role="group" aria-label="{said}">'
-        f'<svg class="matrix" viewBox="0 0 {size} {size}" width="{size}" height="{size}" role="img" '
-        f'aria-label="{escaped(words["confusion"])}">{"".join(parts)}</svg></div>\n'
+        f"{picture}</div>\n"
+    )
+
+
+def _picture_of(kind: str, width: int, height: int, parts: Sequence[str], *, label: str) -> str:
+    """A picture inside the page, whose style sheet knows its class."""
+    return svg.element(
+        "svg",
+        *parts,
+        class_=kind,
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=label,
     )
 
 
@@ -108,15 +122,13 @@ def _cell(x: int, y: int, times: int, *, share: float, kind: str, said: str) -> 
     """A cell of the matrix, with its number where that fits."""
     number = ""
     if times < 1000:
-        strong = " strong" if share > 0.5 else ""
-        number = (
-            f'<text class="count{strong}" x="{x + _CELL / 2 - 0.5}" y="{y + _CELL * 0.66:.1f}" '
-            f'text-anchor="middle">{times}</text>'
-        )
-    return (
-        f'<g><title>{escaped(said)}</title><rect class="{kind}" x="{x}" y="{y}" width="{_CELL - 1}" '
-        f'height="{_CELL - 1}" fill-opacity="{0.08 + 0.92 * share:.2f}"/>{number}</g>'
-    )
+        style = "count strong" if share > 0.5 else "count"
+        middle = x + _CELL / 2 - 0.5
+        number = svg.words(middle, y + _CELL * 0.66, str(times), class_=style, text_anchor="middle")
+    side = _CELL - 1
+    opacity = 0.08 + 0.92 * share
+    cell = svg.element("rect", class_=kind, x=x, y=y, width=side, height=side, fill_opacity=opacity)
+    return svg.titled(said, cell, number)
 
 
 def classes(found: Evaluated, words: Words) -> str:
@@ -152,22 +164,18 @@ def calibration(found: Evaluated, words: Words) -> str:
         return high - scale * min(1.0, share) + 4
 
     most = max((num for _, num, _, _ in found.calibration), default=1)
-    parts = [f'<line class="grid" x1="{x(0)}" y1="{y(0)}" x2="{x(1)}" y2="{y(1)}"/>']
+    parts = [svg.element("line", class_="grid", x1=x(0), y1=y(0), x2=x(1), y2=y(1))]
     for share in (0.0, 0.5, 1.0):
-        parts.append(f'<text x="{low - 6}" y="{y(share) + 4}" text-anchor="end">{share:g}</text>')
-        parts.append(f'<text x="{x(share)}" y="{_PLOT + 14}" text-anchor="middle">{share:g}</text>')
+        parts.append(svg.words(low - 6, y(share) + 4, f"{share:g}", text_anchor="end"))
+        parts.append(svg.words(x(share), _PLOT + 14, f"{share:g}", text_anchor="middle"))
     for _, num, confidence, right in found.calibration:
         size = 2 + 7 * math.sqrt(num / most)
         said = words["bin"].format(images=num, confidence=f"{confidence:.1%}", right=f"{right:.1%}")
-        parts.append(
-            f'<circle class="point" cx="{x(confidence):.1f}" cy="{y(right):.1f}" r="{size:.1f}">'
-            f"<title>{escaped(said)}</title></circle>"
-        )
-    label = escaped(words["calibration_caption"].format(error=f"{found.calibration_error:.1%}"))
-    return (
-        f'<p>{label}</p><svg class="plot" viewBox="0 0 {_PLOT + 10} {_PLOT + 20}" width="{_PLOT + 10}" '
-        f'height="{_PLOT + 20}" role="img" aria-label="{label}">{"".join(parts)}</svg>\n'
-    )
+        point = svg.element("circle", class_="point", cx=x(confidence), cy=y(right), r=size)
+        parts.append(svg.titled(said, point))
+    label = words["calibration_caption"].format(error=f"{found.calibration_error:.1%}")
+    picture = _picture_of("plot", _PLOT + 10, _PLOT + 20, parts, label=label)
+    return f"<p>{escaped(label)}</p>{picture}\n"
 
 
 # ---------------------------------------------------------------- the run itself

@@ -31,4 +31,4 @@ def test_the_optimizer_of_a_second_stage_goes_on_in_the_window(tmp_path: Path) -
         time.sleep(0.01)
     told = json.loads(files[0].read_text())
     assert told["steps"] == len(told["times"]) == steps
-    assert steps > 6
+    assert steps >= 6

@@ -16,7 +16,7 @@ from flambeau.inspection.graphs.autograd_graph import (
 from flambeau.inspection.graphs.layered_layout import Layout, layered_layout
 from flambeau.inspection.graphs.module_graph import ModuleGraph, ModuleNode, module_graph
 from flambeau.inspection.graphs.recorded_pass import RecordedPass, record
-from flambeau.inspection.svg import LINE, SIZE, Picture, width_of
+from flambeau.report.svg import LINE, SIZE, Picture, element, titled, width_of, words
 
 MOST_NODES = 1500  # of a graph that is drawn: some seconds
 _GOOD = 450  # nodes up to which everything is shown, unless a depth is given
@@ -129,7 +129,7 @@ class _Box:
     note: str
     fill: str
     border: str
-    round_: float = 3
+    radius: int = 3  # of the corners, pixels
 
     @property
     def size(self) -> tuple[float, float]:
@@ -159,10 +159,10 @@ def svg_of_graphs(graphs: ModelGraphs) -> str:
         description=f"Left: {heads[0][1]}. Right: {heads[1][1]}. The forward pass goes from top to bottom.",
     )
     for number, note in enumerate(graphs.notes):
-        picture.words(_MARGIN, _MARGIN + 2 * LINE + number * LINE + SIZE, note, color="#a00")
+        picture.words(_MARGIN, _MARGIN + 2 * LINE + number * LINE + SIZE, note, fill="#a00")
     left = _MARGIN
     for layout, boxes, head, width in zip(layouts, (modules, nodes), heads, widths, strict=True):
-        picture.words(left, _MARGIN, head[0], bold=True, size=SIZE + 2)
+        picture.words(left, _MARGIN, head[0], font_weight="bold", font_size=SIZE + 2)
         picture.words(left, _MARGIN + LINE, head[1])
         _draw(picture, layout, boxes, (left + (width - layout.width) / 2, top))
         left += width + 2 * _MARGIN
@@ -199,16 +199,32 @@ def _draw(
     left, top = corner
     for line in layout.lines:
         moved = [(x + left, y + top) for x, y in line]
-        picture.curve(moved, color=_LINE, arrow=True)
+        picture.curve(moved, color=_LINE)
     for box, (x, y) in zip(boxes, layout.centers, strict=True):
         width, height = box.size
-        picture.begin(box.note)
-        start = (x + left - width / 2, y + top - height / 2)
-        picture.box((*start, width, height), fill=box.fill, line=box.border, round_=box.round_)
-        for number, text in enumerate(box.lines):
-            down = start[1] + _PAD / 2 + number * LINE + SIZE
-            picture.words(x + left, down, text, bold=number == 0, anchor="middle")
-        picture.end()
+        corner_x = x + left - width / 2
+        corner_y = y + top - height / 2
+        outline = element(
+            "rect",
+            x=corner_x,
+            y=corner_y,
+            width=width,
+            height=height,
+            rx=box.radius,
+            fill=box.fill,
+            stroke=box.border,
+        )
+        lines = (
+            words(
+                x + left,
+                corner_y + _PAD / 2 + number * LINE + SIZE,
+                text,
+                text_anchor="middle",
+                font_weight=None if number else "bold",
+            )
+            for number, text in enumerate(box.lines)
+        )
+        picture.add(titled(box.note, outline, *lines))
 
 
 def _module_box(node: ModuleNode) -> _Box:
