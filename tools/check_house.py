@@ -190,7 +190,7 @@ STOREYS = {
         {"api.py"},
     ],
     "inspection": [
-        {"model_facts.py", "receptive_field.py", "model_copy.py"},
+        {"model_catalog.py", "receptive_field.py", "watched_forward.py"},
         {"named_model.py", "model_summary.py", "graph_breaks.py", "lr_range_picture.py"},
         {"graphs"},
     ],

@@ -133,7 +133,7 @@ def _run_of(arguments: argparse.Namespace) -> "Trained":
 
 
 def _model_of(arguments: argparse.Namespace) -> "Trained":
-    from flambeau.inspection.model_facts import DEFAULT_SIZE, model_facts
+    from flambeau.inspection.model_catalog import DEFAULT_SIZE, catalog_entry
     from flambeau.run.options.option import check_value
     from flambeau.trainer.prediction.features import named_model
     from flambeau.trainer.settings.settings import FIELDS
@@ -142,7 +142,7 @@ def _model_of(arguments: argparse.Namespace) -> "Trained":
         raise InputError("--pretrained and --weights contradict each other: give one of them")
     size = arguments.image_size
     if size is None:
-        known = None if is_function(arguments.model) else model_facts(arguments.model).input_size
+        known = None if is_function(arguments.model) else catalog_entry(arguments.model).input_size
         size = known or DEFAULT_SIZE
     check_value(FIELDS["image_size"], size)
     return named_model(

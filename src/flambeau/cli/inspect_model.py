@@ -159,7 +159,7 @@ def _training_memory(
     from torch import nn
     from torch.nn.parameter import is_lazy
 
-    from flambeau.inspection.model_copy import with_values
+    from flambeau.inspection.watched_forward import with_values
     from flambeau.recipes.memory.memory_budget import estimate_memory
 
     class Called(nn.Module):

@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the models."""
-    from flambeau.inspection.model_facts import counted, model_facts, model_names
+    from flambeau.inspection.model_catalog import catalog_entry, counted, model_names
 
     names = _chosen(arguments.patterns, model_names(tags=arguments.tags))
-    rows = [model_facts(name) for name in names]
+    rows = [catalog_entry(name) for name in names]
     if arguments.pretrained:
         rows = [row for row in rows if row.pretrained]
     uncounted = sum(row.parameters is None for row in rows)

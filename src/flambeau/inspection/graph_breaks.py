@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flambeau.errors import InputError
-from flambeau.inspection.model_copy import with_values
+from flambeau.inspection.watched_forward import with_values
 from flambeau.trainer.parts.model import kept_as_is
 from flambeau.user_code import first_line
 
@@ -21,13 +21,13 @@ _BRANCH = "generic_jump"  # torch's word for an `if` that asks for the value of 
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """A place where a graph ends.
+    """A source line at which torch.compile ends a graph.
 
     Attributes:
-        file: of the source line, the innermost that is not torch's own.
+        file: the innermost that does not belong to torch.
         line: from 1.
-        code: the line.
-        reason: torch's, its first sentence.
+        code: the text of the line.
+        reason: the first sentence of what torch says.
     """
 
     file: str
@@ -43,7 +43,7 @@ class Compilation:
     Attributes:
         graphs: how many; 1 is the best.
         operations: in all of them.
-        breaks: each place once.
+        breaks: each line once.
     """
 
     graphs: int
@@ -58,31 +58,30 @@ def graph_breaks(
 
     Args:
         model: on any device, 'meta' too; its modes are restored.
-        args: of the model; tensors on the device 'meta' get random values, unless the model is there.
-        kwargs: likewise.
+        args, kwargs: of the model; tensors on 'meta' get random values unless the model is there too.
 
     Raises:
-        InputError: it cannot be traced, or does not take the arguments.
+        InputError: the model cannot be traced, or does not take the arguments.
     """
-    given: tuple[Any, Any] = (tuple(args), dict(kwargs or {}))
+    inputs: tuple[Any, Any] = (tuple(args), dict(kwargs or {}))
     if not any(one.is_meta for one in (*model.parameters(), *model.buffers())):
-        given = with_values(given)
+        inputs = with_values(inputs)
     try:
         with kept_as_is(model), _quiet(), torch.no_grad():
-            found = torch._dynamo.explain(model.eval())(*given[0], **given[1])
+            explained = torch._dynamo.explain(model.eval())(*inputs[0], **inputs[1])
     except Exception as error:
         raise InputError(
             f"torch.compile cannot follow {type(model).__name__}: {type(error).__name__}: {first_line(error)}"
         ) from error
     finally:
         torch.compiler.reset()
-    breaks = [_named(reason) for reason in found.break_reasons]
-    return Compilation(found.graph_count, found.op_count, tuple(dict.fromkeys(breaks)))
+    breaks = [_named(reason) for reason in explained.break_reasons]
+    return Compilation(explained.graph_count, explained.op_count, tuple(dict.fromkeys(breaks)))
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's warnings about breaks; what the model prints goes to standard error."""
+    """Silences torch's warnings about breaks; what the model prints goes to standard error."""
     log = logging.getLogger("torch._dynamo")
     level = log.level
     log.setLevel(logging.CRITICAL)
@@ -96,8 +95,8 @@ def _quiet() -> Iterator[None]:
 def _named(reason: Any) -> GraphBreak:
     frames = list(reason.user_stack)
     torch_folder = str(Path(torch.__file__).parent)
-    own = [frame for frame in frames if not frame.filename.startswith(torch_folder)]
-    frame = (own or frames)[-1]
+    outside = [frame for frame in frames if not frame.filename.startswith(torch_folder)]
+    frame = (outside or frames)[-1]
     text = reason.reason.partition("\n")[0].strip()
     if text.startswith(_BRANCH):
         text = "a branch that depends on the values of a tensor"

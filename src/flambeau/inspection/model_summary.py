@@ -1,7 +1,6 @@
-"""What each module of a model makes of an example, and what that costs: no values, shapes alone.
+"""What each module of a model computes for an example and what it costs, from shapes alone.
 
-Operations count as torch.utils.flop_counter counts them: products of matrices and convolutions, a multiply
-and an add being two.
+FLOPs are those of torch.utils.flop_counter: matrix products and convolutions, multiply and add being two.
 """
 
 import math
@@ -16,8 +15,8 @@ from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from flambeau.inspection.model_copy import follow, hooked, storage_key, tensors_of
-from flambeau.inspection.receptive_field import EVERYTHING, FieldTracker, ReceptiveField
+from flambeau.inspection.receptive_field import FieldTracker, ReceptiveField
+from flambeau.inspection.watched_forward import follow, hooked, storage_key, tensors_of
 
 
 @dataclass(frozen=True)
@@ -32,13 +31,13 @@ class ModuleSummary:
         parameters: numbers, each tensor once.
         trainable: those of them that need a gradient.
         buffers: numbers in buffers.
-        flops: operations, a multiply and an add being two.
-        accessed_bytes: read and written by its operations, views left out: the memory access cost.
-        kept_bytes: of the tensors that its operations keep for the backward pass, without parameters and
-            inputs of the model; each storage counts where it is kept first.
-        receptive_field: pixels of the input that one position of its output depends on, along each
-            dimension; None where that is not known, empty where it is the whole input.
-        same_as: the name under which this module has come before.
+        flops: multiply and add being two.
+        accessed_bytes: read and written by its operations except views: the memory access cost.
+        kept_bytes: tensors that its operations keep for the backward pass, except parameters and inputs
+            of the model; a storage counts in the module that keeps it first.
+        receptive_field: pixels of the input that one position of the output depends on, along each
+            dimension; None if unknown, empty for the whole input.
+        same_as: the name of this same module earlier in the list.
     """
 
     name: str
@@ -80,7 +79,7 @@ class ModelSummary:
 
 @dataclass
 class _Cost:
-    """What the calls of one module have cost so far."""
+    """The sums over the calls of one module so far."""
 
     calls: int = 0
     output: tuple[tuple[int, ...], ...] = ()
@@ -91,16 +90,14 @@ class _Cost:
 def summarize(
     model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> ModelSummary:
-    """Follow a forward pass in evaluation mode.
+    """Watch a forward pass in evaluation mode.
 
     Args:
         model: on any device, 'meta' too; not changed.
-        args: of the model, tensors in any nesting; only shapes and dtypes count, unless the model reads
-            values.
-        kwargs: likewise.
+        args, kwargs: of the model; only shapes and dtypes count, unless the model reads values.
 
     Raises:
-        InputError: the model does not take them; its own message is in it.
+        InputError: the model does not take the arguments; its message is included.
     """
     return follow(model, args, kwargs or {}, _watched)
 
@@ -136,19 +133,19 @@ def _counted_attention() -> Iterator[None]:
 def _recurrent_flops(
     x: Sequence[int], w_ih: Sequence[int], w_hh: Sequence[int], *_: Any, **__: Any
 ) -> int:
-    """Of one direction of one layer: x (T, N, features), weights (gates x hidden, features or hidden)."""
+    """One direction of one layer: x (T, N, features), weights (gates x hidden, features or hidden)."""
     return 2 * x[0] * x[1] * (math.prod(w_ih) + math.prod(w_hh))
 
 
 def _attention_flops(
     query: Sequence[int], key: Sequence[int], value: Sequence[int], *_: Any, **__: Any
 ) -> int:
-    """Of all heads: query (N, heads, T, E), key (N, heads, S, E), value (N, heads, S, E')."""
+    """All heads: query (N, heads, T, E), key (N, heads, S, E), value (N, heads, S, E')."""
     return 2 * math.prod(query[:3]) * key[-2] * (query[-1] + value[-1])
 
 
-# What torch counts as nothing: oneDNN computes an LSTM in one operation (a GRU is products that are counted),
-# and before torch 2.15 the attention of a CPU has no formula.
+# torch counts these as 0: oneDNN computes an LSTM in one operation (a GRU is separate products, which are
+# counted), and before torch 2.15 attention on a CPU has no formula.
 _UNCOUNTED = {
     torch.ops.aten.mkldnn_rnn_layer: _recurrent_flops,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
@@ -156,7 +153,7 @@ _UNCOUNTED = {
 
 
 class _Watch(TorchDispatchMode):
-    """Follows a forward pass: what each operation reads, writes and keeps, by module."""
+    """Sums what the operations of a forward pass read, write and keep, by module."""
 
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -181,7 +178,7 @@ class _Watch(TorchDispatchMode):
         return out
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """A hook of autograd: this tensor is kept for the backward pass."""
+        """A hook of autograd for each tensor that it keeps for the backward pass."""
         if (key := storage_key(tensor)) not in self._storages:
             self._storages.add(key)
             self._alive.append(tensor)
@@ -192,7 +189,7 @@ class _Watch(TorchDispatchMode):
         return [self.flops.get_total_flops(), self._accessed, self._kept]
 
     def hooks(self) -> AbstractContextManager[None]:
-        """Until the end of this, the calls of all modules are followed."""
+        """While the context is open, the calls of all modules are counted."""
         began: list[list[int]] = []
 
         def before(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
@@ -243,14 +240,12 @@ def _summary(model: nn.Module, watch: _Watch, *, ran: bool) -> ModelSummary:
     return ModelSummary(tuple(modules), _unused(model, watch), shared, ran)
 
 
-def _pixels(found: ReceptiveField | None) -> tuple[int, ...] | None:
-    if found is None or found is EVERYTHING:
-        return None if found is None else ()
-    return tuple(round(size) for size in found.size)
+def _pixels(field: ReceptiveField | None) -> tuple[int, ...] | None:
+    return None if field is None else tuple(map(round, field.size))
 
 
 def _unused(model: nn.Module, watch: _Watch) -> tuple[str, ...]:
-    """A module may be used without a call: attention reads the weight of its last layer."""
+    """Modules that are not called and whose parameters no operation reads (attention reads some itself)."""
     names: list[str] = []
     for name, module in model.named_modules():
         inside = list(module.modules())

@@ -1,4 +1,4 @@
-"""A model by the words of a command line, a name, a function in a file or a run, and an input for it."""
+"""The model that a command line names (a name, FILE.py:FUNCTION or a run), and example inputs for it."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError, nearest
-from flambeau.inspection.model_facts import (
+from flambeau.inspection.model_catalog import (
     DEFAULT_SIZE,
     made_for,
     model_with_values,
@@ -32,7 +32,7 @@ _DTYPES = {
     "complex64": torch.complex64,
 }
 _MOST_DIMENSIONS = 12
-_MOST_NUMBERS = 2**33  # 32 GiB of float32, which are not allocated
+_MOST_NUMBERS = 2**33  # 32 GiB of float32; nothing is allocated
 
 
 def named_model(
@@ -44,19 +44,19 @@ def named_model(
     trust: bool,
     say: Callable[[str], None],
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A model and its arguments, which have no values.
+    """A model, and args and kwargs for it on the meta device.
 
     Args:
-        name: as the user wrote it.
-        inputs: as --input takes them; if there are none, images of the size that the model is made for.
-        batch: how many of them.
-        values: whether the model has to run.
+        name: a name, FILE.py:FUNCTION or the folder of a run.
+        inputs: as --input takes them; empty for images of the size that the model is made for.
+        batch: how many images.
+        values: whether the weights need values.
         trust: run the file that a run names as its model, wherever the run comes from.
         say: takes lines for the user.
 
     Raises:
         InputError: no such model, or an input that cannot be read.
-        UntrustedCode: the model of a run is in a file, which may not be run.
+        UntrustedCode: the model of a run is in a file that may not be run.
     """
     args, kwargs = _example_inputs(inputs)
     model, (channels, side) = _loaded(
@@ -70,7 +70,7 @@ def named_model(
 def _loaded(
     name: str, shape: tuple[int, ...], *, values: bool, trust: bool, say: Callable[[str], None]
 ) -> tuple[nn.Module, tuple[int, int]]:
-    """With the channels and the side of images that it takes; `shape` is that of its first input."""
+    """The model with (channels, side) of its images; `shape` is that of the first input, if there is one."""
     if Path(name).is_dir():
         trained = load_trained(Path(name), trust=trust, say=say)
         return trained.model, (trained.facts.channels, trained.image_size)
@@ -86,33 +86,25 @@ def _loaded(
 
 
 def _example_inputs(words: Sequence[str]) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Arguments of a model without values, on the meta device.
-
-    Args:
-        words: '1,3,224,224', '1,77:int64', 'mask=1,77:bool' for an argument by name, 'batch.ids=1,77:int64'
-            for an entry of one that is a dict.
-
-    Raises:
-        InputError: words of another form.
-    """
+    """Args and kwargs from '1,3,224,224', 'mask=1,77:bool' or 'batch.ids=1,77:int64' (a dict)."""
     args: list[Tensor] = []
     kwargs: dict[str, Any] = {}
     for word in words:
-        name, found, shape = word.rpartition("=")
-        if not found:
+        name, separator, shape = word.rpartition("=")
+        if not separator:
             args.append(_example(shape, word))
             continue
         *outer, last = name.split(".")
         if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*", name):
             raise InputError(f"--input {word}: {name!r} is no name of an argument")
-        place = kwargs
+        entries = kwargs
         for part in outer:
-            place = place.setdefault(part, {})
-            if not isinstance(place, dict):
+            entries = entries.setdefault(part, {})
+            if not isinstance(entries, dict):
                 raise InputError(f"--input {word}: {part!r} is given as a tensor, too")
-        if last in place:
+        if last in entries:
             raise InputError(f"--input {word}: {name!r} is given twice")
-        place[last] = _example(shape, word)
+        entries[last] = _example(shape, word)
     return tuple(args), kwargs
 
 

@@ -16,13 +16,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 @dataclass(frozen=True)
 class ReceptiveField:
-    """What one position of a tensor depends on; whole images in other dimensions.
+    """What one position of a tensor depends on.
 
     Attributes:
-        dims: of the tensor, which run over positions.
-        size: in pixels of the input, along each of them.
+        dims: the dimensions of the tensor that run over positions.
+        size: pixels of the input along each of them.
         jump: pixels of the input from one position to the next.
-        merged: sizes of the dimensions that now are one, the first: a Linear layer works on rows.
+        merged: sizes of the dimensions that a view has merged into the first (a Linear layer works on rows).
     """
 
     dims: tuple[int, ...]
@@ -32,15 +32,14 @@ class ReceptiveField:
 
 
 EVERYTHING: Final = ReceptiveField((), (), ())
-"""Of a tensor each position of which depends on the whole input, as after a mean over all positions."""
+"""Each position depends on the whole input, as after a mean over all positions."""
 
 
 class FieldTracker:
-    """Knows the receptive field of the tensors that operations have made; None where it is not known.
+    """The receptive field of each tensor that operations have made; None if unknown.
 
     Args:
-        inputs: of the network. Floating-point ones of at least three dimensions are images (N, C, positions
-            ...), of which each position depends on itself.
+        inputs: of the network; floating-point tensors (N, C, positions...) are images.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -51,26 +50,26 @@ class FieldTracker:
                 self._fields[one] = ReceptiveField(tuple(range(2, one.ndim)), ones, ones)
 
     def __getitem__(self, tensor: Tensor) -> ReceptiveField | None:
-        found: ReceptiveField | None = self._fields.get(tensor)
-        return found
+        field: ReceptiveField | None = self._fields.get(tensor)
+        return field
 
     def follow(
         self, operation: Any, args: Sequence[Any], taken: Sequence[Tensor], made: Sequence[Tensor]
     ) -> None:
-        """An operation, called with these arguments, has made some tensors of those that it has taken."""
+        """Record an operation that was called with `args` and has made tensors from others."""
         fields = [self._fields[tensor] for tensor in taken if tensor in self._fields]
         if not fields or not made:
             return
-        # Batch normalization gives its statistics, too, which are nobody's input.
-        found = EVERYTHING if EVERYTHING in fields else _field(operation, fields, args, made[0])
-        if found is not None:
-            self._fields[made[0]] = found
+        # Batch normalization also returns its statistics, which no other operation takes.
+        field = EVERYTHING if EVERYTHING in fields else _field(operation, fields, args, made[0])
+        if field is not None:
+            self._fields[made[0]] = field
 
 
 def _field(
     operation: Any, fields: Sequence[ReceptiveField], args: Sequence[Any], made: Tensor
 ) -> ReceptiveField | None:
-    """Of an operation's first result, None where that is not known."""
+    """The field of an operation's first result; None if unknown."""
     name = operation.name().removeprefix("aten::").partition(".")[0].removeprefix("_")
     rule = RULES.get(name)
     if torch.Tag.pointwise in operation.tags or name == "cat":
@@ -79,7 +78,7 @@ def _field(
 
 
 def _together(fields: Sequence[ReceptiveField]) -> ReceptiveField | None:
-    """Branches that meet."""
+    """The field where branches meet."""
     first = fields[0]
     if any((f.dims, f.merged) != (first.dims, first.merged) for f in fields):
         return None
@@ -90,14 +89,14 @@ def _together(fields: Sequence[ReceptiveField]) -> ReceptiveField | None:
 def _window(
     field: ReceptiveField, kernel: Sequence[float], stride: Sequence[float]
 ) -> ReceptiveField:
-    """Of a window of so many positions, already spread by a dilation, that moves by so many."""
+    """The field after a window of `kernel` positions (dilation included) that moves by `stride`."""
     size = tuple(s + (k - 1) * j for s, k, j in zip(field.size, kernel, field.jump, strict=True))
     jump = tuple(j * s for j, s in zip(field.jump, stride, strict=True))
     return replace(field, size=size, jump=jump)
 
 
 def _each(value: Any, dims: int) -> list[int]:
-    """An argument such as a stride: one number for all dimensions, or one for each."""
+    """An argument such as a stride as one number per dimension."""
     values = list(value) if isinstance(value, Sequence) else [value]
     return values if len(values) == dims else values * dims
 
@@ -134,7 +133,7 @@ def _max_pool(field: ReceptiveField, args: Sequence[Any], made: Tensor) -> Recep
 
 
 def _resize(reach: int) -> Callable[..., ReceptiveField | None]:
-    """Interpolation from so many positions."""
+    """The rule of an interpolation from `reach` positions per dimension."""
 
     def rule(field: ReceptiveField, args: Sequence[Any], made: Tensor) -> ReceptiveField:
         ratios = [args[0].shape[d] / made.shape[d] for d in field.dims]
@@ -196,12 +195,12 @@ def _view(field: ReceptiveField, args: Sequence[Any], made: Tensor) -> Receptive
         return replace(field, merged=()) if together else field if after == before else None
     dims = []
     for d in field.dims:
-        places = (
+        candidates = (
             e
             for e, size in enumerate(after)
             if size == before[d] and prod(after[:e]) == prod(before[:d])
         )
-        dims.append(next(places, None))
+        dims.append(next(candidates, None))
     if None not in dims and len(set(dims)) == len(dims):
         return replace(field, dims=tuple(d for d in dims if d is not None))
     lead = before[: max(field.dims) + 1]
@@ -209,12 +208,12 @@ def _view(field: ReceptiveField, args: Sequence[Any], made: Tensor) -> Receptive
 
 
 def _rows(field: ReceptiveField, args: Sequence[Any], made: Tensor) -> ReceptiveField | None:
-    """A product of matrices whose rows are positions."""
+    """A matrix product whose rows are positions."""
     return field if field.merged and made.shape[0] == prod(field.merged) else None
 
 
 def _channels(field: ReceptiveField, args: Sequence[Any], made: Tensor) -> ReceptiveField | None:
-    """A part of a dimension that is not one of positions."""
+    """A slice of a dimension that does not run over positions."""
     dim = args[1] % args[0].ndim if len(args) > 1 else 0
     return None if dim in field.dims or field.merged else field
 
@@ -242,9 +241,9 @@ RULES: Final[dict[str, Callable[..., ReceptiveField | None]]] = {
     **dict.fromkeys(("addmm", "mm"), _rows),
     **dict.fromkeys(("slice", "split", "split_with_sizes", "chunk"), _channels),
     **dict.fromkeys(("native_batch_norm", "native_batch_norm_legit_no_training"), _unchanged),
-    # Of each position alone, and not all versions of torch say so by a tag.
+    # Pointwise, though not tagged so in all versions of torch.
     **dict.fromkeys(("leaky_relu", "hardswish", "prelu_kernel", "log_sigmoid_forward"), _unchanged),
     **dict.fromkeys(("constant_pad_nd", "reflection_pad2d", "replication_pad2d"), _unchanged),
     **dict.fromkeys(("native_dropout", "clone", "detach", "alias", "to_copy"), _unchanged),
 }
-"""By the operation's name in torch.ops.aten, without an underscore before it; others are not followed."""
+"""By the name in torch.ops.aten without a leading underscore; other operations make the field unknown."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flambeau.inspection.graphs.recorded_pass import RecordedPass, unit
-from flambeau.inspection.model_copy import storage_key, tensors_of
+from flambeau.inspection.watched_forward import storage_key, tensors_of
 
 _AGAIN = "computed again in the backward pass"
 _CHANGED = "modified by an inplace operation"  # in torch's message
@@ -37,18 +37,15 @@ class SavedTensor:
 
 @dataclass(frozen=True)
 class AutogradNode:
-    """A node of the graph, or all those that were made in one call of a module.
+    """A node of the graph, or all nodes of one call of a module.
 
     Attributes:
-        name: such as 'ConvolutionBackward0'; of a leaf the name of the parameter; of several nodes that of
-            the module.
+        name: such as 'ConvolutionBackward0', a parameter for a leaf, a module for several nodes.
         module: in which it was made, '' for the model itself.
-        leaf: whether gradients end up here, in `.grad`.
+        leaf: gradients are accumulated here, in `.grad`.
         shape: of a leaf.
-        saved: what is kept.
-        nodes: how many this one stands for, leaves among them.
-        leaves: how many of them are leaves.
-        changed: whether something that is kept was changed in place since: a backward pass fails here.
+        nodes: how many nodes this one stands for, leaves included.
+        changed: a kept tensor was changed in place since, so a backward pass fails here.
     """
 
     name: str
@@ -62,18 +59,16 @@ class AutogradNode:
 
     @property
     def kept_bytes(self) -> int:
-        """Of what is kept for this alone, each storage counted where it comes first."""
+        """The size of what only this graph keeps; a storage counts at the first node that keeps it."""
         return sum(one.size_bytes for one in self.saved)
 
 
 @dataclass(frozen=True)
 class AutogradGraph:
-    """Nodes in the order of the forward pass, and how results go from one to another.
+    """Nodes in the order of the forward pass, and edges as pairs of indices into them, in the same direction.
 
     Attributes:
-        depth: of the modules that nodes are put together by; None where each node is there itself.
-        nodes: in order: what a node takes comes before it.
-        edges: pairs of places in `nodes`, in the direction of the forward pass; gradients go the other way.
+        depth: of the modules by which nodes are grouped; None if they are not.
     """
 
     depth: int | None
@@ -82,12 +77,12 @@ class AutogradGraph:
 
 
 def autograd_graph(seen: RecordedPass) -> AutogradGraph:
-    """Of a forward pass, each node; empty if no parameter needs a gradient."""
+    """The graph of a forward pass, node by node; empty if no parameter needs a gradient."""
     order = _in_order([tensor.grad_fn for _, tensor, _ in seen.outputs])
-    place = {node: number for number, node in enumerate(order)}
+    index = {node: number for number, node in enumerate(order)}
     read = _Reader(seen)
     edges = {
-        (place[source], place[node]): None
+        (index[source], index[node]): None
         for node in order
         for source, _ in node.next_functions
         if source is not None
@@ -98,37 +93,37 @@ def autograd_graph(seen: RecordedPass) -> AutogradGraph:
 
 
 def by_module(graph: AutogradGraph, seen: RecordedPass, depth: int) -> AutogradGraph:
-    """The graph with the nodes of each module put together, down to a depth."""
+    """The graph with its nodes grouped by module, down to a depth."""
     order = _in_order([tensor.grad_fn for _, tensor, _ in seen.outputs])
     nodes: list[AutogradNode] = []
-    place_of_unit: dict[int, int] = {}
-    places = [-1] * len(order)
-    taken_by = dict(reversed(graph.edges))  # the first that takes from each
-    # A leaf belongs where it is used first; it has no call of its own.
+    index_of_unit: dict[int, int] = {}
+    indices = [-1] * len(order)
+    taken_by = dict(reversed(graph.edges))  # the first node that takes from each
+    # A leaf belongs to the call that uses it first.
     calls = [seen.nodes.get(node, ()) for node in order]
     for number, node in enumerate(graph.nodes):
         inside = calls[taken_by.get(number, number)] if node.leaf else calls[number]
         call = unit(inside, depth)
         key = -1 - number if call is None else id(call)
-        places[number] = place_of_unit.setdefault(key, len(nodes))
-        if places[number] == len(nodes):
+        indices[number] = index_of_unit.setdefault(key, len(nodes))
+        if indices[number] == len(nodes):
             nodes.append(node)
         else:
             assert call is not None
-            so_far = nodes[places[number]]
-            nodes[places[number]] = AutogradNode(
+            so_far = nodes[indices[number]]
+            nodes[indices[number]] = AutogradNode(
                 call.name,
                 call.name,
                 saved=so_far.saved + node.saved,
                 nodes=so_far.nodes + 1,
                 leaves=so_far.leaves + node.leaves,
             )
-    edges = {(places[a], places[b]): None for a, b in graph.edges if places[a] != places[b]}
+    edges = {(indices[a], indices[b]): None for a, b in graph.edges if indices[a] != indices[b]}
     return AutogradGraph(depth, tuple(nodes), tuple(edges))
 
 
 def _in_order(roots: list[Any]) -> list[Any]:
-    """All nodes, each after those that it takes from."""
+    """All nodes, each after those whose results it takes."""
     order: dict[Any, None] = {}
     todo = [(node, False) for node in reversed(roots) if node is not None]
     seen = set()
@@ -145,11 +140,13 @@ def _in_order(roots: list[Any]) -> list[Any]:
 
 
 class _Again(TorchDispatchMode):
-    """Sees what is made while kept tensors are read: where a segment is checkpointed, it runs again then."""
+    """Collects tensors made while saved ones are read: a checkpointed segment runs again then."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.made: dict[int, Tensor] = {}  # by storage; alive, so that none gets the key of another
+        self.made: dict[
+            int, Tensor
+        ] = {}  # by storage; kept alive, so that no other storage gets its key
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -159,7 +156,7 @@ class _Again(TorchDispatchMode):
 
 
 class _Reader:
-    """Reads nodes, and knows which storages have come already."""
+    """Reads nodes one after the other, and remembers the storages that it has counted."""
 
     def __init__(self, seen: RecordedPass) -> None:
         self._calls = seen.nodes
@@ -204,19 +201,19 @@ class _Reader:
 
 
 def _kept_by(node: Any) -> Iterator[tuple[str, Tensor]]:
-    """Autograd's own operations have them as `_saved_NAME` (torch: 'Autograd mechanics, saved tensors').
+    """The saved tensors of a node by name: `_saved_NAME` (torch: 'Autograd mechanics, saved tensors').
 
     Raises:
-        RuntimeError: one was changed in place since, so that a backward pass would fail.
+        RuntimeError: one was changed in place since.
     """
-    found: dict[str, Any] = {
+    saved: dict[str, Any] = {
         name.removeprefix("_saved_"): getattr(node, name)
         for name in dir(node)
         if name.startswith("_saved_")
     }
-    for number, tensor in enumerate(getattr(node, "saved_tensors", ())):  # a Function of Python
-        found[f"tensor {number}"] = tensor
-    for name, value in found.items():
+    for number, tensor in enumerate(getattr(node, "saved_tensors", ())):  # of an autograd.Function
+        saved[f"tensor {number}"] = tensor
+    for name, value in saved.items():
         several = isinstance(value, list | tuple)
         for number, one in enumerate(value if several else [value]):
             if isinstance(one, Tensor):

@@ -1,9 +1,9 @@
-"""Places for the nodes of a graph without circles: in layers from top to bottom, with few crossings.
+"""Draws a graph without circles in layers from top to bottom, with few crossings: where each node lies.
 
 Source: Sugiyama, Tagawa, Toda, "Methods for visual understanding of hierarchical system structures", IEEE
-Trans. SMC 11 (2), 1981: layers by the longest path, order by barycenters. What goes past layers does so in
-one line for each node that it comes from, from which the takers branch off. Across a layer, the places are
-those nearest to the neighbors that keep order and distance: isotonic regression.
+Trans. SMC 11 (2), 1981: layers by the longest path, order by barycenters. Edges of one node that
+span several layers share one line, from which they branch off. Within a layer, isotonic regression puts the
+nodes as near to their neighbors as order and distance allow.
 """
 
 from bisect import bisect_left, insort
@@ -11,24 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _APART = 14.0  # pixels between two nodes of a layer
-_LANE = 10.0  # ... around a line that goes past
+_LANE = 10.0  # ... around a line that passes a layer
 _BETWEEN = 24.0  # pixels between two layers
-_SWEEPS = 12  # for order and places; fewer where there are many nodes
-# How much a node at an end of the graph pulls at its neighbors, beside 1; chosen by eye.
+_SWEEPS = 12  # over the layers, for order and for positions; fewer where there are many nodes
+# Weight of a node at an end of the graph, where others have 1; chosen by eye.
 _END = 0.02
 _WORK = 400_000  # nodes times sweeps; seconds
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is, pixels.
+    """Positions in pixels.
 
     Attributes:
-        width: of the whole.
-        height: likewise.
         centers: (x, y) of each node.
-        lines: of each edge the points that it goes through, from the lower side of one node to the upper
-            side of the other.
+        lines: the points of each edge, from the lower side of one node to the upper side of the other.
     """
 
     width: float
@@ -39,23 +36,23 @@ class Layout:
 
 @dataclass
 class _Net:
-    """Nodes and the points at which lines pass a layer; each arrow goes to the next layer."""
+    """Nodes and the points at which lines pass a layer; each link goes to the next layer."""
 
     widths: list[float]
     layers: list[list[int]]
     above: list[list[int]]
     below: list[list[int]]
-    routes: list[list[int]]  # of each edge
+    routes: list[list[int]]  # the nodes and points of each edge
 
 
 def layered_layout(
     sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]
 ) -> Layout:
-    """Place nodes of such sizes.
+    """Arrange nodes and edges.
 
     Args:
-        sizes: (width, height) of each node.
-        edges: pairs of places in `sizes`, without circles; if there is one, it is cut somewhere.
+        sizes: (width, height) of each node, pixels.
+        edges: pairs of indices into `sizes`; a circle is cut somewhere.
     """
     if not sizes:
         return Layout(0.0, 0.0, (), ())
@@ -81,7 +78,7 @@ def layered_layout(
     for (a, b), route in zip(edges, net.routes, strict=True):
         first, *passed, last = route
         points = [(xs[first], ys[first] + sizes[first][1] / 2)]
-        for n in passed:  # upright beside the nodes of a layer
+        for n in passed:  # vertical beside the nodes of a layer
             points += [(xs[n], ys[n] - half[n]), (xs[n], ys[n] + half[n])]
         points.append((xs[last], ys[last] - sizes[last][1] / 2))
         lines.append(tuple(points if rank[a] < rank[b] else points[::-1]))
@@ -102,7 +99,7 @@ def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
     ready = [n for n in range(count - 1, -1, -1) if not waiting[n]]
     rest = iter(range(count))
     while len(order) < count:
-        # Nothing is ready inside a circle.
+        # In a circle no node is ready: take any.
         node = ready.pop() if ready else next(n for n in rest if not placed[n])
         if placed[node]:
             continue
@@ -116,7 +113,7 @@ def _topological(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _layers(order: Sequence[int], edges: Sequence[tuple[int, int]]) -> list[int]:
-    """The longest path decides; then each moves down to those that take from it."""
+    """Layers by the longest path; then each node moves down, next to those that take from it."""
     layer = [0] * len(order)
     takers: list[list[int]] = [[] for _ in order]
     for a, b in edges:
@@ -136,7 +133,7 @@ def _net(
     widths = [width + _APART for width, _ in sizes]
     layer = list(layer_of)
     links: dict[tuple[int, int], None] = {}
-    lanes: dict[int, list[int]] = {}  # of each node, its points in the layers below it
+    lanes: dict[int, list[int]] = {}  # the points of each node in the layers below it
     routes = []
     for a, b in edges:
         lane = lanes.setdefault(a, [a])
@@ -160,35 +157,35 @@ def _net(
 
 
 def _sort_layers(net: _Net, sweeps: int) -> None:
-    """Each layer by the mean place of its neighbors, down and up; the best order of all stays."""
-    place = {node: n for layer in net.layers for n, node in enumerate(layer)}
+    """Sort each layer by the mean index of the neighbors, down and up, and keep the best order."""
+    index = {node: n for layer in net.layers for n, node in enumerate(layer)}
     best = [list(layer) for layer in net.layers]
-    fewest = _crossings(net, place)
+    fewest = _crossings(net, index)
     for sweep in range(sweeps):
         down = sweep % 2 == 0
         for layer in net.layers if down else reversed(net.layers):
             mean = {
-                node: sum(place[n] for n in near) / len(near)
+                node: sum(index[n] for n in near) / len(near)
                 for node in layer
                 if (near := (net.above if down else net.below)[node])
             }
-            layer.sort(key=lambda node, mean=mean: mean.get(node, place[node]))  # type: ignore[misc]
-            place |= {node: n for n, node in enumerate(layer)}
-        if (crossings := _crossings(net, place)) < fewest:
+            layer.sort(key=lambda node, mean=mean: mean.get(node, index[node]))  # type: ignore[misc]
+            index |= {node: n for n, node in enumerate(layer)}
+        if (crossings := _crossings(net, index)) < fewest:
             best = [list(layer) for layer in net.layers]
             fewest = crossings
     net.layers[:] = best
 
 
-def _crossings(net: _Net, place: dict[int, int]) -> int:
-    found = 0
+def _crossings(net: _Net, index: dict[int, int]) -> int:
+    crossings = 0
     for layer in net.layers:
         ends: list[int] = []
         for node in layer:
-            for end in sorted(place[n] for n in net.below[node]):
-                found += len(ends) - bisect_left(ends, end + 1)
+            for end in sorted(index[n] for n in net.below[node]):
+                crossings += len(ends) - bisect_left(ends, end + 1)
                 insort(ends, end)
-    return found
+    return crossings
 
 
 def _across(net: _Net, sweeps: int) -> list[float]:
@@ -198,16 +195,16 @@ def _across(net: _Net, sweeps: int) -> list[float]:
         for node in layer:
             xs[node] = x + net.widths[node] / 2
             x += net.widths[node]
-    # What is at an end, such as a parameter, follows the others.
+    # Nodes at an end of the graph, such as parameters, follow the others.
     pull = [
         1.0 if above and below else _END for above, below in zip(net.above, net.below, strict=True)
     ]
     for sweep in range(2 * sweeps):
-        ways = (net.above, net.below) if sweep % 2 == 0 else (net.below, net.above)
+        neighbors = (net.above, net.below) if sweep % 2 == 0 else (net.below, net.above)
         for layer in net.layers if sweep % 2 == 0 else reversed(net.layers):
             wanted, weights = [], []
             for node in layer:
-                near = ways[0][node] or ways[1][node]
+                near = neighbors[0][node] or neighbors[1][node]
                 weight = sum(pull[n] for n in near)
                 wanted.append(sum(xs[n] * pull[n] for n in near) / weight if near else xs[node])
                 weights.append(pull[node])
@@ -217,7 +214,7 @@ def _across(net: _Net, sweeps: int) -> list[float]:
 
 
 def _spread(net: _Net, layer: list[int], wanted: list[float], weights: list[float]) -> list[float]:
-    """The places nearest to the wanted ones, in this order and without an overlap."""
+    """The positions nearest to the wanted ones, in this order and without overlaps."""
     offsets = []
     edge = 0.0
     for node in layer:

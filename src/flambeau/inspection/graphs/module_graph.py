@@ -1,4 +1,4 @@
-"""The modules of a model and the data that go from one to the next."""
+"""The graph of the modules of a model and the tensors between them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,14 +11,13 @@ class ModuleNode:
     """A call of a module, an operation between them, an input or an output.
 
     Attributes:
-        role: which of these.
-        name: of the module in the model ('' is the model), of the operation, of the input.
-        kind: the class of a module, '' otherwise.
+        name: of a module in the model ('' is the model), an operation or an input.
+        kind: the class of a module, otherwise ''.
         call: which call of this module, from 1.
-        output: shapes of the tensors that come out of it.
-        parameters: numbers, of a module.
-        reads: names of the parameters that an operation between modules takes.
-        within: of an operation the module that it is in.
+        output: shapes of the resulting tensors.
+        parameters: their number in a module.
+        reads: names of the parameters that an operation takes.
+        within: the module in which an operation happens.
     """
 
     role: Literal["input", "module", "operation", "output"]
@@ -33,12 +32,10 @@ class ModuleNode:
 
 @dataclass(frozen=True)
 class ModuleGraph:
-    """Nodes in the order of the forward pass, and the tensors from one to another.
+    """Nodes in the order of the forward pass, and edges as pairs of indices into them.
 
     Attributes:
-        depth: down to which modules are shown; what is in a deeper one belongs to the one shown.
-        nodes: in order.
-        edges: pairs of places in `nodes`.
+        depth: down to which modules are nodes; deeper ones belong to the node around them.
     """
 
     depth: int
@@ -47,15 +44,15 @@ class ModuleGraph:
 
 
 def module_graph(seen: RecordedPass, depth: int) -> ModuleGraph:
-    """Of a forward pass, with modules shown down to a depth: 0 is the model alone."""
+    """The graph of a forward pass with modules down to a depth: 0 is the model alone."""
     nodes: list[ModuleNode] = []
-    place_of_call: dict[int, int] = {}
-    places: list[int] = []  # of the operations
+    index_of_call: dict[int, int] = {}
+    indices: list[int] = []  # the node of each operation
     edges: dict[tuple[int, int], None] = {}
     for operation in seen.operations:
         call = unit(operation.calls, depth)
         if call is None:
-            place = len(nodes)
+            index = len(nodes)
             role: Literal["input", "operation"] = "operation" if operation.calls else "input"
             within = operation.calls[-1].name if operation.calls else ""
             nodes.append(
@@ -64,20 +61,20 @@ def module_graph(seen: RecordedPass, depth: int) -> ModuleGraph:
                 )
             )
         else:
-            place = place_of_call.setdefault(id(call), len(nodes))
-            if place == len(nodes):
-                nodes.append(_of_module(call))
-        places.append(place)
-        edges |= {(places[s], place): None for s in operation.sources if places[s] != place}
+            index = index_of_call.setdefault(id(call), len(nodes))
+            if index == len(nodes):
+                nodes.append(_module_node(call))
+        indices.append(index)
+        edges |= {(indices[s], index): None for s in operation.sources if indices[s] != index}
     for name, tensor, maker in seen.outputs:
         if maker is not None:
-            edges[places[maker], len(nodes)] = None
+            edges[indices[maker], len(nodes)] = None
         nodes.append(ModuleNode("output", name, "", (tuple(tensor.shape),)))
     return _without_dead_ends(ModuleGraph(depth, tuple(nodes), tuple(edges)))
 
 
 def _without_dead_ends(graph: ModuleGraph) -> ModuleGraph:
-    """Without operations whose result nobody takes: what attention keeps for its backward pass, for one."""
+    """Remove operations whose result nobody takes, such as what attention keeps for its backward pass."""
     takers: list[set[int]] = [set() for _ in graph.nodes]
     sources: list[list[int]] = [[] for _ in graph.nodes]
     for a, b in graph.edges:
@@ -86,19 +83,19 @@ def _without_dead_ends(graph: ModuleGraph) -> ModuleGraph:
     todo = list(range(len(graph.nodes)))
     dead = set()
     while todo:
-        place = todo.pop()
-        if graph.nodes[place].role == "operation" and not takers[place] and place not in dead:
-            dead.add(place)
-            for source in sources[place]:
-                takers[source].discard(place)
-            todo += sources[place]
-    kept = [place for place in range(len(graph.nodes)) if place not in dead]
-    new = {place: number for number, place in enumerate(kept)}
+        index = todo.pop()
+        if graph.nodes[index].role == "operation" and not takers[index] and index not in dead:
+            dead.add(index)
+            for source in sources[index]:
+                takers[source].discard(index)
+            todo += sources[index]
+    kept = [index for index in range(len(graph.nodes)) if index not in dead]
+    new = {index: number for number, index in enumerate(kept)}
     edges = tuple((new[a], new[b]) for a, b in graph.edges if a in new and b in new)
-    return ModuleGraph(graph.depth, tuple(graph.nodes[place] for place in kept), edges)
+    return ModuleGraph(graph.depth, tuple(graph.nodes[index] for index in kept), edges)
 
 
-def _of_module(call: Call) -> ModuleNode:
+def _module_node(call: Call) -> ModuleNode:
     return ModuleNode(
         "module",
         call.name,

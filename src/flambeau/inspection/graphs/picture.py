@@ -20,13 +20,15 @@ from flambeau.report.svg import LINE, SIZE, Picture, element, titled, width_of, 
 
 MOST_NODES = 1500  # of a graph that is drawn: some seconds
 _GOOD = 450  # nodes up to which everything is shown, unless a depth is given
-_LONGEST = 40  # characters of a name: the end of it, of an operation the beginning
+_LONGEST = (
+    40  # characters of a name; longer ones lose their beginning, those of operations their end
+)
 _PAD = 6.0  # pixels between a box and its text
 _MARGIN = 24.0
 _HEAD = 64.0  # pixels for the lines above the graphs
 _LINE = "#777"
-_SHAPES = 3  # that a node shows; as many notes of one kind
-_NOTED = 40  # lines of a note
+_SHAPES = 3  # shown in a node; also the most notes of one kind
+_NOTED = 40  # lines of a tooltip
 _TOO_MANY = "{0}: drawn to depth {1}, as depth {2} has more than {3:,} nodes"
 
 
@@ -36,11 +38,9 @@ class ModelGraphs:
 
     Attributes:
         name: the class of the model.
-        training: whether it ran in training mode.
-        deepest: the depth of the deepest module that is called.
-        modules: and the data between them.
-        autograd: what a backward pass goes through.
-        notes: what is not as it was asked for, in sentences.
+        training: it ran in training mode.
+        deepest: depth of the deepest module that is called.
+        notes: sentences on where the picture is not what was requested.
     """
 
     name: str
@@ -52,7 +52,7 @@ class ModelGraphs:
 
     @property
     def kept_bytes(self) -> int:
-        """What autograd keeps for the backward pass, beside parameters, buffers and inputs."""
+        """What autograd keeps for the backward pass, except parameters, buffers and inputs."""
         return sum(node.kept_bytes for node in self.autograd.nodes)
 
 
@@ -63,15 +63,13 @@ def model_graphs(
     *,
     depth: int | None = None,
 ) -> ModelGraphs:
-    """Follow a forward pass in training mode, and the graph that autograd makes of it.
+    """The graphs of a forward pass in training mode.
 
     Args:
         model: on any device, 'meta' too; not changed.
-        args: of the model, tensors in any nesting; only shapes and dtypes count, unless the model reads
-            values.
-        kwargs: likewise.
-        depth: down to which modules are shown one by one, and nodes of autograd put together; None for
-            all of it, or as deep as it is readable.
+        args, kwargs: of the model; only shapes and dtypes count, unless the model reads values.
+        depth: down to which modules are boxes, and by which autograd's nodes are grouped; None for the
+            deepest that is readable.
 
     Raises:
         InputError: the model does not take the arguments.
@@ -87,14 +85,14 @@ def model_graphs(
         most = _GOOD if depth is None else MOST_NODES
         levels = range(deepest if depth is None else min(depth, deepest), -1, -1)
         full = autograd_graph(seen)
-        # Everything, unless a depth is given; then by module, and less and less deep.
+        # Node by node, unless a depth is given; then by module, at smaller and smaller depths.
         by_modules = (by_module(full, seen, level) for level in levels)
         modules = _fitting((module_graph(seen, level) for level in levels), most)
         nodes = _fitting(chain([full], by_modules) if depth is None else by_modules, most)
         if depth is not None:
-            for what, found in (("modules", modules.depth), ("autograd graph", nodes.depth)):
-                if found != levels[0]:
-                    notes.append(_TOO_MANY.format(what, found, levels[0], MOST_NODES))
+            for what, drawn in (("modules", modules.depth), ("autograd graph", nodes.depth)):
+                if drawn != levels[0]:
+                    notes.append(_TOO_MANY.format(what, drawn, levels[0], MOST_NODES))
         notes += [
             f"a backward pass fails: what {one.name} in {one.module or 'the model'} keeps is changed in place"
             for one in full.nodes
@@ -110,7 +108,7 @@ _Graph = TypeVar("_Graph", ModuleGraph, AutogradGraph)
 
 
 def _fitting(graphs: Iterable[_Graph], most: int) -> _Graph:
-    """The first that is not too large, but rather one of up to MOST_NODES than the model as one box."""
+    """The first graph of at most `most` nodes, or of MOST_NODES if otherwise the model were one box."""
     drawable: _Graph | None = None
     for graph in graphs:
         if drawable is None and len(graph.nodes) <= MOST_NODES:
@@ -268,7 +266,6 @@ def _autograd_box(node: AutogradNode, most: int) -> _Box:
 
 
 def _counts(operations: int, leaves: int) -> str:
-    """Of nodes of autograd's graph."""
     words = [f"{operations:,} operation{'' if operations == 1 else 's'}"]
     if leaves:
         words.append(f"{leaves:,} {'leaf' if leaves == 1 else 'leaves'}")

@@ -1,4 +1,4 @@
-"""A forward pass as it is watched: calls of modules, operations and whose results they take."""
+"""Records a forward pass: calls of modules, operations, and whose results they take."""
 
 import inspect
 from collections import defaultdict
@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
 
 from flambeau.errors import InputError
-from flambeau.inspection.model_copy import follow, hooked, storage_key, tensors_of
+from flambeau.inspection.watched_forward import follow, hooked, storage_key, tensors_of
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 @dataclass
@@ -25,8 +25,7 @@ class Call:
     Attributes:
         name: of the module in the model, '' is the model itself.
         number: which call of this module, from 1.
-        module: it.
-        calls: how many others happen directly in it.
+        calls: how many calls it makes directly.
         operations: how many happen in it.
         output: shapes of the tensors that it returned.
     """
@@ -46,12 +45,12 @@ class Call:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation of torch, an input (without calls), or a module that passed its input on.
+    """An operation of torch, an input (without calls), or a module that returned its input.
 
     Attributes:
-        name: as in torch.ops.aten, '' for what passed on.
+        name: as in torch.ops.aten, '' for a module that returned its input.
         calls: in which it happens, the model's first.
-        sources: numbers of the operations whose results it takes.
+        sources: indices of the operations whose results it takes.
         reads: names of the parameters and buffers that it takes.
         output: shapes of its results.
     """
@@ -65,16 +64,16 @@ class Operation:
 
 @dataclass
 class RecordedPass:
-    """What `record` gives to its reader, while the tensors are there.
+    """What `record` passes to its reader while the tensors exist.
 
     Attributes:
         model: the copy that ran.
-        training: whether in training mode.
-        values: whether on random values, as the model reads some.
-        operations: the inputs first, in order.
-        inputs: (name, shape) of each input.
-        outputs: (name, tensor, number of the operation that made it, or None) of each output.
-        nodes: of autograd's graph, and in which calls they were made.
+        training: it ran in training mode.
+        values: it ran on random values, because it reads some.
+        operations: in order, the inputs first.
+        inputs: (name, tensor) of each input.
+        outputs: (name, tensor, index of the operation that made it, or None).
+        nodes: the nodes of autograd's graph, and the calls in which they were made.
     """
 
     model: nn.Module
@@ -87,10 +86,7 @@ class RecordedPass:
 
 
 def unit(calls: Sequence[Call], depth: int) -> Call | None:
-    """The call that stands for what happens in it where modules are shown down to a depth.
-
-    None for an operation of a module whose other parts are shown one by one.
-    """
+    """Of nested calls the one that is drawn as a box at this depth; None for an operation drawn by itself."""
     for call in calls:
         if call.depth >= depth or (not call.calls and call.name):
             return call
@@ -101,27 +97,21 @@ def record(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    reader: Callable[[RecordedPass], _Found],
-) -> _Found:
-    """Watch a forward pass in training mode; in evaluation mode if the model refuses the input otherwise.
+    reader: Callable[[RecordedPass], _Result],
+) -> _Result:
+    """Watch a forward pass in training mode, or in evaluation mode if that fails, and call `reader` with it.
 
     Args:
         model: on any device, 'meta' too; not changed.
-        args: of the model, tensors in any nesting; only shapes and dtypes count, unless the model reads
-            values.
-        kwargs: likewise.
-        reader: takes what was seen.
-
-    Returns:
-        What the reader returns.
+        args, kwargs: of the model; only shapes and dtypes count, unless the model reads values.
 
     Raises:
-        InputError: the model does not take them; its own message is in it.
+        InputError: the model does not take the arguments; its message is included.
     """
 
     def watch(
         twin: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], values: bool
-    ) -> _Found:
+    ) -> _Result:
         seen = RecordedPass(twin.train(training), training, values)
         mode = _Watch(seen, args, kwargs)
         with torch.enable_grad(), mode.hooks(), mode:
@@ -138,17 +128,17 @@ def record(
 
 
 class _Watch(TorchDispatchMode):
-    """Sees the operations and the calls of modules."""
+    """Records the operations and the calls of modules."""
 
     def __init__(self, seen: RecordedPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = seen
         self._calls: list[Call] = []
         self._numbers: dict[int, int] = defaultdict(int)
-        self._makers: dict[int, int] = {}  # of tensors, by their id
+        self._makers: dict[int, int] = {}  # id of a tensor to the index of its operation
         self._storages: dict[int, list[int]] = defaultdict(list)  # ids of the tensors in each
         self._alive: list[Tensor] = []  # so that no id comes twice
-        self._own = {
+        self._state = {
             id(tensor): name
             for name, tensor in (*seen.model.named_parameters(), *seen.model.named_buffers())
         }
@@ -163,7 +153,7 @@ class _Watch(TorchDispatchMode):
         if made:
             name = func.name().removeprefix("aten::").partition(".")[0]
             shapes = tuple(tuple(one.shape) for one in made)
-            reads = tuple(self._own[id(one)] for one in taken if id(one) in self._own)
+            reads = tuple(self._state[id(one)] for one in taken if id(one) in self._state)
             operation = Operation(name, tuple(self._calls), self._sources(taken), reads, shapes)
             self._add(operation, made)
         return out
@@ -174,8 +164,8 @@ class _Watch(TorchDispatchMode):
         )
 
     def _maker(self, tensor: Tensor) -> int | None:
-        """A view that torch has made anew is found by its storage."""
-        if (maker := self._makers.get(id(tensor))) is not None or id(tensor) in self._own:
+        """The operation that made a tensor; a view that torch creates anew is recognized by its storage."""
+        if (maker := self._makers.get(id(tensor))) is not None or id(tensor) in self._state:
             return maker
         known = self._storages.get(storage_key(tensor), [])
         return max((self._makers[one] for one in known), default=None)
@@ -188,14 +178,14 @@ class _Watch(TorchDispatchMode):
         for one in made:
             in_place = id(one) in self._makers
             self._makers[id(one)] = number
-            if in_place:  # what shares its memory has changed, too
+            if in_place:  # all views of its memory have changed too
                 self._makers |= dict.fromkeys(self._storages[storage_key(one)], number)
-            elif id(one) not in self._own:
+            elif id(one) not in self._state:
                 self._storages[storage_key(one)].append(id(one))
                 self._alive.append(one)
 
     def hooks(self) -> AbstractContextManager[None]:
-        """Until the end of this, the calls of all modules are followed."""
+        """While the context is open, the calls of all modules are recorded."""
         names: dict[int, str] = {}
         for name, module in self.seen.model.named_modules():
             names.setdefault(id(module), name)
@@ -215,7 +205,7 @@ class _Watch(TorchDispatchMode):
             if not call.operations and tensors:
                 sources = self._sources(tensors)
                 self._add(Operation("", tuple(self._calls), sources, (), call.output), [])
-                # Whoever takes it from here on takes it from this module.
+                # From here on the tensors count as results of this module.
                 number = len(self.seen.operations) - 1
                 self._makers |= {id(one): number for one in tensors if id(one) in self._makers}
             self._calls.pop()
@@ -223,7 +213,7 @@ class _Watch(TorchDispatchMode):
         return hooked(self.seen.model, before, after)
 
     def _autograd(self, tree: Any) -> None:
-        """Nodes that are not known yet were made in the calls that are open now."""
+        """Nodes of autograd that are new were made in the calls that are open now."""
         todo = [tensor.grad_fn for tensor in tensors_of(tree)]
         while todo:
             node = todo.pop()
@@ -232,13 +222,13 @@ class _Watch(TorchDispatchMode):
                 todo += [one for one, _ in node.next_functions]
 
     def end(self, output: Any) -> None:
-        """The outputs of the model are these."""
+        """Record the outputs of the model."""
         for name, tensor in _named_tensors("", output):
             self.seen.outputs.append((name, tensor, self._maker(tensor)))
 
 
 def _named_tensors(prefix: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor, by its place."""
+    """Each tensor with its path in the tree."""
     leaves, _ = tree_flatten_with_path(tree)
     for path, leaf in leaves:
         if isinstance(leaf, Tensor):
@@ -248,10 +238,10 @@ def _named_tensors(prefix: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
 def _named_inputs(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor, by the name of its argument and the place in it."""
+    """Each tensor with the name of its argument and its path in that."""
     try:
-        given = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # the call will say what is wrong
-        given = {f"argument {n}": one for n, one in enumerate(args)} | kwargs
-    for name, tree in given.items():
+        bound = {f"argument {n}": one for n, one in enumerate(args)} | kwargs
+    for name, tree in bound.items():
         yield from _named_tensors(name, tree)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from flambeau.inspection.model_copy import with_values
+from flambeau.inspection.watched_forward import with_values
 from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.trainer.parts.device import num_threads

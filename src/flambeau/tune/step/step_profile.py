@@ -20,7 +20,7 @@ from torch import nn
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from flambeau.inspection.model_copy import hooked
+from flambeau.inspection.watched_forward import hooked
 from flambeau.tune.step.step_memory import BACKWARD, MODULE, StepMemory, chrome_trace, memory_of
 from flambeau.tune.step.training_steps import WAIT, Steps, no_part
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.errors import InputError
-from flambeau.inspection.model_copy import tensors_of, with_values
+from flambeau.inspection.watched_forward import tensors_of, with_values
 from flambeau.recipes.memory.memory_budget import mean_of_all
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.trainer.fit import Training

@@ -1,4 +1,4 @@
-"""A copy of a model that a forward pass can be watched on: without values if shapes are enough."""
+"""Runs a forward pass on a copy of a model and watches it: without values where shapes are enough."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ from flambeau.errors import InputError
 from flambeau.recipes.memory.memory_budget import fake_tensor_mode
 from flambeau.user_code import first_line
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 _Args = tuple[Any, ...]
 _Kwargs = dict[str, Any]
 _VALUES_READ = (DataDependentOutputException, DynamicOutputShapeException)
@@ -25,33 +25,29 @@ def follow(
     model: nn.Module,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    watch: Callable[[nn.Module, _Args, _Kwargs, bool], _Found],
-) -> _Found:
-    """Watch a copy of a model: without values, or with random ones if it fails without.
+    watch: Callable[[nn.Module, _Args, _Kwargs, bool], _Result],
+) -> _Result:
+    """Call `watch` with a copy of a model whose tensors have no values, or random ones if that fails.
 
     Args:
         model: on any device, 'meta' too; not changed.
-        args: of the model, tensors in any nesting.
-        kwargs: likewise.
-        watch: takes the copy, the arguments and whether they have values, and calls the one with the other.
-
-    Returns:
-        What `watch` returns.
+        args, kwargs: of the model, tensors in any nesting.
+        watch: takes the copy, args, kwargs and whether tensors have values, and calls the copy.
 
     Raises:
-        InputError: the model does not take the arguments, or needs values and is on the device meta.
+        InputError: the model does not take the arguments, or reads values and is on the device meta.
     """
-    given: tuple[_Args, _Kwargs] = (tuple(args), dict(kwargs))
-    own = [*model.parameters(), *model.buffers()]
-    ways = []
-    if not any(is_lazy(one) for one in own):
-        ways.append(False)
-    if not any(one.is_meta for one in own):
-        ways.append(True)  # values may be all that it lacks
+    inputs: tuple[_Args, _Kwargs] = (tuple(args), dict(kwargs))
+    tensors = [*model.parameters(), *model.buffers()]
+    attempts = []
+    if not any(map(is_lazy, tensors)):
+        attempts.append(False)
+    if not any(one.is_meta for one in tensors):
+        attempts.append(True)
     problem: Exception | None = None
-    for values in ways:
+    for values in attempts:
         try:
-            with _copied(model, given, values=values) as (twin, twin_args, twin_kwargs):
+            with _copied(model, inputs, values=values) as (twin, twin_args, twin_kwargs):
                 return watch(twin, twin_args, twin_kwargs, values)
         except Exception as error:
             problem = error
@@ -60,25 +56,25 @@ def follow(
             "the model reads values of its tensors: it has to be on a device that has them"
         ) from problem
     raise InputError(
-        f"{type(model).__name__} does not take {_described(*given)}: "
+        f"{type(model).__name__} does not take {_described(*inputs)}: "
         f"{type(problem).__name__}: {first_line(problem)}"
     ) from problem
 
 
 @contextmanager
 def _copied(
-    model: nn.Module, given: tuple[_Args, _Kwargs], *, values: bool
+    model: nn.Module, inputs: tuple[_Args, _Kwargs], *, values: bool
 ) -> Iterator[tuple[nn.Module, _Args, _Kwargs]]:
     if values:
-        yield (copy.deepcopy(model), *with_values(given))
+        yield (copy.deepcopy(model), *with_values(inputs))
         return
     with fake_tensor_mode():
         memo: dict[int, Any] = {id(t): _empty(t) for t in (*model.parameters(), *model.buffers())}
-        yield (copy.deepcopy(model, memo), *tree_map_only(Tensor, _empty, given))
+        yield (copy.deepcopy(model, memo), *tree_map_only(Tensor, _empty, inputs))
 
 
 def _empty(tensor: Tensor) -> Tensor:
-    """Shape, layout and dtype on the CPU, under a FakeTensorMode."""
+    """A fake tensor on the CPU with the shape, strides and dtype of another."""
     fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fake, tensor.requires_grad)
@@ -86,7 +82,7 @@ def _empty(tensor: Tensor) -> Tensor:
 
 
 def with_values(tree: Any) -> Any:
-    """Random numbers in the place of tensors on the device meta, zeros if they are of integers."""
+    """Replaces tensors on the meta device by random numbers, or zeros for integers."""
     return tree_map_only(Tensor, _valued, tree)
 
 
@@ -99,7 +95,7 @@ def _valued(tensor: Tensor) -> Tensor:
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """The tensors in arguments or results of any nesting."""
+    """All tensors in nested arguments or results."""
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
@@ -109,12 +105,12 @@ def hooked(
     before: Callable[[nn.Module, Any, Any], None],
     after: Callable[[nn.Module, Any, Any, Any], None],
 ) -> Iterator[None]:
-    """Until the end of this, two functions are called around each call of a module.
+    """While the context is open, calls two functions around each call of the model and its modules.
 
     Args:
-        model: whose modules are meant, itself among them.
-        before: takes the module, its arguments and those by name; before the module's own hooks.
-        after: takes the same and the output.
+        model: whose modules are watched.
+        before: takes (module, args, kwargs), and runs before the module's own hooks.
+        after: takes (module, args, kwargs, output).
     """
     handles: list[Any] = []
     for module in model.modules():
@@ -128,7 +124,7 @@ def hooked(
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Of its storage, which has no address here: equal for tensors that share one, while it lives."""
+    """Equal for tensors that share a storage, while it lives; a storage without values has no address."""
     return int(tensor.untyped_storage()._cdata)
 
 

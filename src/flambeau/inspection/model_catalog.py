@@ -1,4 +1,4 @@
-"""What is known of a model by its name, without its weights: of timm, torchvision and our own."""
+"""The models that --model takes by name: their input sizes and published weights."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -18,15 +18,14 @@ _SMALL_SIZE = 32  # pixels, for our own small models
 
 
 @dataclass(frozen=True)
-class ModelFacts:
-    """What is known of a model without its weights.
+class CatalogEntry:
+    """A model by its name.
 
     Attributes:
-        name: as --model takes it.
-        parameters: with the published head, or 1000 classes; None where they are not counted.
-        input_size: side of the images of its published weights; None where any will do.
+        parameters: their number with the published head, or 1000 classes; None where not counted yet.
+        input_size: side of the images for its published weights, pixels; None where any size works.
         pretrained: whether published weights exist.
-        tags: those of timm's published weights; the first is what --pretrained takes.
+        tags: names of timm's published weights; --pretrained takes the first.
     """
 
     name: str
@@ -37,11 +36,7 @@ class ModelFacts:
 
 
 def model_names(*, tags: bool) -> list[str]:
-    """All that --model takes but FILE.py:FUNCTION.
-
-    Args:
-        tags: a name for each set of published weights of timm's, NAME.TAG.
-    """
+    """All names that --model takes; with `tags`, one NAME.TAG for each set of timm's published weights."""
     names = timm.list_models()
     if tags:
         published = timm.list_pretrained()
@@ -51,37 +46,38 @@ def model_names(*, tags: bool) -> list[str]:
     return [SMALL, TINY, *sorted(names), *sorted(f"{TORCHVISION}{name}" for name in known)]
 
 
-def model_facts(name: str) -> ModelFacts:
-    """Of one of `model_names`; the parameters only where they are known without a count."""
+def catalog_entry(name: str) -> CatalogEntry:
+    """The entry of one of `model_names`; its parameters are not counted yet, unless that costs nothing."""
     if name in (SMALL, TINY):
-        return ModelFacts(name, None, None, pretrained=False)
+        return CatalogEntry(name, None, None, pretrained=False)
     if name.startswith(TORCHVISION):
-        return _of_torchvision(name)
+        return _torchvision_entry(name)
     published = timm.get_pretrained_cfg(name)
     side = None if published is None else published.input_size[-1]
     model, _, tag = name.partition(".")
     tags = [full.partition(".")[2] for full in timm.list_pretrained(model)] if not tag else [tag]
     if published is not None and published.tag in tags:  # what the name alone stands for
         tags = [published.tag, *(t for t in tags if t != published.tag)]
-    return ModelFacts(name, None, side, timm.is_model_pretrained(name), tuple(t for t in tags if t))
+    return CatalogEntry(
+        name, None, side, timm.is_model_pretrained(name), tuple(t for t in tags if t)
+    )
 
 
-def _of_torchvision(name: str) -> ModelFacts:
-    """Its published weights say how many parameters there are."""
+def _torchvision_entry(name: str) -> CatalogEntry:
     all_weights: Any = torchvision.models.get_model_weights(name.removeprefix(TORCHVISION))
     published = getattr(all_weights, "DEFAULT", None)
     if published is None:
-        return ModelFacts(name, None, None, pretrained=False)
+        return CatalogEntry(name, None, None, pretrained=False)
     (side,) = published.transforms().crop_size
-    return ModelFacts(name, published.meta["num_params"], side, pretrained=True)
+    return CatalogEntry(name, published.meta["num_params"], side, pretrained=True)
 
 
-def counted(facts: ModelFacts) -> ModelFacts:
-    """With the parameters."""
-    if facts.parameters is not None:
-        return facts
-    model = model_without_values(facts.name)
-    return dataclasses.replace(facts, parameters=sum(p.numel() for p in model.parameters()))
+def counted(entry: CatalogEntry) -> CatalogEntry:
+    """The entry with its parameters counted."""
+    if entry.parameters is not None:
+        return entry
+    model = model_without_values(entry.name)
+    return dataclasses.replace(entry, parameters=sum(p.numel() for p in model.parameters()))
 
 
 def model_without_values(
@@ -89,15 +85,7 @@ def model_without_values(
 ) -> nn.Module:
     """A model as `model_with_values` makes it, but on the meta device.
 
-    With values where its constructor reads some, as torchvision's RegNets do.
-
-    Args:
-        name: one of `model_names`.
-        channels: of its input; None for 3.
-        image_size: side of its input, pixels; None for what it is published for.
-
-    Raises:
-        InputError: it cannot be made so.
+    A constructor that reads values, as those of torchvision's RegNets do, gets a model with values.
     """
     try:
         with torch.device("meta"):
@@ -113,11 +101,11 @@ def model_with_values(
 
     Args:
         name: one of `model_names`.
-        channels: of its input; None for 3.
-        image_size: side of its input, pixels; None for what it is published for.
+        channels: of the input; None for 3.
+        image_size: side of the input, pixels; None for that of the published weights.
 
     Raises:
-        InputError: it cannot be made so.
+        InputError: the model does not take these channels or this size.
     """
     published = None if ":" in name or name in (SMALL, TINY) else timm.get_pretrained_cfg(name)
     return build_model(
@@ -129,9 +117,9 @@ def model_with_values(
 
 
 def made_for(name: str, model: nn.Module) -> int:
-    """Side of the images, pixels, that one of `model_names` takes as `model_without_values` makes it."""
+    """The side of the images, pixels, that a model made by `model_without_values` takes."""
     if name in (SMALL, TINY):
         return _SMALL_SIZE
     # torchvision's ViTs are made for 224 pixels, whatever their newest weights take
-    side = getattr(model, "image_size", None) or model_facts(name).input_size
+    side = getattr(model, "image_size", None) or catalog_entry(name).input_size
     return side or DEFAULT_SIZE
