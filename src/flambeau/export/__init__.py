@@ -1,1 +1,1 @@
-"""A trained model for others: a folder with one graph from pixels to probabilities; it needs no flambeau."""
+"""A trained model as a folder with one graph from pixels to predictions, which needs no flambeau."""

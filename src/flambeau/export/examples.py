@@ -1,4 +1,4 @@
-"""The example in an export: ten lines that classify image files without flambeau or the training code."""
+"""example.py of an export: ten lines that classify image files without flambeau or the training code."""
 
 from flambeau.trainer.parts.model import SMALL_NAMES
 from flambeau.trainer.prediction.trained_model import Trained
@@ -52,20 +52,20 @@ def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
     if format_name != "safetensors":
         return _HEAD.format(name="example.py", **_PARTS[format_name])
     dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(quantize or "", "float32")
-    needs, made = _class_of(trained)
+    packages, (model_import, construction) = _construction(trained)
     return _HEAD.format(
         name="example.py",
-        needs=f"torch, safetensors{needs}",
-        imports=f"import torch\n{made[0]}\nfrom safetensors.torch import load_file\n",
-        load=f"model = {made[1]}.to(torch.{dtype})\n"
+        needs=f"torch, safetensors{packages}",
+        imports=f"import torch\n{model_import}\nfrom safetensors.torch import load_file\n",
+        load=f"model = {construction}.to(torch.{dtype})\n"
         'model.load_state_dict(load_file(here / "model.safetensors"))\nmodel.eval().requires_grad_(False)',
         call="x = preprocessing.normalize(preprocessing.prepare(pixels, full_size))\n"
         f"    probabilities = model(torch.from_numpy(x).to(torch.{dtype}))[0].float().softmax(0)",
     )
 
 
-def _class_of(trained: Trained) -> tuple[str, tuple[str, str]]:
-    """What the class needs, its import and its construction."""
+def _construction(trained: Trained) -> tuple[str, tuple[str, str]]:
+    """The packages that the model's class needs, and its import and construction."""
     name = trained.settings.model
     facts = trained.facts
     classes = len(facts.classes)

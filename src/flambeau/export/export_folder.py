@@ -1,7 +1,7 @@
-"""What the folder of an export holds beside its model: export.json, a model card, preprocessing, an example.
+"""The files of an export beside its model: export.json, a model card, preprocessing, an example.
 
-export.json has the SHA-256 of every other file, and the logits of two images that `flambeau verify` asks
-for again.
+export.json has the SHA-256 of every other file, and the logits of two computed images, which are compared
+when the export is loaded.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from flambeau.export.examples import example_of
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.model_card import model_card
 from flambeau.export.standalone import preprocess
-from flambeau.export.step_figures import StepFigures, answers, as_rows
+from flambeau.export.step_figures import StepFigures, as_rows, batched_logits
 from flambeau.export.steps import ExportPlan
 from flambeau.provenance import made_now, record
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
@@ -41,22 +41,22 @@ def fill_folder(
     figures: Sequence[StepFigures],
     images: SampleImages,
 ) -> None:
-    """Write everything but the model, which is there.
+    """Write every file but the model, which exists.
 
     Args:
         folder: of the export.
         trained: the run's model.
-        plan: what was done.
+        plan: the steps that were taken.
         figures: of the run and of each step.
-        images: that they were measured on.
+        images: the figures were measured on these.
 
     Raises:
         OSError: the disk is full or failing.
     """
     format_ = FORMATS[plan.format]
     classify = format_.open(folder / format_.file, torch.get_num_threads(), made_now(folder))
-    logits = answers(classify, images.pixels)
-    pixels = asked_again(trained.image_size, trained.facts.channels)
+    logits = batched_logits(classify, images.pixels)
+    pixels = check_images(trained.image_size, trained.facts.channels)
     about = {
         "flambeau": __version__,
         "format": plan.format,
@@ -76,7 +76,7 @@ def fill_folder(
         "answers": classify(pixels, torch.tensor(pixels.shape[1:3])).tolist(),
     }
     _write_examples(folder, trained, plan)
-    write_file(folder / "labels.txt", "".join(map("{}\n".format, _lines(trained))).encode())
+    write_file(folder / "labels.txt", _label_lines(trained))
     write_file(folder / "README.md", model_card(about, figures).encode())
     about["files"] = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -100,7 +100,7 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
 
 
 def _settings(trained: Trained) -> dict[str, Any]:
-    """Without the places of this machine: of files and folders their names alone."""
+    """The settings of the run, without folders of this machine: files by their names alone."""
     settings = {**values_of(trained.settings), "data": None}
     for name in ("model", "teacher", "weights", "class_weights"):
         if isinstance(settings.get(name), str):
@@ -108,13 +108,13 @@ def _settings(trained: Trained) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _lines(trained: Trained) -> list[str]:
-    """Classes as lines; export.json has them as they are."""
-    return [" ".join(name.split("\n")) for name in trained.facts.classes]
+def _label_lines(trained: Trained) -> bytes:
+    """A line per class; a line break in a name becomes a space (export.json has the exact names)."""
+    return "".join(" ".join(name.split("\n")) + "\n" for name in trained.facts.classes).encode()
 
 
-def asked_again(size: int, channels: int) -> Tensor:
-    """Two images that a rule makes, so that no file is needed: (2, size + 9, size + 23, channels) uint8."""
+def check_images(size: int, channels: int) -> Tensor:
+    """Two computed images for a comparison of logits: (2, size + 9, size + 23, channels) uint8."""
     n, y, x, c = torch.meshgrid(
         *map(torch.arange, (2, size + 9, size + 23, channels)), indexing="ij"
     )

@@ -1,4 +1,4 @@
-"""A run to the folder of an export: its data opened, the steps taken, everything written, or nothing."""
+"""Exports a run: opens its data, takes the steps and writes the folder whole or not at all."""
 
 import functools
 import shutil
@@ -20,18 +20,18 @@ from flambeau.trainer.parts.data import open_data
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
 
-_OwnData = Callable[[str], tuple[Source, Source]]
-"""The data of the run, for training and validation; takes what names others, for messages."""
+_RunData = Callable[[str], tuple[Source, Source]]
+"""Opens training and validation data of the run; takes the flag that names others, for error messages."""
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """The images of an export.
+    """Which images an export is measured on.
 
     Attributes:
-        data: labelled images that each step is measured on; None for the run's validation data.
-        calibrate: images that the ranges of int8 are measured on; None for the run's training data.
-        most: how many of each, at most.
+        data: labelled images for the figures of each step; None for the run's validation data.
+        calibrate: images for the ranges of int8; None for the run's training data.
+        most: of each, at most so many.
     """
 
     data: Path | None = None
@@ -39,11 +39,7 @@ class Measuring:
     most: int = 1000
 
     def check(self, plan: ExportPlan) -> None:
-        """Refuse what cannot be measured on.
-
-        Raises:
-            InputError: fewer than one image, or images for ranges that no step measures.
-        """
+        """Raise InputError for less than one image, or for images of ranges that no step measures."""
         if self.most < 1:
             raise InputError(f"--images must be at least 1, got {self.most}")
         if self.calibrate is not None and not plan.measures_ranges:
@@ -67,16 +63,15 @@ def export_run(
         run: its folder.
         out: the folder to make.
         plan: format and steps.
-        measuring: on which images.
-        trust: run the code that the run names, also where nothing shows that this user has made it.
+        trust: run the code that the run names, even if nothing shows that this user has made it.
         say: takes lines for the user.
 
     Returns:
         Figures of the run and of each step.
 
     Raises:
-        InputError: a run or data that cannot be used, a folder that exists, a step that is refused, a model
-            or a machine that the format cannot take.
+        InputError: the run or its data cannot be used, `out` exists, a step is refused, or the format cannot
+            be written for this model or on this machine.
     """
     plan.check()
     measuring.check(plan)
@@ -87,10 +82,10 @@ def export_run(
     trained = load_trained(run, trust=trust, say=say)
     if trained.settings.qat:
         plan.check_rounded(run)
-    own = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))
-    images = read_images(trained, _measured(trained, measuring, own), measuring.most)
-    ranges = _ranges(trained, measuring, own) if plan.measures_ranges else None
-    sources = own("the run's data back where they were") if plan.trains else None
+    run_data = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))
+    images = read_images(trained, _measured(trained, measuring, run_data), measuring.most)
+    ranges = _ranges(trained, measuring, run_data) if plan.measures_ranges else None
+    sources = run_data("the run's data back where they were") if plan.trains else None
     with tempfile.TemporaryDirectory(prefix=f".{out.name[:30]}-", dir=out.parent) as name:
         folder = Path(name, "export")
         folder.mkdir()
@@ -102,15 +97,15 @@ def export_run(
     return figures
 
 
-def _measured(trained: Trained, measuring: Measuring, own: _OwnData) -> Source:
+def _measured(trained: Trained, measuring: Measuring, run_data: _RunData) -> Source:
     if measuring.data is not None:
         return open_source(measuring.data, trained.facts.classes)
-    return own("--data")[1]
+    return run_data("--data")[1]
 
 
-def _ranges(trained: Trained, measuring: Measuring, own: _OwnData) -> SampleImages:
+def _ranges(trained: Trained, measuring: Measuring, run_data: _RunData) -> SampleImages:
     if measuring.calibrate is None:
-        source = own("--calibrate")[0]
+        source = run_data("--calibrate")[0]
     else:
         source = open_source(measuring.calibrate, trained.facts.classes)
     return read_images(trained, source, min(RANGE_IMAGES, measuring.most))

@@ -1,4 +1,4 @@
-"""An export, loaded: the same object as a run's model, so that whatever takes the one takes the other."""
+"""Loads an export as the same object as a run's model, `Trained`, and verifies one without running it."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
-from flambeau.export.export_folder import INDEX, asked_again
+from flambeau.export.export_folder import INDEX, check_images
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.formats.classifier import Classifier, ModelFormat
 from flambeau.provenance import Permission, is_recorded
@@ -26,17 +26,17 @@ _EQUAL = 1e-3
 
 
 class ExportedNetwork(nn.Module):
-    """A file of an export as a network of prepared images: (N, C, S, S) uint8 to logits (N, K)."""
+    """The model of an export as a network: (N, C, S, S) uint8 to logits (N, K)."""
 
     classify: Classifier
-    """As the file takes it: pixels of any size."""
+    """The model itself, which takes pixels of any size."""
 
     def __init__(self, classify: Classifier, size: int) -> None:
         super().__init__()
         self.classify, self._size = classify, size
 
     def forward(self, images: Tensor) -> Tensor:
-        """Ask the file."""
+        """Logits of prepared images."""
         if images.shape[-2:] != (self._size, self._size):
             raise ValueError(f"an export takes images of {self._size} pixels")
         pixels = images.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
@@ -52,12 +52,12 @@ def load_model(path: Path, *, trust: bool = False, say: Callable[[str], None]) -
     """The model of a run or of an export.
 
     Args:
-        path: of its folder.
-        trust: run code that it names or holds, also where nothing shows that this user has made it.
+        path: the folder of a run or of an export.
+        trust: run code that the folder names or holds, even if nothing shows that this user has made it.
         say: takes lines for the user.
 
     Raises:
-        InputError: neither of them, or one that cannot be loaded.
+        InputError: the folder is neither, or cannot be loaded.
     """
     if is_export(path):
         return load_export(path, trust=trust, say=say)
@@ -67,13 +67,10 @@ def load_model(path: Path, *, trust: bool = False, say: Callable[[str], None]) -
 def load_export(
     path: Path, *, trust: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Trained:
-    """Load an export; on the CPU.
-
-    Args:
-        path, trust, say: as of `load_model`.
+    """Load an export on the CPU; see `load_model` for the arguments.
 
     Raises:
-        InputError: damaged, of another version, or its runtime is not installed.
+        InputError: the export is damaged or of another version, or its runtime is not installed.
     """
     about, content = _index(path)
     format_, settings, facts, size = _facts(about, path / INDEX)
@@ -93,24 +90,21 @@ def load_export(
         has_fixed_size=True,
     )
     _check_fits(trained, path / INDEX)
-    _report_other_answers(trained, about.get("answers"), say)
+    _report_differences(trained, about.get("answers"), say)
     return trained
 
 
 def _facts(
     about: Mapping[str, Any], index: Path
 ) -> tuple[ModelFormat, ResolvedSettings, DataFacts, int]:
-    """The format, the settings, the data and the size of images that an index tells.
+    """The format, settings, data and image size in export.json.
 
     Raises:
         InputError: it is of another version, or was edited.
     """
     try:
-        stored = {
-            **about["settings"],
-            "precision": "fp32",
-            "device": "cpu",
-        }  # the graph has its own
+        # The precision and device of the training do not apply to the exported graph.
+        stored = {**about["settings"], "precision": "fp32", "device": "cpu"}
         return (
             FORMATS[about["format"]],
             from_stored(stored, index),
@@ -127,7 +121,7 @@ def _facts(
 
 
 def _check_fits(trained: Trained, index: Path) -> None:
-    """Ask the file once: what export.json says of it may have been edited."""
+    """Call the model once: export.json may have been edited, so that it does not fit."""
     facts, size = trained.facts, trained.image_size
     try:
         images = torch.zeros(1, facts.channels, size, size, dtype=torch.uint8)
@@ -138,10 +132,10 @@ def _check_fits(trained: Trained, index: Path) -> None:
         raise InputError(_no_fit(index))
 
 
-def _report_other_answers(trained: Trained, answers: object, say: Callable[[str], None]) -> None:
-    """Say where two images that a rule makes get other logits than when the run was exported."""
+def _report_differences(trained: Trained, answers: object, say: Callable[[str], None]) -> None:
+    """Say if the check images get other logits than when the run was exported."""
     assert isinstance(trained.model, ExportedNetwork)
-    pixels = asked_again(trained.image_size, trained.facts.channels)
+    pixels = check_images(trained.image_size, trained.facts.channels)
     got = trained.model.classify(pixels, torch.tensor(pixels.shape[1:3]))
     try:
         off = float((got - torch.tensor(answers)).abs().max())
@@ -160,12 +154,12 @@ def _no_fit(index: Path) -> str:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was found in the folder of an export, of which nothing was run.
+    """The result of `verify_export`.
 
     Attributes:
-        wrong: files that are missing or changed, or hold more than they should; one line each.
-        file: the name of its model.
-        is_code: that file is a compiled library, of which nothing but its hash can be said.
+        wrong: one line for each file that is missing or changed, or holds more than it should.
+        file: the name of the model's file.
+        is_code: that file is a compiled library; only its hash can be verified.
     """
 
     wrong: Sequence[str]
@@ -174,9 +168,9 @@ class ExportReport:
 
 
 def verify_export(path: Path) -> ExportReport:
-    """Compare an export with its own list of hashes, and look at the parts of its model, without running it.
+    """Compare an export with its list of hashes and read its model without running it.
 
-    Whoever changes a file can change the list: that all is as listed says nothing about where it comes from.
+    Who changes a file can change the list too, so a match does not show where the export comes from.
 
     Raises:
         InputError: export.json cannot be read.
@@ -199,7 +193,7 @@ def verify_export(path: Path) -> ExportReport:
 
 
 def _changed(path: Path, name: str, sha256: object) -> Iterator[str]:
-    """What is wrong with one file of the list."""
+    """What is wrong with a file of the list; nothing if it is whole."""
     if name in ("", ".", "..") or Path(name).name != name:
         yield f"{name[:80]!r}: no file of this folder"
         return
@@ -217,7 +211,7 @@ def _changed(path: Path, name: str, sha256: object) -> Iterator[str]:
 
 
 def _index(path: Path) -> tuple[dict[str, Any], bytes]:
-    """What export.json says, and its bytes."""
+    """The content of export.json, parsed and as bytes."""
     file = path / INDEX
     try:
         with file.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""A short training of a changed network, on the run's own data, towards labels and the run's own answers."""
+"""A short training of a changed network towards the labels and predictions of its run."""
 
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,10 @@ def fine_tune(
     folder: Path,
     duration: str,
 ) -> nn.Module:
-    """Train where it is; half of the loss is that of the labels, half that of the run's probabilities.
+    """Train a network in place; half of the loss is towards the labels, half towards the run's predictions.
 
     Args:
-        network: of the inputs and outputs of the run's. It is changed.
+        network: with the inputs and outputs of the run's.
         trained: the run.
         sources: training and validation data.
         folder: for checkpoints; may be removed afterwards.
@@ -37,7 +37,7 @@ def fine_tune(
         The network, in evaluation mode on the CPU.
 
     Raises:
-        InputError: a duration that is none, or data that cannot be read.
+        InputError: the duration or the data cannot be read.
     """
     settings = trained.settings
     task = trained.facts.task
@@ -61,20 +61,16 @@ def fine_tune(
     for _ in run.epochs():
         for images, targets in run.batches():
             with torch.no_grad():
-                answers = task.decode(trained.logits(images))
+                reference = task.decode(trained.logits(images))
             logits = network(trained.normalize(images))
             loss = task.loss(logits, targets, smoothing=0.0, weight=None)
-            loss = loss + task.loss(logits, answers, smoothing=0.0, weight=None)
+            loss = loss + task.loss(logits, reference, smoothing=0.0, weight=None)
             run.step(loss / 2)
     return network.eval().cpu()
 
 
 def check_duration(duration: str | None, *, used: bool) -> None:
-    """Refuse what is no duration, and one where nothing is trained.
-
-    Raises:
-        InputError: it cannot be read or is 0, or no step trains.
-    """
+    """Raise InputError for a duration that cannot be read or is 0, and if no step trains."""
     if duration is not None and not used:
         raise InputError(
             "--fine-tune trains a pruned network or one of --quantize qat: give one of them, or leave it out"

@@ -1,4 +1,4 @@
-"""README.md of an export: what the model is, what it was made of, what each step did."""
+"""README.md of an export: what the model takes and returns, what each step did, where it comes from."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -47,12 +47,7 @@ _SHOWN_SETTINGS = (
 
 
 def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
-    """Markdown of what export.json holds.
-
-    Args:
-        about: the content of export.json.
-        figures: of the run and of each step.
-    """
+    """Markdown from the content of export.json and the figures of the run and of each step."""
     measured = about["images"]
     cpu = _plain(str(about["environment"].get("cpu", "an unnamed processor")))
     model = _plain(str(about["settings"]["model"]))
@@ -97,6 +92,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """In one cell of a table, and without effect as Markdown or HTML."""
+    """Text for one cell of a table, without effect as Markdown or HTML."""
     text = " ".join(text.replace("<", " ").replace(">", " ").split())
     return "".join(f"\\{sign}" if sign in "\\|[]`*_" else sign for sign in text)

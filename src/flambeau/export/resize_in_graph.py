@@ -1,4 +1,4 @@
-"""The resizing and the centre crop of an evaluation in operations that a graph can hold: the same pixels.
+"""The resizing and centre crop of an evaluation as traceable operations, with the same pixels.
 
 The rule is `eval_image`'s, and the arithmetic that of torch's antialiased filter on uint8: weights in double
 precision, scaled to integers of 16 bits, first along the rows, rounded to 8 bits, then along the columns.
@@ -33,16 +33,16 @@ _FILTERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "bilinear": (_triangle, 1),
     "bicubic": (_cubic, 2),
 }
-"""Each with how far it reaches to one side."""
-_BITS = 16  # of a weight, with its sign
+"""The kernels, and how far each reaches to one side."""
+_BITS = 16  # of a weight, sign included
 _MOST_BITS = 22  # torch's limit where all weights are small
-_LONGEST = 8  # times the shorter side: of more, only the middle is seen
+_LONGEST = 8  # times the shorter side; only the middle of a longer image is used
 
 
 class ResizedCentre(nn.Module):
-    """Images as an evaluation sees them: the shorter side resized to S / 0.875, then the centre.
+    """Resizes the shorter side to S / 0.875 and crops the centre, as an evaluation does.
 
-    Images of S x S pixels come out as they are.
+    Images of S x S pixels are not changed.
 
     Args:
         size: S, pixels.
@@ -65,11 +65,11 @@ class ResizedCentre(nn.Module):
 
         Args:
             pixels: (N, H, W, C) uint8, upright.
-            full_size: (2,) int64, height and width in full of the picture, of which a JPEG decoder may have
-                made 1/2, 1/4 or 1/8; otherwise H and W.
+            full_size: (2,) int64, the full height and width of the picture, which a JPEG decoder may have
+                decoded at 1/2, 1/4 or 1/8; otherwise H and W.
 
         Returns:
-            (N, C, S, S) float32, whole numbers 0 .. 255.
+            (N, C, S, S) float32, integers 0 .. 255.
         """
         decoded = [torch.full((), side, dtype=torch.int64) for side in pixels.shape[1:3]]
         full = full_size[0], full_size[1]
@@ -101,14 +101,14 @@ class ResizedCentre(nn.Module):
 
 
 def _decoded_part(full: Tensor, middle: Tensor, decoded: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the middle of a side begins in the decoded image, and its length there; 0-d int64."""
+    """Begin and length of the middle part of a side in the decoded image; 0-d int64."""
     begin = _centred(full - middle)
     eighths = torch.where(
         decoded == full,
         8,
         torch.where(decoded == (full + 1) // 2, 4, torch.where(decoded == (full + 3) // 4, 2, 1)),
     )
-    # Each border at the nearest place.
+    # Each border at the nearest pixel.
     first, behind = ((2 * at * eighths + 8) // 16 for at in (begin, begin + middle))
     return first, behind - first
 
@@ -116,26 +116,24 @@ def _decoded_part(full: Tensor, middle: Tensor, decoded: Tensor) -> tuple[Tensor
 def _filter_matrix(
     begin: Tensor, length: Tensor, resized: Tensor, size: int, total: int, interpolation: str
 ) -> tuple[Tensor, Tensor]:
-    """The weights of the centred S resized positions, (S, total) whole numbers in float64; and their one.
+    """Integer weights in float64 of the centred S resized positions, (S, total), and the integer for 1.0.
 
     Args:
         begin, length: the part of the side that is resized, 0-d int64.
         resized: its length afterwards, 0-d int64.
-        size: S.
         total: length of the side.
-        interpolation: as of `ResizedCentre`.
     """
     kernel, reach = _FILTERS[interpolation]
-    places = cast(int, resized.item())  # in a graph a symbol, which int() would freeze
+    positions = cast(int, resized.item())  # in a graph a symbol, which int() would freeze
     scale = length.double() / resized.double()
     stretch = scale.clamp(min=1.0)
-    centre = (scale * (torch.arange(places, dtype=torch.float64) + 0.5))[:, None]
+    centre = (scale * (torch.arange(positions, dtype=torch.float64) + 0.5))[:, None]
     low = (centre - stretch * reach + 0.5).trunc().clamp(min=0)
     high = torch.minimum((centre + stretch * reach + 0.5).trunc(), length.double())
     k = (torch.arange(total, dtype=torch.float64) - begin.double())[None]
     weights = kernel((k - centre + 0.5) * (1 / stretch)) * ((k >= low) & (k < high))
     weights = weights / weights.sum(1, keepdim=True)
-    # The largest power of two that lets the largest weight of all places fit.
+    # The largest power of two at which the largest weight of all positions fits.
     powers = torch.arange(_MOST_BITS, dtype=torch.float64)
     fits = (0.5 + weights.max() * torch.exp2(powers + 1)).trunc() < 2 ** (_BITS - 1)
     one = torch.exp2(fits.double().sum())
@@ -148,5 +146,5 @@ def _rounded(sums: Tensor, one: Tensor) -> Tensor:
 
 
 def _centred(rest: Tensor) -> Tensor:
-    """Half of it; of an odd one the even neighbour, as `eval_image` centres."""
+    """Half, rounded to even, as `eval_image` centres."""
     return (rest.double() / 2).round().long()

@@ -17,13 +17,13 @@ from flambeau.trainer.prediction.trained_model import Trained
 
 
 class ServedModel(nn.Module):
-    """Resizing, normalization, network and what the task makes of its outputs, on the CPU.
+    """Resizing, normalization, network and the decoding of its outputs, on the CPU.
 
     Args:
         network: (N, C, S, S) float to (N, K) logits, in evaluation mode.
-        decode: what it makes of the logits is the second output; `Task.decode` of a run.
-        origin: 'mean' and 'std' per channel, of pixels in [0, 1]; 'size', S; the 'interpolation' by which
-            images are resized; and what `build_model` makes the class from.
+        decode: `Task.decode` of the run.
+        origin: 'mean' and 'std' per channel, of pixels in [0, 1]; 'size', S; 'interpolation'; and the
+            arguments of `build_model`.
     """
 
     def __init__(
@@ -50,11 +50,10 @@ class ServedModel(nn.Module):
 
         Args:
             pixels: (N, H, W, C) uint8, upright; N, H and W are free.
-            full_size: (2,) int64, as of `ResizedCentre`.
+            full_size: (2,) int64; see `ResizedCentre`.
 
         Returns:
-            outputs of the network and what `Task.decode` makes of them, logits and probabilities (N, K) for
-            classes, float32.
+            the network's outputs and the decoded ones: logits and probabilities (N, K) float32 for classes.
         """
         x = (self.resize(pixels, full_size) - self.mean) / self.std
         dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
@@ -62,17 +61,17 @@ class ServedModel(nn.Module):
         return logits, self.decode(logits)
 
     def with_network(self, network: nn.Module) -> "ServedModel":
-        """The same around another network of the same inputs and outputs."""
+        """A copy around another network with the same inputs and outputs."""
         other = copy.deepcopy(self)
         other.network = network.eval()
         return other
 
 
 def served(trained: Trained) -> ServedModel:
-    """The model of a run as it serves; a copy.
+    """A copy of the model of a run from pixels to predictions.
 
     Raises:
-        InputError: a run on floating-point pixels, which have no image files.
+        InputError: the run was trained on floating-point pixels, which image files do not hold.
     """
     facts = trained.facts
     if facts.pixels != "uint8":

@@ -1,4 +1,4 @@
-"""What a step of an export has changed, on real images: answers, accuracy, bytes, the time of a call."""
+"""What a step of an export changes, measured on images: predictions, accuracy, bytes, latency."""
 
 import math
 import statistics
@@ -17,8 +17,8 @@ from flambeau.trainer.prediction.sample_images import SampleImages
 from flambeau.trainer.tasks.task import Task
 
 BATCH_SIZES = (1, 32)
-_SECONDS = 1.0  # for one cell of the table, of one of two models
-_ROUNDS = range(5, 101)  # fewest and most
+_SECONDS = 1.0  # per model and cell of the table
+_ROUNDS = range(5, 101)  # fewest and most calls
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Stage:
 
     Attributes:
         name: of the step.
-        open: makes it ready to be called, with so many threads.
-        num_bytes: of its weights, or its file.
+        open: opens the model for a number of threads.
+        num_bytes: of its weights or its file.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Latency:
-    """The time of a call: images of this batch size, threads; milliseconds, of n calls."""
+    """The time of a call in milliseconds, from n calls."""
 
     batch: int
     threads: int
@@ -46,17 +46,17 @@ class Latency:
     p95_ms: float
     n: int
     times_before: float | None
-    """Median over the pairs of this time by that of the stage before, called in turn with it."""
+    """Median ratio of this time to that of the stage before, called alternately."""
 
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What one step did, beside the run.
+    """A step compared with the run.
 
     Attributes:
         name: of the step.
-        agreement: share of the images whose most probable class is the run's.
-        max_difference, mean_difference: of the probabilities, to the run's.
+        agreement: share of the images with the run's prediction.
+        max_difference, mean_difference: of the decoded outputs, to the run's.
         accuracy: on the labels.
         num_bytes: of the weights or the file.
         latencies: per batch size and number of threads.
@@ -72,7 +72,7 @@ class StepFigures:
 
     @property
     def times_before(self) -> float | None:
-        """Geometric mean of the ratios to the stage before; above 1 is slower. None of the first stage."""
+        """Geometric mean of the ratios to the stage before; above 1 is slower; None for the first stage."""
         ratios = [one.times_before for one in self.latencies]
         if not ratios or None in ratios:
             return None
@@ -85,13 +85,12 @@ def figures_of(
     """Measure a stage.
 
     Args:
-        stage: to measure.
-        before: the stage before, which is timed in turn with it.
-        run: (N, K) logits of the run itself for these images.
-        images: N of them.
+        before: the stage before, which is timed alternately with it.
+        run: (N, K) logits of the run for these images.
+        images: N images with labels.
         task: of the run.
     """
-    logits = answers(stage.open(torch.get_num_threads()), images.pixels)
+    logits = batched_logits(stage.open(torch.get_num_threads()), images.pixels)
     difference = (task.decode(logits) - task.decode(run)).abs()
     figures = task.evaluation_figures(logits, images.labels)
     return StepFigures(
@@ -105,7 +104,7 @@ def figures_of(
     )
 
 
-def answers(classify: Classifier, pixels: Tensor) -> Tensor:
+def batched_logits(classify: Classifier, pixels: Tensor) -> Tensor:
     """Logits (N, K) float32 of (N, S, S, C) images."""
     size = torch.tensor(pixels.shape[1:3])
     return torch.cat([classify(part, size).float() for part in pixels.split(BATCH_SIZES[-1])])
@@ -118,30 +117,30 @@ def _latencies(stage: Stage, before: Stage | None, pixels: Tensor) -> Iterator[L
             for batch in BATCH_SIZES:
                 shown = pixels.repeat(math.ceil(batch / len(pixels)), 1, 1, 1)[:batch]
                 times = _times_in_turn(opened, shown)
-                own = sorted(times[-1])
+                measured = sorted(times[-1])
                 yield Latency(
                     batch,
                     threads,
-                    median_ms=statistics.median(own),
-                    p95_ms=own[math.ceil(0.95 * len(own)) - 1],
-                    n=len(own),
+                    median_ms=statistics.median(measured),
+                    p95_ms=measured[math.ceil(0.95 * len(measured)) - 1],
+                    n=len(measured),
                     times_before=None if before is None else _ratio(times),
                 )
 
 
 def _times_in_turn(opened: Sequence[Classifier], pixels: Tensor) -> list[list[float]]:
-    """Milliseconds of each call of each model, called in turn."""
+    """Milliseconds of each call of each model, called alternately."""
     size = torch.tensor(pixels.shape[1:3])
     times: list[list[float]] = [[] for _ in opened]
     for classify in opened:
-        for _ in range(2):  # memory and caches
+        for _ in range(2):  # warm up memory and caches
             classify(pixels, size)
     end = time.perf_counter() + _SECONDS * len(opened)
     while len(times[0]) < _ROUNDS[0] or (time.perf_counter() < end and len(times[0]) < _ROUNDS[-1]):
-        for classify, own in zip(opened, times, strict=True):
+        for classify, measured in zip(opened, times, strict=True):
             start = time.perf_counter()
             classify(pixels, size)
-            own.append(1000 * (time.perf_counter() - start))
+            measured.append(1000 * (time.perf_counter() - start))
     return times
 
 
@@ -151,7 +150,7 @@ def _ratio(times: Sequence[Sequence[float]]) -> float:
 
 
 def as_rows(figures: Sequence[StepFigures]) -> list[dict[str, Any]]:
-    """For export.json."""
+    """The figures as export.json holds them."""
     return [
         {
             "step": one.name,
@@ -167,7 +166,7 @@ def as_rows(figures: Sequence[StepFigures]) -> list[dict[str, Any]]:
 
 
 def as_table(figures: Sequence[StepFigures]) -> list[list[str]]:
-    """Rows of text, the first with the names of the columns."""
+    """The figures as rows of text, the first with the names of the columns."""
     cells = [(one.batch, one.threads) for one in figures[0].latencies]
     head = ["step", "same answer", "max |dp|", "mean |dp|", "accuracy", "MB"]
     head += [

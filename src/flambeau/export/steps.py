@@ -1,4 +1,4 @@
-"""The steps of an export in turn: each is measured, and refused where it changes answers or costs time."""
+"""Takes and measures the steps of an export, and refuses one that changes predictions or is slower."""
 
 import copy
 import functools
@@ -29,24 +29,24 @@ from flambeau.trainer.prediction.trained_model import Trained
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 INTEGERS = ("int8", "dynamic")
 _REPEATS = 0.01
-"""Share of the largest logit by which two calls may differ: GPUs add in no fixed order; chosen."""
+"""Share of the largest logit by which two calls may differ, since GPUs add in no fixed order; chosen."""
 SLOWER = 1.1
-"""How many times as long as before a step may take: less is the noise of a shared machine."""
+"""A step may take so many times as long as the one before: less is the noise of a shared machine."""
 
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What an export consists of.
+    """The format and the steps of an export.
 
     Attributes:
-        format: of FORMATS.
-        fold: BatchNorm into the layer before it.
-        reparameterize: blocks of several branches into one convolution each.
-        prune: the share of the channels to remove, where that can be done.
-        fine_tune: how long a pruned network, or one of 'qat', is trained; None for an epoch.
+        format: one of FORMATS.
+        fold: fold each BatchNorm into the layer before it.
+        reparameterize: merge blocks of several branches into one convolution each.
+        prune: share of the channels to remove where possible.
+        fine_tune: duration of the training after pruning or 'qat'; None for an epoch.
         quantize: 'int8', 'dynamic', 'qat', 'fp16', 'bf16' or None.
-        min_agreement: the smallest share of images whose class may be the run's.
-        allow_slower: keep a step that takes longer than the one before it.
+        min_agreement: smallest share of images that must keep the run's prediction.
+        allow_slower: keep a step that takes longer than the one before.
     """
 
     format: str = "torch-export"
@@ -59,11 +59,7 @@ class ExportPlan:
     allow_slower: bool = False
 
     def check(self) -> None:
-        """Refuse what does not go together.
-
-        Raises:
-            InputError: a quantization that the format has not, or a share out of range.
-        """
+        """Raise InputError for settings that contradict each other or are out of range."""
         if self.quantize in INTEGERS and self.format != "onnx":
             raise InputError(
                 f"--quantize {self.quantize} needs --format onnx: its integers are those of ONNX Runtime"
@@ -90,11 +86,7 @@ class ExportPlan:
             raise InputError(f"--min-agreement must be from 0 to 1, got {self.min_agreement:g}")
 
     def check_rounded(self, run: Path) -> None:
-        """Refuse what has no meaning for a run of `flambeau train --qat`.
-
-        Raises:
-            InputError: a step, or weights of a class that does not round.
-        """
+        """Raise InputError for steps that do not apply to a run of `flambeau train --qat`."""
         flags = {
             "--fold": self.fold,
             "--reparameterize": self.reparameterize,
@@ -110,12 +102,12 @@ class ExportPlan:
 
     @property
     def measures_ranges(self) -> bool:
-        """Whether a step measures the ranges of integers."""
+        """Whether a step measures ranges for int8."""
         return self.quantize in ("int8", "qat")
 
     @property
     def trains(self) -> bool:
-        """Whether a step needs the training data."""
+        """Whether a step trains."""
         return self.prune is not None or self.quantize == "qat"
 
 
@@ -125,10 +117,9 @@ class Steps:
 
     Attributes:
         trained: the run's model.
-        plan: what to do.
-        images: what each step is measured on.
-        ranges: images that the ranges of integers are measured on; None without them.
-        sources: training and validation data; None where nothing is trained.
+        images: for the figures of each step.
+        ranges: images for the ranges of int8; None if no step measures them.
+        sources: training and validation data; None if no step trains.
         say: takes a line for the user.
     """
 
@@ -140,13 +131,10 @@ class Steps:
     say: Callable[[str], object]
 
     def write(self, folder: Path) -> list[StepFigures]:
-        """Write the file of the model into a folder.
-
-        Returns:
-            Figures of the run and of each step.
+        """Write the file of the model into a folder, and return the figures of the run and of each step.
 
         Raises:
-            InputError: a step is refused, or a file cannot be written.
+            InputError: a step is refused, or the format cannot be written.
         """
         model = served(self.trained)
         task = self.trained.facts.task
@@ -157,24 +145,24 @@ class Steps:
         self._check_repeats(batches[0], base[: len(batches[0])])
         self.say(f"{stage.name}: measuring on {len(base)} images")
         figures = [figures_of(stage, None, base, self.images, task=task)]
-        self._accept(figures[0], asked_for=True)
+        self._accept(figures[0], requested=True)
 
-        def measure(after: Stage, *, asked_for: bool = False) -> None:
+        def measure(after: Stage, *, requested: bool = False) -> None:
             nonlocal stage
             self.say(f"{after.name}: measuring")
-            found = figures_of(after, stage, base, self.images, task=task)
-            self._accept(found, asked_for=asked_for)
-            figures.append(found)
+            figure = figures_of(after, stage, base, self.images, task=task)
+            self._accept(figure, requested=requested)
+            figures.append(figure)
             stage = after
 
         for name, change in self._changes(folder.parent):
             model = model.with_network(change(model.network))
-            measure(_eager(name, model), asked_for=name == "qat")  # whose speed is that of its file
+            measure(_eager(name, model), requested=name == "qat")  # whose speed is that of its file
         format_ = FORMATS[self.plan.format]
         path = folder / format_.file
         self.say(f"{format_.name}: writing")
         format_.write(model, path)
-        measure(_of_file(format_.name, path, format_), asked_for=True)
+        measure(_of_file(format_.name, path, format_), requested=True)
         if self.plan.quantize in INTEGERS:
             whole = path.rename(path.with_suffix(".fp32.onnx"))
             stage = replace(stage, open=_once(whole, format_))
@@ -194,7 +182,7 @@ class Steps:
             changes.append(
                 ("prune", lambda model: self._pruned(model, example, scratch / "pruned"))
             )
-        rounds = self.plan.quantize == "qat"  # the folded weights, where there is what to fold
+        rounds = self.plan.quantize == "qat"  # rounds folded weights
         if self.plan.fold or (rounds and any(map(is_batchnorm, self.trained.model.modules()))):
             changes.append(("fold", lambda model: self._folded(model, example)))
         if self.trained.settings.qat:
@@ -253,7 +241,7 @@ class Steps:
         quantize_static(source, target, self.ranges.pixels)
 
     def _check_repeats(self, images: Tensor, before: Tensor) -> None:
-        """Refuse a model without one answer: whatever a step did to it could not be seen."""
+        """Refuse a model whose outputs are random: the effect of a step could not be measured."""
         off = (self.trained.logits(images).cpu() - before).abs().max()
         if off > _REPEATS * before.abs().max():
             raise InputError(
@@ -262,18 +250,18 @@ class Steps:
                 "training=self.training?"
             )
 
-    def _accept(self, found: StepFigures, *, asked_for: bool) -> None:
-        if found.agreement < self.plan.min_agreement:
+    def _accept(self, figures: StepFigures, *, requested: bool) -> None:
+        if figures.agreement < self.plan.min_agreement:
             raise InputError(
-                f"{found.name} gives the class of the run on {found.agreement:.2%} of "
+                f"{figures.name} gives the class of the run on {figures.agreement:.2%} of "
                 f"{len(self.images.labels)} images, and --min-agreement is {self.plan.min_agreement:.2%} "
-                f"(accuracy {found.accuracy:.2%}): nothing is written\n"
-                f"{self._instead_of(found.name)}, or allow it by a smaller --min-agreement"
+                f"(accuracy {figures.accuracy:.2%}): nothing is written\n"
+                f"{self._instead_of(figures.name)}, or allow it by a smaller --min-agreement"
             )
-        times = found.times_before
-        if not asked_for and not self.plan.allow_slower and times is not None and times > SLOWER:
+        times = figures.times_before
+        if not requested and not self.plan.allow_slower and times is not None and times > SLOWER:
             raise InputError(
-                f"{found.name} takes {times:.2f} times as long as before, here: nothing is written\n"
+                f"{figures.name} takes {times:.2f} times as long as before, here: nothing is written\n"
                 "Leave that step out, or keep it by --allow-slower"
             )
 
@@ -296,5 +284,5 @@ def _of_file(name: str, path: Path, format_: ModelFormat) -> Stage:
 
 
 def _once(path: Path, format_: ModelFormat) -> Callable[[int], Classifier]:
-    """Opens the file once for each number of threads: it is asked and timed beside two neighbours."""
+    """Opens the file once per number of threads: it is measured beside the stages before and after it."""
     return functools.cache(lambda threads: format_.open(path, threads, made_now(path.parent)))

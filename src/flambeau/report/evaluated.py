@@ -1,4 +1,4 @@
-"""What evaluation.json of a run tells, as far as it can be believed.
+"""Reads evaluation.json of a run and checks everything in it.
 
 C: classes.
 """
@@ -16,11 +16,11 @@ _MOST_SAMPLES = 50  # of a kind
 
 @dataclass(frozen=True)
 class Sample:
-    """An image that is shown.
+    """An image in the report.
 
     Attributes:
-        image: its path, or its file and place in it.
-        label, predicted: numbers of classes.
+        image: its path, or its file and number in it.
+        label, predicted: indices of classes.
         probability: of the predicted class.
         of_label: of the label.
         picture: 'data:image/...', or None.
@@ -41,16 +41,16 @@ class Evaluated:
     Attributes:
         step: of the weights.
         classes: C names.
-        labels, predicted, right: C counts of images each: of the class, taken for it, and both.
-        confused: (label, predicted, how often) of different classes, the most frequent first.
-        calibration: (number of the bin from 0, images, mean confidence, share that is right), without empty
-            bins; 15 bins of equal width.
+        labels, predicted, right: C counts: images of each class, predicted as it, and both.
+        confused: (label, predicted, count) of different classes, the most frequent first.
+        calibration: (index of the bin, images, mean confidence, accuracy) without empty bins; 15 bins of
+            equal width.
         calibration_error: expected calibration error.
-        mistakes: wrong answers, the most confident first.
-        unsure: right answers, the least certain first.
+        mistakes: wrong predictions, the most confident first.
+        unsure: right predictions, the least certain first.
         suspects: training images whose label looks wrong, the most suspicious first: `predicted` is what the
-            model preferred, `of_label` the probability of the label, a mean over the training.
-        findings: of the data check: a title, lines about it.
+            model prefers, `of_label` the probability of the label, averaged over the training.
+        findings: titles of the data check, each with its lines.
     """
 
     step: int
@@ -67,22 +67,22 @@ class Evaluated:
     findings: Sequence[tuple[str, Sequence[str]]] = ()
 
 
-def evaluated(found: object) -> Evaluated | None:
-    """What a file holds; None where it is not what a run writes."""
-    if not isinstance(found, Mapping):
+def evaluated(content: object) -> Evaluated | None:
+    """The content of a file; None if it is not what a run writes."""
+    if not isinstance(content, Mapping):
         return None
     try:
-        return _evaluated(found)
+        return _evaluated(content)
     except (KeyError, TypeError, ValueError):
         return None
 
 
-def _evaluated(found: Mapping[str, Any]) -> Evaluated:
-    classes = [_text(name) for name in _list(found["classes"], _MOST_CLASSES)]
+def _evaluated(content: Mapping[str, Any]) -> Evaluated:
+    classes = [_text(name) for name in _list(content["classes"], _MOST_CLASSES)]
     num = len(classes)
 
     def counts(name: str) -> list[int]:
-        values = [_count(value) for value in _list(found[name], num)]
+        values = [_count(value) for value in _list(content[name], num)]
         return values if len(values) == num else _refuse()
 
     def number_of_class(value: object) -> int:
@@ -98,29 +98,29 @@ def _evaluated(found: Mapping[str, Any]) -> Evaluated:
                 _share(one["of_label"]),
                 _picture(one.get("picture")),
             )
-            for one in _list(found.get(name, missing), _MOST_SAMPLES)
+            for one in _list(content.get(name, missing), _MOST_SAMPLES)
         ]
 
-    pairs = (_list(pair, 3) for pair in _list(found["confused"], _MOST_PAIRS))
-    bins = (_list(one, 4) for one in _list(found["calibration"], 15))
+    pairs = (_list(pair, 3) for pair in _list(content["confused"], _MOST_PAIRS))
+    bins = (_list(one, 4) for one in _list(content["calibration"], 15))
     return Evaluated(
-        _count(found["step"]),
+        _count(content["step"]),
         classes,
         counts("labels"),
         counts("predicted"),
         counts("right"),
         [(number_of_class(a), number_of_class(b), _count(times)) for a, b, times in pairs],
         [(min(_count(k), 14), _count(n), _share(c), _share(a)) for k, n, c, a in bins],
-        _share(found["calibration_error"]),
+        _share(content["calibration_error"]),
         samples("mistakes"),
         samples("unsure"),
         samples("suspects", missing=[]),
-        _findings(found.get("findings", [])),
+        _findings(content.get("findings", [])),
     )
 
 
 def _findings(value: object) -> list[tuple[str, list[str]]]:
-    """Titles with lines, each of them short and few."""
+    """Titles with their lines, cut to a few short ones."""
     pairs = (_list(one, 2) for one in _list(value, 20))
     return [
         (_text(title)[:500], [_text(line)[:1000] for line in _list(lines, 20)])
@@ -141,7 +141,7 @@ def _list(value: object, most: int) -> list[Any]:
 
 
 def _count(value: object) -> int:
-    """A whole number, also one that was counted in floating point."""
+    """A count, which may be stored as a floating-point number."""
     number = _number(value)
     return int(number) if 0 <= number < 2**53 else _refuse()
 

@@ -1,4 +1,4 @@
-"""A report that is made anew for each request, on this machine alone."""
+"""A server for a report that is made anew for each request, reachable only from this machine."""
 
 import http.server
 from collections.abc import Callable
@@ -8,14 +8,14 @@ NAMES = ("localhost", "127.0.0.1")
 
 
 def server(page: Callable[[], str], *, port: int) -> http.server.ThreadingHTTPServer:
-    """A server of one page, at http://localhost:PORT/.
+    """A server of one page at http://localhost:PORT/.
 
-    It listens on 127.0.0.1 only, and answers to no other name: a page of another site that makes its own
-    name point to this machine gets no answer.
+    It listens on 127.0.0.1 and answers only requests for localhost, so a foreign site whose name resolves to
+    this machine (DNS rebinding) gets no answer.
 
     Args:
-        page: makes it.
-        port: to listen on; 0 for any that is free.
+        page: makes the page.
+        port: to listen on; 0 for any free one.
 
     Raises:
         OSError: the port is taken.

@@ -1,22 +1,22 @@
-"""Text and tables as HTML: the one place where text from a run is escaped and a table is made."""
+"""Text and tables as HTML; all text from a run is escaped here."""
 
 import html
 from collections.abc import Iterable, Sequence
 
 
 def escaped(value: object) -> str:
-    """A value as text that no tag and no attribute can be in."""
+    """A value as text without tags, also fit for an attribute."""
     return html.escape(str(value))
 
 
 def heading(text: str, *, number: bool = False, sorts: bool = False) -> str:
-    """The heading of a column, of numbers or of text; one that sorts is a button."""
+    """The heading of a column; one that sorts is a button."""
     inner = f'<button type="button">{escaped(text)}</button>' if sorts else escaped(text)
     return f'<th scope="col"{_kind(number)}>{inner}</th>'
 
 
 def row(name: object, values: Iterable[object], *, numbers: int = 0, differs: bool = False) -> str:
-    """A row of text: its name, and cells of which the last `numbers` are numbers."""
+    """A row: its name, and cells of which the last `numbers` are numbers."""
     texts = list(values)
     left = len(texts) - numbers
     cells = (f"<td{_kind(k >= left)}>{escaped(text)}</td>" for k, text in enumerate(texts))
@@ -27,14 +27,14 @@ def row(name: object, values: Iterable[object], *, numbers: int = 0, differs: bo
 def frame(
     head: Iterable[str], rows: Iterable[str], *, label: str, name: str = "", caption: str = ""
 ) -> str:
-    """A table that scrolls by itself where it is too wide.
+    """A table that scrolls by itself if it is too wide.
 
     Args:
-        head: of `heading`.
-        rows: of `row`, or HTML made of escaped text.
-        label: what a screen reader calls it.
-        name: by which a script finds it.
-        caption: above it.
+        head: from `heading`.
+        rows: from `row`, or other escaped HTML.
+        label: for screen readers.
+        name: id for scripts.
+        caption: above the table.
     """
     known = f' id="{name}"' if name else ""
     said = f"<caption>{escaped(caption)}</caption>" if caption else ""
@@ -47,7 +47,7 @@ def frame(
 def table(
     heads: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: int, caption: str = ""
 ) -> str:
-    """A table of text; the last `numbers` cells of each row are numbers."""
+    """A table; the last `numbers` cells of each row are numbers."""
     left = len(heads) - numbers
     head = (heading(one, number=k >= left) for k, one in enumerate(heads))
     body = (row(name, values, numbers=numbers) for name, *values in rows)

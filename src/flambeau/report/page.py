@@ -1,4 +1,4 @@
-"""The HTML file: everything that it needs is in it, and all text from a run is escaped."""
+"""The report as one HTML file that loads nothing; all text from a run is escaped."""
 
 import base64
 import hashlib
@@ -13,7 +13,7 @@ from flambeau.report.reported_run import Chart, ReportedRun, Series, charts, see
 from flambeau.report.svg import element
 
 ASSETS = Path(__file__).parent / "assets"
-GENERATOR = "flambeau report"  # in a tag at the head, by which our own file is known again
+GENERATOR = "flambeau report"  # a tag in the head, by which our file is recognized
 _SPARK = (90, 22)  # width and height of a small curve, px
 
 
@@ -28,19 +28,19 @@ def report_page(
 
     Args:
         runs: at least one.
-        words: of `flambeau.report.words`.
+        words: from `flambeau.report.words`.
         version: of flambeau.
-        watch_s: seconds after which a page that is served asks for itself again; None for a file.
+        watch_s: seconds after which a served page reloads itself; None for a file.
     """
     files = ["report.js"] if watch_s is None else ["report.js", "watch.js"]
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in files]
-    found = charts(runs)
+    drawn = charts(runs)
     title = runs[0].name
     if len(runs) > 1:
         title = f"{words['title']}: {len(runs)} {words['runs'].lower()}"
-    found_sections = _sections(runs, found, words)
-    names = [name for name, content in found_sections.items() if content]
-    sections = [_section(name, words, found_sections[name]) for name in names]
+    contents = _sections(runs, drawn, words)
+    names = [name for name, content in contents.items() if content]
+    sections = [_section(name, words, contents[name]) for name in names]
     return f"""<!DOCTYPE html>
 <html lang="{words["language"]}">
 {page_head(title, scripts)}
@@ -53,7 +53,7 @@ def report_page(
 {"".join(sections)}
 </main>
 <footer class="soft"><p>{escaped(words["made"].format(version=version))}</p></footer>
-<script type="application/json" id="data">{_embedded(_for_script(found, words, watch_s))}</script>
+<script type="application/json" id="data">{_embedded(_for_script(drawn, words, watch_s))}</script>
 {"".join(f"<script>{script}</script>" for script in scripts)}
 </body>
 </html>
@@ -61,12 +61,12 @@ def report_page(
 
 
 def _sections(
-    runs: Sequence[ReportedRun], found: Sequence[Chart], words: Mapping[str, str]
+    runs: Sequence[ReportedRun], drawn: Sequence[Chart], words: Mapping[str, str]
 ) -> dict[str, str]:
-    """The content of each section, in the order of the page; empty where there is nothing to tell."""
+    """The content of each section in the order of the page; empty ones are left out."""
     one, answers = (runs[0], runs[0].evaluated) if len(runs) == 1 else (None, None)
     shown = {"runs": _runs_table(runs, words) if one is None else ""}
-    shown["curves"] = (panels.timing(one, words) if one else "") + _curves(runs, found, words)
+    shown["curves"] = (panels.timing(one, words) if one else "") + _curves(runs, drawn, words)
     shown["figures"] = _figures(runs, words)
     if answers is not None:
         shown["pictures"] = panels.pictures(answers, words)
@@ -85,14 +85,14 @@ def _sections(
 
 
 def page_head(title: str, scripts: Sequence[str]) -> str:
-    """The head of a page, with a policy that lets our style and these scripts work, and nothing else.
+    """The head of a page, with a policy that allows only our style and these scripts.
 
     Args:
-        title: of the page, as text.
-        scripts: their sources; with a second one the page may ask its server.
+        title: as text.
+        scripts: their sources; with a second one the page may fetch from its server.
     """
     style = (ASSETS / "report.css").read_text(encoding="utf-8")
-    # The script that watches asks its server.
+    # watch.js fetches from the server.
     more = "; connect-src 'self'" if len(scripts) > 1 else ""
     policy = (
         f"default-src 'none'; style-src {_hash(style)}; script-src {' '.join(map(_hash, scripts))}; "
@@ -114,7 +114,7 @@ def _hash(text: str) -> str:
 
 
 def _embedded(value: object) -> str:
-    """JSON that no text in it can end."""
+    """JSON that cannot end its <script> tag."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 
 
@@ -142,13 +142,13 @@ def _summary(runs: Sequence[ReportedRun], words: Mapping[str, str], names: Seque
 
 
 def _for_script(
-    found: Sequence[Chart], words: Mapping[str, str], watch_s: int | None
+    drawn: Sequence[Chart], words: Mapping[str, str], watch_s: int | None
 ) -> dict[str, Any]:
     shown = ("nothing", "step", "epoch")
     return {
         "watch": watch_s,
         "words": {name: words[name] for name in shown},
-        "charts": [_chart(chart) for chart in found],
+        "charts": [_chart(chart) for chart in drawn],
     }
 
 
@@ -172,8 +172,8 @@ def _chart(chart: Chart) -> dict[str, Any]:
     return {"title": chart.title, "log": chart.may_be_log, "lines": lines}
 
 
-def _curves(runs: Sequence[ReportedRun], found: Sequence[Chart], words: Mapping[str, str]) -> str:
-    if not found:
+def _curves(runs: Sequence[ReportedRun], drawn: Sequence[Chart], words: Mapping[str, str]) -> str:
+    if not drawn:
         return f"<p>{escaped(words['no_curves'])}</p>"
     boxes = "".join(
         f'<label><input type="checkbox" checked data-run="{escaped(group[0].name)}">'
@@ -187,9 +187,9 @@ def _curves(runs: Sequence[ReportedRun], found: Sequence[Chart], words: Mapping[
     )
     figures = "".join(
         f'<figure id="chart-{number}"><h3>{escaped(chart.title)}</h3></figure>'
-        for number, chart in enumerate(found)
+        for number, chart in enumerate(drawn)
     )
-    seeds = any(line.spread is not None for chart in found for line in chart.lines)
+    seeds = any(line.spread is not None for chart in drawn for line in chart.lines)
     return f"""<noscript><p>{escaped(words["script"])}</p></noscript>
 <div class="controls">{boxes if len(runs) > 1 else ""}
 <label>{escaped(words["axis"])} <select id="axis">{axes}</select></label>
@@ -252,7 +252,7 @@ def _cell(value: float | None) -> str:
 
 
 def _spark_cell(series: Series | None) -> str:
-    """A small curve, and its last value to sort by."""
+    """A small curve, and the last value, by which the table sorts."""
     values = () if series is None else thinned(series, 60).values
     known = [value for value in values if value is not None]
     if not known:
@@ -302,7 +302,7 @@ def _value(value: object) -> str:
 
 
 def differing(runs: Sequence[ReportedRun]) -> list[str]:
-    """Settings that are not the same in all runs."""
+    """Settings that differ between the runs."""
     names = list(dict.fromkeys(name for run in runs for name in run.settings))
     return [name for name in names if len({_value(run.settings.get(name)) for run in runs}) > 1]
 
@@ -351,7 +351,7 @@ def _side_by_side(
     label: str,
     marks: bool = True,
 ) -> str:
-    """A row for each name, with the values of each run; what differs may be marked."""
+    """A table with a row per name and a column per run; rows that differ may be marked."""
     head = [heading(words["name"]), *(heading(run.name) for run in runs)]
     rows = []
     for name in names:

@@ -1,4 +1,4 @@
-"""The parts of a page that show one run: its answers, what happened to it, what it waited for, its model."""
+"""The parts of a page that show one run: its predictions, events, data waits and model."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,12 @@ from flambeau.report.markup import escaped, table
 from flambeau.report.reported_run import ReportedRun
 from flambeau.terminal import text_width
 
-MATRIX_CLASSES = 40  # up to so many classes the whole table of confusions is drawn
-_WORST = 100  # classes in the table of classes, of more
-_PAIRS = 30  # of classes that are confused, of more than a matrix holds
-_CELL, _MARGIN, _NAME = 22, 4, 14  # of the matrix, px; columns of a name beside it
+MATRIX_CLASSES = 40  # most classes for which the whole confusion matrix is drawn
+_WORST = 100  # most classes in the table of classes
+_PAIRS = 30  # pairs of confused classes, if there are too many classes for a matrix
+_CELL = 22  # side of a cell of the matrix, px
+_MARGIN = 4  # px
+_NAME = 14  # longest name beside the matrix, columns of text
 _PLOT = 240  # side of the diagram of calibration, px
 
 Words = Mapping[str, str]
@@ -21,13 +23,13 @@ Words = Mapping[str, str]
 # ---------------------------------------------------------------- answers
 
 
-def pictures(found: Evaluated, words: Words) -> str:
-    """The most confident mistakes, the right answers that were least certain, and labels that look wrong."""
+def pictures(answers: Evaluated, words: Words) -> str:
+    """The most confident mistakes, the least certain right predictions, and labels that look wrong."""
     parts = []
-    kinds = {"mistakes": found.mistakes, "unsure": found.unsure, "suspects": found.suspects}
+    kinds = {"mistakes": answers.mistakes, "unsure": answers.unsure, "suspects": answers.suspects}
     for kind, samples in kinds.items():
         if samples:
-            shown = "".join(_picture(one, found.classes, words) for one in samples)
+            shown = "".join(_picture(one, answers.classes, words) for one in samples)
             parts.append(f'<h3>{escaped(words[kind])}</h3><ul class="pictures">{shown}</ul>\n')
     return "".join(parts)
 
@@ -40,37 +42,37 @@ def _picture(sample: Sample, classes: Sequence[str], words: Words) -> str:
     image = ""
     if sample.picture is not None:
         image = f'<img src="{sample.picture}" alt="{escaped(said)}" loading="lazy">'
-    *_, folder, name = ("", *sample.image.split("/"))  # as much of the path as has room
-    place = f"{folder}/{name}" if folder else name
-    return f'<li>{image}<span>{escaped(said)}</span><span class="soft">{escaped(place)}</span></li>'
+    *_, folder, name = ("", *sample.image.split("/"))  # the part of the path that fits
+    path = f"{folder}/{name}" if folder else name
+    return f'<li>{image}<span>{escaped(said)}</span><span class="soft">{escaped(path)}</span></li>'
 
 
-def findings(found: Evaluated, words: Words) -> str:
-    """What the data check of the training has found; its sentences are English."""
+def findings(answers: Evaluated, words: Words) -> str:
+    """The findings of the data check, in English."""
     items = "".join(
         f"<li>{escaped(title)}{''.join(f'<br>{escaped(line)}' for line in lines)}</li>"
-        for title, lines in found.findings
+        for title, lines in answers.findings
     )
     text = escaped(words["check_caption"])
     return f'<h3>{escaped(words["check"])}</h3><ul>{items}</ul><p class="soft">{text}</p>\n'
 
 
-def confusion(found: Evaluated, words: Words) -> str:
-    """The table of labels and answers; of many classes the pairs that are confused most."""
-    if len(found.classes) <= MATRIX_CLASSES:
-        return _matrix(found, words)
+def confusion(answers: Evaluated, words: Words) -> str:
+    """The confusion matrix, or for many classes the pairs that are confused most."""
+    if len(answers.classes) <= MATRIX_CLASSES:
+        return _matrix(answers, words)
     rows = (
-        (found.classes[a], found.classes[b], times, _percent(times, found.labels[a]))
-        for a, b, times in found.confused[:_PAIRS]
+        (answers.classes[a], answers.classes[b], times, _percent(times, answers.labels[a]))
+        for a, b, times in answers.confused[:_PAIRS]
     )
     heads = (words["label"], words["predicted"], words["images"], words["of_label"])
     return table(heads, rows, numbers=2, caption=words["pairs"])
 
 
-def _matrix(found: Evaluated, words: Words) -> str:
-    counts = {(k, k): right for k, right in enumerate(found.right)}
-    counts |= {(a, b): times for a, b, times in found.confused}
-    names = [_shortened(name) for name in found.classes]
+def _matrix(answers: Evaluated, words: Words) -> str:
+    counts = {(k, k): right for k, right in enumerate(answers.right)}
+    counts |= {(a, b): times for a, b, times in answers.confused}
+    names = [_shortened(name) for name in answers.classes]
     left = 8 * max(map(text_width, names), default=0) + _MARGIN
     parts = []
     for k, name in enumerate(names):
@@ -80,13 +82,13 @@ def _matrix(found: Evaluated, words: Words) -> str:
         parts.append(svg.words(0, 0, name, transform=f"translate({at} {to}) rotate(-90)"))
     for (label, answer), times in sorted(counts.items()):
         if times:
-            share = min(1.0, times / max(1, found.labels[label]))
-            said = f"{found.classes[label]} → {found.classes[answer]}: {times}"
+            share = min(1.0, times / max(1, answers.labels[label]))
+            said = f"{answers.classes[label]} → {answers.classes[answer]}: {times}"
             kind = "right" if label == answer else "wrong"
             x = left + answer * _CELL
             y = left + label * _CELL
             parts.append(_cell(x, y, times, share=share, kind=kind, said=said))
-    size = left + len(found.classes) * _CELL + _MARGIN
+    size = left + len(answers.classes) * _CELL + _MARGIN
     said = escaped(words["confusion_caption"])
     picture = _picture_of("matrix", size, size, parts, label=words["confusion"])
     return (
@@ -110,7 +112,7 @@ def _picture_of(kind: str, width: int, height: int, parts: Sequence[str], *, lab
 
 
 def _shortened(name: str) -> str:
-    """A name that has room beside the matrix."""
+    """A name that fits beside the matrix."""
     if text_width(name) <= _NAME:
         return name
     while text_width(name) > _NAME - 1:
@@ -119,7 +121,7 @@ def _shortened(name: str) -> str:
 
 
 def _cell(x: int, y: int, times: int, *, share: float, kind: str, said: str) -> str:
-    """A cell of the matrix, with its number where that fits."""
+    """A cell of the matrix, with its count if that fits."""
     number = ""
     if times < 1000:
         style = "count strong" if share > 0.5 else "count"
@@ -131,13 +133,13 @@ def _cell(x: int, y: int, times: int, *, share: float, kind: str, said: str) -> 
     return svg.titled(said, cell, number)
 
 
-def classes(found: Evaluated, words: Words) -> str:
+def classes(answers: Evaluated, words: Words) -> str:
     """Precision, recall and F1 of each class, the worst first."""
     rows = []
-    for k, name in enumerate(found.classes):
-        of = found.labels[k]
-        said = found.predicted[k]
-        right = found.right[k]
+    for k, name in enumerate(answers.classes):
+        of = answers.labels[k]
+        said = answers.predicted[k]
+        right = answers.right[k]
         f1 = 2 * right / (of + said) if of + said else math.nan
         text = "-" if math.isnan(f1) else f"{f1:.1%}"
         rows.append((f1, (name, of, _percent(right, of), _percent(right, said), text)))
@@ -151,8 +153,8 @@ def _percent(part: int, whole: int) -> str:
     return f"{part / whole:.1%}" if whole else "-"
 
 
-def calibration(found: Evaluated, words: Words) -> str:
-    """How often answers of a confidence are right, against that confidence."""
+def calibration(answers: Evaluated, words: Words) -> str:
+    """The diagram of calibration: accuracy against confidence."""
     low = 34
     high = _PLOT - 10
     scale = high - low
@@ -163,17 +165,17 @@ def calibration(found: Evaluated, words: Words) -> str:
     def y(share: float) -> float:
         return high - scale * min(1.0, share) + 4
 
-    most = max((num for _, num, _, _ in found.calibration), default=1)
+    most = max((num for _, num, _, _ in answers.calibration), default=1)
     parts = [svg.element("line", class_="grid", x1=x(0), y1=y(0), x2=x(1), y2=y(1))]
     for share in (0.0, 0.5, 1.0):
         parts.append(svg.words(low - 6, y(share) + 4, f"{share:g}", text_anchor="end"))
         parts.append(svg.words(x(share), _PLOT + 14, f"{share:g}", text_anchor="middle"))
-    for _, num, confidence, right in found.calibration:
+    for _, num, confidence, right in answers.calibration:
         size = 2 + 7 * math.sqrt(num / most)
         said = words["bin"].format(images=num, confidence=f"{confidence:.1%}", right=f"{right:.1%}")
         point = svg.element("circle", class_="point", cx=x(confidence), cy=y(right), r=size)
         parts.append(svg.titled(said, point))
-    label = words["calibration_caption"].format(error=f"{found.calibration_error:.1%}")
+    label = words["calibration_caption"].format(error=f"{answers.calibration_error:.1%}")
     picture = _picture_of("plot", _PLOT + 10, _PLOT + 20, parts, label=label)
     return f"<p>{escaped(label)}</p>{picture}\n"
 
@@ -188,13 +190,13 @@ def first_batch(run: ReportedRun, words: Words) -> str:
 
 
 def timing(run: ReportedRun, words: Words) -> str:
-    """What the loop did with its time, in a sentence; empty where no line tells."""
+    """A sentence on how long the loop waited for data; empty if no line of the run has that figure."""
     speed, wait = run.series.get("images_per_s"), run.series.get("data_wait")
     if speed is None or wait is None:
         return ""
     shares = dict(zip(wait.steps, wait.values, strict=True))
     before = 0
-    steps = seconds = waited = 0.0  # the seconds of a batch of one image: its size cancels out
+    steps = seconds = waited = 0.0  # seconds as for a batch of one image: its size cancels out
     for step, rate in zip(speed.steps, speed.values, strict=True):
         share_of_line, new, before = shares.get(step), step - before, step
         if rate and share_of_line is not None and new > 0:
@@ -206,13 +208,15 @@ def timing(run: ReportedRun, words: Words) -> str:
     samples = steps / seconds
     verdict = "fast_data" if share < 0.05 else "some_waiting" if share < 0.2 else "slow_data"
     text = words[verdict].format(share=f"{share:.0%}", samples=f"{samples:,.0f}")
-    if verdict != "fast_data" and "model" in run.facts:  # of the command, whose data are images
+    if (
+        verdict != "fast_data" and "model" in run.facts
+    ):  # a run of the command, whose data are images
         text += f" {words['pack_helps']}"
     return f"<p>{escaped(text)}</p>\n"
 
 
 def events(run: ReportedRun, words: Words) -> str:
-    """What happened to the run, and which images it could not read."""
+    """The events of the run, and the images that it could not read."""
     rows = ((one.time.replace("T", " "), one.step, one.text) for one in run.events)
     parts = [table((words["time"], words["step"], words["event"]), rows, numbers=0)]
     number, names = run.bad_images
@@ -224,13 +228,17 @@ def events(run: ReportedRun, words: Words) -> str:
 
 
 def model(run: ReportedRun, words: Words) -> str:
-    """The class of the model, its parameters, and those of its parts."""
-    found = run.model
-    total, trained, parts = found.get("parameters"), found.get("trained"), found.get("parts")
+    """The class of the model, its parameters, and those of its modules."""
+    model_facts = run.model
+    total, trained, parts = (
+        model_facts.get("parameters"),
+        model_facts.get("trained"),
+        model_facts.get("parts"),
+    )
     if not isinstance(total, int) or not isinstance(trained, int):
         return ""
     said = words["model_caption"].format(
-        name=found.get("class", ""), total=f"{total:,}", trained=f"{trained:,}"
+        name=model_facts.get("class", ""), total=f"{total:,}", trained=f"{trained:,}"
     )
     rows = [
         (part[0], part[1], f"{part[2]:,}", f"{part[3]:,}")

@@ -1,4 +1,4 @@
-"""What a report shows of a run, and the lines of several of them."""
+"""What a report shows of a run, and the charts of several runs."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Any
 
 from flambeau.report.evaluated import Evaluated
 
-MOST_POINTS = 1500  # of a line: more than a screen has columns
+MOST_POINTS = 1500  # per line: more than a screen has columns
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Series:
     """One figure over the steps.
 
     Attributes:
-        steps: optimizer steps done, rising.
-        epochs: the same as a share of epochs, or empty where that is not known.
-        values: None is a number that was not finite.
+        steps: completed optimizer steps, increasing.
+        epochs: the same in epochs; empty if unknown.
+        values: None if not finite.
     """
 
     steps: tuple[int, ...]
@@ -28,13 +28,13 @@ class Series:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened to a run.
+    """An event of a run, such as its start.
 
     Attributes:
         time: in UTC.
-        step: optimizer steps done.
+        step: completed optimizer steps.
         text: what happened.
-        peak_memory_bytes: of an event that tells it.
+        peak_memory_bytes: None if the event has none.
     """
 
     time: str
@@ -45,24 +45,21 @@ class Event:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A run as a report shows it; every text may come from anywhere and is escaped.
+    """A run as a report shows it; texts may come from anywhere and are escaped.
 
     Attributes:
-        name: of the run, unique in a report.
+        name: unique in a report.
         state: such as 'finished'.
-        why: of a state that asks for a reason.
-        facts: what stands at the top, label and text.
-        settings: by name.
-        environment: of the training, nested as it is stored.
-        data: likewise.
-        figures: of the published weights, by name.
+        why: the reason for some states.
+        facts: label and text, at the top of the page.
+        environment: nested as it is stored, as is `data`.
+        figures: of the published weights.
         series: by name, such as 'train_loss'.
         model: its class, `parameters`, `trained`, and `parts` of [name, class, parameters, trained].
-        events: what happened, in order.
-        evaluated: the answers of its weights, if they were kept.
+        evaluated: the predictions of its weights, if they were kept.
         first_batch: 'data:image/jpeg...', training images as the model saw them.
-        bad_images: how many could not be read, and the first of them.
-        link: address of its own report, seen from the page; quoted.
+        bad_images: how many could not be read, and the names of the first.
+        link: relative URL of the run's report; quoted.
     """
 
     name: str
@@ -83,13 +80,13 @@ class ReportedRun:
 
 
 def read_series(lines: Iterable[bytes], *, steps_per_epoch: int | None) -> dict[str, Series]:
-    """The numbers of metrics.jsonl by name; lines that are none of it are passed over.
+    """The figures of metrics.jsonl by name; invalid lines are skipped.
 
     Args:
-        lines: of the file; each is at most as long as the caller allows.
-        steps_per_epoch: None where it is not known.
+        lines: of the file.
+        steps_per_epoch: None if unknown.
     """
-    found: dict[str, dict[int, float | None]] = {}
+    points: dict[str, dict[int, float | None]] = {}
     for line in lines:
         try:
             row = json.loads(line)
@@ -98,9 +95,9 @@ def read_series(lines: Iterable[bytes], *, steps_per_epoch: int | None) -> dict[
         if not isinstance(row, dict) or not _is_step(row.get("step")):
             continue
         for name, value in _numbers(row):
-            found.setdefault(name, {})[row["step"]] = value
+            points.setdefault(name, {})[row["step"]] = value
     series = {}
-    for name, values in found.items():
+    for name, values in points.items():
         if all(value is None for value in values.values()):
             continue
         steps = sorted(values)
@@ -126,7 +123,7 @@ def _numbers(row: Mapping[str, Any]) -> Iterable[tuple[str, float | None]]:
 
 
 def thinned(series: Series, most: int = MOST_POINTS) -> Series:
-    """At most so many points, with the least and the greatest value of each stretch: no peak is lost."""
+    """At most `most` points: the least and the greatest value of each stretch, so that no peak is lost."""
     length = len(series.steps)
     if length <= most:
         return series
@@ -145,7 +142,7 @@ def thinned(series: Series, most: int = MOST_POINTS) -> Series:
 
 
 def seed_groups(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
-    """Runs that differ in nothing but their seed, together, in the order in which they come."""
+    """Groups of runs that differ only in their seed, in order."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         others = {name: value for name, value in run.settings.items() if name != "seed"}
@@ -156,14 +153,13 @@ def seed_groups(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart: of one run, or the mean of several that differ in their seed.
+    """A line of a chart: one run, or the mean of several that differ in their seed.
 
     Attributes:
-        run: name of the run or of the first of a group; what a reader switches on and off.
+        run: the run or the first of a group; the page shows and hides lines by it.
         name: for the legend.
-        series: its points.
-        spread: least and greatest value at each point; None of one run.
-        color, dash: numbers, the same run having the same color.
+        spread: least and greatest value at each point; None for one run.
+        color, dash: indices; the lines of a run have the same color.
     """
 
     run: str
@@ -184,14 +180,14 @@ class Chart:
 
 
 def charts(runs: Sequence[ReportedRun]) -> list[Chart]:
-    """A chart for each figure: train_ and val_ of one name together, the rates of all groups too."""
+    """A chart for each figure; train_ and val_ of one name share one, as do the rates of all groups."""
     titles: dict[str, list[str]] = {}
     for run in runs:
         for name in run.series:
             names = titles.setdefault(_title(name), [])
             if name not in names:
                 names.append(name)
-    found = []
+    drawn = []
     for title, names in titles.items():
         lines = tuple(
             line
@@ -199,10 +195,10 @@ def charts(runs: Sequence[ReportedRun]) -> list[Chart]:
             for dash, name in enumerate(sorted(names))
             for line in _lines(group, name, color=color, dash=dash, alone=len(names) == 1)
         )
-        found.append(Chart(title, lines, may_be_log=_positive(lines)))
+        drawn.append(Chart(title, lines, may_be_log=_positive(lines)))
     order = ["loss", "accuracy"]
-    found.sort(key=lambda chart: order.index(chart.title) if chart.title in order else len(order))
-    return found
+    drawn.sort(key=lambda chart: order.index(chart.title) if chart.title in order else len(order))
+    return drawn
 
 
 def _title(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A package of AOTInductor: the graph compiled for the processor of this machine, for Python and C++."""
+"""model.aoti.pt2: the graph compiled by AOTInductor for this kind of processor, for Python and C++."""
 
 import io
 import shutil
@@ -21,11 +21,7 @@ _OPTIONS = {"freezing": True}
 
 
 def require_compiler(model_name: str) -> None:
-    """Refuse a machine that cannot compile.
-
-    Raises:
-        InputError: there is no C++ compiler.
-    """
+    """Raise InputError on a machine without a C++ compiler."""
     del model_name
     if not any(map(shutil.which, ("g++", "clang++", "c++"))):
         raise InputError(
@@ -54,7 +50,7 @@ def write_aot_inductor(model: ServedModel, path: Path) -> None:
 
 
 def open_aot_inductor(path: Path, threads: int, permission: Permission) -> Classifier:
-    """Load the package, which is machine code; it runs on torch's own threads.
+    """Load the package, which is machine code; it runs on torch's threads.
 
     Raises:
         InputError: damaged, of another torch, or compiled for another processor.
@@ -64,7 +60,7 @@ def open_aot_inductor(path: Path, threads: int, permission: Permission) -> Class
     data = read_bytes(path)
     permission.ask_for_file(path, data, why=", a library that was compiled")
     try:
-        # A copy of the bytes that were looked at: the loader reads from a path.
+        # The loader reads from a path: give it a copy of the bytes that were checked.
         with quiet(), tempfile.NamedTemporaryFile(suffix=".pt2") as copy:
             copy.write(data)
             copy.flush()

@@ -1,4 +1,4 @@
-"""What every file of an exported model is, once it is opened."""
+"""What a format of exported models provides, and the function that an opened file is."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,19 +17,19 @@ Classifier: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class ModelFormat:
-    """One kind of file.
+    """A format of exported models.
 
     Attributes:
-        name: what --format takes.
-        file: its name in the folder.
-        require: given the name of the run's model, raises InputError where the machine lacks what writes or
-            opens the file, or the format cannot hold that model.
-        write: writes the module to a path. Raises InputError where the model or the machine cannot.
-        open: opens a file, for so many threads. What is code in it runs only with the permission. Raises
-            InputError where it is damaged, may not be run, or what reads it is not installed.
-        check: looks at what a file holds without running it, and says why it is no plain model; None where
-            there is nothing to see but its bytes.
-        is_code: the file is a program of this processor.
+        name: for --format.
+        file: the name of the file in the folder.
+        require: takes the name of the run's model; raises InputError if this machine cannot write or open the
+            format, or the format cannot hold the model.
+        write: writes a model to a path; raises InputError if that is not possible.
+        open: opens a file for a number of threads; code in it runs only with the permission. Raises
+            InputError if the file is damaged, may not be run, or a package is missing.
+        check: reads a file without running it, and says why it is no plain model; None if the format has
+            no such check.
+        is_code: the file is machine code.
     """
 
     name: str
@@ -42,7 +42,7 @@ class ModelFormat:
 
 
 def first_output(module: Callable[[Tensor, Tensor], Sequence[Tensor]]) -> Classifier:
-    """Of what gives logits and probabilities, the logits."""
+    """A function that returns the logits of a module that returns (logits, probabilities)."""
 
     def classify(pixels: Tensor, full_size: Tensor) -> Tensor:
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""model.onnx, one file with its weights, for ONNX Runtime and whatever else reads ONNX."""
+"""model.onnx: one file with its weights, for ONNX Runtime and other readers of ONNX."""
 
 import warnings
 from pathlib import Path
@@ -19,11 +19,7 @@ INPUTS, OUTPUTS = ["pixels", "full_size"], ["logits", "probabilities"]
 
 
 def require_onnx(model_name: str) -> None:
-    """Refuse a machine that cannot write, open or ask the file.
-
-    Raises:
-        InputError: a package is not installed.
-    """
+    """Raise InputError if a package is not installed."""
     del model_name
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package)
@@ -33,7 +29,7 @@ def write_onnx(model: ServedModel, path: Path) -> None:
     """Export by torch's exporter, and check the file.
 
     Raises:
-        InputError: onnx or onnxscript is not installed, or the model has an operation that ONNX has not.
+        InputError: onnx or onnxscript is not installed, or ONNX lacks an operation of the model.
         OSError: the disk is full or failing.
     """
     onnx = require("onnx")
@@ -42,7 +38,7 @@ def write_onnx(model: ServedModel, path: Path) -> None:
     try:
         with quiet(), torch.no_grad():
             program = torch.onnx.export(
-                model,  # and not its graph: QuantizeLinear is traced for ONNX alone
+                model,  # not its graph: QuantizeLinear is traced only for ONNX
                 arguments,
                 dynamic_shapes=free,
                 dynamo=True,
@@ -53,23 +49,18 @@ def write_onnx(model: ServedModel, path: Path) -> None:
             assert program is not None  # dynamo=True
             proto = program.model_proto
         for node in proto.graph.node:
-            # how each was traced, with places of this machine: most of a small file
+            # how each node was traced, with folders of this machine: most of a small file
             del node.metadata_props[:]
         data = proto.SerializeToString()
         onnx.checker.check_model(data)
     except Exception as error:
-        traced_program(model)  # which says in one line why there is no graph at all
+        traced_program(model)  # its error says in one line why there is no graph
         raise InputError(f"torch.onnx cannot export this model: {str(error)[:300]}") from error
     write_file(path, data)
 
 
 def open_onnx(path: Path, threads: int, permission: Permission) -> Classifier:
-    """Open the file with ONNX Runtime, on the CPU; it has no code, and no library of operators is loaded.
-
-    Args:
-        path: the file.
-        threads: of one call.
-        permission: not needed.
+    """Open the file with ONNX Runtime on the CPU; it holds no code, and no custom operators are loaded.
 
     Raises:
         InputError: onnxruntime is not installed, or cannot read the file.
@@ -94,7 +85,7 @@ def open_onnx(path: Path, threads: int, permission: Permission) -> Classifier:
 
 
 def require(package: str) -> Any:
-    """Import a package of the extra `export`, without what it warns of.
+    """Import a package of the extra `export`, without its warnings.
 
     Raises:
         InputError: it is not installed.

@@ -1,6 +1,6 @@
-"""Eight bits by ONNX Runtime: QDQ with measured ranges, or weights alone.
+"""int8 by ONNX Runtime: QDQ with measured ranges, or only the weights.
 
-The resizing and the last softmax are left as they are.
+The resizing and the last softmax are not quantized.
 """
 
 import contextlib
@@ -14,16 +14,15 @@ from torch import Tensor
 
 from flambeau.export.formats.onnx_file import require
 
-_BATCH = 8  # images at a time as ranges are measured: every tensor of the network is kept
+_BATCH = 8  # images per call while ranges are measured, which keeps every tensor of the network
 
 
 def quantize_static(source: Path, target: Path, images: Tensor) -> None:
     """Weights and activations as int8, per channel, ranges from images.
 
     Args:
-        source: of `write_onnx`.
-        target: the file to write.
-        images: (N, S, S, C) uint8 that the ranges are measured on.
+        source: a file of `write_onnx`.
+        images: (N, S, S, C) uint8 for the ranges.
 
     Raises:
         InputError: onnxruntime is not installed.
@@ -38,15 +37,15 @@ def quantize_static(source: Path, target: Path, images: Tensor) -> None:
             per_channel=True,
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
-            nodes_to_exclude=_left_as_they_are(prepared),
-            # Logits of 256 levels are equal where they should not be: 90 answers of 10,000 then changed,
-            # and 67 so (ResNet-18 on Fashion-MNIST).
+            nodes_to_exclude=_unquantized_nodes(prepared),
+            # Logits of 256 levels tie too often: 90 predictions of 10,000 changed with them, 67 without
+            # (ResNet-18 on Fashion-MNIST).
             extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm"]},
         )
 
 
 def quantize_dynamic(source: Path, target: Path) -> None:
-    """Weights of linear layers as int8, whose inputs are quantized as they come.
+    """Weights of linear layers as int8; their inputs are quantized at run time.
 
     Raises:
         InputError: onnxruntime is not installed.
@@ -59,7 +58,7 @@ def quantize_dynamic(source: Path, target: Path) -> None:
             per_channel=True,
             weight_type=quantization.QuantType.QInt8,
             op_types_to_quantize=["MatMul", "Gemm"],
-            nodes_to_exclude=_left_as_they_are(prepared),
+            nodes_to_exclude=_unquantized_nodes(prepared),
         )
 
 
@@ -70,7 +69,7 @@ def _quantization() -> Any:
 
 @contextlib.contextmanager
 def _prepared(source: Path) -> Iterator[Path]:
-    """The file with its shapes worked out and its constants folded, as long as the context is open."""
+    """The file with inferred shapes and folded constants, while the context is open."""
     shapes = require("onnxruntime.quantization.shape_inference")
     with tempfile.TemporaryDirectory() as folder:
         prepared = Path(folder, "prepared.onnx")
@@ -78,10 +77,10 @@ def _prepared(source: Path) -> Iterator[Path]:
         yield prepared
 
 
-def _left_as_they_are(path: Path) -> list[str]:
-    """Names of the nodes that compute with other numbers than float32, and of the last softmax.
+def _unquantized_nodes(path: Path) -> list[str]:
+    """Names of the nodes with other types than float32, and of the last softmax.
 
-    Of 256 levels, most of the probabilities of many classes would be 0.
+    With 256 levels, most probabilities of many classes would be 0.
     """
     onnx = require("onnx")
     graph = onnx.shape_inference.infer_shapes(onnx.load(str(path))).graph

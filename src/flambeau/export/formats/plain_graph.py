@@ -1,8 +1,8 @@
-"""A graph of torch.export that is called step by step: operators of torch by their names, and nothing else.
+"""Interprets a graph of torch.export: it calls operators of torch by their names, and nothing else.
 
 Source: own; the graph is the JSON of torch.export.save (schema 8 of PyTorch 2.8 to 2.15).
-Shapes need no expressions: what was symbolic in the trace is computed by the graph itself.
-Not for graphs with custom operators, objects of C++, mutated buffers or loops: they are refused by name.
+Shape expressions are not needed: the graph computes what was symbolic in the trace.
+Not for graphs with custom operators, C++ objects, mutated buffers or loops: they are refused by name.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from flambeau.export.formats.pt2_archive import NotPlain, PlainArchive, dtype_of
 
 _MAJOR = 8
 _ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)", re.ASCII)
-# Which open a file that the graph names, or do not look at where they read and write.
+# They open a file that the graph names, or do not check where they read and write.
 _FORBIDDEN = {"from_file", "save", "set", "set_", "segment_reduce"}
-# Of torch's inner operators those that a trace of a model has; others may trust what they are given.
+# The operators with an underscore that traces of models contain; others may not check their arguments.
 _INNER = {
     "__and__",
     "__iand__",
@@ -83,7 +83,7 @@ _MOST_BITS = 64
 
 
 def _bounded(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A power or a shift of numbers, without those that would take all memory."""
+    """A power or a shift of integers, refusing results that would take all memory."""
 
     def call(a: Any, b: Any) -> Any:
         if isinstance(a, int) and isinstance(b, int) and abs(b) > _MOST_BITS:
@@ -93,7 +93,7 @@ def _bounded(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return call
 
 
-_OF_NUMBERS: dict[str, Callable[..., Any]] = {
+_NUMBER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{
         f"_operator.{name}": getattr(operator, name)
         for name in (
@@ -143,7 +143,7 @@ def _cond(chosen: Any, yes: "PlainGraph", no: "PlainGraph", args: Sequence[Any] 
     return yes(*args) if chosen else no(*args)
 
 
-_OF_GRAPHS: dict[str, Callable[..., list[Any]]] = {
+_GRAPH_FUNCTIONS: dict[str, Callable[..., list[Any]]] = {
     "torch.ops.higher_order.wrap_with_set_grad_enabled": _same_mode,
     "torch.ops.higher_order.wrap_with_autocast": _autocast,
     "torch.ops.higher_order.cond": _cond,
@@ -152,33 +152,34 @@ _OF_GRAPHS: dict[str, Callable[..., list[Any]]] = {
 
 @dataclass(frozen=True)
 class _Slot:
-    """Where a value stands while a graph is called."""
+    """Stands for the value with an index in the list of values while the graph is called."""
 
     number: int
 
 
 @dataclass
 class _Step:
-    """One operator, its arguments with slots for what is computed before, and where its results go."""
+    """An operator, its arguments with slots for computed values, and the slots of its results."""
 
     function: Callable[..., Any]
     args: list[Any]
     kwargs: dict[str, Any]
     results: list[Any]
     is_tuple: bool
-    """Whether the operator gives several results, even if one of them is named."""
+    """Whether the operator returns several results, even if one of them is named."""
     done_with: list[int] = field(default_factory=list)
+    """Values that no later step needs."""
 
 
 class PlainGraph:
-    """A graph to be called.
+    """A graph that can be called.
 
     Args:
         graph: its JSON.
-        known: tensors that it has as inputs, by the names that they have in the graph.
+        known: tensors for some of its inputs, by their names in the graph.
 
     Raises:
-        NotPlain: an operator or a value that is not plain.
+        NotPlain: an operator or a value is not plain.
     """
 
     def __init__(self, graph: object, known: Mapping[str, Tensor]) -> None:
@@ -186,8 +187,8 @@ class PlainGraph:
         self._slots: dict[str, int] = {}
         self._start: list[Any] = []
         self._inputs = []
-        for given in _items(fields.get("inputs")):
-            name = _name_of(given)
+        for argument in _items(fields.get("inputs")):
+            name = _name_of(argument)
             number = self._new(name)
             if name in known:
                 self._start[number] = known[name]
@@ -200,15 +201,15 @@ class PlainGraph:
 
     @property
     def num_inputs(self) -> int:
-        """How many arguments it takes."""
+        """How many arguments the graph takes."""
         return len(self._inputs)
 
-    def __call__(self, *given: Any) -> list[Any]:
-        """Its outputs."""
-        if len(given) != len(self._inputs):
-            raise ValueError(f"the graph takes {len(self._inputs)} inputs, got {len(given)}")
+    def __call__(self, *args: Any) -> list[Any]:
+        """The outputs of the graph."""
+        if len(args) != len(self._inputs):
+            raise ValueError(f"the graph takes {len(self._inputs)} inputs, got {len(args)}")
         values = self._start.copy()
-        for number, value in zip(self._inputs, given, strict=True):
+        for number, value in zip(self._inputs, args, strict=True):
             values[number] = value
         for step in self._steps:
             result = step.function(
@@ -233,13 +234,15 @@ class PlainGraph:
         target = node.get("target")
         if not isinstance(target, str):
             raise NotPlain("an operator has no name")
-        of_graphs = target in _OF_GRAPHS
-        function = _OF_GRAPHS.get(target) or _OF_NUMBERS.get(target) or _operator(target)
+        takes_graphs = target in _GRAPH_FUNCTIONS
+        function = (
+            _GRAPH_FUNCTIONS.get(target) or _NUMBER_FUNCTIONS.get(target) or _operator(target)
+        )
         args = list[Any]()
         kwargs = dict[str, Any]()
-        for given in _items(node.get("inputs")):
-            fields = _dict(given, "input")
-            value = self._value(_dict(fields.get("arg"), "argument"), graphs=of_graphs)
+        for argument in _items(node.get("inputs")):
+            fields = _dict(argument, "input")
+            value = self._value(_dict(fields.get("arg"), "argument"), graphs=takes_graphs)
             if fields.get("kind") == 2:
                 kwargs[_text(fields.get("name"))] = value
             else:
@@ -247,13 +250,13 @@ class PlainGraph:
         outputs = _items(node.get("outputs"))
         results = [self._result(_dict(one, "output")) for one in outputs]
         lists_alone = len(results) == 1 and isinstance(results[0], list)
-        is_tuple = len(results) != 1 or of_graphs
-        if lists_alone and of_graphs:
+        is_tuple = len(results) != 1 or takes_graphs
+        if lists_alone and takes_graphs:
             results = results[0]
         return _Step(function, args, kwargs, results if outputs else [], is_tuple and bool(outputs))
 
     def _result(self, output: dict[str, Any]) -> Any:
-        """Where a result goes: a slot, a list of them, or None."""
+        """The destination of a result: a slot, a list of slots, or None."""
         kind, value = _only(output)
         if kind == "as_none":
             return None
@@ -262,13 +265,13 @@ class PlainGraph:
         return _Slot(self._new(_name_of(output)))
 
     def _value(self, argument: dict[str, Any], *, graphs: bool = False) -> Any:
-        """An argument: a constant, or a slot, or a list with slots in it."""
+        """An argument: a constant, a slot, or a list that may hold slots."""
         kind, value = _only(argument)
         if kind == "as_graph" and graphs:
             return PlainGraph(_dict(value, kind).get("graph"), {})
         if kind in _LISTS:
             return [self._value({_LISTS[kind]: one}) for one in _items(value)]
-        if kind in ("as_optional_tensors",):
+        if kind == "as_optional_tensors":
             return [self._value(_dict(one, kind)) for one in _items(value)]
         if kind == "as_optional_tensor":
             return self._value(_dict(value, kind))
@@ -284,7 +287,7 @@ class PlainGraph:
         return _constant(kind, value)
 
     def _release(self, kept: set[int]) -> None:
-        """Note after which step a value is not needed any more; weights stay."""
+        """Note after which step a value is not needed anymore; weights stay."""
         seen = kept | set(_slots_in(self._outputs))
         for step in reversed(self._steps):
             used = {
@@ -312,10 +315,10 @@ _LISTS = {
 
 
 def plain_graph(archive: PlainArchive) -> PlainGraph:
-    """The graph of an archive, with its weights; it takes the inputs of the user alone.
+    """The graph of an archive with its weights; it takes the inputs of the traced model.
 
     Raises:
-        NotPlain: an operator, an input or an output that is not plain.
+        NotPlain: an operator, an input or an output is not plain.
     """
     version = _dict(archive.program.get("schema_version"), "schema_version")
     if version.get("major") != _MAJOR:
@@ -350,18 +353,18 @@ _STORED = {
 
 
 def _operator(target: str) -> Callable[..., Any]:
-    """An operator of torch's own on tensors and numbers; none that opens a file or calls an object."""
-    found = _ATEN.fullmatch(target)
-    inner = found is not None and found[1].startswith("_") and found[1] not in _INNER
-    if found is None or inner or found[1] in _FORBIDDEN:
+    """An operator of torch on tensors and numbers; none that opens a file or calls an object."""
+    matched = _ATEN.fullmatch(target)
+    inner = matched is not None and matched[1].startswith("_") and matched[1] not in _INNER
+    if matched is None or inner or matched[1] in _FORBIDDEN:
         raise NotPlain(f"it calls {target[:80]!r}, which is no operator on tensors alone")
     packet: Any = None
     with contextlib.suppress(AttributeError):
-        packet = getattr(torch.ops.aten, found[1], None)
-    # Other attributes of a namespace or of an operator are of other types.
-    if type(packet) is not type(torch.ops.aten.add) or found[2] not in packet.overloads():
+        packet = getattr(torch.ops.aten, matched[1], None)
+    # Other attributes of the namespace or of an operator have other types.
+    if type(packet) is not type(torch.ops.aten.add) or matched[2] not in packet.overloads():
         raise NotPlain(f"this torch has no operator {target[:80]!r}")
-    overload: Callable[..., Any] = getattr(packet, found[2])
+    overload: Callable[..., Any] = getattr(packet, matched[2])
     schema: Any = overload._schema  # type: ignore[attr-defined]
     if _NO_TENSOR.search(
         " ".join(f"{argument.type} {argument.name}" for argument in schema.arguments)
@@ -388,7 +391,7 @@ def _constant(kind: str, value: Any) -> Any:
         return complex(
             _constant("as_float", fields.get("real")), _constant("as_float", fields.get("imag"))
         )
-    if kind == "as_float" and value in _WORDS:
+    if kind == "as_float" and value in _FLOAT_WORDS:
         return float(value)
     raise NotPlain(f"an argument is {kind[:40]} {str(value)[:80]!r}")
 
@@ -399,7 +402,7 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "as_bool": (bool,),
     "as_string": (str,),
 }
-_WORDS = ("Infinity", "-Infinity", "NaN")  # as torch writes floats that JSON has not
+_FLOAT_WORDS = ("Infinity", "-Infinity", "NaN")  # as torch writes floats that JSON lacks
 
 
 def _filled(part: Any, values: list[Any]) -> Any:
@@ -409,12 +412,12 @@ def _filled(part: Any, values: list[Any]) -> Any:
     return [_filled(one, values) for one in part] if kind is list else part
 
 
-def _store(places: Sequence[Any], results: Any, values: list[Any]) -> None:
-    for place, result in zip(places, results, strict=False):
-        if isinstance(place, _Slot):
-            values[place.number] = result
-        elif isinstance(place, list):
-            _store(place, result, values)
+def _store(targets: Sequence[Any], results: Any, values: list[Any]) -> None:
+    for target, result in zip(targets, results, strict=False):
+        if isinstance(target, _Slot):
+            values[target.number] = result
+        elif isinstance(target, list):
+            _store(target, result, values)
 
 
 def _slots_in(part: Any) -> list[int]:

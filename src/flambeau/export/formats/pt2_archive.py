@@ -1,8 +1,8 @@
-"""The members of a .pt2 file of torch.export as data: JSON and raw tensors, with nothing unpickled.
+"""Reads a .pt2 file of torch.export as data, JSON and raw tensors, without unpickling.
 
 Source: the layout of torch.export.pt2_archive (PyTorch 2.8 to 2.15), read with the standard library.
 `torch.export.load` unpickles what such a file may hold (sample inputs, tensor subclasses, opaque objects),
-evaluates its shape expressions and compiles its names as Python; here none of that is done.
+evaluates its shape expressions and compiles its names as Python; this reader does none of that.
 Not for files before PyTorch 2.8, which hold their weights as pickles.
 """
 
@@ -33,8 +33,8 @@ _NAMES = re.compile(
     r"|data/weights/(?:weight_[0-9]{1,9}|model_weights_config\.json)"
     r"|data/constants/(?:tensor_[0-9]{1,9}|model_constants_config\.json)|data/sample_inputs/model\.pt"
 )
-_MOST_MEMBERS = 200_000  # a tensor has one; the largest models have some thousand
-_MOST_SIZES = 64  # dimensions of a tensor, as torch allows
+_MOST_MEMBERS = 200_000  # one per tensor; the largest models have some thousands
+_MOST_SIZES = 64  # dimensions of a tensor, torch's limit
 # The numbers of torch.export's schema, several per line.
 _DTYPES = {
     1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float16", 7: "float32", 8: "float64",
@@ -44,21 +44,21 @@ _DTYPES = {
 
 
 class NotPlain(ValueError):
-    """A file that is damaged, or that holds more than a graph and tensors; the message says what."""
+    """The file is damaged or holds more than a graph and tensors; the message says what."""
 
 
 class NotWhole(NotPlain):
-    """A file whose bytes are damaged, or that is of another kind."""
+    """The bytes of the file are damaged, or it is of another format."""
 
 
 @dataclass(frozen=True)
 class PlainArchive:
-    """What a .pt2 file holds, read without running anything of it.
+    """The content of a .pt2 file.
 
     Attributes:
-        program: the JSON of its exported program.
-        weights: parameters and buffers, by name.
-        constants: tensors of the graph itself, by name.
+        program: the JSON of the exported program.
+        weights: parameters and buffers by name.
+        constants: tensors of the graph by name.
     """
 
     program: dict[str, Any]
@@ -69,11 +69,8 @@ class PlainArchive:
 def read_archive(data: bytes) -> PlainArchive:
     """Check every member of a .pt2 file and read those that are needed.
 
-    Args:
-        data: the bytes of the file.
-
     Raises:
-        NotPlain: damaged, of another layout, or with a member that only unpickling or loading as code reads.
+        NotPlain: the file is damaged or of another layout, or a member needs unpickling or is code.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -105,34 +102,33 @@ def read_archive(data: bytes) -> PlainArchive:
 
 
 def _members(archive: zipfile.ZipFile, size: int) -> dict[str, str]:
-    """Names below the root of the archive, with those in the archive."""
+    """The members: names below the root of the archive to names in it."""
     infos = archive.infolist()
     if not infos or len(infos) > _MOST_MEMBERS:
         raise NotPlain(f"it has {len(infos)} members")
-    if min(
-        info.header_offset for info in infos
-    ):  # of a cut file, the last archive inside it is found
+    # zipfile opens the last archive inside a cut file.
+    if min(info.header_offset for info in infos):
         raise NotWhole("it does not begin with an archive, or its end is missing")
     root = infos[0].filename.split("/")[0]
-    found: dict[str, str] = {}
+    members: dict[str, str] = {}
     total = 0
     for info in infos:
         name = info.filename.removeprefix(f"{root}/")
         total += info.file_size
         if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1 or total > size:
             raise NotPlain(f"{name[:80]!r} is compressed or encrypted, or larger than the file")
-        if name in found:
+        if name in members:
             raise NotPlain(f"{name[:80]!r} is there twice")
         if not _NAMES.fullmatch(name):
             raise NotPlain(
                 f"{name[:80]!r} is no part of a plain graph: it would be run or unpickled"
             )
-        found[name] = info.filename
-    return found
+        members[name] = info.filename
+    return members
 
 
 def _check_pickle(data: bytes, name: str) -> None:
-    """Refuse a pickle that names more than tensors and plain containers; it is followed on paper."""
+    """Refuse a pickle of more than tensors and plain containers; it is analyzed, not loaded."""
     with tempfile.TemporaryDirectory(prefix="flambeau-pt2-") as folder:
         path = Path(folder, "member.pt")
         path.write_bytes(data)
@@ -150,23 +146,23 @@ def _json(archive: zipfile.ZipFile, members: Mapping[str, str], name: str) -> di
     if name not in members:
         raise NotPlain(f"{name} is missing")
     try:
-        found = json.loads(archive.read(members[name]).decode(), object_pairs_hook=json_object)
+        content = json.loads(archive.read(members[name]).decode(), object_pairs_hook=json_object)
     except (ValueError, RecursionError) as error:
         raise NotPlain(f"{name}: {why_no_json(error)}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise NotPlain(f"{name} is no object")
-    return found
+    return content
 
 
 def _tensors(
     archive: zipfile.ZipFile, members: Mapping[str, str], folder: str, prefix: str, index: str
 ) -> dict[str, Tensor]:
-    """The tensors that an index lists; those in one file share their memory, as they did."""
+    """The tensors that an index lists; those in one file share its memory."""
     config = _json(archive, members, folder + index).get("config")
     if not isinstance(config, dict):
         raise NotPlain(f"{folder}{index} lists no tensors")
     memory: dict[str, Tensor] = {}
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for name, stored in config.items():
         entry = stored if isinstance(stored, dict) else {}
         file = entry.get("path_name")
@@ -176,41 +172,37 @@ def _tensors(
             raise NotPlain(f"{folder}{file[:80]} is missing")
         if file not in memory:
             memory[file] = _bytes(archive.read(members[folder + file]))
-        found[name] = _tensor(memory[file], entry.get("tensor_meta"), f"{folder}{file}")
-    return found
+        tensors[name] = _tensor(memory[file], entry.get("tensor_meta"), f"{folder}{file}")
+    return tensors
 
 
 def _bytes(data: bytes) -> Tensor:
-    """(N,) uint8 in memory of torch's own, which is aligned as its kernels like it."""
+    """(N,) uint8 in memory that torch allocates, aligned for its kernels."""
     held = torch.empty(len(data), dtype=torch.uint8)
     held.numpy()[:] = memoryview(data)
     return held
 
 
-def _tensor(memory: Tensor, meta: object, place: str) -> Tensor:
-    """A view of bytes as the index says; torch's own check is that of the storage alone."""
+def _tensor(memory: Tensor, meta: object, file: str) -> Tensor:
+    """The view of bytes that the index describes; torch itself checks only that it fits the storage."""
     facts = meta if isinstance(meta, dict) else {}
     dtype = dtype_of(facts.get("dtype"))
     sizes, strides = _numbers(facts.get("sizes")), _numbers(facts.get("strides"))
     (offset,) = _numbers([facts.get("storage_offset")])
     if len(sizes) != len(strides) or facts.get("layout") != 7:
-        raise NotPlain(f"{place}: it is no dense tensor")
+        raise NotPlain(f"{file}: it is no dense tensor")
     steps = sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
     last = offset + steps if math.prod(sizes) else -1
     whole = len(memory) // dtype.itemsize
     if last >= whole:
-        raise NotPlain(f"{place}: its tensor reaches beyond what the file holds")
+        raise NotPlain(f"{file}: its tensor reaches beyond what the file holds")
     if not math.prod(sizes):
         return torch.empty(sizes, dtype=dtype)
     return memory[: whole * dtype.itemsize].view(dtype).as_strided(sizes, strides, offset)
 
 
 def dtype_of(number: object) -> torch.dtype:
-    """The dtype that the format gives a number.
-
-    Raises:
-        NotPlain: there is none, in this torch.
-    """
+    """The dtype with a number of the format; NotPlain if this torch has none."""
     name = _DTYPES.get(number) if type(number) is int else None
     dtype = getattr(torch, name or "", None)
     if not isinstance(dtype, torch.dtype):
@@ -219,10 +211,10 @@ def dtype_of(number: object) -> torch.dtype:
 
 
 def _numbers(values: object) -> list[int]:
-    """Sizes, strides and offsets, which are numbers where tensors are stored, and no expressions."""
-    found = [value.get("as_int") if isinstance(value, dict) else None for value in _list(values)]
-    whole = [number for number in found if type(number) is int and 0 <= number < 1 << 62]
-    if len(whole) != len(found) or len(found) > _MOST_SIZES:
+    """Sizes, strides or offsets of a stored tensor, which are numbers and no expressions."""
+    numbers = [value.get("as_int") if isinstance(value, dict) else None for value in _list(values)]
+    whole = [number for number in numbers if type(number) is int and 0 <= number < 1 << 62]
+    if len(whole) != len(numbers) or len(numbers) > _MOST_SIZES:
         raise NotPlain("a stored tensor has a size that is no number")
     return whole
 

@@ -1,9 +1,9 @@
-"""Texts in a .pt2 file that `torch.export.load` would evaluate or compile: whether they are what they seem.
+"""Checks the texts in a .pt2 file that `torch.export.load` would evaluate or compile.
 
 Source: own; the forms are those that torch.export.save writes (PyTorch 2.8 to 2.15).
-`plain_graph` needs none of them, but whoever opens the file otherwise, such as by its example.py, runs them:
-shape expressions go through sympy, which evaluates text; names and guards become lines of Python; a tree of
-inputs may name a module to import.
+`plain_graph` needs none of them, but other readers of the file, such as its example.py, run them: sympy
+evaluates shape expressions as text, names and guards become lines of Python, and a tree of inputs may name a
+module to import.
 """
 
 import ast
@@ -76,14 +76,7 @@ _PATHS = ("parameter_name", "buffer_name", "tensor_constant_name")
 
 
 def check_words(program: dict[str, Any]) -> None:
-    """Refuse texts that are more than names and arithmetic.
-
-    Args:
-        program: the JSON of an exported program.
-
-    Raises:
-        NotPlain: which one.
-    """
+    """Raise NotPlain for a text in the JSON of an exported program that is more than names and arithmetic."""
     for key, value in _texts(program):
         if key == "expr_str" and not _is_expression(value):
             raise NotPlain(f"a size in it is no arithmetic: {value[:80]!r}")
@@ -98,7 +91,7 @@ def check_words(program: dict[str, Any]) -> None:
 
 
 def _texts(value: Any) -> Iterator[tuple[str, str]]:
-    """All texts, each with the key under which it or its list stands."""
+    """All texts, each with the key of it or of the list that holds it."""
     waiting = [("", value)]
     while waiting:
         key, one = waiting.pop()
@@ -119,11 +112,11 @@ def _tree_of(text: str) -> ast.AST | None:
 
 @functools.lru_cache(maxsize=10_000)
 def _is_expression(text: str) -> bool:
-    """What sympy's `srepr` writes of sizes: numbers, symbols, and functions of them."""
+    """Whether a text is what sympy's `srepr` writes for sizes: numbers, symbols, functions of them."""
     tree = _tree_of(text) if len(text) < 1 << 20 else None
     if tree is None:
         return False
-    texts = set()  # allowed only where they are no expression in turn
+    texts = set()  # the strings that are allowed
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS:
@@ -145,7 +138,7 @@ def _is_expression(text: str) -> bool:
 
 
 def _is_guard(text: str) -> bool:
-    """A comparison of sizes of inputs, such as L['x'].size()[1] <= 9."""
+    """Whether a text compares sizes of inputs, such as L['x'].size()[1] <= 9."""
     tree = _tree_of(text) if len(text) < 1 << 20 else None
     if tree is None:
         return False
@@ -159,7 +152,7 @@ def _is_guard(text: str) -> bool:
 
 
 def _is_tree(text: str) -> bool:
-    """A tree of tuples, lists and dicts with texts as keys."""
+    """Whether a text is a tree of tuples, lists and dicts with texts as keys."""
     try:
         waiting = [json.loads(text)]
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Silence around exporters and compilers, whose notes are on themselves; errors are raised all the same."""
+"""Silence around exporters and compilers, whose notes concern only themselves; errors are still raised."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Without warnings, log lines and prints: torch.export prints a whole graph before it raises."""
+    """Suppress warnings, log lines and prints: torch.export prints a whole graph before it raises."""
     before = logging.root.manager.disable
     with (
         warnings.catch_warnings(),

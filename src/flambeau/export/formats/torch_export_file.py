@@ -1,7 +1,7 @@
-"""model.pt2 of torch.export: a graph that any torch of this version or later loads, on any machine.
+"""model.pt2 of torch.export: a graph that this version of torch or a later one loads on any machine.
 
-`torch.export.load` unpickles and compiles what such a file names, so it is read as data (`plain_graph`).
-What cannot be read so is code, and loaded only from a folder that is the user's own or trusted.
+`torch.export.load` unpickles and compiles what a file names, so files are read as data (`plain_graph`).
+A file that cannot be read so counts as code, which runs only if this user made the folder or trusts it.
 """
 
 import io
@@ -25,7 +25,7 @@ def write_torch_export(model: ServedModel, path: Path) -> None:
     """Trace the model and save its graph with its weights.
 
     Raises:
-        InputError: the model has no graph.
+        InputError: the model cannot be traced.
         OSError: the disk is full or failing.
     """
     program = traced_program(model)
@@ -36,11 +36,11 @@ def write_torch_export(model: ServedModel, path: Path) -> None:
 
 
 def open_torch_export(path: Path, threads: int, permission: Permission) -> Classifier:
-    """Open the graph; it runs on torch's own threads.
+    """Open the graph; it runs on torch's threads.
 
     Raises:
-        InputError: damaged, or of a later torch.
-        UntrustedCode: there is more in it than a graph, and it may not be run.
+        InputError: the file is damaged, or of a later torch.
+        UntrustedCode: the file holds more than a graph, and it may not be run.
     """
     del threads
     data = read_bytes(path)
@@ -61,7 +61,7 @@ def open_torch_export(path: Path, threads: int, permission: Permission) -> Class
 
 
 def check_torch_export(path: Path) -> str | None:
-    """Why a file is no plain graph; None where it is one. Nothing of it is run."""
+    """Why a file is no plain graph; None if it is one. Nothing in it is run."""
     try:
         read_plain(read_bytes(path))
     except NotPlain as error:
@@ -70,10 +70,10 @@ def check_torch_export(path: Path) -> str | None:
 
 
 def read_plain(data: bytes) -> PlainGraph:
-    """The graph of a file that is nothing but a graph and tensors; nothing of it is run.
+    """The graph of a file that holds only a graph and tensors; nothing in it is run.
 
     Raises:
-        NotPlain: it is more, or damaged.
+        NotPlain: the file holds more, or is damaged.
     """
     try:
         archive = read_archive(data)
@@ -87,11 +87,7 @@ def read_plain(data: bytes) -> PlainGraph:
 
 
 def read_bytes(path: Path) -> bytes:
-    """All of a file, once: what is checked is then what is used.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """The content of a file, read once, so that what is checked is what is used; InputError if unreadable."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The graph of a model by torch.export, with any number and size of images."""
+"""The graph of a model by torch.export, for any number and size of images."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ MOST_IMAGES, LONGEST_SIDE = 4096, 65535
 
 
 def example_call(model: ServedModel) -> tuple[tuple[Tensor, Tensor], dict[str, Any]]:
-    """Arguments to trace the model with, and which of their sizes stay free."""
+    """Example arguments, and which of their sizes stay dynamic."""
     side = model.resize.size
     # Two images and three different sides: 0, 1 and equal numbers would be frozen into the graph.
     shape = (2, side + 9, side + 23, model.channels)
@@ -27,29 +27,29 @@ def example_call(model: ServedModel) -> tuple[tuple[Tensor, Tensor], dict[str, A
 
 
 def traced_program(model: ServedModel) -> ExportedProgram:
-    """Trace the model; its numbers of images, rows and columns stay free.
+    """Trace the model with dynamic numbers of images, rows and columns.
 
     Raises:
-        InputError: the network depends on values, or on the number of images, in a way that no graph holds.
+        InputError: the path through the network depends on values or on the number of images.
     """
     arguments, free = example_call(model)
     try:
         with quiet(), torch.no_grad():
             program = torch.export.export(model, arguments, dynamic_shapes=free, strict=False)
-    except Exception as error:  # what a model of the user's raises, and torch's many own exceptions
+    except Exception as error:  # of the user's model, and of torch
         raise InputError(
-            f"torch.export cannot make a graph of this model{_place(model, error)}: {first_line(error)}\n"
+            f"torch.export cannot make a graph of this model{_location(model, error)}: {first_line(error)}\n"
             "A forward() whose path depends on values, or on the number of images, has no graph: "
             "see https://docs.pytorch.org/docs/stable/export.html"
         ) from error
     for node in program.graph.nodes:
-        # source lines of this machine, with their places: a third of a small file
+        # source lines with folders of this machine: a third of a small file
         node.meta.pop("stack_trace", None)
     return program
 
 
-def _place(model: ServedModel, error: Exception) -> str:
-    """The line of the user's own file that an error has come through."""
+def _location(model: ServedModel, error: Exception) -> str:
+    """The line of the user's file that an error has come through, in parentheses."""
     name = model.origin.get("model", "")
     if not is_function(name):
         return ""

@@ -1,4 +1,4 @@
-"""model.safetensors: the weights alone, for a class of timm, torchvision or flambeau's small ones."""
+"""model.safetensors: only the weights, for a class of timm, torchvision or flambeau."""
 
 import json
 from pathlib import Path
@@ -16,15 +16,11 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.trainer.parts.model import build_model
 from flambeau.user_code import is_function
 
-_KEY = "flambeau"  # in the header of the file: how the class is made, and what images become
+_KEY = "flambeau"  # in the header of the file: the arguments of ServedModel
 
 
 def require_known_class(model_name: str) -> None:
-    """Refuse a model whose class nobody else has.
-
-    Raises:
-        InputError: the class is in a file of the user's own.
-    """
+    """Raise InputError for a model whose class is in a file of the user."""
     if is_function(model_name):
         raise InputError(
             f"--format safetensors holds weights alone, and the class of {model_name} is in your own file\n"
@@ -33,7 +29,7 @@ def require_known_class(model_name: str) -> None:
 
 
 def write_weights(model: ServedModel, path: Path) -> None:
-    """Write the weights by the names of the class.
+    """Write the weights by their names in the class.
 
     Raises:
         OSError: the disk is full or failing.
@@ -43,11 +39,11 @@ def write_weights(model: ServedModel, path: Path) -> None:
 
 
 def open_weights(path: Path, threads: int, permission: Permission) -> Classifier:
-    """Make the class and load the weights; it runs on torch's own threads.
+    """Make the model and load its weights; it runs on torch's threads.
 
     Raises:
-        InputError: damaged, or of a class that this timm or torchvision has not.
-        UntrustedCode: it names a class in a file, as no export of flambeau does, and that may not be run.
+        InputError: the file is damaged, or this timm or torchvision lacks the class.
+        UntrustedCode: it names a class in a file, as no export of flambeau does, which may not be run.
     """
     del threads
     try:
@@ -75,7 +71,7 @@ def open_weights(path: Path, threads: int, permission: Permission) -> Classifier
 
 
 def check_weights(path: Path) -> str | None:
-    """Why a file is not the weights of a known class; None where it is. Nothing of it is run."""
+    """Why a file does not hold weights of a known class; None if it does. Nothing in it is run."""
     data = read_bytes(path)
     try:
         load(data)
@@ -86,7 +82,7 @@ def check_weights(path: Path) -> str | None:
 
 
 def _origin(data: bytes) -> dict[str, Any]:
-    """What `write_weights` has put into the header."""
+    """The arguments of ServedModel that `write_weights` has put into the header."""
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     origin: dict[str, Any] = json.loads(header["__metadata__"][_KEY])
     return origin

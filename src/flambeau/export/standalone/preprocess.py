@@ -1,7 +1,7 @@
-"""Image files to what the model of this folder takes: reading with Pillow, resizing with NumPy.
+"""Image files to the input of the model in this folder: reading with Pillow, resizing with NumPy.
 
-`read_image` is all that the model needs: the rest is in its graph. `prepare` is the same resizing and
-cropping in NumPy, bit by bit, for batches of images of different sizes, and to be ported to other languages.
+The model needs only `read_image`; the rest is in its graph. `prepare` is the same resizing and cropping in
+NumPy, equal to the bit, for batches of images of different sizes and for ports to other languages.
 
 H, W: height and width as decoded, C: channels, S: side of the images as the network sees them.
 """
@@ -18,7 +18,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
 
 class Preprocessing:
-    """How images become the input of one model.
+    """Makes the input of one model from images.
 
     Args:
         folder: of the export, with export.json.
@@ -74,7 +74,7 @@ class Preprocessing:
         return image if image.mode == mode else image.convert("RGB").convert(mode)
 
     def prepare(self, pixels: NDArray[np.uint8], full_size: Any) -> NDArray[np.uint8]:
-        """Of what `read_image` gives: the shorter side resized, then the centre, (S, S, C) uint8."""
+        """Resize the shorter side of an image from `read_image` and crop the centre: (S, S, C) uint8."""
         full = [int(side) for side in full_size]
         middle = [min(side, 8 * min(full) + side % 2) for side in full]
         shorter = self.size if full == [self.size, self.size] else self.shorter
@@ -94,7 +94,7 @@ class Preprocessing:
         return x.astype(np.uint8)
 
     def normalize(self, prepared: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The network's own input, (1, C, S, S) float32, of what `prepare` gives; a part of the graph."""
+        """The input of the network itself, (1, C, S, S) float32, from `prepare`; the graph includes this."""
         x = (prepared.astype(np.float32) - self.mean * np.float32(255)) / (
             self.std * np.float32(255)
         )
@@ -103,7 +103,7 @@ class Preprocessing:
     def _filter(
         self, begin: int, length: int, resized: int, total: int
     ) -> tuple[NDArray[np.float64], float]:
-        """Integer weights (S, total) of the centred S of the resized positions, as float64; and their one."""
+        """Integer weights (S, total) of the centred S resized positions in float64, and that for 1.0."""
         reach = 2 if self.interpolation == "bicubic" else 1
         scale = length / resized
         stretch = max(scale, 1.0)
