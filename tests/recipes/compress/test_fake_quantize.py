@@ -301,3 +301,17 @@ def test_refusals() -> None:
         fake_quantize(nn.ReLU(), [x])
     with pytest.raises(ValueError, match="no layer of the model rounds"):
         to_integers(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_channel_of_zeros_stays_zero_in_half_precision(dtype: torch.dtype) -> None:
+    layer = nn.Linear(4, 3, bias=False).to(dtype)
+    with torch.no_grad():
+        layer.weight[1] = 0
+    rounded = QuantizedLayer(layer, weight_bits=8, input_bits=8)
+    rounded.quantize_input.observe(torch.linspace(-1, 1, 9))
+    x = torch.linspace(-1, 1, 8, dtype=dtype).view(2, 4)
+    assert rounded(x)[:, 1].tolist() == [0, 0]
+    assert rounded(x).isfinite().all()
+    rounded.store_codes()
+    assert rounded(x)[:, 1].tolist() == [0, 0]

@@ -187,3 +187,30 @@ def test_refusals() -> None:
         cubic_sparsity(0, final=1.0, first_step=0, last_step=1)
     with pytest.raises(ValueError, match="first_step is before"):
         cubic_sparsity(0, final=0.5, first_step=1, last_step=1)
+
+
+def test_a_pattern_keeps_what_was_pruned_before() -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(16, 4, bias=False)
+    masks = WeightMasks(layer)
+    masks.prune(0.7)
+    gone = ~masks.masks["weight"]
+    masks.prune_pattern()
+    assert not masks.masks["weight"][gone].any()
+    assert masks.masks["weight"].view(4, 4, 4).sum(2).max() <= 2
+    with torch.no_grad():
+        layer.weight += 1  # as an optimizer would
+    masks.apply()
+    assert not layer.weight[gone].any()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_inputs_of_a_transposed_convolution_are_its_first_dimension(groups: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose2d(8, 6, 3, groups=groups, bias=False)
+    masks = WeightMasks(layer)
+    assert masks.prune_pattern() == ["weight"]
+    kept = layer.weight.detach().ne(0)  # (in, out / groups, 3, 3)
+    assert kept.unfold(0, 4, 4).sum(-1).eq(2).all()
+    narrow = nn.ConvTranspose2d(8, 8, 3, groups=4)  # two inputs per group
+    assert WeightMasks(narrow).prune_pattern() == []

@@ -1,5 +1,6 @@
 """Sizes against torch's own layers, unused positions and receptive fields against gradients."""
 
+import itertools
 import random
 
 import pytest
@@ -56,6 +57,37 @@ def test_transposed(size: int, kernel: int, stride: int, padding: int, dilation:
     more = min(1, max(stride, dilation) - 1)
     window = Window(kernel, stride, padding, dilation, transposed=True, output_padding=more)
     assert window.output(size) == convolution(window)(torch.zeros(1, 1, size)).shape[2]
+
+
+def test_positions_that_no_tap_reads_are_those_without_a_gradient() -> None:
+    for _ in range(300):
+        window = Window(
+            RANDOM.randint(1, 6), RANDOM.randint(1, 6), RANDOM.randint(0, 9), RANDOM.randint(1, 5)
+        )
+        size = RANDOM.randint(1, 12)
+        if size + 2 * window.padding < window.extent:
+            continue
+        x = torch.ones(1, 1, size, requires_grad=True)
+        convolution(window)(x).sum().backward()
+        assert x.grad is not None
+        assert window.unused(size) == int((x.grad == 0).sum()), (size, window)
+
+
+def test_pooling_of_small_inputs_is_torchs() -> None:
+    for kernel, stride, padding, dilation, size in itertools.product(
+        range(1, 5), range(1, 5), range(4), (1, 2), range(1, 7)
+    ):
+        case = (kernel, stride, padding, dilation, size)
+        try:
+            pool = nn.MaxPool1d(kernel, stride, padding, dilation, ceil_mode=True)
+            expected = pool(torch.zeros(1, 1, size)).shape[2]
+        except RuntimeError:
+            expected = 0
+        try:
+            got = Window(kernel, stride, padding, dilation, ceil_mode=True).output(size)
+        except ValueError:
+            got = 0
+        assert got == expected, case
 
 
 def test_a_chain_sees_what_its_gradient_reaches() -> None:

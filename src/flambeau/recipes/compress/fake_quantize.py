@@ -47,6 +47,11 @@ class _ScaleGradient(torch.autograd.Function):
         return gradient * ctx.factor, None
 
 
+def _least(dtype: torch.dtype) -> float:
+    """The least scale, above 0 in the dtype: float16 has nothing like 1e-12."""
+    return max(1e-12, torch.finfo(dtype).tiny)
+
+
 class FakeQuantize(nn.Module):
     """Rounds to whole steps of a learned size within a range of `bits` bits, in floating point.
 
@@ -113,7 +118,7 @@ class FakeQuantize(nn.Module):
             scale = _ScaleGradient.apply(scale, factor)
             zero_point = _ScaleGradient.apply(zero_point, factor)
         # A step that training has made negative rounds as its absolute value does.
-        scale = scale.abs().clamp(min=1e-12)
+        scale = scale.abs().clamp(min=_least(x.dtype))
         zero_point = _Round.apply(zero_point.clamp(self.low, self.high))
         scale, zero_point = (self.along(t, x.ndim).to(x.dtype) for t in (scale, zero_point))
         inside = torch.maximum(
@@ -158,7 +163,7 @@ class FakeQuantize(nn.Module):
         return codes.to(torch.int8 if self.symmetric else torch.uint8)
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
-        scale = self.scale.detach().abs().clamp(min=1e-12)
+        scale = self.scale.detach().abs().clamp(min=_least(self.scale.dtype))
         zero_point = self.zero_point.detach()
         return scale, zero_point.clamp(self.low, self.high).round()
 
@@ -323,10 +328,7 @@ def fake_quantize(
             new.quantize_input.observe(torch.cat(seen[name]))
             new.train(layer.training)
             quantized.append(name)
-            if name:
-                result.set_submodule(name, new)
-            else:
-                result = new
+            result = _replaced(result, result.get_submodule(name), new)
     if not quantized:
         raise ValueError(f"there is nothing to round: {left or 'no convolution or linear layer'}")
     return Prepared(result, quantized, left)
@@ -360,6 +362,16 @@ def to_integers(model: nn.Module) -> nn.Module:
         if layer.weight_codes is None:
             layer.store_codes()
     return result.requires_grad_(False)
+
+
+def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with `new` in the place of `old`, under each name that it has."""
+    names = [name for name, m in model.named_modules(remove_duplicate=False) if m is old]
+    if "" in names:
+        return new
+    for name in names:
+        model.set_submodule(name, new)
+    return model
 
 
 def _inputs(

@@ -81,8 +81,8 @@ def fold_batchnorm(model: nn.Module, *example: Any) -> Folded:
     for copied in (exact, result):
         for norm_name, layer_name in folded.items():
             layer, norm = copied.get_submodule(layer_name), copied.get_submodule(norm_name)
-            copied.set_submodule(layer_name, fold_pair(layer, norm))
-            copied.set_submodule(norm_name, _what_stays(norm))
+            _replace(copied, layer, fold_pair(layer, norm))
+            _replace(copied, norm, _what_stays(norm))
     if not _equal(_run(exact, inputs), expected):
         raise ValueError(
             "the folded model gives something else on the example: a layer is used in a way that torch.fx "
@@ -139,6 +139,13 @@ def fold_pair(layer: nn.Module, norm: nn.Module) -> nn.Module:
     result.weight = nn.Parameter((weight.double() * factor).to(weight.dtype), trains)
     result.bias = nn.Parameter(shift.to(weight.dtype), trains)
     return result
+
+
+def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another, under each name that it has."""
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module is old:
+            model.set_submodule(name, new)
 
 
 def _kind(value: object) -> str:

@@ -347,17 +347,26 @@ def low_bit(
         raise ValueError("the model has no nn.Conv2d or nn.Linear besides those that are skipped")
     for name in names:
         if name not in skip:
+            layer = result.get_submodule(name)
             new = LowBitLayer(
-                result.get_submodule(name),
+                layer,
                 method,
                 bits=bits,
                 input_bits=input_bits,
                 gradient_bits=gradient_bits,
             )
-            if not name:
-                return new
-            result.set_submodule(name, new)
+            result = _replaced(result, layer, new)
     return result
+
+
+def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
+    """The model with `new` in the place of `old`, under each name that it has."""
+    names = [name for name, m in model.named_modules(remove_duplicate=False) if m is old]
+    if "" in names:
+        return new
+    for name in names:
+        model.set_submodule(name, new)
+    return model
 
 
 def packed(model: nn.Module) -> nn.Module:

@@ -18,15 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-_LAYERS = (
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-    nn.Linear,
-)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.Linear)
 
 
 def cubic_sparsity(
@@ -94,6 +87,7 @@ class WeightMasks:
         if not names:
             raise ValueError("the model has no weights of convolutions or linear layers")
         self._weights = {name: parameters[name] for name in names}
+        self._layers = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
         self.masks = {
             name: torch.ones_like(w, dtype=torch.bool) for name, w in self._weights.items()
         }
@@ -132,22 +126,32 @@ class WeightMasks:
     def prune_pattern(self, kept: int = 2, of: int = 4) -> list[str]:
         """Of each `of` weights in a row over the input channels, keep the `kept` largest.
 
+        What is pruned by now stays 0, also where a row then keeps fewer.
+
         Returns:
-            Names of the parameters that have the pattern now; the rest has a number of inputs that `of` does
-            not divide, or fewer than two dimensions.
+            Names of the parameters that have the pattern now; the rest has a number of inputs (per group)
+            that `of` does not divide, or fewer than two dimensions.
 
         Raises:
             ValueError: not 0 < kept < of.
         """
         if not 0 < kept < of:
             raise ValueError(f"some of the weights stay and some go, got {kept} of {of}")
-        names = [name for name, w in self._weights.items() if w.ndim > 1 and w.shape[1] % of == 0]
-        for name in names:
-            size = self._weights[name].detach().abs().movedim(1, -1)
+        names = []
+        for name, weight in self._weights.items():
+            layer = self._layers[name]
+            # The inputs of a transposed convolution are dimension 0, those of all its groups.
+            axis = int(not isinstance(layer, _TRANSPOSED))
+            groups = 1 if axis else int(getattr(layer, "groups", 1))
+            if weight.ndim < 2 or weight.shape[axis] // groups % of:
+                continue
+            names.append(name)
+            size = weight.detach().abs().masked_fill(~self.masks[name], -1).movedim(axis, -1)
             rows = size.reshape(-1, of)
             mask = torch.zeros_like(rows, dtype=torch.bool)
             mask.scatter_(1, rows.topk(kept, dim=1).indices, True)
-            self.masks[name] = mask.view(size.shape).movedim(-1, 1).contiguous()
+            pattern = mask.view(size.shape).movedim(-1, axis)
+            self.masks[name] = (pattern & self.masks[name]).contiguous()
         self.apply()
         return names
 

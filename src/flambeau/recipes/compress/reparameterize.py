@@ -231,11 +231,11 @@ def reparameterize(model: nn.Module, *example: Any) -> Reparameterized:
     inputs = [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in example]
     with torch.no_grad():
         expected = _flat(exact(*inputs))
-        exact, fused = _fuse_blocks(exact, "")
+        exact, fused = _fuse_blocks(exact, "", {})
         if not fused:
             raise ValueError("no module has a method fuse, reparameterize or switch_to_deploy")
         got = _flat(exact(*inputs))
-        result, _ = _fuse_blocks(copy.deepcopy(model), "")
+        result, _ = _fuse_blocks(copy.deepcopy(model), "", {})
     for a, b in zip(got, expected, strict=True):
         # timm rounds fused weights to float32, even here; a wrong fusion is wrong in the first digits.
         if a.shape != b.shape or (a - b).abs().max() > 1e-4 * b.abs().max().clamp(min=1e-3):
@@ -245,18 +245,33 @@ def reparameterize(model: nn.Module, *example: Any) -> Reparameterized:
     return Reparameterized(result.eval(), fused)
 
 
-def _fuse_blocks(module: nn.Module, name: str) -> tuple[nn.Module, list[str]]:
-    """The module or what takes its place, and the names of the blocks; outer ones first, then inside."""
+def _fuse_blocks(
+    module: nn.Module, name: str, done: dict[nn.Module, nn.Module]
+) -> tuple[nn.Module, list[str]]:
+    """The module or what replaces it, and the names of the fused blocks; outer ones first, then inside.
+
+    Args:
+        module: of that name in the model.
+        done: modules that were here before, under another name, and what replaces them.
+    """
+    if module in done:
+        return done[module], []
+    old = module
     names = []
     for method in ("fuse", "reparameterize", "switch_to_deploy"):
         if callable(way := getattr(module, method, None)):
             like = next(module.parameters())  # timm makes new layers in the default type
-            found = way()
-            module = (found if isinstance(found, nn.Module) else module).to(like.device, like.dtype)
+            fused = way()
+            module = (fused if isinstance(fused, nn.Module) else module).to(like.device, like.dtype)
             names.append(name)
             break
-    for child_name, child in list(module.named_children()):
-        new, inside = _fuse_blocks(child, f"{name}.{child_name}" if name else child_name)
+    done[old] = done[module] = module
+    children = [
+        (n, m) for n, m in module.named_modules(remove_duplicate=False) if n and "." not in n
+    ]
+    for child_name, child in children:
+        full_name = f"{name}.{child_name}" if name else child_name
+        new, inside = _fuse_blocks(child, full_name, done)
         names += inside
         if new is not child:
             module.set_submodule(child_name, new)

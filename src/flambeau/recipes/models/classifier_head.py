@@ -94,7 +94,7 @@ def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None)
     for name in layers:
         if name not in candidates:
             raise ValueError(f"{name!r} cannot be replaced as a head. " + _listed(candidates))
-        _replace(model, name, candidates[name], num_classes)
+        _replace(model, candidates[name], num_classes)
     return _named(model, layers)
 
 
@@ -111,18 +111,23 @@ def _reset(model: Any, num_classes: int) -> Head:
     return _owners(model, set(model.parameters()) - old)
 
 
-def _replace(model: nn.Module, name: str, old: Any, num_classes: int) -> None:
+def _replace(model: nn.Module, old: Any, num_classes: int) -> None:
+    """Put a new layer in the place of the old one, under each name that it has."""
     weight = old.weight
     settings: Any = {"bias": old.bias is not None, "device": weight.device, "dtype": weight.dtype}
     kind: Any = next(kind for kind in (nn.Linear, *_CONVOLUTIONS) if isinstance(old, kind))
     kernel = () if kind is nn.Linear else (1,)
     new = kind(weight.shape[1], num_classes, *kernel, **settings)
-    model.set_submodule(name, new.train(old.training))
-    parts = name.split(".")
-    for around in (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))):
-        for attribute in ("num_classes", "num_labels"):
-            if vars(around).get(attribute) == weight.shape[0]:
-                setattr(around, attribute, num_classes)
+    new.train(old.training)
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module is not old:
+            continue
+        model.set_submodule(name, new)
+        parts = name.split(".")
+        for around in (model.get_submodule(".".join(parts[:depth])) for depth in range(len(parts))):
+            for attribute in ("num_classes", "num_labels"):
+                if vars(around).get(attribute) == weight.shape[0]:
+                    setattr(around, attribute, num_classes)
 
 
 def _output_layers(model: nn.Module) -> list[str]:

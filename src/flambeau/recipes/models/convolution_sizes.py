@@ -25,7 +25,8 @@ class Window:
         dilation: positions from one tap to the next.
         transposed: as nn.ConvTranspose2d.
         output_padding: of a transposed one, positions added at the end of the output.
-        ceil_mode: as in nn.MaxPool2d: a last window may hang over the end, but not begin beyond it.
+        ceil_mode: as in nn.MaxPool2d: a last window may reach beyond the end, but not begin there; a pooling,
+            whose padding is at most half of its kernel.
 
     Raises:
         ValueError: a number out of its range.
@@ -56,6 +57,12 @@ class Window:
             raise ValueError("output_padding is for a transposed convolution")
         if self.output_padding >= max(self.stride, self.dilation) and self.transposed:
             raise ValueError("output_padding must be less than stride or dilation")
+        if self.ceil_mode and self.transposed:
+            raise ValueError("ceil_mode is for a pooling, not for a transposed convolution")
+        if self.ceil_mode and self.padding > self.kernel // 2:
+            raise ValueError(
+                f"a pooling takes at most half of its kernel of {self.kernel} as padding, got {self.padding}"
+            )
 
     @property
     def extent(self) -> int:
@@ -68,19 +75,20 @@ class Window:
         Raises:
             ValueError: none: the input with its padding is smaller than the window.
         """
+        room = size + 2 * self.padding - self.extent
         if self.transposed:
-            found = (size - 1) * self.stride - 2 * self.padding + self.extent + self.output_padding
+            count = (size - 1) * self.stride - 2 * self.padding + self.extent + self.output_padding
+        elif self.ceil_mode:
+            count = -(-room // self.stride) + 1
+            if (count - 1) * self.stride >= size + self.padding:
+                count -= 1  # the last window would begin beyond the end
         else:
-            room = size + 2 * self.padding - self.extent
-            found = room // self.stride + 1
-            if self.ceil_mode and room % self.stride and found * self.stride < size + self.padding:
-                found += 1
-            found = 0 if room < 0 else found
-        if found < 1:
+            count = room // self.stride + 1 if room >= 0 else 0
+        if count < 1:
             raise ValueError(
                 f"a window of {self.extent} positions does not fit {size} with {self.padding} at each end"
             )
-        return found
+        return count
 
     def unused(self, size: int) -> int:
         """Positions of the input that no tap reads, so that their gradients are zero; 0 if transposed."""
@@ -90,10 +98,10 @@ class Window:
         windows = self.output(size) * self.stride
         for k in range(self.kernel):
             first = k * self.dilation - self.padding
-            places = slice(
-                first if first >= 0 else first % self.stride, first + windows, self.stride
-            )
-            read[places] = b"1" * len(range(*places.indices(size)))
+            start = first if first >= 0 else first % self.stride
+            taps = range(start, min(size, first + windows), self.stride)
+            for position in taps:
+                read[position] = 1
         return read.count(0)
 
 
@@ -181,14 +189,13 @@ def picture(size: int, window: Window, *, columns: int = 78) -> str:
         ....###
     """
     count = window.output(size)
+    shown = size
     across = size + 2 * window.padding
     if window.transposed:
-        count = size
-        across = (size - 1) * window.stride + window.extent
+        shown, count = count, size
+        across = (size - 1) * window.stride + window.extent + window.output_padding
     ruler = "".join(
-        "+"
-        if p < window.padding or p >= across - window.padding
-        else str((p - window.padding) % 10)
+        str((p - window.padding) % 10) if 0 <= p - window.padding < shown else "+"
         for p in range(across)
     )
     lines = [ruler]
