@@ -1,5 +1,6 @@
 """The summary of a model, against torch's own counters and against what is countable by hand."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,11 @@ def test_lazy_layers_get_their_sizes() -> None:
     assert summary.modules[0].parameters == 4 * 2 * 9 + 4 + 5 * 64 + 5
     assert summary.modules[0].output == ((1, 5),)
     assert isinstance(model[2], nn.LazyLinear)
+    # ... and their initialization is no part of the forward pass.
+    plain = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 5))
+    expected = summarize(plain, (torch.empty(1, 2, 6, 6),)).modules
+    for lazy, usual in zip(summary.modules, expected, strict=True):
+        assert lazy == dataclasses.replace(usual, kind=lazy.kind)
 
 
 class Reads(nn.Module):

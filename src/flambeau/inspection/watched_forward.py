@@ -66,7 +66,12 @@ def _copied(
     model: nn.Module, inputs: tuple[_Args, _Kwargs], *, values: bool
 ) -> Iterator[tuple[nn.Module, _Args, _Kwargs]]:
     if values:
-        yield (copy.deepcopy(model), *with_values(inputs))
+        copied = copy.deepcopy(model)
+        args, kwargs = with_values(inputs)
+        if any(map(is_lazy, (*copied.parameters(), *copied.buffers()))):
+            with torch.no_grad():  # what initializes them is no part of the forward pass
+                copied.eval()(*args, **kwargs)
+        yield copied, args, kwargs
         return
     with fake_tensor_mode():
         memo: dict[int, Any] = {id(t): _empty(t) for t in (*model.parameters(), *model.buffers())}
