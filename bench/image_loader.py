@@ -191,11 +191,13 @@ def parse() -> argparse.Namespace:
 
 
 def copy_photos(data: Path, folder: Path) -> int:
-    found = [path for path in sorted(data.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
-    for number, path in enumerate(found[:MOST_IMAGES]):
+    photos = [path for path in sorted(data.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
+    if not photos:
+        sys.exit(f"{data} holds no .jpg and no .jpeg: name a folder of photographs with --data")
+    for number, path in enumerate(photos[:MOST_IMAGES]):
         (folder / str(number % 10)).mkdir(parents=True, exist_ok=True)
         shutil.copy(path, folder / str(number % 10) / f"{number:04}.jpg")
-    return min(len(found), MOST_IMAGES)
+    return min(len(photos), MOST_IMAGES)
 
 
 def start(names: list[str], folder: Path) -> list[Contender]:
