@@ -38,8 +38,8 @@ flambeau doctor resnet18 --input 32,3,224,224     a step of a model, on random n
 
 The script runs for some seconds, several times, and is ended. What it writes is thrown away.
 """
-_OF_SCRIPTS = {"seconds": 8.0, "steps": 20, "limit": "5min", "trials_may_write": False}
-_OF_STEPS = {"input": (), "memory": None, "trust": False}
+_SCRIPT_DEFAULTS = {"seconds": 8.0, "steps": 20, "limit": "5min", "trials_may_write": False}
+_STEP_DEFAULTS = {"input": (), "memory": None, "trust": False}
 _BATCH = 8  # images of a step of a model; chosen
 
 
@@ -147,7 +147,9 @@ def _is_data(word: str) -> bool:
 
 def _check(arguments: argparse.Namespace, *, is_script: bool) -> None:
     """Refuse what would have no effect, and set the defaults of the rest."""
-    own, others = (_OF_SCRIPTS, _OF_STEPS) if is_script else (_OF_STEPS, _OF_SCRIPTS)
+    own, others = (
+        (_SCRIPT_DEFAULTS, _STEP_DEFAULTS) if is_script else (_STEP_DEFAULTS, _SCRIPT_DEFAULTS)
+    )
     for name in others:
         # --trust of flambeau train is one of this command, too: see _of_script
         if getattr(arguments, name) and not (name == "trust" and "--" not in arguments.rest):
@@ -216,12 +218,12 @@ def _of_steps(target: str, arguments: argparse.Namespace) -> "Answer":
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.input and _is_run(target):
         raise InputError("--input is of MODEL alone: a run reads its own data; leave it out")
-    from flambeau.tune.step.step_answer import Looks, answer_of_steps
+    from flambeau.tune.step.step_answer import StepOptions, answer_of_steps
 
     def file(name: str | None) -> Path | None:
         return None if name is None else outside(Path(name))
 
-    looks = Looks(
+    looks = StepOptions(
         rounds=0 if arguments.no_trials else arguments.rounds,
         budget_s=parse_seconds(arguments.budget, name="--budget"),
         trace=file(arguments.trace),

@@ -18,9 +18,9 @@ from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
-    from flambeau.tune.search.levers import FirstTrial, Lever
+    from flambeau.tune.search.levers import TrialFacts, Lever
     from flambeau.tune.search.run_tune import Options
-    from flambeau.tune.search.search import Found
+    from flambeau.tune.search.search import SearchResult
 
 HELP = "find the settings with which a training runs fastest here"
 TAKES_REST = True
@@ -196,14 +196,14 @@ def _folder_at(command: Sequence[str]) -> int | None:
 
 def _levers(
     given: Sequence[str] | None, objective: str, device: str, folder: str | None
-) -> "Callable[[FirstTrial], list[Lever]]":
+) -> "Callable[[TrialFacts], list[Lever]]":
     """Levers by what the first trial has shown: of `flambeau train`, or of a script (`given` is None)."""
     import torch
 
     from flambeau.recipes.setup.environment import default_device
     from flambeau.tune.search.levers import (
-        AsItIs,
-        LoaderAsItIs,
+        RunFacts,
+        LoaderFacts,
         levers_of_script,
         levers_of_train,
     )
@@ -211,18 +211,18 @@ def _levers(
     place = default_device() if device == "auto" else torch.device(device)
     if given is None:
         return lambda first: levers_of_script(
-            place, first if isinstance(first, LoaderAsItIs) else None
+            place, first if isinstance(first, LoaderFacts) else None
         )
     return lambda first: levers_of_train(
         given,
         objective=objective,
         device=place,
         folder=folder,
-        run=first if isinstance(first, AsItIs) else None,
+        run=first if isinstance(first, RunFacts) else None,
     )
 
 
-def _as_json(found: "Found") -> dict[str, object]:
+def _as_json(found: "SearchResult") -> dict[str, object]:
     return {
         "choice": found.choice,
         "together": None if found.together is None else found.together.times,
@@ -251,7 +251,7 @@ def _low(gain: "Gain | None") -> float | None:
     return None if gain is None or math.isnan(gain.low) else gain.low
 
 
-def _print(found: "Found", file: Path | None) -> None:
+def _print(found: "SearchResult", file: Path | None) -> None:
     from flambeau.tune.doctor.formatting import reasons_in_full
 
     def shown(gain: "Gain | None") -> str:

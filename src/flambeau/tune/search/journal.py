@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.tune.search.levers import AsItIs, Choice
+from flambeau.tune.search.levers import Choice, RunFacts
 
 Row = dict[str, Any]
 """A trial: key, choice, step_s, bytes, start_s, failure, and where they are known losses, run and loader."""
@@ -85,8 +85,8 @@ def is_row(row: object) -> bool:
         and _is_number(row.get("start_s"))
         and isinstance(row.get("losses", []), list)
         and all(_is_number(loss, is_finite=False) for loss in row.get("losses", []))
-        and _tells_the_run(row.get("run"))
-        and _tells_the_loader(row.get("loader"))
+        and _is_run_facts(row.get("run"))
+        and _is_loader_facts(row.get("loader"))
     )
 
 
@@ -96,10 +96,12 @@ def _is_number(value: object, *, is_finite: bool = True) -> bool:
     return not is_finite or (math.isfinite(value) and value >= 0)
 
 
-def _tells_the_run(run: object) -> bool:
+def _is_run_facts(run: object) -> bool:
     if run is None:
         return True
-    if not isinstance(run, dict) or not run.keys() <= {f.name for f in dataclasses.fields(AsItIs)}:
+    if not isinstance(run, dict) or not run.keys() <= {
+        f.name for f in dataclasses.fields(RunFacts)
+    }:
         return False
     counts = [run.get("batch_size"), run.get("accumulate", 1)]
     others = [value for name, value in run.items() if name not in ("batch_size", "accumulate")]
@@ -108,7 +110,7 @@ def _tells_the_run(run: object) -> bool:
     )
 
 
-def _tells_the_loader(loader: object) -> bool:
+def _is_loader_facts(loader: object) -> bool:
     if loader is None:
         return True
     if not isinstance(loader, dict) or not isinstance(loader.get("repeats"), bool):

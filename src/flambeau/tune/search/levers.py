@@ -70,7 +70,7 @@ class Lever:
 
 
 @dataclass(frozen=True)
-class AsItIs:
+class RunFacts:
     """What the first trial has shown of a run of `flambeau train` without any lever.
 
     Attributes:
@@ -89,7 +89,7 @@ class AsItIs:
 
 
 @dataclass(frozen=True)
-class LoaderAsItIs:
+class LoaderFacts:
     """What the first trial has shown of the DataLoader of a script.
 
     Attributes:
@@ -101,7 +101,7 @@ class LoaderAsItIs:
     shared: tuple[str, ...] = ()
 
 
-FirstTrial = AsItIs | LoaderAsItIs | None
+TrialFacts = RunFacts | LoaderFacts | None
 """What a trial tells: of `flambeau train`, of a script with a DataLoader, nothing."""
 
 
@@ -110,7 +110,7 @@ def levers_of_train(
     *,
     objective: str,
     device: torch.device,
-    run: AsItIs | None = None,
+    run: RunFacts | None = None,
     folder: str | None = None,
 ) -> list[Lever]:
     """Levers of `flambeau train` that the user has not set.
@@ -121,11 +121,11 @@ def levers_of_train(
         run: as it is; None where it is not known.
         folder: of its images; None where they are no folder.
     """
-    levers = _all_of_train(objective, device, run)
+    levers = _train_levers(objective, device, run)
     if run is not None and folder is not None and objective == "throughput":
         levers.append(Lever("packed copy", _packed(run, folder)))
     if run is not None and not _is_given("parts", given):  # which cut a step already
-        levers += _of_batch(objective, run)
+        levers += _batch_levers(objective, run)
     free = [one for one in levers if not any(_is_given(name, given) for name in _flags_of(one))]
     return [one for one in free if one.settings]
 
@@ -139,7 +139,7 @@ def _flags_of(lever: Lever) -> set[str]:
     return words | {lever.name}
 
 
-def _all_of_train(objective: str, device: torch.device, run: AsItIs | None) -> list[Lever]:
+def _train_levers(objective: str, device: torch.device, run: RunFacts | None) -> list[Lever]:
     # `auto` takes bf16 where that is native, else fp16 on a GPU and fp32 on a CPU.
     others = {"cuda": ["tf32", "fp16"]} if native_bf16(device) else {"cuda": ["fp32"]}
     values = others.get(device.type, ["fp32"] if native_bf16(device) else [])
@@ -160,7 +160,7 @@ def _all_of_train(objective: str, device: torch.device, run: AsItIs | None) -> l
     return found
 
 
-def _of_batch(objective: str, run: AsItIs) -> list[Lever]:
+def _batch_levers(objective: str, run: RunFacts) -> list[Lever]:
     """Smaller forward passes for the same step, and other steps, which are reported only."""
     parts = [
         (run.batch_size // count, run.accumulate * count)
@@ -187,7 +187,7 @@ def _of_batch(objective: str, run: AsItIs) -> list[Lever]:
     return levers
 
 
-def _packed(run: AsItIs, folder: str) -> tuple[Setting, ...]:
+def _packed(run: RunFacts, folder: str) -> tuple[Setting, ...]:
     """The same images in one file, and smaller ones, where the run waits for them."""
     if run.data_wait is None or _is_fed(run):
         return ()
@@ -206,7 +206,7 @@ def _batch_words(size: int, accumulate: int) -> tuple[str, ...]:
     return ("--batch-size", f"{size}", "--accumulate", f"{accumulate}")
 
 
-def levers_of_script(device: torch.device, loader: LoaderAsItIs | None = None) -> list[Lever]:
+def levers_of_script(device: torch.device, loader: LoaderFacts | None = None) -> list[Lever]:
     """What can be changed in any script from outside.
 
     Args:
@@ -250,7 +250,7 @@ def levers_of_script(device: torch.device, loader: LoaderAsItIs | None = None) -
     return [one for one in found if one.settings]
 
 
-def _of_workers(loader: LoaderAsItIs | None) -> list[Lever]:
+def _of_workers(loader: LoaderFacts | None) -> list[Lever]:
     """How many read, and whether they stay, where that does not change what is read."""
     if loader is not None and loader.repeats:
         return []
@@ -267,12 +267,12 @@ def _can_compile(device: torch.device) -> bool:
     return device.type == "cuda" or shutil.which("g++") is not None
 
 
-def _is_fed(run: AsItIs | None) -> bool:
+def _is_fed(run: RunFacts | None) -> bool:
     """It hardly waits for data."""
     return run is not None and run.data_wait is not None and run.data_wait < _WAITS
 
 
-def _worker_counts(run: AsItIs | None) -> list[str]:
+def _worker_counts(run: RunFacts | None) -> list[str]:
     """0, and powers of two up to twice the CPUs, but for the number there is and those that cannot help."""
     counts = [0]
     while (count := max(1, 2 * counts[-1])) <= 2 * usable_cpus():

@@ -21,9 +21,9 @@ from flambeau.trainer.settings.settings import FIELDS
 from flambeau.tune.doctor.remedies import REPEATS
 from flambeau.tune.doctor.trial import Script, Trial, signals_raise
 from flambeau.tune.search.journal import Journal
-from flambeau.tune.search.levers import AsItIs, Choice, FirstTrial, Lever, LoaderAsItIs, Setting
+from flambeau.tune.search.levers import Choice, Lever, LoaderFacts, RunFacts, Setting, TrialFacts
 from flambeau.tune.search.packed_copy import PackedCopies
-from flambeau.tune.search.search import Found, Measured, Search
+from flambeau.tune.search.search import Measured, Search, SearchResult
 from flambeau.tune.watch.plan import Plan
 
 _LOSS_LINES = 3  # of metrics.jsonl, ten steps each
@@ -82,7 +82,7 @@ class Trials:
             self.copies = PackedCopies(folder, journal.parent, limit_s=script.limit_s)
         self.levers: dict[str, Lever] = {}
         """By name; a trial may set those that are in it."""
-        self.newest: FirstTrial = None
+        self.newest: TrialFacts = None
         """What the newest trial has shown."""
         self._options, self._say = options, say
         asked = json.dumps([list(script.command), options.objective, options.seconds])
@@ -104,7 +104,7 @@ class Trials:
             self.num_run += 1
             row = {"choice": dict(choice), **self._run(choice)}
             self._journal.add(row)
-        self.newest = first_trial_in(row)
+        self.newest = trial_facts(row)
         cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
         if cost is not None:
             cost /= math.prod(one.samples for one in self._settings(choice))
@@ -145,19 +145,19 @@ class Trials:
             for metrics in folder.glob(f"{RUNS}/*/metrics.jsonl"):
                 lines = _first_lines(metrics)
                 found["losses"] = [line["train_loss"] for line in lines]
-                found["run"] = _as_it_is(metrics.with_name("config.toml"), lines)
+                found["run"] = _run_facts(metrics.with_name("config.toml"), lines)
 
         script = dataclasses.replace(self._script, command=command)
         trial = script.run(plan, before_removal=read_run if self._is_train else lambda _: None)
         return _row(trial) | found
 
 
-def first_trial_in(row: Mapping[str, Any]) -> FirstTrial:
+def trial_facts(row: Mapping[str, Any]) -> TrialFacts:
     """What a row of the journal tells of its run, or of the loader of a script."""
     if row.get("run"):
-        return AsItIs(**row["run"])
+        return RunFacts(**row["run"])
     loader = row.get("loader")
-    return LoaderAsItIs(loader["repeats"], tuple(loader["shared"])) if loader else None
+    return LoaderFacts(loader["repeats"], tuple(loader["shared"])) if loader else None
 
 
 def _files_in(command: Sequence[str]) -> bytes:
@@ -199,8 +199,8 @@ def _first_lines(file: Path) -> list[dict[str, Any]]:
     return [row for row in rows if "train_loss" in row][:_LOSS_LINES]
 
 
-def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The fields of `AsItIs` by the settings that a run has resolved; None if it has not."""
+def _run_facts(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The fields of `RunFacts` by the settings that a run has resolved; None if it has not."""
     if not file.exists():
         return None
     settings = load_toml(file)
@@ -217,14 +217,14 @@ def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
 
 def tune(
     script: Script,
-    levers_of: Callable[[FirstTrial], Sequence[Lever]],
+    levers_of: Callable[[TrialFacts], Sequence[Lever]],
     options: Options,
     *,
     is_train: bool,
     journal: Path,
     say: Callable[[str], None],
     data_at: int | None = None,
-) -> Found:
+) -> SearchResult:
     """Find the best setting of levers.
 
     Args:
@@ -250,18 +250,18 @@ def tune(
 
 def _search(
     trials: Trials,
-    levers_of: Callable[[FirstTrial], Sequence[Lever]],
+    levers_of: Callable[[TrialFacts], Sequence[Lever]],
     options: Options,
     *,
     journal: Path,
     say: Callable[[str], None],
-) -> Found:
+) -> SearchResult:
     began = time.monotonic()
     first = trials.measure({})
     if first.cost is None:
         raise InputError(first.failure)
     levers = levers_of(trials.newest)
-    if isinstance(trials.newest, LoaderAsItIs) and trials.newest.repeats:
+    if isinstance(trials.newest, LoaderFacts) and trials.newest.repeats:
         say(f"workers and persistent workers are {REPEATS}")
     trials.levers = {lever.name: lever for lever in levers}
 
@@ -284,7 +284,7 @@ def _search(
     return found
 
 
-def tuned_toml(found: Found, given: Mapping[str, Any] | None = None) -> str:
+def tuned_toml(found: SearchResult, given: Mapping[str, Any] | None = None) -> str:
     """The chosen flags of `flambeau train` as a file for `--config`, with the rest as comments.
 
     Args:

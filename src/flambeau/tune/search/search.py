@@ -50,7 +50,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The result.
 
     Attributes:
@@ -96,7 +96,7 @@ class Search:
         self._reference: Choice = {}
         self._reference_losses: tuple[float, ...] | None = None
 
-    def run(self, levers: Sequence[Lever], *, first: Measured) -> Found:
+    def run(self, levers: Sequence[Lever], *, first: Measured) -> SearchResult:
         """Search: lever after lever, and then once more what may be better, in twice as many pairs.
 
         Args:
@@ -125,7 +125,7 @@ class Search:
         steps = [self._with_alone(one, choice) for one in steps]
         known = {lever.name: lever for lever in levers}
         settings = tuple(known[name].setting(value) for name, value in choice.items())
-        return Found(choice, settings, tuple(steps), together)
+        return SearchResult(choice, settings, tuple(steps), together)
 
     def _with_alone(self, step: Step, choice: Choice) -> Step:
         """What a chosen value gives without the others that are chosen."""

@@ -28,7 +28,7 @@ _RECORDED = 3  # steps whose memory is written
 
 
 @dataclasses.dataclass(frozen=True)
-class Looks:
+class StepOptions:
     """How much is measured, and written.
 
     Attributes:
@@ -44,7 +44,7 @@ class Looks:
     memory: Path | None = None
 
 
-def answer_of_steps(steps: Steps, looks: Looks, *, say: Callable[[str], None]) -> Answer:
+def answer_of_steps(steps: Steps, looks: StepOptions, *, say: Callable[[str], None]) -> Answer:
     """Measure steps, and try what is advised.
 
     Args:

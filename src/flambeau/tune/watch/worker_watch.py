@@ -1,4 +1,4 @@
-"""What the processes of a DataLoader do while their training's window is open."""
+"""What DataLoader workers do while the window of their trainer is open."""
 
 import os
 import threading
@@ -12,33 +12,31 @@ from flambeau.tune.watch.interrupt_sampler import sampler_of
 from flambeau.tune.watch.plan import write_whole
 from flambeau.tune.watch.step_watch import as_rows
 from flambeau.tune.watch.thread_state import (
-    OWN_THREADS,
+    WATCH_THREADS,
     forget_files,
     run_times,
     threads_of_process,
 )
 
 _WRITTEN_EVERY_S = 0.5
-_BUSY = (
-    0.01  # share of the time that a thread has a CPU from which on it is one that computes; chosen
-)
-_KNOWN_AFTER_S = 10.0  # a process that is no worker by then will be none
+_BUSY = 0.01  # a thread with a larger share of CPU time counts as computing; chosen
+_KNOWN_AFTER_S = 10.0  # a process that is no worker by then never becomes one
 
 
 def watch_worker(folder: Path, parent: int) -> None:
-    """Look at this process if it turns out to be a worker; its results are written all the time.
+    """Watch this process if it turns out to be a worker; its results are written twice per second.
 
     Args:
         folder: of the trial.
-        parent: process number of the training that it reads for.
+        parent: process number of its trainer.
     """
     forget_files()
     watch = _WorkerWatch(folder, parent)
-    threading.Thread(target=watch.run, name=OWN_THREADS, daemon=True).start()
+    threading.Thread(target=watch.run, name=WATCH_THREADS, daemon=True).start()
 
 
 class _WorkerWatch:
-    """Made in the main thread, which a worker reads in; the rest goes on in another one."""
+    """Made in the main thread, in which a worker reads; `run` in another one."""
 
     def __init__(self, folder: Path, parent: int) -> None:
         self._window = folder / f"{parent}.window"
@@ -83,10 +81,10 @@ def _threads_of_worker() -> dict[str, tuple[int, int]]:
 
 
 def busy_threads(then: Mapping[int, float], now: Mapping[int, float], elapsed_s: float) -> int:
-    """How many threads have computed in a time; pools that libraries have made and nobody uses do not count.
+    """How many threads have computed, not counting idle threads of libraries' pools.
 
     Args:
-        then, now: seconds of CPU by thread, see `run_times`.
+        then, now: CPU seconds by thread, see `run_times`.
         elapsed_s: between them.
     """
     used = (seconds - then.get(thread, 0.0) for thread, seconds in now.items())
