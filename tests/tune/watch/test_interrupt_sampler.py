@@ -1,4 +1,4 @@
-"""Samples that the main thread takes of itself: right for microseconds and for sleep; nothing is left behind."""
+"""Samples that the main thread takes of itself: right for microseconds and for sleep; nothing is left."""
 
 import contextlib
 import signal

@@ -1,4 +1,4 @@
-"""The trials of `flambeau tune`, a line of JSON each, in a file that a kill may have cut anywhere."""
+"""The trials of `flambeau tune`, one JSON line each, in a file that may have been cut off anywhere."""
 
 import dataclasses
 import json
@@ -10,41 +10,41 @@ from typing import Any
 from flambeau.tune.search.levers import Choice, RunFacts
 
 Row = dict[str, Any]
-"""A trial: key, choice, step_s, bytes, start_s, failure, and where they are known losses, run and loader."""
+"""A trial: key, choice, step_s, bytes, start_s, failure; if known also losses, run and loader."""
 
 
 class Journal:
-    """Rows of one search, appended one by one, and those of an interrupted one to be taken up.
+    """Appends the trials of a search, and gives back those of an interrupted search.
 
     Args:
-        file: that need not be there.
-        key: of the search; rows of others are passed over.
+        file: need not exist.
+        key: of the search; rows of other searches are ignored.
     """
 
     def __init__(self, file: Path, key: str) -> None:
         self._file, self._key = file, key
-        # A line that cannot be read is None: its trial is run again, and those around it stay.
+        # An unreadable line is None: only its own trial is run again.
         self._earlier: list[Row | None] = self._read()
 
     def take(self, choice: Choice) -> Row | None:
-        """The row of an interrupted search, if this trial was its next one; it is given once."""
+        """The row of an interrupted search if this trial was its next one; each row is returned once."""
         wanted = dict(choice)
-        at = next((n for n, row in enumerate(self._earlier) if row is not None), None)
-        if at is None:
+        index = next((n for n, row in enumerate(self._earlier) if row is not None), None)
+        if index is None:
             self._earlier.clear()
             return None
-        row = self._earlier[at]
+        row = self._earlier[index]
         if row is not None and row["choice"] == wanted:
-            del self._earlier[: at + 1]
+            del self._earlier[: index + 1]
             return row
-        if at:  # the one that is asked for may be in the line before
+        if index:  # the unreadable line before may have been this trial
             del self._earlier[0]
-        else:  # from where two searches part, nothing of the earlier one counts
+        else:  # the searches differ from here on
             self._earlier.clear()
         return None
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a trial of this search, on a line of its own whatever the file ends with."""
+        """Append a trial of this search, on a new line even if the last one was cut off."""
         line = json.dumps({"key": self._key, **row}).encode() + b"\n"
         with self._file.open("ab+") as file:
             if file.tell():
@@ -60,18 +60,18 @@ class Journal:
         for line in self._file.read_bytes().splitlines():
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError):  # cut off, or no row at all
+            except (ValueError, RecursionError):  # cut off, or no JSON
                 rows.append(None)
                 continue
             if isinstance(row, dict) and row.get("key") != self._key and "key" in row:
                 continue
             rows.append(row if is_row(row) else None)
-        # What was wrong with the run as it is has been put right, or else fails again soon.
+        # A failure without any lever has been fixed since, or soon fails again.
         return [row for row in rows if row is None or row["choice"] or not row["failure"]]
 
 
 def is_row(row: object) -> bool:
-    """Whether it has what a trial has, in its types: a line may be cut, edited, or of another version."""
+    """Whether it has the fields of a trial: a line may be cut, edited, or of another version."""
     if not isinstance(row, dict):
         return False
     choice, failure = row.get("choice"), row.get("failure")
