@@ -52,23 +52,23 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.compare.run_comparison import compare_runs
     from flambeau.compare.verdict import verdict
 
-    found = compare_runs(left, right)
+    comparison = compare_runs(left, right)
     more: dict[str, Any] = {}
-    said = verdict(found, replayed=arguments.replay)
-    if arguments.replay and found.has_evidence:
+    said = verdict(comparison, replayed=arguments.replay)
+    if arguments.replay and comparison.has_evidence:
         from flambeau.compare.replay import replay
         from flambeau.compare.replay_verdict import replay_verdict
 
-        result = replay(found, trust=arguments.trust, say=say)
-        said += "\n\n" + replay_verdict(found, result)
+        result = replay(comparison, trust=arguments.trust, say=say)
+        said += "\n\n" + replay_verdict(comparison, result)
         more = {"replay": result.as_json()}
     if arguments.json:
-        print_json([{**found.as_json(), **more, "verdict": said}])
+        print_json([{**comparison.as_json(), **more, "verdict": said}])
     else:
-        _print(found, said)
-    if not found.has_evidence:
+        _print(comparison, said)
+    if not comparison.has_evidence:
         raise InputError(f"{left} and {right} have no step in common that could be compared")
-    return 0 if found.is_same else 1
+    return 0 if comparison.is_same else 1
 
 
 def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
@@ -96,36 +96,36 @@ def _loss(left: Path, right: Path, *, as_json: bool) -> int:
     return 0 if lines.is_same else 1
 
 
-def _print(found: "RunComparison", said: str) -> None:
+def _print(comparison: "RunComparison", said: str) -> None:
     """The findings, one line each, and the verdict."""
     from flambeau.compare.verdict import fact_text, figure_line, listed_steps
 
-    _say(f"{found.runs[0].folder.path} and {found.runs[1].folder.path}")
+    _say(f"{comparison.runs[0].folder.path} and {comparison.runs[1].folder.path}")
     for kind in ("setting", "data", "environment", "history"):
         for matters in (True, False):
-            facts = [f for f in found.facts if f.kind == kind and f.matters is matters]
+            facts = [f for f in comparison.facts if f.kind == kind and f.matters is matters]
             note = "" if matters else ", without effect on the numbers"
             if facts:
                 _say(f"  {kind}{note}: {'; '.join(map(fact_text, facts))}")
-    if found.sample is not None:
-        _say(f"  first sample that differs: {found.sample.text}")
-    lines = found.lines
+    if comparison.sample is not None:
+        _say(f"  first sample that differs: {comparison.sample.text}")
+    lines = comparison.lines
     if lines.num_figures:
         same = f"identical for {lines.identical_steps} steps" if lines.identical_steps else ""
         first = "" if lines.first is None else figure_line(lines.first)
         _say(f"  metrics.jsonl: {', then '.join(filter(None, (same, first)))}")
-    if found.equal_steps:
-        _say(f"  checkpoints: equal to the bit at {listed_steps(found.equal_steps)}")
-    if found.state is not None:
-        _print_state(found)
+    if comparison.equal_steps:
+        _say(f"  checkpoints: equal to the bit at {listed_steps(comparison.equal_steps)}")
+    if comparison.state is not None:
+        _print_state(comparison)
     for paragraph in ("", *said.split("\n")):
         _say(paragraph)
 
 
-def _print_state(found: "RunComparison") -> None:
+def _print_state(comparison: "RunComparison") -> None:
     from flambeau.compare.verdict import value_text
 
-    state = found.state
+    state = comparison.state
     assert state is not None
     _say(
         f"  checkpoint of step {state.step}: {len(state.tensors)} of {state.num_tensors} tensors differ"

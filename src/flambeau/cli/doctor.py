@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.reading_flags import add_trust
 from flambeau.cli.table import print_json, print_table
@@ -38,8 +38,13 @@ flambeau doctor resnet18 --input 32,3,224,224     a step of a model, on random n
 
 The script runs for some seconds, several times, and is ended. What it writes is thrown away.
 """
-_SCRIPT_DEFAULTS = {"seconds": 8.0, "steps": 20, "limit": "5min", "trials_may_write": False}
-_STEP_DEFAULTS = {"input": (), "memory": None, "trust": False}
+_SCRIPT_DEFAULTS: dict[str, Any] = {
+    "seconds": 8.0,
+    "steps": 20,
+    "limit": "5min",
+    "trials_may_write": False,
+}
+_STEP_DEFAULTS: dict[str, Any] = {"input": (), "memory": None, "trust": False}
 _BATCH = 8  # images of a step of a model; chosen
 
 
