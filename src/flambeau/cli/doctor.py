@@ -297,11 +297,6 @@ def script_of(
 ) -> "Iterator[Script]":
     """A command in its sandbox: says what trials can do to the user's files, and at the end what they did.
 
-    Args:
-        arguments: with the flag of `add_sandbox_flag`.
-        limit_s: of one trial.
-        verb: doctor or tune, for messages.
-
     Raises:
         InputError: nothing here keeps the command from the user's files, and the flag is not given.
     """
@@ -335,14 +330,10 @@ def _say_changes(changed: "ChangedFiles", sandbox_folders: Sequence[Path], verb:
 
 
 def command_of(words: Sequence[str], *, verb: str) -> list[str]:
-    """The command to run.
-
-    Args:
-        words: those after the command's own flags: `-- COMMAND ...`, or arguments of `flambeau train`.
-        verb: doctor or tune, for messages.
+    """The command to run, from `-- COMMAND ...` or the arguments of `flambeau train`.
 
     Raises:
-        InputError: they are neither.
+        InputError: the words are neither.
     """
     words = list(words)
     if "--" in words:

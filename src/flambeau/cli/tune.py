@@ -201,12 +201,7 @@ def _levers(
     import torch
 
     from flambeau.recipes.setup.environment import default_device
-    from flambeau.tune.search.levers import (
-        LoaderFacts,
-        RunFacts,
-        levers_of_script,
-        levers_of_train,
-    )
+    from flambeau.tune.search.levers import LoaderFacts, RunFacts, levers_of_script, levers_of_train
 
     on = default_device() if device == "auto" else torch.device(device)
     if given is None:

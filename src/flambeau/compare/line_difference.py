@@ -45,8 +45,6 @@ class MetricLines:
         first: the first of these that differs.
         last: by name the figures of the last lines that both have: step, and the value in each.
         speeds: the median of images_per_s in each.
-        rollbacks: the lines of rollbacks in each.
-        is_cut: the files are longer than the limit.
     """
 
     steps: tuple[int, int] = (0, 0)
@@ -185,11 +183,7 @@ def _joined(left: _Lines, right: _Lines) -> Iterator[tuple[int, tuple[_Group, _G
 
 
 def markdown_table(lines: MetricLines, names: tuple[str, str]) -> str:
-    """Both runs' figures in a table, for a comment on a pull request.
-
-    Args:
-        names: of the runs; they may hold any characters.
-    """
+    """Both runs' figures in a table, for a comment on a pull request."""
     first = lines.first
     if first is not None:
         change = "" if first.change is None else f" ({first.change:+.3g})"

@@ -51,7 +51,7 @@ class Difference:
     Attributes:
         kind: 'setting' (config.toml), 'data' (dataset.json), 'environment' (versions and machine), 'history'
             (a resume elsewhere, a rollback).
-        values: in the first and the second run; None if not given.
+        values: in each run; None if not given.
         matters: it can change a number of the training or of its evaluations.
         step: of the checkpoint that records it; None if it holds from the beginning.
     """
@@ -124,12 +124,7 @@ def fact_differences(left: RunFacts, right: RunFacts) -> list[Difference]:
 def history_differences(
     step: int, left: Mapping[str, Any], right: Mapping[str, Any], known: list[Difference]
 ) -> Iterator[Difference]:
-    """What the `meta` of two checkpoints of a step adds: the machine of a resume, rollbacks.
-
-    Args:
-        left, right: the `meta`, which may hold anything.
-        known: differences that are not listed again.
-    """
+    """What the `meta` of two checkpoints adds to the known differences: machines of resumes, rollbacks."""
     listed = {(one.kind, one.name, repr(one.values)) for one in known}
     tables = table(left.get("exactness")), table(right.get("exactness"))
     for name, values in _different(*tables):

@@ -40,7 +40,7 @@ class Reproduced:
     Attributes:
         step: of the checkpoint that was reached and compared; None if there was none.
         state: how the two differ there; None if they are equal to the bit.
-        loss: the first step whose loss differs from the recorded one: (step, (recorded, replayed)).
+        loss: the first step whose loss differs: (step, (recorded, replayed)).
         machine: how this machine differs from the one of the training.
     """
 
@@ -62,13 +62,12 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        start: the step from which both began; None if there was no replay.
-        why_not: the reason if there was none.
+        start: the step from which both began.
+        why_not: why there was no replay.
         last: the last step that is equal in both.
         step: the first step that differs, from 1; 0 for the state at the start.
         difference: what differs first in it.
         options: of the optimizer that differ in that step, by name.
-        reproduced: of both runs.
         is_out_of_time: the time ended before anything differed.
     """
 
@@ -111,7 +110,6 @@ def replay(
     Args:
         comparison: of their folders.
         trust: run the code that they name even if nothing shows that this user has made it.
-        say: takes lines for the user.
         seconds: limit for the steps; the current one is finished.
     """
     result = Replay()

@@ -57,12 +57,10 @@ _MACHINE_FACTS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Input of one forward pass.
+    """Input of one forward pass, as the loss gets it.
 
     Attributes:
         step: its number, from 1.
-        names: of the samples.
-        images, targets: as the loss gets them.
         ends_step: no other pass of this step follows.
     """
 
@@ -79,7 +77,6 @@ class ReplayedRun:
     Args:
         start: step of the checkpoint to start from; None for the run's beginning.
         temporary: a folder for the checkpoint of the beginning; the caller removes it.
-        permission: to run the code that the run names.
 
     Attributes:
         recorded: the run's first checkpoint after the start; None if there is none.
@@ -155,9 +152,6 @@ class ReplayedRun:
 
     def advance(self, *, watched: bool) -> Batch | None:
         """One forward and backward pass, and the step that it ends; None at the end of the run.
-
-        Args:
-            watched: record its events.
 
         Raises:
             NotFinite: a loss or gradient was NaN or infinite.

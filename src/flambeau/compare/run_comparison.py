@@ -33,11 +33,10 @@ _ORDER = {"seed", "batch_size", "accumulate", "balance", "image_size"}
 
 @dataclass
 class RunComparison:
-    """How two run folders compare.
+    """How two run folders compare, causes before effects.
 
     Attributes:
-        facts: the recorded facts that differ, causes before effects.
-        lines: metrics.jsonl of both.
+        facts: the recorded facts that differ.
         sample: the first sample in which their training data differ.
         why_no_sample: why that is unknown although the data differ.
         equal_steps: checkpoints that are equal to the bit, before the first that is not.
@@ -45,7 +44,6 @@ class RunComparison:
         state: the first checkpoint that differs.
         loss: the first step with different losses, among those whose losses both have, and the two losses.
         equal_losses: steps with equal losses, as far as checkpoints hold them.
-        damaged: checkpoints that have changed since they were saved.
     """
 
     runs: tuple[RunFacts, RunFacts]
@@ -109,10 +107,7 @@ class RunComparison:
             "loss": self.lines.as_json(),
             "first_loss_of_a_step": None
             if self.loss is None
-            else {
-                "step": self.loss[0],
-                "values": list(self.loss[1]),
-            },
+            else {"step": self.loss[0], "values": list(self.loss[1])},
             "equal_checkpoints": self.equal_steps,
             "first_different_checkpoint": None if self.state is None else self.state.as_json(),
             "damaged_checkpoints": [

@@ -25,7 +25,7 @@ class SampleDifference:
     """How two data sets differ.
 
     Attributes:
-        text: the first sample that differs and how, in words.
+        text: the first sample that differs and how.
         num_samples: how many differ, at least.
         step: in which both runs, with equal settings, first use one of them; None if unknown.
     """
@@ -61,7 +61,6 @@ def sample_difference(
 
     Args:
         batch: samples per step of both runs; 0 if their order does not follow from (seed, epoch).
-        seed: of both runs.
     """
     if left.classes != right.classes:
         odd = [name for name in left.classes if name not in right.classes]

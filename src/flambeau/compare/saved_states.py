@@ -74,13 +74,9 @@ class StateDifference:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A checkpoint that has changed since it was saved.
+    """A checkpoint of run 0 or 1 that has changed since it was saved.
 
-    Attributes:
-        run: 0 or 1.
-        name: of the checkpoint.
-        why: in words.
-        changed_bytes: how the damaged file differs from the other run's, if both were saved alike.
+    `changed_bytes` says how the damaged file differs from the other run's, if both were saved alike.
     """
 
     run: int

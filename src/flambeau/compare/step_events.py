@@ -58,13 +58,7 @@ class Event:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first thing in a step that differs between two runs.
-
-    Attributes:
-        phase: part of the step.
-        text: what it is, and how it differs, in words.
-        name: of the module, parameter or tensor; '' for others.
-    """
+    """The first thing in a step that differs between two runs; `name` is '' if it has none."""
 
     phase: Phase
     text: str
@@ -75,7 +69,6 @@ class StepEvents:
     """Records the `events` of the current step of a model.
 
     Args:
-        model: as it is called.
         modules: record outputs of modules, too; False for a compiled model, which calls no hooks inside.
     """
 
@@ -216,7 +209,6 @@ def batch_difference(
         names: of the samples in each.
         images: (N, C, S, S) of each.
         targets: (N,) of each.
-        classes: the names of the classes of each.
     """
     lengths = len(images[0]), len(images[1])
     if lengths[0] != lengths[1]:

@@ -17,7 +17,6 @@ class TensorDifference:
 
     Attributes:
         num_different: elements with different bits; 0 if the shapes or types differ.
-        num_elements: of the tensor.
         max_abs: the largest difference of finite elements; None for different shapes.
         max_ulps: the same in units of the last place; None if not floating-point.
         flipped_bit: (element, bit) if a single bit is all that differs.

@@ -24,9 +24,6 @@ _CURES = {
 def not_weights_reason(path: Path) -> str | None:
     """By its first bytes, what a file is that holds no weights; None if it may hold some.
 
-    Args:
-        path: a file, or a link of git-annex to a file that has not been fetched.
-
     Raises:
         OSError: it cannot be read.
     """

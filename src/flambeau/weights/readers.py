@@ -60,7 +60,6 @@ class Weights:
     """The weights of a model on the CPU, mostly mapped from the file.
 
     Attributes:
-        tensors: by name.
         source: where they came from, for people: 'model.pth, key state_dict'.
         others: keys of further weights in the file.
         dropped: objects that the file names and that were not made.
@@ -183,11 +182,7 @@ def weights_in(value: Any) -> dict[str, dict[str, Tensor]]:
 
 
 def with_tensors(value: Any) -> Any:
-    """Turns weights that were saved only as arrays into tensors; other data stay as they are.
-
-    Args:
-        value: nested dicts of arrays.
-    """
+    """Turns weights that were saved only as arrays, in nested dicts, into tensors; other data stay."""
     if not isinstance(value, dict) or tensors_in(value):
         return value
     done: dict[int, Any] = {}  # each object is converted once, even if it is in several dicts

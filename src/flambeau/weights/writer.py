@@ -99,11 +99,7 @@ def _wanted(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _save_safetensors(
-    out: Path,
-    tensors: Mapping[str, Tensor],
-    dtype: torch.dtype | None,
-    source: str,
-    disk: Disk,
+    out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, source: str, disk: Disk
 ) -> int:
     ready: dict[str, Tensor] = {}
     storages: set[int] = set()

@@ -9,12 +9,7 @@ from flambeau.report.page import page_head
 
 @dataclass(frozen=True)
 class Table:
-    """A table of text.
-
-    Attributes:
-        rows: one cell per column; None where the value is unknown.
-        numbers: how many columns, counted from the right, hold numbers.
-    """
+    """Rows with a cell per column, None for unknown; the last `numbers` columns hold numbers."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str | None, ...], ...]
@@ -23,14 +18,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Answer:
-    """What `flambeau doctor` shows.
-
-    Attributes:
-        about: what was watched, and where.
-        verdict: one sentence: where the time goes, and what helps most.
-        parts: tables and lines, the most important first.
-        data: all of it, as the JSON object of `--json`.
-    """
+    """What `flambeau doctor` shows: the most important parts first; `data` is the object of `--json`."""
 
     about: str
     verdict: str

@@ -65,8 +65,7 @@ class Findings:
 
     Attributes:
         shares: by phase, the mean of all ranks.
-        work: what making a batch consists of.
-        causes: the largest first, but the model's own work after other large ones.
+        causes: in the order of `in_order`.
         waiting_lines: FILE:LINE of calls that wait for the device, with their share of the time.
     """
 
@@ -112,9 +111,9 @@ def findings_of(trial: Trial) -> Findings:
 
 
 def in_order(causes: list[Cause]) -> list[Cause]:
-    """The largest first, but the model's own work after other large causes: it is what a training is for.
+    """The largest first, but the model's own work, which a training is for, after other large causes.
 
-    A cause that slows down everything else comes before all others, whatever its share.
+    A cause that slows down everything else comes before all others.
     """
 
     def rank(cause: Cause) -> tuple[int, float]:
@@ -157,10 +156,9 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> list
 
 
 def waiting_lines(trial: Trial) -> dict[str, float]:
-    """Lines that make the host wait for the device, with their share of the time of the first rank.
+    """Lines that make the host wait for the device, with their share of the first rank's time.
 
-    A line's time is that of its timed calls, or that of the stack samples that show the line outside of the
-    model, whichever is longer.
+    A line takes as long as its timed calls, or as stack samples show it outside of the model, if longer.
     """
     trainer = trial.trainers[0]
     sampled = by_line(rows_of(trainer), _PYTHON_PHASES)
@@ -313,7 +311,7 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> list[Cause]:
 def _are_small(trainer: dict[str, Any], operations: dict[str, Any]) -> bool:
     """Whether small operations take most of the time, or starting them takes most of the fastest step.
 
-    The second test works where other programs interrupt single operations and make them long.
+    The second test also works where other programs interrupt operations and make them long.
     """
     fastest: float = min(trainer.get("times") or [trainer["step_s"]])
     starts_s: float = _START_S * operations["count"]

@@ -41,11 +41,7 @@ def shown(where: str) -> str:
 
 
 def reasons_in_full(failures: Iterable[tuple[str, str]]) -> list[str]:
-    """Reasons of several lines, to print below a table that shows only their first; equal ones come once.
-
-    Args:
-        failures: the name of what failed, and the reason.
-    """
+    """Reasons of several lines, to print below a table that shows only their first; equal ones come once."""
     names: dict[str, list[str]] = {}
     for name, reason in failures:
         if "\n" in reason or len(reason) > _CELL:
@@ -98,7 +94,7 @@ def compiled_anew(trainer: dict[str, Any]) -> str:
 
 
 def graph_breaks_line(trainer: dict[str, Any]) -> str:
-    """A sentence: how often torch.compile had to break a graph, and the most frequent reason; '' if never.
+    """How often torch.compile broke a graph, and the most frequent reason; '' if never.
 
     Only a trial without torch.compile would show the cost, so this is no cause with a share.
     """

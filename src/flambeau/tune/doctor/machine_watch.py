@@ -25,14 +25,13 @@ class MachineWatch:
     """State of the machine during a trial, updated by `poll`.
 
     Attributes:
-        folder: of the trial.
-        most_bytes: the most memory that the trial's processes have held.
+        most_bytes: peak memory of the trial's processes.
         limit_bytes: usable memory; 0 if unknown.
-        is_out_of_memory: they hold so much that the kernel is about to kill a process.
-        shared_share: the largest share of /dev/shm in use.
+        is_out_of_memory: the kernel is about to kill a process.
+        shared_share: peak share of /dev/shm in use.
         throttled_share: share of the time in which the container's CPU quota was used up.
-        others_cpus: how many CPUs other processes of the machine have kept busy, on average.
-        peers: outside of the trial, to which its processes are connected.
+        others_cpus: mean number of CPUs that other processes keep busy.
+        peers: network connections to other processes or machines.
     """
 
     folder: Path

@@ -40,11 +40,7 @@ class Gain:
 
 
 def gain_of(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:
-    """One-sided t test on the logarithms of the ratios.
-
-    Args:
-        before_s: seconds per step without the change, one per pair.
-        after_s: the same with the change.
+    """One-sided t test on the logarithms of the ratios of seconds per step, pair by pair.
 
     Raises:
         ValueError: no pair, or different numbers of values.

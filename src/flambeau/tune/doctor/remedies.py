@@ -32,7 +32,7 @@ class Remedy:
         predicted: ratio of steps per second, from the shares alone; an upper bound if `at_most`.
         kind: of the cause that it is against.
         is_bound: it shows a limit, and no user can write it.
-        refused: why it is not tried although it would be faster; '' for all others.
+        refused: why it is not tried although it would be faster.
     """
 
     name: str
@@ -46,10 +46,7 @@ class Remedy:
 
 
 def remedies_for(findings: Findings) -> list[Remedy]:
-    """Remedies worth a trial: first those against what slows down all else, then the most promising.
-
-    Of equals a bound comes last: time may be too short for all.
-    """
+    """First remedies against what slows down all else, then the most promising; bounds after equals."""
     remedies = [
         *_for_data(findings),
         *_for_waits(findings),

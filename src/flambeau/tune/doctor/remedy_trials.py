@@ -47,11 +47,9 @@ def try_remedies(
     """Run the script with each remedy between two runs without it.
 
     Args:
-        remedies: the most promising first; those for which no time is left are not tried.
-        plan: of a trial without a change.
+        remedies: the most promising first.
         rounds: pairs per remedy; one without gain in the first pair gets no other.
-        enough_s: no new trial begins after so many seconds, and no first pair late in them.
-        say: takes progress messages.
+        enough_s: no new trial begins after it, and no first pair late in it.
     """
     start = time.monotonic()
     pairs: dict[str, list[tuple[float, float]]] = {one.name: [] for one in remedies}
@@ -100,9 +98,8 @@ def causes_after_trials(
 ) -> list[Cause]:
     """Causes of the watched run, corrected by the trials: what helps is what was slow.
 
-    Args:
-        was_busy: other programs took CPUs, so that a single pair of runs refutes nothing: they take more
-            from a script with fewer threads.
+    On a busy machine a single pair of runs refutes nothing: other programs take more CPU time from a script
+    with fewer threads.
     """
     updated = list(causes)
     measured = []

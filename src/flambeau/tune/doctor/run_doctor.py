@@ -28,7 +28,7 @@ class Options:
         steps: minimum number of its steps, unless four times the seconds are over.
         rounds: pairs of runs per change; 0 tries none.
         budget_s: no new trial begins after it.
-        trace: file for a time line of some steps; None for none.
+        trace: file for a time line of some steps.
     """
 
     seconds: float = 8.0
@@ -40,13 +40,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor diagnosis out about a script.
-
-    Attributes:
-        findings: of the watched run.
-        causes: after the trials, the most important first.
-        alone_per_s: batches per second of the loader alone; None if not measured.
-    """
+    """The causes after the trials, the most important first, and what was tried."""
 
     findings: Findings
     causes: tuple[Cause, ...]
@@ -181,9 +175,6 @@ def _remedy_as_json(one: Tried) -> dict[str, Any]:
 def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) -> Diagnosis:
     """Watch a script, and try what would help.
 
-    Args:
-        say: takes progress messages.
-
     Raises:
         InputError: the script makes no steps, or cannot be started.
     """
@@ -227,9 +218,8 @@ def watched_on_one_thread(
 ) -> Trial:
     """On a busy machine, watch once more on one thread, and take the samples from that run.
 
-    Threads that compute together wait for each other: one without a CPU holds up all of them, so computing
-    takes many times as long while the rest of a step takes somewhat longer. On one thread all parts slow
-    down alike, and their shares are close to those on a quiet machine.
+    Threads that compute together wait for each other: one without a CPU holds up all, so computing takes many
+    times as long, the rest of a step only somewhat longer. On one thread all parts slow down alike.
     """
     others = 0.0 if trial.machine is None else trial.machine.others_cpus
     first = trial.trainers[0]

@@ -40,10 +40,8 @@ class Trial:
     Attributes:
         trainers: a dict per process that made steps, by rank; see `StepWatch`.
         workers: a dict per process of a DataLoader.
-        alone_per_s: batches per second of the loader alone; None if not measured.
-        machine: what ran short.
-        whole_s: seconds of the run from its start.
-        failure: why there are no steps; None if there are.
+        alone_per_s: batches per second of the loader alone.
+        failure: why there are no steps.
     """
 
     trainers: list[dict[str, Any]]
@@ -64,7 +62,6 @@ class Script:
     """A command of the user, to be run in trials.
 
     Attributes:
-        command: as the shell would run it.
         limit_s: a trial without its steps fails after it. A trial also fails when it takes nearly all memory
             (before the kernel kills an arbitrary process) or fills the disk.
         peers: network connections that were seen in its trials.
@@ -79,7 +76,6 @@ class Script:
         """Run it until its steps are counted, then end it.
 
         Args:
-            plan: what is watched, and what is different.
             before_removal: called with the trial's folder, in which runs of flambeau have theirs.
 
         Raises:
@@ -123,12 +119,7 @@ class Script:
                 output.close()
 
     def _wait(
-        self,
-        process: "subprocess.Popen[bytes]",
-        folder: Path,
-        machine: MachineWatch,
-        *,
-        end: float,
+        self, process: "subprocess.Popen[bytes]", folder: Path, machine: MachineWatch, *, end: float
     ) -> str:
         """Wait until all processes that make steps have written theirs; why the wait ended early, or ''."""
         looked = first_done = 0.0

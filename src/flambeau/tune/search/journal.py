@@ -14,12 +14,7 @@ Row = dict[str, Any]
 
 
 class Journal:
-    """Appends the trials of a search, and gives back those of an interrupted search.
-
-    Args:
-        file: need not exist.
-        key: of the search; rows of other searches are ignored.
-    """
+    """Appends the trials of the search `key`, and gives back those of an interrupted one."""
 
     def __init__(self, file: Path, key: str) -> None:
         self._file, self._key = file, key

@@ -31,9 +31,9 @@ class Setting:
         words: flags of `flambeau train`.
         change: of a script, see `watch/changes.py`.
         environment: variables.
-        samples: of a step, relative to the original step: the cost of a larger batch is counted per sample.
-        packs: flags of `flambeau pack`: the trial reads a copy of its data packed with them; None for none.
-        advice: what to do to get it, if it is not the same training: it is reported and never chosen.
+        samples: of a step, relative to the original: the cost of a larger batch is counted per sample.
+        packs: flags of `flambeau pack` for the copy of the data that the trial reads; None for no copy.
+        advice: what to do to get it, if it is another training: then it is reported and never chosen.
     """
 
     value: str
@@ -50,10 +50,9 @@ class Lever:
     """Something that can be set to several values.
 
     Attributes:
-        name: of the setting of `flambeau train`, or in words.
         settings: to be tried in order; one that is slower than the one before ends the list.
         is_rounding: results differ by more than float32 rounding, so the loss is checked.
-        reference: full precision; its loss is what those of all levers are compared with.
+        reference: full precision; its loss is what others are compared with.
         costs_start: it delays the first step, which has to pay off.
     """
 
@@ -76,7 +75,6 @@ class RunFacts:
     Attributes:
         batch_size: samples of a forward pass.
         accumulate: forward passes of a step.
-        workers: processes that read.
         data_wait: share of the time in which it waits for data.
         image_size: pixels per side.
     """
@@ -93,7 +91,7 @@ class LoaderFacts:
     """What the first trial shows about the DataLoader of a script.
 
     Attributes:
-        repeats: its data set is iterable and does not split its samples: each worker gives every sample.
+        repeats: its iterable data set does not split its samples: each worker gives every sample.
         shared: iterable data sets that do split them; see `watch/worker_shares.py`.
     """
 
@@ -113,14 +111,7 @@ def levers_of_train(
     run: RunFacts | None = None,
     folder: str | None = None,
 ) -> list[Lever]:
-    """Levers of `flambeau train` that the user has not set.
-
-    Args:
-        given: the arguments of train.
-        objective: throughput or memory.
-        run: None if unknown.
-        folder: of its images; None if they are not in a folder.
-    """
+    """Levers of `flambeau train` that its arguments, `given`, do not set; `folder` is that of its images."""
     levers = _train_levers(objective, device, run)
     if run is not None and folder is not None and objective == "throughput":
         levers.append(Lever("packed copy", _packed_settings(run, folder)))
@@ -202,12 +193,7 @@ def _packed_settings(run: RunFacts, folder: str) -> tuple[Setting, ...]:
 
 
 def levers_of_script(device: torch.device, loader: LoaderFacts | None = None) -> list[Lever]:
-    """What can be changed in any script from outside.
-
-    Args:
-        device: that the script is expected to use.
-        loader: None if unknown.
-    """
+    """What can be changed in any script from outside."""
 
     def switch(name: str, change: str) -> Lever:
         return Lever(name, (Setting("yes", change={change: True}),))

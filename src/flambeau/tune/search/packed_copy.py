@@ -11,13 +11,7 @@ _SHARE_OF_DISK = 0.25  # of the free space; chosen
 
 
 class PackedCopies:
-    """Copies of one folder of images, each made when a trial first needs it.
-
-    Args:
-        data: the folder.
-        parent: where a hidden folder for the copies is made, and removed by `close`.
-        limit_s: time limit of packing.
-    """
+    """Copies of the folder `data`, in a hidden folder in `parent`, each made when a trial first needs it."""
 
     def __init__(self, data: Path, parent: Path, *, limit_s: float) -> None:
         self._data, self._parent, self._limit_s = data, parent, limit_s
@@ -25,11 +19,7 @@ class PackedCopies:
         self._made: dict[tuple[str, ...], Path | str] = {}
 
     def copy(self, flags: Sequence[str]) -> Path | str:
-        """What `flambeau train` takes as DATA instead of the folder, or a sentence on why there is none.
-
-        Args:
-            flags: of `flambeau pack`.
-        """
+        """What `flambeau train` takes as DATA instead of the folder, or a sentence on why there is none."""
         key = tuple(flags)
         if key not in self._made:
             self._made[key] = self._pack(key)

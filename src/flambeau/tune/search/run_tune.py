@@ -38,7 +38,7 @@ class Options:
 
     Attributes:
         objective: throughput, seconds per step; memory, bytes that the processes hold.
-        budget_s: no new comparison begins after so many seconds.
+        budget_s: no new comparison begins after it.
         rounds: pairs of trials for a promising value.
         seconds: that a trial times steps.
         planned_s: length of the run that is tuned; a longer start is weighed against it.
@@ -57,11 +57,9 @@ class Trials:
     """Runs trials and notes each in a file, from which an interrupted search continues.
 
     Args:
-        script: the user's, or `flambeau train`.
-        is_train: it is `flambeau train`, which has flags and a folder with its losses.
+        is_train: the script is `flambeau train`, which has flags and a folder with its losses.
         data_at: index in the command of the folder of images, if copies of it may be tried.
         journal: the file; one line per trial.
-        say: takes progress messages.
     """
 
     def __init__(
@@ -164,10 +162,7 @@ def trial_facts(row: Mapping[str, Any]) -> TrialFacts:
 
 
 def _files_in(command: Sequence[str]) -> bytes:
-    """Hashes of the scripts and configs that a command names: an edited script is another one.
-
-    Logs and checkpoints, which each trial writes anew, are left out.
-    """
+    """Hashes of the scripts and configs that a command names, not of the logs that each trial writes."""
     digests = b""
     for path in (Path(name) for word in command for name in (word, word.partition("=")[2])):
         with suppress(OSError):  # too long for a name
@@ -231,12 +226,8 @@ def tune(
     """Find the best setting of levers.
 
     Args:
-        script: the user's, or `flambeau train` with the user's arguments.
         levers_of: gives the levers to try, the most promising first, from the facts of the first trial.
-        is_train: whether it is `flambeau train`.
-        journal: file with a line per trial.
-        say: takes progress messages.
-        data_at: index in the command of the folder of images, if copies of it may be tried.
+        is_train, journal, data_at: see `Trials`.
 
     Raises:
         InputError: the script makes no step without any lever.
@@ -271,11 +262,7 @@ def tune(
 
 
 def tuned_toml(result: SearchResult, given: Mapping[str, Any] | None = None) -> str:
-    """The chosen flags of `flambeau train` as a file for `--config`, with the rest as comments.
-
-    Args:
-        given: settings of the user's own `--config` file, which this one replaces.
-    """
+    """A file for `--config` with the chosen flags and the settings of the user's own file, `given`."""
     values = dict(given or {})
     comments = []
     for setting in result.settings:

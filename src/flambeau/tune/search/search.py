@@ -18,8 +18,7 @@ class Measured:
     Attributes:
         cost: seconds per step, or bytes: the quantity to minimize; None if the trial failed.
         start_s: seconds until the steps were timed.
-        losses: means of ten steps each from the start, as far as the trial came; empty if unknown.
-        failure: why there is no cost.
+        losses: means of ten steps each from the start; empty if unknown.
     """
 
     cost: float | None
@@ -33,12 +32,9 @@ class Step:
     """One value of a lever that was tried.
 
     Attributes:
-        lever, value: which.
         gain: against the choice so far; None if it failed or was refused.
-        note: why.
         is_chosen: it is part of the result.
-        alone: gain against no lever at all; for a chosen value it is measured at the end if it was not the
-            first. None if not measured.
+        alone: gain against no lever at all; for a chosen value measured at the end if it was not the first.
     """
 
     lever: str
@@ -54,10 +50,8 @@ class SearchResult:
     """What the search has chosen.
 
     Attributes:
-        choice: levers that are set.
-        settings: those values' settings.
         steps: everything that was tried, in order.
-        together: the whole choice against none; None if nothing is chosen or no time was left.
+        together: gain of the whole choice against none; None if nothing is chosen or no time was left.
     """
 
     choice: dict[str, str]
@@ -74,7 +68,6 @@ class Search:
     """Tries levers in turn.
 
     Args:
-        measure: runs a trial.
         rounds: pairs of trials for a promising value.
         is_over: whether no time is left for so many more trials; then no new comparison begins.
         left_s: length of the planned run in seconds, against which a longer start is weighed.
@@ -97,12 +90,7 @@ class Search:
         self._reference_losses: tuple[float, ...] | None = None
 
     def run(self, levers: Sequence[Lever], *, first: Measured) -> SearchResult:
-        """Search lever by lever, then repeat what may be better in twice as many pairs.
-
-        Args:
-            levers: the most promising first.
-            first: the trial without any lever.
-        """
+        """Search lever by lever, then repeat what may be better in twice as many pairs."""
         choice: dict[str, str] = {}
         self._newest = {}, first
         self._reference = {one.name: one.reference.value for one in levers if one.reference}
@@ -219,7 +207,7 @@ class Search:
     ) -> tuple[Gain | None, Measured, Measured]:
         """Alternate trials without and with; the newest trial without is reused.
 
-        If the first pair shows no gain it remains the only one, unless `patient_rounds` gives their number.
+        Without a gain the first pair remains the only one, unless `patient_rounds` gives their number.
         """
         pairs: list[tuple[float, float]] = []
         before = self._measured(base)

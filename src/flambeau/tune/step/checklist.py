@@ -36,11 +36,8 @@ class Advice:
     """One line of the list.
 
     Attributes:
-        name: what to change.
-        how: in code.
-        time_s: median of a step with it, or of a batch; None if not measured.
+        time_s: median of a step with it, or of a batch.
         gain: against steps without it, round by round; None if steps do not show it.
-        verdict: in words.
     """
 
     name: str
@@ -68,17 +65,13 @@ _GPU = ("cudnn.benchmark", "pinned memory", "non_blocking")
 def checklist(
     steps: Steps, *, computes_s: float, rounds: int, enough_s: float
 ) -> tuple[Advice, ...]:
-    """Measure training steps with and without each piece of advice, alternating.
+    """Measure training steps with and without each piece of advice, alternating; the first has none.
 
     Args:
         steps: their model is copied and trained alone, in float32 by AdamW, so that one thing changes at a
             time. If they read data, more and fewer workers read them, too.
         computes_s: of a step without waiting for data, which workers have to keep up with.
-        rounds: of steps.
         enough_s: of steps together, after which no new round begins.
-
-    Returns:
-        The step without advice, then each piece of advice.
 
     Raises:
         InputError: a training step of the model fails.
@@ -106,22 +99,11 @@ def checklist(
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    *,
-    device: torch.device,
-    rounds: int,
-    enough_s: float,
+    calls: Mapping[str, Callable[[], object]], *, device: torch.device, rounds: int, enough_s: float
 ) -> dict[str, list[float]]:
     """Time each call once per round, in a new order each round, so that a slow phase of the machine hits all.
 
-    Args:
-        calls: by name.
-        device: synchronized before and after each call.
-        rounds: timed ones; a few more come first.
-        enough_s: of timed calls together, after which no new round begins; at least two are made.
-
-    Returns:
-        By name the seconds of each round.
+    At least two rounds are timed, and none begins after `enough_s` of them.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)

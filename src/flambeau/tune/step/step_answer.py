@@ -34,8 +34,8 @@ class StepOptions:
     Attributes:
         rounds: per piece of advice; 0 tries none.
         budget_s: of them together.
-        trace: file for a time line, which ui.perfetto.dev opens; None for none.
-        memory: file for all blocks of a CUDA device's memory, for pytorch.org/memory_viz; None for none.
+        trace: file for a time line, which ui.perfetto.dev opens.
+        memory: file for all blocks of a CUDA device's memory, for pytorch.org/memory_viz.
     """
 
     rounds: int = 15
@@ -46,9 +46,6 @@ class StepOptions:
 
 def answer_of_steps(steps: Steps, options: StepOptions, *, say: Callable[[str], None]) -> Answer:
     """Measure steps of a run or a model, and try the common advice.
-
-    Args:
-        say: takes progress messages.
 
     Raises:
         InputError: a step fails, or the device has no memory that can be recorded.

@@ -53,8 +53,7 @@ def chrome_trace(seen: profile) -> bytes:
 def memory_of(trace: bytes, steps: Steps) -> StepMemory | None:
     """Memory at the peak of profiled steps; None if torch reports none of the device.
 
-    Args:
-        trace: of a profiler with `profile_memory`, and ranges for modules.
+    The profiler needs `profile_memory`, and ranges for modules.
     """
     live: dict[int, tuple[int, str]] = {}
     at_peak: dict[int, tuple[int, str]] = {}

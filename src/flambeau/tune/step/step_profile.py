@@ -79,15 +79,12 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """The result of `profile_steps`.
+    """The result of `profile_steps`, each list by time, the longest first.
 
     Attributes:
         steps: number of timed steps.
-        step: a whole step.
-        parts: in order.
-        operations: by time, on a GPU by that of their kernels.
-        modules: those that take part, by time.
-        functions: of Python, by time.
+        parts: in the order of a step.
+        operations: on a GPU by the time of their kernels.
         python_s: seconds of Python functions per step, under cProfile, which slows them down.
         read_s: seconds per batch of the data alone; None without data.
         memory: at the peak; None if torch reports none of the device.
@@ -110,11 +107,7 @@ class StepProfile:
 
 
 def profile_steps(steps: Steps, *, trace: Path | None = None) -> StepProfile:
-    """Measure steps, after some to warm up.
-
-    Args:
-        trace: file for a time line, which ui.perfetto.dev opens, compressed if it ends in .gz; None for none.
-    """
+    """Measure steps, after some to warm up; `trace` is a file for ui.perfetto.dev, compressed if a .gz."""
     for _ in range(_WARM_UP):
         steps.step(no_part)
     whole, parts = _timed(steps)
@@ -291,12 +284,7 @@ def _python(steps: Steps) -> tuple[tuple[FunctionTime, ...], float]:
 
 
 def read_seconds(batches: Generator[Any], *, enough_s: float = _ENOUGH_S) -> float:
-    """Seconds per batch while nothing computes, not counting the first one, which starts the workers.
-
-    Args:
-        batches: endless; they are closed.
-        enough_s: of reading.
-    """
+    """Seconds per batch while nothing computes, not counting the first one, which starts the workers."""
     with contextlib.closing(batches):
         next(batches)
         count = 0

@@ -34,16 +34,15 @@ _LONG = "1000000st"  # so that no run ends before it is measured
 
 @dataclass(frozen=True)
 class Steps:
-    """Something that makes one training step after another.
+    """Makes one training step after another.
 
     Attributes:
         step: makes one; its argument wraps each part.
         about: what a step is, in words.
         read: endless batches of the run's data, by so many workers, or as many as the run has if None; None
             for a model on random numbers.
-        args: of the model, tensors in any nesting, to train it alone; those on the device 'meta' have no
-            values.
-        kwargs: likewise.
+        args, kwargs: of the model, tensors in any nesting, to train it alone; those on the device 'meta' have
+            no values.
         has: advice of the checklist that the run already follows.
     """
 
@@ -75,9 +74,7 @@ def steps_of_model(
 
     Args:
         model: with values; it is moved to the device and trained.
-        args: of the model, tensors in any nesting; those on the device 'meta' get random values.
-        kwargs: likewise.
-        fused: AdamW(fused=True).
+        args, kwargs: of the model, tensors in any nesting; those on the device 'meta' get random values.
         precision: of autocast in the forward pass; None for none.
 
     Raises:
@@ -120,13 +117,8 @@ def steps_of_run(
 
     The weights are new, the model is not compiled, and a temporary folder is removed at the end.
 
-    Args:
-        path: folder of a run of `flambeau train`.
-        trust: run the code that it names even if nothing shows that this user has made the run.
-        say: takes the line that names the code.
-
     Raises:
-        InputError: no such run, or its data are missing or have changed.
+        InputError: no such run of `flambeau train`, or its data are missing or have changed.
     """
     folder = RunFolder(path)
     stored = folder.read_existing()

@@ -80,8 +80,6 @@ class InterruptSampler:
     gives up the GIL. Within a call of C the sample is taken when the call ends, and counts for all of it.
     While the main thread sleeps, another thread asks the kernel what it waits for.
 
-    Args: see `StackSampler`.
-
     Raises:
         OSError: not Linux, not the main thread, or no free signal or timer.
     """
@@ -185,12 +183,7 @@ def sampler_of(
     *,
     interrupts: bool = True,
 ) -> InterruptSampler | StackSampler:
-    """The best sampler available here.
-
-    Args:
-        threads, is_on, evaluates: see `StackSampler`.
-        interrupts: whether the main thread may sample itself.
-    """
+    """The best sampler available here; see `StackSampler`."""
     if interrupts:
         with suppress(OSError):
             return InterruptSampler(threads, is_on, evaluates)

@@ -32,9 +32,8 @@ class LoaderClock:
 
     Attributes:
         thread: the thread whose waiting counts, by Python's number.
-        waited_s: for batches in all, except for the first of an epoch with workers.
+        waited_s: for batches, except for the first of an epoch with workers.
         started_s: until the workers have given their first batch, and until they have ended.
-        batches: number received.
         last: the loader that gave the last batch.
         lines: where each loader was made.
         is_inside: now in a loader; the loaders that it uses do not count.
@@ -135,12 +134,7 @@ class _TimedBatches:
 
 
 def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
-    """Put the clocks around DataLoader, once per process.
-
-    Args:
-        change: of this trial: workers, shared, prefetch, pin, persistent, cached, alone, fast.
-        folder: of the trial.
-    """
+    """Put the clocks around DataLoader, once per process, and make a trial's change."""
     shares = WorkerShares(folder)
     shares.watch()
     clock = LoaderClock(shares=shares)
@@ -235,12 +229,7 @@ def _then_alone(
 
 
 class CachedBatches:
-    """Iterates loaders from memory: the speed of a training whose data cost nothing.
-
-    Args:
-        iterate: reads a loader.
-        count: number of batches to keep per loader.
-    """
+    """Iterates loaders from `count` batches in memory: the speed of a training whose data cost nothing."""
 
     def __init__(self, iterate: Callable[[Any], Iterator[Any]], count: int) -> None:
         self._iterate, self._count = iterate, count

@@ -45,11 +45,7 @@ class Operations:
         return self._profile is not None and self._left > 0
 
     def result(self, trace: str | None) -> dict[str, Any]:
-        """Figures per step: operations of the CPU, and the share of the time that a GPU computes.
-
-        Args:
-            trace: file for a time line, as ui.perfetto.dev opens it; None for none.
-        """
+        """Figures per step: operations of the CPU, and the share of the time that a GPU computes."""
         if self._profile is None:
             return {"has_other_profiler": True}
         profiler = self._profile
@@ -102,10 +98,7 @@ def _bound_on_device(events: Iterable[Any], computing: Sequence[tuple[str, float
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of intervals, as streams of a device compute at the same time.
-
-    Args:
-        intervals: start and end of each, in any order.
+    """The length of the union of intervals in any order, as streams of a device compute at the same time.
 
     Example:
         >>> covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0)])
@@ -120,14 +113,10 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def undisturbed(times: Sequence[float], steps: int) -> list[float]:
-    """Times of the calls of one operation in a single step, from its times in several equal steps.
+    """Times of the calls of one operation in a single step, from those in several equal steps, in order.
 
     Each call counts with its minimum over the steps: when other programs take the CPU away, a call of a
     microsecond sometimes takes milliseconds. If the steps differ, each call counts with the mean of all.
-
-    Args:
-        times: of all calls, in order.
-        steps: number of steps.
 
     Example:
         >>> undisturbed([3.0, 5.0, 900.0, 4.0], 2)

@@ -18,7 +18,7 @@ class Plan:
         steps, seconds: minimum of the window, which ends after four times the seconds in any case.
         short_s: shorter steps are watched in slices, as the watch would take more than 1 % of them.
         change: what is done differently, by name; see `changes.py`.
-        trace: where a time line of some steps is written; None for none.
+        trace: where a time line of some steps is written.
     """
 
     watches: bool = True

@@ -88,10 +88,7 @@ _KINDS: _Rules = (
     ("ssl", _ANY, "read"),
     ("numpy.lib._npyio_impl", _ANY, "read"),
 )
-_USER_KINDS = (
-    (re.compile("collate"), "collate"),
-    (re.compile("transform|augment"), "transform"),
-)
+_USER_KINDS = ((re.compile("collate"), "collate"), (re.compile("transform|augment"), "transform"))
 _EVALUATES = re.compile(
     "_?(run_)?(eval|evaluate|evaluation|validate|validation|val|valid|test)"
     "(_(one_)?(epoch|step|loop|model|set|fn|one))?|evaluation_loop|_evaluate"
@@ -111,12 +108,11 @@ class CodeLocation(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What a thread is doing.
+    """What a thread is doing; '' if no rule fits.
 
     Attributes:
-        phase: of the training step; '' if no rule fits.
-        kind: of the work on data; '' if no rule fits.
-        location: the innermost line of the user, else of a library other than torch; None if neither.
+        kind: of the work on data.
+        location: the innermost line of the user, else of a library other than torch.
     """
 
     phase: str

@@ -32,12 +32,9 @@ class StackSample(NamedTuple):
 
 
 class StackSampler(threading.Thread):
-    """Counts seconds by what threads do meanwhile.
+    """Counts seconds by what threads do meanwhile, while `is_on`.
 
-    Args:
-        threads: those to sample.
-        is_on: whether seconds count now.
-        evaluates: whether an evaluation runs, whatever the stack shows.
+    `evaluates` says whether an evaluation runs, whatever the stack shows.
     """
 
     def __init__(
@@ -80,13 +77,7 @@ class StackSampler(threading.Thread):
 
 
 def sample_thread(thread: int, kernel_id: int, evaluates: bool) -> StackSample | None:
-    """What another thread does; None if it has ended.
-
-    Args:
-        thread: its number in Python.
-        kernel_id: its number in the kernel.
-        evaluates: an evaluation runs, whatever the stack shows.
-    """
+    """What another thread does, by its numbers in Python and in the kernel; None if it has ended."""
     # The dict of all frames, this one among them, is never bound to a name: that would be a cycle, and
     # collecting one ends a process by SIGSEGV (Python 3.11).
     frame = sys._current_frames().get(thread)

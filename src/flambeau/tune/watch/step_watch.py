@@ -37,13 +37,7 @@ class StepWatch:
 
     The stages, each begun by a step: warm-up, window, waiting calls, operations, over. Of very short steps a
     fifth is watched, in slices of a window that is twice as long: hook, clock and samples cost about 5 us a
-    step.
-
-    Args:
-        folder: of the trial, for the results and for a file that exists while the window is open.
-        plan: what is watched.
-        loaders: clocks of the data.
-        on_first_step: called at the first step.
+    step. A file exists in the trial's folder while the window is open.
     """
 
     def __init__(

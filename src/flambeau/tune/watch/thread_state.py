@@ -28,10 +28,7 @@ def _file_of(thread: int) -> int | None:
 
 
 def waits_for(thread: int) -> str:
-    """What a thread of this process waits for in the kernel.
-
-    Args:
-        thread: its number in the kernel, `Thread.native_id`.
+    """What a thread of this process waits for in the kernel, by its `native_id`.
 
     Returns:
         'file', 'sleep', 'message' (of another process or machine); '' if it computes, waits for a lock, or is

@@ -25,11 +25,7 @@ _SHARE_NAMES = {"id", "num_workers", "dataset"}
 
 
 class WorkerShares:
-    """Notes which data sets call `get_worker_info`, in the trainer and in its workers.
-
-    Args:
-        folder: of the trial, which gets a file per class of data sets that calls it.
-    """
+    """Notes which data sets call `get_worker_info`, with a file per class in the trial's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,12 +86,7 @@ def name_of(data: object) -> str:
 
 
 def may_change_workers(data: object, change: Mapping[str, Any]) -> bool:
-    """Whether a trial may give a data set another number of workers.
-
-    Args:
-        data: of a loader that is being made.
-        change: of the trial; `shared` has the classes of iterable data sets that split their samples.
-    """
+    """Whether a trial may change a data set's number of workers; `shared` lists those that split samples."""
     shared: Collection[str] = change.get("shared", ())
     return not isinstance(data, IterableDataset) or name_of(data) in shared
 

@@ -24,12 +24,7 @@ _KNOWN_AFTER_S = 10.0  # a process that is no worker by then never becomes one
 
 
 def watch_worker(folder: Path, parent: int) -> None:
-    """Watch this process if it turns out to be a worker; its results are written twice per second.
-
-    Args:
-        folder: of the trial.
-        parent: process number of its trainer.
-    """
+    """Watch this process if it turns out to be a worker; its results are written twice per second."""
     forget_files()
     watch = _WorkerWatch(folder, parent)
     threading.Thread(target=watch.run, name=WATCH_THREADS, daemon=True).start()
@@ -81,11 +76,6 @@ def _threads_of_worker() -> dict[str, tuple[int, int]]:
 
 
 def busy_threads(then: Mapping[int, float], now: Mapping[int, float], elapsed_s: float) -> int:
-    """How many threads have computed, not counting idle threads of libraries' pools.
-
-    Args:
-        then, now: CPU seconds by thread, see `run_times`.
-        elapsed_s: between them.
-    """
+    """How many threads have computed, by `run_times` before and after; idle threads of pools do not count."""
     used = (seconds - then.get(thread, 0.0) for thread, seconds in now.items())
     return sum(seconds > _BUSY * elapsed_s for seconds in used)
