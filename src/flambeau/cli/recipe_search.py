@@ -25,6 +25,7 @@ _ANSWERS = "errors_and_old_names.md"  # each row of its tables answers one quest
 # Both chosen on the questions of the tests.
 _WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
 _MIN_SHARE = 0.5  # share of the query's words, by weight, that a result has at least
+# A list of words, not one per line.
 _STOP_WORDS = frozenset(
     {
         "a", "an", "and", "are", "as", "at", "be", "by", "can", "do", "does", "for", "from", "how", "i", "if",
@@ -32,6 +33,7 @@ _STOP_WORDS = frozenset(
         "through", "to", "use", "using", "was", "what", "when", "where", "which", "why", "with", "you",
     }
 )  # fmt: skip
+# Another one.
 _SUFFIXES = (
     "ations", "ation", "ating", "ated", "ates", "ate", "ings", "ing", "ions", "ion", "ies", "ed", "es", "s",
     "e", "y",

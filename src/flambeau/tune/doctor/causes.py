@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,20 +36,6 @@ _SLEEP = (
 _FULL = 0.9
 _PYTHON_PHASES = ("python", "")
 SLOWS_ALL = ("debug mode", "threads")
-_HOST_KINDS = (
-    "read",
-    "decode",
-    "transform",
-    "collate",
-    "send",
-    "pin",
-    "worker start",
-    "many workers",
-    "sync",
-    "python",
-    "copy",
-    "page faults",
-)
 _DATA_KINDS = {
     "read": "reading files",
     "decode": "decoding",
@@ -56,6 +43,15 @@ _DATA_KINDS = {
     "collate": "collating",
     "send": "sending batches between processes",
     "pin": "copying into page-locked memory",
+}
+_HOST_KINDS = {
+    "worker start",
+    "many workers",
+    "sync",
+    "python",
+    "copy",
+    "page faults",
+    *_DATA_KINDS,
 }
 
 
@@ -128,7 +124,7 @@ def in_order(causes: list[Cause]) -> list[Cause]:
     return sorted(causes, key=rank)
 
 
-def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> list[Cause]:
+def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> Iterator[Cause]:
     wait, start = shares["data"], shares["worker start"]
     whole = wait + start
     loader = trial.trainers[0]["loader"]
@@ -139,9 +135,11 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> list
         are_many = workers > 2 * cpus and work.blocked < _SLEEP
         who = f"{workers} workers{f' on {cpus} CPUs' if are_many else ''}"
         text = f"waits {percent(whole)} of the time for {who} to start, each epoch{at_line(line)}"
-        return [Cause("many workers" if are_many else "worker start", whole, line, text)]
+        yield Cause("many workers" if are_many else "worker start", whole, line, text)
+        return
     if not work.shares:
-        return [Cause("read", whole, "", f"waits for data {percent(whole)} of the time")]
+        yield Cause("read", whole, "", f"waits for data {percent(whole)} of the time")
+        return
     kind = work.first
     where, _ = work.lines[kind][0]
     share = percent(work.shares[kind])
@@ -152,7 +150,7 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> list
     else:
         who = f"they are made in the training process, {share} of that time"
     what = f"{who} on {_DATA_KINDS[kind]}{line_with_source(where)}"
-    return [Cause(kind, whole, where, f"waits for data {percent(whole)} of the time: {what}")]
+    yield Cause(kind, whole, where, f"waits for data {percent(whole)} of the time: {what}")
 
 
 def waiting_lines(trial: Trial) -> dict[str, float]:
@@ -178,10 +176,9 @@ def _calls(trainer: dict[str, Any], *, are_copies: bool) -> list[list[Any]]:
     return [call for call in calls if call[2].startswith("copy to") is are_copies]
 
 
-def _line_causes(trial: Trial, lines: dict[str, float]) -> list[Cause]:
+def _line_causes(trial: Trial, lines: dict[str, float]) -> Iterator[Cause]:
     """The user's Python between the parts of a step; calls in it that wait for the device come separately."""
     trainer = trial.trainers[0]
-    causes = []
     total = sum(lines.values())
     copies: dict[str, float] = defaultdict(float)  # they are separate causes
     for file, line, _, _, seconds, _ in _calls(trainer, are_copies=True):
@@ -195,7 +192,7 @@ def _line_causes(trial: Trial, lines: dict[str, float]) -> list[Cause]:
         )
         if busy := device_share(trial):
             text += f"; the GPU computes {percent(busy)} of the time"
-        causes.append(Cause("sync", total, where, text))
+        yield Cause("sync", total, where, text)
     python = {
         where: max(0.0, seconds / trainer["seconds"] - copies[where])
         for where, seconds in by_line(rows_of(trainer), _PYTHON_PHASES).items()
@@ -208,11 +205,10 @@ def _line_causes(trial: Trial, lines: dict[str, float]) -> list[Cause]:
             f"{percent(share)} of the time is Python between the parts of a step, "
             f"{percent(python[where])}{line_with_source(where).lstrip(',')}"
         )
-        causes.append(Cause("python", share, where, text))
-    return causes
+        yield Cause("python", share, where, text)
 
 
-def _phase_causes(trial: Trial, shares: dict[str, float]) -> list[Cause]:
+def _phase_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
     facts = trial.trainers[0]["optimizer"]
     rows = rows_of(trial.trainers[0])
     share = {phase: percent(shares[phase]) for phase in PHASES}
@@ -226,45 +222,41 @@ def _phase_causes(trial: Trial, shares: dict[str, float]) -> list[Cause]:
             "something in the model changes from step to step (TORCH_LOGS=recompiles says what)"
         ),
     }
-    causes = []
     if not facts.get("fused"):  # a fused one cannot become faster
         text = (
             f"the optimizer takes {share['optimizer']} of the time "
             f"({facts.get('name', '?')} of {facts.get('tensors', 0)} tensors, not fused)"
         )
-        causes.append(Cause("optimizer", shares["optimizer"], "", text))
+        yield Cause("optimizer", shares["optimizer"], "", text)
     for phase, text in texts.items():
         lines = by_line(rows, (phase,))
         where = max(lines, key=lines.__getitem__, default="")
-        causes.append(Cause(phase, shares[phase], where, text + at_line(where)))
-    return causes
+        yield Cause(phase, shares[phase], where, text + at_line(where))
 
 
-def _copy_causes(trial: Trial) -> list[Cause]:
+def _copy_causes(trial: Trial) -> Iterator[Cause]:
     trainer = trial.trainers[0]
-    causes = []
     for file, line, what, _, seconds, copied in _calls(trainer, are_copies=True):
         share = min(1.0, seconds / trainer["step_s"])
         where = f"{file}:{line}"
         much = f"{what} of {copied / 2**20:.1f} MiB in a step"
         text = f"{much} takes {percent(share)} of the time{at_line(where)}"
-        causes.append(Cause("copy", share, where, text))
-    return causes
+        yield Cause("copy", share, where, text)
 
 
-def _rank_causes(trial: Trial) -> list[Cause]:
+def _rank_causes(trial: Trial) -> Iterator[Cause]:
     """The slow rank is the one that itself waits least, in backward and communication."""
     if len(trial.trainers) < 2:
-        return []
+        return
     waits = [one["backward"] + one["communication"] for one in map(shares_of, trial.trainers)]
     slow, quick = waits.index(min(waits)), waits.index(max(waits))
     behind = waits[quick] - waits[slow]
     if behind < _UNEVEN:
-        return []
+        return
     more = _line_of_more_work(trial.trainers[slow], trial.trainers[quick])
     rank = trial.trainers[slow]["rank"]
     text = f"the others wait for rank {rank} {percent(behind)} of the time: it does more"
-    return [Cause("slow rank", behind, more, text + line_with_source(more))]
+    yield Cause("slow rank", behind, more, text + line_with_source(more))
 
 
 def _line_of_more_work(slow: dict[str, Any], quick: dict[str, Any]) -> str:
@@ -276,7 +268,7 @@ def _line_of_more_work(slow: dict[str, Any], quick: dict[str, Any]) -> str:
     return max(more, key=more.__getitem__, default="")
 
 
-def _model_causes(trial: Trial, shares: dict[str, float]) -> list[Cause]:
+def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
     share = shares["forward"] + shares["backward"]
     trainer = trial.trainers[0]
     operations = trainer.get("operations", {})
@@ -291,7 +283,8 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> list[Cause]:
                 f"the GPU computes {percent(busy)} of the time and waits for Python to start operations "
                 f"{percent(gap)} of it: larger batches, or torch.compile"
             )
-            return [Cause("small steps", gap, "", text)]
+            yield Cause("small steps", gap, "", text)
+            return
         share = busy
     if not busy and count and _are_small(trainer, operations):
         whole = share + shares["optimizer"] + shares["python"]
@@ -300,12 +293,13 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> list[Cause]:
             f"{1e6 * operations['seconds'] / count:.0f} us: Python and the starts of operations take longer "
             "than the computing; larger batches, or torch.compile"
         )
-        return [Cause("small steps", whole, "", text)]
+        yield Cause("small steps", whole, "", text)
+        return
     text = f"the {'GPU' if busy else 'model'} computes {percent(share)} of the time"
     bound = operations.get("memory_bound", 0.0)
     if bound > 0.3:
         text += f"; {percent(bound)} of that in operations bound by memory, such as batch norm"
-    return [Cause("model", share, "", text)]
+    yield Cause("model", share, "", text)
 
 
 def _are_small(trainer: dict[str, Any], operations: dict[str, Any]) -> bool:
@@ -318,14 +312,15 @@ def _are_small(trainer: dict[str, Any], operations: dict[str, Any]) -> bool:
     return bool(operations["small_s"] > operations["seconds"] / 2) or starts_s > fastest / 2
 
 
-def _debug_causes(trial: Trial) -> list[Cause]:
+def _debug_causes(trial: Trial) -> Iterator[Cause]:
     """Their share is known only after a trial without the debug mode."""
     trainer = trial.trainers[0]
     if trainer["anomaly"]:
-        return [Cause("debug mode", _MIN_SHARE, "", "autograd's anomaly detection is on")]
+        yield Cause("debug mode", _MIN_SHARE, "", "autograd's anomaly detection is on")
+        return
     if profiler_runs(trial):
-        return [Cause("debug mode", _MIN_SHARE, "", "torch's profiler is running")]
-    return []
+        yield Cause("debug mode", _MIN_SHARE, "", "torch's profiler is running")
+        return
 
 
 def profiler_runs(trial: Trial) -> bool:
@@ -336,7 +331,7 @@ def profiler_runs(trial: Trial) -> bool:
     return is_on or in_it > 0.01 * trainer["seconds"]
 
 
-def _thread_causes(trial: Trial) -> list[Cause]:
+def _thread_causes(trial: Trial) -> Iterator[Cause]:
     cpus = usable_cpus()
     trainer_threads = sum(one["threads"] for one in trial.trainers)
     worker_threads = sum(one.get("busy_threads", 0) for one in trial.workers)
@@ -346,8 +341,8 @@ def _thread_causes(trial: Trial) -> list[Cause]:
     elif worker_threads >= 2 * cpus and worker_threads > 3 * len(trial.workers):
         who = f"{len(trial.workers)} workers compute with {worker_threads} threads"
     else:
-        return []
-    return [Cause("threads", _MIN_SHARE, "", f"{who} on {cpus} CPUs, and wait for each other")]
+        return
+    yield Cause("threads", _MIN_SHARE, "", f"{who} on {cpus} CPUs, and wait for each other")
 
 
 def page_fault_share(trial: Trial) -> float:
@@ -357,18 +352,17 @@ def page_fault_share(trial: Trial) -> float:
     return float(seconds / (trainer["seconds"] * max(1, min(trainer["threads"], usable_cpus()))))
 
 
-def _page_fault_causes(trial: Trial) -> list[Cause]:
+def _page_fault_causes(trial: Trial) -> Iterator[Cause]:
     share = page_fault_share(trial)
     trainer = trial.trainers[0]
     text = (
         "memory comes anew from the system in each step, as when what is freed goes back, by "
         f"{trainer.get('faults', 0) / trainer['steps']:.0f} page faults: {percent(share)} of the time"
     )
-    return [Cause("page faults", share, "", text)]
+    yield Cause("page faults", share, "", text)
 
 
-def _machine_causes(trial: Trial) -> list[Cause]:
-    causes = []
+def _machine_causes(trial: Trial) -> Iterator[Cause]:
     for one in trial.trainers:
         held, limit = one.get("device_bytes", 0), one.get("device_limit_bytes", 0)
         if limit and held > _FULL * limit:
@@ -376,21 +370,20 @@ def _machine_causes(trial: Trial) -> list[Cause]:
                 f"tensors of rank {one['rank']} hold {held / 2**30:.1f} of the {limit / 2**30:.1f} GiB of "
                 "its device"
             )
-            causes.append(Cause("memory", _MIN_SHARE, "", text))
+            yield Cause("memory", _MIN_SHARE, "", text)
     machine = trial.machine
     if machine is None:
-        return causes
+        return
     if machine.throttled_share >= _MIN_SHARE:
         share = min(1.0, machine.throttled_share)
         text = f"the container's quota of CPU was used up {percent(share)} of the time"
-        causes.append(Cause("quota", share, "", text))
+        yield Cause("quota", share, "", text)
     if machine.limit_bytes and machine.most_bytes > _FULL * machine.limit_bytes:
         text = (
             f"the processes hold {machine.most_bytes / 2**30:.1f} of {machine.limit_bytes / 2**30:.1f} GiB "
             "of memory"
         )
-        causes.append(Cause("memory", _MIN_SHARE, "", text))
+        yield Cause("memory", _MIN_SHARE, "", text)
     if machine.shared_share > _FULL:
         text = f"/dev/shm is {percent(machine.shared_share)} full; batches of workers go through it"
-        causes.append(Cause("memory", _MIN_SHARE, "", text))
-    return causes
+        yield Cause("memory", _MIN_SHARE, "", text)

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,62 +77,54 @@ def _loader_line(findings: Findings) -> str:
     return f", {shown(where)}" if where else ""
 
 
-def _for_data(findings: Findings) -> list[Remedy]:
+def _for_data(findings: Findings) -> Iterator[Remedy]:
     shares, work = findings.shares, findings.work
     idle = _idle(findings)
     waits, start = min(shares["data"], idle), min(shares["worker start"], idle)
     whole = min(waits + start, idle)
     loader = findings.trial.trainers[0]["loader"]
     if whole < _WORTH_TRYING or not loader:
-        return []
+        return
     line = _loader_line(findings)
     workers: int = loader["num_workers"]
-    remedies = [
-        Remedy(
-            "cached batches",
-            f"no data to wait for: the most that any change of the loader can give{line}",
-            {"cached": _CACHED},
-            _saved(whole),
-            "data",
-            at_most=False,
-            is_bound=True,
-        )
-    ]
-    remedies += _for_workers(findings, whole=whole, start=start)
+    yield Remedy(
+        "cached batches",
+        f"no data to wait for: the most that any change of the loader can give{line}",
+        {"cached": _CACHED},
+        _saved(whole),
+        "data",
+        at_most=False,
+        is_bound=True,
+    )
+    yield from _for_workers(findings, whole=whole, start=start)
     if workers and waits >= _WORTH_TRYING and work.idle > 0.2:
         how = f"DataLoader(prefetch_factor=8){line}"
-        remedies.append(Remedy("prefetch=8", how, {"prefetch": 8}, _saved(waits), "data"))
+        yield Remedy("prefetch=8", how, {"prefetch": 8}, _saved(waits), "data")
     images = work.shares.get("decode", 0) + work.shares.get("transform", 0)
     if images > 0.3 and _reads_images(findings):
         how = f"from flambeau.data.fast import fast; loader = fast(loader){line}"
-        remedies.append(Remedy("fast(loader)", how, {"fast": True}, _saved(waits), work.first))
+        yield Remedy("fast(loader)", how, {"fast": True}, _saved(waits), work.first)
     if findings.trial.trainers[0]["device"] != "cpu" and not loader["pin_memory"]:
         how = f"DataLoader(pin_memory=True), and .to(device, non_blocking=True){line}"
-        remedies.append(Remedy("pin memory", how, {"pin": True}, _saved(waits), "copy"))
-    return remedies
+        yield Remedy("pin memory", how, {"pin": True}, _saved(waits), "copy")
 
 
-def _for_workers(findings: Findings, *, whole: float, start: float) -> list[Remedy]:
+def _for_workers(findings: Findings, *, whole: float, start: float) -> Iterator[Remedy]:
     """Other numbers of workers, and persistent ones, for a data set that splits its samples among them."""
     loader = findings.trial.trainers[0]["loader"]
     line = _loader_line(findings)
     workers: int = loader["num_workers"]
     refused = REPEATS if loader.get("repeats") else ""
-    remedies = []
     if start >= _WORTH_TRYING and not loader["persistent_workers"] and not refused:
         how = f"DataLoader(persistent_workers=True){line}"
-        stay, gain = {"persistent": True}, _saved(start)
-        remedies.append(
-            Remedy("persistent workers", how, stay, gain, "worker start", at_most=False)
-        )
+        stay = {"persistent": True}
+        gain = _saved(start)
+        yield Remedy("persistent workers", how, stay, gain, "worker start", at_most=False)
     for count in _other_workers(workers, findings):
         how = f"DataLoader(num_workers={count}){'' if count else _OR_TENSORS}{line}"
         kind = "few workers" if count > workers else "many workers" if count else "send"
         change = {"workers": count, "shared": loader.get("shared", [])}
-        remedies.append(
-            Remedy(f"workers={count}", how, change, _saved(whole), kind, refused=refused)
-        )
-    return remedies
+        yield Remedy(f"workers={count}", how, change, _saved(whole), kind, refused=refused)
 
 
 def _reads_images(findings: Findings) -> bool:
@@ -158,50 +151,49 @@ def _other_workers(now: int, findings: Findings) -> list[int]:
     return [count for count in dict.fromkeys(counts) if count != now]
 
 
-def _for_waits(findings: Findings) -> list[Remedy]:
+def _for_waits(findings: Findings) -> Iterator[Remedy]:
     share = min(sum(findings.waiting_lines.values()), _idle(findings))
     if share < 0.02:
-        return []
+        return
     lines = sorted(findings.waiting_lines, key=lambda one: -findings.waiting_lines[one])
     named = ", ".join(shown(line) for line in lines[:4])
     how = f"keep the value on the device, or ask for it every 50 steps: {named}"
     change = {"skip_waits": lines}
-    return [Remedy("skip waiting calls", how, change, _saved(share), "sync", at_most=False)]
+    yield Remedy("skip waiting calls", how, change, _saved(share), "sync", at_most=False)
 
 
-def _for_optimizer(findings: Findings) -> list[Remedy]:
+def _for_optimizer(findings: Findings) -> Iterator[Remedy]:
     facts = findings.trial.trainers[0]["optimizer"]
     share = findings.shares["optimizer"]
     can_fuse = facts.get("can_fuse") and not facts["fused"] and facts["is_torchs"]
     if share < _WORTH_TRYING or not can_fuse:
-        return []
+        return
     how = f"{facts['name']}(..., fused=True)"
-    return [Remedy("fused optimizer", how, {"fused": True}, _saved(share), "optimizer")]
+    yield Remedy("fused optimizer", how, {"fused": True}, _saved(share), "optimizer")
 
 
-def _for_gradients(findings: Findings) -> list[Remedy]:
+def _for_gradients(findings: Findings) -> Iterator[Remedy]:
     """Dropping gradients instead of filling them with zeros, which nothing reads."""
     if not findings.trial.trainers[0].get("keeps_gradients"):
-        return []
+        return
     how = "optimizer.zero_grad(), without set_to_none=False"
-    return [Remedy("set_to_none", how, {"set_to_none": True}, 1.1, "optimizer")]
+    yield Remedy("set_to_none", how, {"set_to_none": True}, 1.1, "optimizer")
 
 
-def _for_process(findings: Findings) -> list[Remedy]:
+def _for_process(findings: Findings) -> Iterator[Remedy]:
     trial, shares = findings.trial, findings.shares
     first = trial.trainers[0]
     cpus = usable_cpus()
-    remedies = []
     if first["anomaly"]:
         how = "remove torch.autograd.set_detect_anomaly(True)"
         change = {"no_anomaly": True}
-        remedies.append(Remedy("no anomaly mode", how, change, 2.0, "debug mode", at_most=False))
+        yield Remedy("no anomaly mode", how, change, 2.0, "debug mode", at_most=False)
     if profiler_runs(trial):
         how = "stop torch's profiler after a few steps: torch.profiler.schedule(...)"
         change = {"no_profiler": True}
-        remedies.append(Remedy("no profiler", how, change, 2.0, "debug mode", at_most=False))
+        yield Remedy("no profiler", how, change, 2.0, "debug mode", at_most=False)
     if shares["checkpoint"] >= _WORTH_TRYING:
-        bound = Remedy(
+        yield Remedy(
             "no checkpoints",
             "save less often",
             {"no_saves": True},
@@ -210,59 +202,51 @@ def _for_process(findings: Findings) -> list[Remedy]:
             at_most=False,
             is_bound=True,
         )
-        remedies.append(bound)
     share = min(page_fault_share(trial), _idle(findings))
     if share >= _WORTH_TRYING and can_keep_freed():
         words = " ".join(f"{name}={value}" for name, value in KEEP_FREED.items())
         how = f"keep_freed_memory() of flambeau.recipes.setup.freed_memory; or {words} in the environment"
-        change, gain = {"keep_freed": True}, _saved(share)
-        remedies.append(
-            Remedy("keep freed memory", how, change, gain, "page faults", at_most=False)
-        )
+        kept = {"keep_freed": True}
+        yield Remedy("keep freed memory", how, kept, _saved(share), "page faults", at_most=False)
     ranks = max(1, len(trial.trainers))
     worker_threads = max((one["process_threads"] for one in trial.workers), default=0)
     if worker_threads > 4 + 2 * cpus:
         how = "torch.set_num_threads(1) in workers, which is torch's default there; cv2.setNumThreads(1)"
         one_thread = {"worker_threads": 1}
-        remedies.append(
-            Remedy("one thread per worker", how, one_thread, 1.5, "threads", at_most=False)
-        )
+        yield Remedy("one thread per worker", how, one_thread, 1.5, "threads", at_most=False)
     if first["threads"] * ranks > cpus:
         count = max(1, cpus // ranks)
         how = f"OMP_NUM_THREADS={count}, and no torch.set_num_threads"
         threads = {"threads": count}
-        remedies.append(Remedy(f"threads={count}", how, threads, 1.5, "threads", at_most=False))
-    return remedies
+        yield Remedy(f"threads={count}", how, threads, 1.5, "threads", at_most=False)
 
 
-def _for_model(findings: Findings) -> list[Remedy]:
+def _for_model(findings: Findings) -> Iterator[Remedy]:
     shares = findings.shares
     first = findings.trial.trainers[0]
     # Prefer the GPU's own time, if known, to the time in which Python starts its work.
     share = device_share(findings.trial) or shares["forward"] + shares["backward"]
     started = max(share, shares["forward"] + shares["backward"])
     if started < 0.3:
-        return []
+        return
     device = torch.device(first["device"])
-    remedies = []
     if native_bf16(device):
         how = "with torch.autocast(device.type, torch.bfloat16): around the forward pass"
-        remedies.append(Remedy("bf16", how, {"autocast": "bfloat16"}, _saved(share / 2), "model"))
+        yield Remedy("bf16", how, {"autocast": "bfloat16"}, _saved(share / 2), "model")
     facts = first["optimizer"]
     if facts.get("has_convolutions") and not facts.get("is_channels_last"):
         how = "model.to(memory_format=torch.channels_last), and the images"
         change = {"channels_last": True}
-        remedies.append(Remedy("channels_last", how, change, _saved(share / 4), "model"))
+        yield Remedy("channels_last", how, change, _saved(share / 4), "model")
     if device.type == "cuda":
         how = "torch.autocast(device.type, torch.float16) with torch.amp.GradScaler"
-        remedies.append(Remedy("fp16", how, {"autocast": "float16"}, _saved(share / 2), "model"))
+        yield Remedy("fp16", how, {"autocast": "float16"}, _saved(share / 2), "model")
         how = 'torch.set_float32_matmul_precision("high")'
-        remedies.append(Remedy("tf32", how, {"tf32": True}, _saved(share / 2), "model"))
+        yield Remedy("tf32", how, {"tf32": True}, _saved(share / 2), "model")
         if facts.get("has_convolutions"):
             how = "torch.backends.cudnn.benchmark = True, where images keep their size"
             change = {"cudnn_benchmark": True}
-            remedies.append(Remedy("cudnn.benchmark", how, change, _saved(share / 4), "model"))
+            yield Remedy("cudnn.benchmark", how, change, _saved(share / 4), "model")
     if shares["compile"] == 0 and (device.type == "cuda" or shutil.which("g++")):
         how = "model.compile(), or model = torch.compile(model)"
-        remedies.append(Remedy("compile", how, {"compile": True}, _saved(started / 3), "model"))
-    return remedies
+        yield Remedy("compile", how, {"compile": True}, _saved(started / 3), "model")
