@@ -480,7 +480,7 @@ def test_a_checkpoint_that_a_run_removes_meanwhile(
 def test_a_replay_that_is_out_of_time_says_so(root: Path) -> None:
     comparison = compare_runs(Path("base"), Path("rate"))
     result = replay(comparison, say=lambda text: None, seconds=-1)
-    assert (result.is_out_of_time, result.last, result.found) == (True, 0, None)
+    assert (result.is_out_of_time, result.last, result.difference) == (True, 0, None)
     said = replay_verdict(comparison, result)
     assert "both are equal to the bit up to step 0 (out of time)" in said
 

@@ -85,6 +85,8 @@ def test_a_run_on_its_data(flambeau: Any, run: Path) -> None:
         ("tiny_convnet --trials-may-write", "--trials-may-write is of a script alone"),
         ("tiny_convnet --rounds 0", "--rounds must be from 1 to 100000, got 0"),
         ("tiny_convnt", "unknown model 'tiny_convnt'; did you mean 'tiny_convnet'"),
+        ("nothere", "no file, no run folder and no model nothere: (.|\n)*doctor takes a script "),
+        ("nothere.py", "no file, no run folder and no model nothere.py: "),
         ("--input 2,3,8,8 photos --model resnet18", "--input is of RUN or MODEL alone"),
         ("--trust -- train.py", "--trust is of RUN or MODEL alone"),
         pytest.param(

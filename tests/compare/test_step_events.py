@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from flambeau.compare import step_events as module
-from flambeau.compare.step_events import Found, StepEvents, batch_difference, first_event
+from flambeau.compare.step_events import FirstDifference, StepEvents, batch_difference, first_event
 
 
 def made(change: str = "") -> nn.Sequential:
@@ -46,7 +46,7 @@ def events(model: nn.Module, *, factor: float = 1.0) -> StepEvents:
 def test_the_first_difference(
     kept: int, change: str, phase: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_BYTES", kept)
+    monkeypatch.setattr(module, "_MAX_BYTES", kept)
     base = events(made()).events
     assert first_event(base, events(made()).events) is None
     found = first_event(base, events(made(change)).events)
@@ -82,7 +82,7 @@ def test_hooks_go_and_change_nothing() -> None:
 
 
 def test_batches() -> None:
-    def compared(**changed: object) -> Found | None:
+    def compared(**changed: object) -> FirstDifference | None:
         right = {
             "names": ["a.png", "b.png"], "images": torch.zeros(2, 1, 4, 4, dtype=torch.uint8),
             "targets": torch.tensor([0, 1]), "classes": ["cat", "dog"],

@@ -29,28 +29,29 @@ are none, or --out has left them out"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """DATA, a run to measure leaks with, and what to print and write."""
     parser.epilog = _EPILOG
-    parser.add_argument("data", metavar="DATA", help="what `flambeau train` takes")
-    parser.add_argument(
+    add = parser.add_argument
+    add("data", metavar="DATA", help="what `flambeau train` takes")
+    add(
         "--out",
         type=Path,
         metavar="FILE.csv",
         help="list the images that are left, for `flambeau train FILE.csv`; no image is changed or deleted",
     )
-    parser.add_argument(
+    add(
         "--drop",
         default=",".join(HARMFUL),
         metavar="KINDS",
         help="which findings --out leaves out, with commas between (default: %(default)s)",
     )
-    parser.add_argument("--force", action="store_true", help="replace the file of --out")
-    parser.add_argument(
+    add("--force", action="store_true", help="replace the file of --out")
+    add(
         "--model",
         metavar="RUN",
         help="a run on DATA: labels that look wrong by what it noted, and its accuracy with and without the "
         "validation images that can be seen in training",
     )
-    parser.add_argument("--json", action="store_true", help="all that was found as one JSON object")
-    parser.add_argument(
+    add("--json", action="store_true", help="all that was found as one JSON object")
+    add(
         "--workers",
         type=int,
         metavar="N",
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was found; 1 if there is something that a training is better without."""
+    """Print what was found; 1 if there are images that a training is better without."""
     check_at_least(arguments, workers=1)
     kinds = _kinds(arguments.drop)
     path = Path(arguments.data)
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.data.check.report_text import report_lines
     from flambeau.data.sources.open_data import open_sources
 
-    # Before an hour of work, not after it.
+    # Check before an hour of work.
     train, val = open_sources(path, download=arguments.download)
     if arguments.out is not None:
         require_new(arguments.out, train, path, force=arguments.force)
@@ -109,7 +110,7 @@ def _kinds(text: str) -> list[str]:
 
 
 def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
-    """Labels that look wrong by the losses that a run has noted."""
+    """Labels that look wrong by the losses that a run has recorded."""
     from flambeau.data.check.finding import of_single_images
     from flambeau.trainer.evaluation.sample_history import label_suspects
 
@@ -129,7 +130,7 @@ def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
 def _measured_run(
     folder: str | None, *, trust: bool
 ) -> "Callable[[DataCheck], dict[str, Any]] | None":
-    """What measures a run on the validation images of a check; None where no run is named."""
+    """Measures a run on the validation images of a check; None if no run is named."""
     if folder is None:
         return None
     from flambeau.data.sources.open_data import with_classes
@@ -142,11 +143,11 @@ def _measured_run(
         if trained.facts.train_fingerprint != check.train.fingerprint:
             say(f"{folder} was trained on other images than these: what it has seen is not known")
         val = with_classes(check.val, tuple(trained.facts.classes), "the model")
-        found = measure(trained, val, skip_bad_images=len(val), progress=True).predictions
-        is_right = found.ranked[:, 0] == found.labels
+        result = measure(trained, val, skip_bad_images=len(val), progress=True).predictions
+        is_right = result.ranked[:, 0] == result.labels
         leaked = set(check.leaked)
         hits: dict[bool, list[bool]] = {True: [], False: []}
-        for index, hit in zip(found.indices.tolist(), is_right.tolist(), strict=True):
+        for index, hit in zip(result.indices.tolist(), is_right.tolist(), strict=True):
             hits[index in leaked].append(hit)
         both = [*hits[True], *hits[False]]
         return {

@@ -22,12 +22,12 @@ from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.provenance import TRUST, UntrustedCode
 from flambeau.version import __version__
 
-# In the order of the help; one line for a group of them.
+# In the order of the help.
 VERBS = (
     "train", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict", "evaluate",
     "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
-_MODULES = {"inspect": "inspect_model"}  # no file may have a name of the standard library
+_MODULES = {"inspect": "inspect_model"}  # inspect is a module of the standard library
 _USER_ERRNOS = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -44,20 +44,20 @@ _USER_ERRNOS = {
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in two lines, and which flag or command was probably meant."""
+    """Says in two lines what is wrong, and which flag or command was probably meant."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """A word such as -1ep behind a flag is its value, which argparse takes for another flag."""
+        """A word such as -1ep after a flag is its value, which argparse would take for another flag."""
         words = list(args or ())
         if not any(
             action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions
         ):
             known = self._option_string_actions
-            for at in range(len(words) - 2, -1, -1):
-                flag, value = words[at : at + 2]
+            for index in range(len(words) - 2, -1, -1):
+                flag, value = words[index : index + 2]
                 takes_one = flag in known and known[flag].nargs is None
                 if takes_one and re.match("-[^-]", value) and value not in known:
-                    words[at : at + 2] = [f"{flag}={value}"]
+                    words[index : index + 2] = [f"{flag}={value}"]
         return super().parse_known_args(words, namespace)
 
     def error(self, message: str) -> NoReturn:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: without the program's name; those of the process by default.
 
     Returns:
-        The exit code: 0, or 1 where a check found something, 2 for wrong input, 75 for 'start me again'.
+        The exit code: 0, or 1 if a check has found something, 2 for wrong input, 75 for 'start me again'.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
@@ -99,29 +99,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain(words, "interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader of a pipe went away (`| head`): nothing to say, and nobody to say it to.
+        # The reader of a pipe has gone (`| head`).
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         if error.errno not in _USER_ERRNOS:
-            _tell_program(words, f"{type(error).__name__}: {error}", 1)
+            _print_error_event(words, f"{type(error).__name__}: {error}", 1)
             raise
         why = (
             f"{error.filename or 'the disk'}: {error.strerror}; fix that and run the command again"
         )
         return _complain(words, why, 2)
     except Exception as error:
-        _tell_program(words, f"{type(error).__name__}: {error}", 1)
+        _print_error_event(words, f"{type(error).__name__}: {error}", 1)
         raise
 
 
 @contextlib.contextmanager
 def _ended_by_ctrl_c() -> Iterator[None]:
-    """Around a command: Ctrl-C while a package is being imported ends the process at once.
+    """Ctrl-C while a package is being imported ends the process at once.
 
-    NumPy replaces KeyboardInterrupt there by an ImportError, and torch 2.15 loses it or aborts.
-    Files that are being written survive a kill at any moment.
+    NumPy replaces KeyboardInterrupt there by an ImportError, and torch 2.15 loses it or aborts. Files being
+    written survive a kill at any time.
     """
     is_ours = threading.current_thread() is threading.main_thread()
     if not is_ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -131,7 +131,7 @@ def _ended_by_ctrl_c() -> Iterator[None]:
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGINT) is _on_ctrl_c:  # a run may have left another, to end by
+        if signal.getsignal(signal.SIGINT) is _on_ctrl_c:  # a run may have set its own
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -145,10 +145,10 @@ def _on_ctrl_c(_: int, frame: FrameType | None) -> None:
 
 
 def check(words: Sequence[str]) -> argparse.Namespace:
-    """Refuse what is no command line of flambeau, without running it; `--help` in it is answered.
+    """Refuse a wrong command line without running it; `--help` in it is answered.
 
     Returns:
-        What was read, by the names of flags.
+        The parsed flags.
 
     Raises:
         InputError: with the message that the command would give.
@@ -163,17 +163,15 @@ def _dispatch(words: list[str], *, is_process: bool) -> int:
         return 0
     chosen.words = words
     if is_process and chosen.trial_outputs is not None:
-        _keep_off_files(chosen.trial_outputs(chosen), words)
+        _protect_files(chosen.trial_outputs(chosen), words)
     exit_code: int = chosen.run(chosen)
     return exit_code
 
 
-def _keep_off_files(outputs: Sequence[Path] | None, words: Sequence[str]) -> None:
-    """Where a command only tries something, what it runs of the user's code changes no file of the user.
+def _protect_files(outputs: Sequence[Path] | None, words: Sequence[str]) -> None:
+    """Keep user code that a command only tries from changing the user's files.
 
-    Args:
-        outputs: what the command writes; None if it is not of this kind.
-        words: of the command.
+    `outputs` are files that the command writes; None if it is no trial.
     """
     if (
         outputs is None or "RANK" in os.environ
@@ -207,13 +205,13 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def _check_path(given: Sequence[object], action: argparse.Action) -> None:
-    """Refuse what is empty, which as a path would be the current folder, and a pipe, which is waited for."""
+    """Refuse an empty path, which would be the current folder, and a pipe, which would be waited for."""
     if "" in given:
         name = action.metavar or action.dest
         raise InputError(f"{name} is empty: is a variable of the shell not set?")
     for word in given:
         is_pipe = False
-        with contextlib.suppress(OSError, ValueError):  # no path at all
+        with contextlib.suppress(OSError, ValueError):  # no path index all
             is_pipe = isinstance(word, str) and stat.S_ISFIFO(os.stat(word).st_mode)  # noqa: PTH116
         if is_pipe:
             raise InputError(f"{word} is a pipe, and no file: write it to a file first")
@@ -223,8 +221,8 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command line.
 
     Args:
-        words: that it will parse: where they begin with a command, only that one's parser is built, in a
-            fifth of the time. `train --zh` asks for its help in another language.
+        words: to be parsed: if they begin with a command, only its parser is built, in a fifth of the time;
+            `train --zh` makes the help Chinese.
     """
     parser = _Parser(
         prog="flambeau",
@@ -265,16 +263,16 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _complain(words: Sequence[str], message: str, exit_code: int) -> int:
-    """Say what is wrong; returns the exit code."""
-    # What a file holds is quoted in a message, and is not to reach the terminal as a command.
-    shown = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda found: ascii(found[0])[1:-1], message)
+    """Print what is wrong; returns the exit code."""
+    # Messages quote files, whose control characters must not reach the terminal.
+    shown = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda match: ascii(match[0])[1:-1], message)
     print(f"flambeau: {shown}", file=sys.stderr)
-    _tell_program(words, message, exit_code)
+    _print_error_event(words, message, exit_code)
     return exit_code
 
 
-def _tell_program(words: Sequence[str], message: str, exit_code: int) -> None:
-    """The last line of `flambeau train --json-lines`; of several processes that of the first."""
+def _print_error_event(words: Sequence[str], message: str, exit_code: int) -> None:
+    """The last line of `flambeau train --json-lines`, by the first process only."""
     if "--json-lines" in words and os.environ.get("RANK", "0") == "0":
-        with contextlib.suppress(OSError):  # nobody reads it any more
+        with contextlib.suppress(OSError):  # the reader has gone
             print_json([{"event": "error", "message": message, "exit_code": exit_code}])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 HELP = "print the script that completes commands in bash, zsh or fish"
 
 _SHELLS = ("bash", "zsh", "fish")
-_FOLDERS = ("DIR", "RUN")  # by what the help calls a value
+_FOLDERS = ("DIR", "RUN")  # by the metavar
 _FILES = ("DATA", "WHAT", "SRC", "DST", "IN", "OUT", "FILE", "RUN|FILE", "DEST")
 _FILE_FLAGS = ("--model", "--weights", "--teacher")  # FILE.py:FUNCTION, weights, a run
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Those of all commands; of what the help does not show, none."""
+    """Those of all commands that the help shows."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for child in action.choices.values():
@@ -46,7 +46,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 def _choices(action: argparse.Action) -> list[str] | None:
-    """What the value can be, where the command checks it itself."""
+    """Possible values, if the command checks them itself."""
     from flambeau.cli.recipe_search import recipe_files
     from flambeau.cli.runs import COLUMNS
     from flambeau.run.folder.summary import STATES

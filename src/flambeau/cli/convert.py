@@ -1,4 +1,4 @@
-"""`flambeau convert`: weights out of any file or run into a new file, without running anything of it."""
+"""`flambeau convert`: weights of any file or run into a new file, without running code in it."""
 
 import argparse
 from pathlib import Path
@@ -12,29 +12,30 @@ _SHOWN = 20  # names in one line
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """IN OUT, and what is taken and changed."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "source",
         metavar="IN",
         help=".pth .pt .pth.tar .bin .safetensors .npz, an .index.json, or the folder of a run or checkpoint",
     )
-    parser.add_argument("out", metavar="OUT", help="NAME.safetensors, or NAME.pth for a plain dict")
-    parser.add_argument("--key", metavar="KEY", help="which weights, where there are several")
-    parser.add_argument(
+    add("out", metavar="OUT", help="NAME.safetensors, or NAME.pth for a plain dict")
+    add("--key", metavar="KEY", help="which weights, where there are several")
+    add(
         "--dtype",
         choices=("fp32", "fp16", "bf16"),
         help="of all floating tensors (default: as they are)",
     )
-    parser.add_argument("--strip", metavar="PREFIX", help="take this off the names too: 'model'")
-    parser.add_argument(
+    add("--strip", metavar="PREFIX", help="take this off the names too: 'model'")
+    add(
         "--drop-objects",
         action="store_true",
         help="take the weights of a file that names other objects (a whole model); they are not made",
     )
-    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+    add("--force", action="store_true", help="replace OUT if it exists")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert, and say what was taken and what was not."""
+    """Convert, and print what was taken and what was not."""
     from flambeau.weights.readers import DTYPES, open_weights, plain_names
     from flambeau.weights.writer import write_weights
 
@@ -57,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"NOT listed by the index, and left out: {_first(weights.unlisted)}")
     if weights.lost:
         print(f"no tensor made of: {_first(weights.lost)}")
-    # The counter of AveragedModel is all that goes with a prefix.
+    # Removing prefixes drops only the counter of AveragedModel.
     gone = ["n_averaged"] * (len(weights.tensors) - len(tensors))
     if gone:
         print(f"left out: {gone[0]}, a counter and no weight")

@@ -1,4 +1,4 @@
-"""`flambeau inspect --conv`: sizes of convolutions in a row, and where their windows are."""
+"""`flambeau inspect --conv`: sizes of several convolutions, and where their windows are."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ _NUMBERS = ("kernel", "stride", "padding", "dilation")
 
 
 def print_convolutions(words: list[str], *, as_json: bool) -> int:
-    """Sizes of convolutions one after the other, and where their windows are; returns the exit code."""
+    """Print sizes of successive convolutions, and where their windows are; returns the exit code."""
     from flambeau.recipes.models.convolution_sizes import chain, picture
 
     size, windows = _windows(words)
@@ -53,16 +53,16 @@ def _windows(words: list[str]) -> "tuple[int, list[Window]]":
     size = 0
     windows = []
     for number, word in enumerate(words):
-        found = re.fullmatch(_CONV, word)
-        if found is None or (found["size"] is None) != bool(number):
+        match = re.fullmatch(_CONV, word)
+        if match is None or (match["size"] is None) != bool(number):
             example = "k3,s2,p1 (the input comes from the one before)" if number else "224,k7,s2,p3"
             raise InputError(
                 f"--conv {word}: give it as {example}, with d2 for a dilation, t for transposed"
             )
-        size = int(found["size"]) if found["size"] else size
+        size = int(match["size"]) if match["size"] else size
         given: dict[str, Any] = {
-            name: int(found[name]) for name in _NUMBERS if found[name] is not None
+            name: int(match[name]) for name in _NUMBERS if match[name] is not None
         }
         with refusing(f"--conv {word}"):
-            windows.append(Window(**given, transposed=found["transposed"] is not None))
+            windows.append(Window(**given, transposed=match["transposed"] is not None))
     return size, windows

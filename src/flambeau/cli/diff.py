@@ -1,4 +1,4 @@
-"""`flambeau diff`: two runs, to the first step in which they part, and why."""
+"""`flambeau diff`: two runs, the first step in which they differ, and why."""
 
 import argparse
 from pathlib import Path
@@ -14,28 +14,27 @@ if TYPE_CHECKING:
 
 HELP = "compare two runs: the first step in which they part, and why"
 
-_MOST_TENSORS = 8
+_MAX_TENSORS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Two runs, and what is asked of them."""
-    parser.add_argument(
-        "runs", metavar="RUN", nargs=2, help="the folder of a run; the older one first"
-    )
-    parser.add_argument(
+    """Two runs, and how to compare them."""
+    add = parser.add_argument
+    add("runs", metavar="RUN", nargs=2, help="the folder of a run; the older one first")
+    add(
         "--loss",
         action="store_true",
         help="metrics.jsonl alone, as a Markdown table for a pull request: 'identical for N steps', or the "
         "first difference",
     )
-    parser.add_argument(
+    add(
         "--replay",
         action="store_true",
         help="run both again from where they were equal, for about two minutes at most, and name the first "
         "step, module and tensor that differ; needs their data, and runs code that they name, such as "
         "--model FILE.py:FUNCTION",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    add("--json", action="store_true", help="one JSON object")
     add_trust(parser)
     parser.epilog = "exit code: 0 if they are the same, 1 if they differ, 2 for wrong input"
 
@@ -52,23 +51,23 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.compare.run_comparison import compare_runs
     from flambeau.compare.verdict import verdict
 
-    found = compare_runs(left, right)
+    comparison = compare_runs(left, right)
     more: dict[str, Any] = {}
-    said = verdict(found, replayed=arguments.replay)
-    if arguments.replay and found.has_evidence:
+    text = verdict(comparison, replayed=arguments.replay)
+    if arguments.replay and comparison.has_evidence:
         from flambeau.compare.replay import replay
         from flambeau.compare.replay_verdict import replay_verdict
 
-        result = replay(found, trust=arguments.trust, say=say)
-        said += "\n\n" + replay_verdict(found, result)
+        result = replay(comparison, trust=arguments.trust, say=say)
+        text += "\n\n" + replay_verdict(comparison, result)
         more = {"replay": result.as_json()}
     if arguments.json:
-        print_json([{**found.as_json(), **more, "verdict": said}])
+        print_json([{**comparison.as_json(), **more, "verdict": text}])
     else:
-        _print(found, said)
-    if not found.has_evidence:
+        _print(comparison, text)
+    if not comparison.has_evidence:
         raise InputError(f"{left} and {right} have no step in common that could be compared")
-    return 0 if found.is_same else 1
+    return 0 if comparison.is_same else 1
 
 
 def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
@@ -96,48 +95,48 @@ def _loss(left: Path, right: Path, *, as_json: bool) -> int:
     return 0 if lines.is_same else 1
 
 
-def _print(found: "RunComparison", said: str) -> None:
-    """The findings, one line each, and the verdict."""
+def _print(comparison: "RunComparison", text: str) -> None:
+    """The facts, one line each, and the verdict."""
     from flambeau.compare.verdict import fact_text, figure_line, listed_steps
 
-    _say(f"{found.runs[0].folder.path} and {found.runs[1].folder.path}")
+    _say(f"{comparison.runs[0].folder.path} and {comparison.runs[1].folder.path}")
     for kind in ("setting", "data", "environment", "history"):
         for matters in (True, False):
-            facts = [f for f in found.facts if f.kind == kind and f.matters is matters]
+            facts = [f for f in comparison.facts if f.kind == kind and f.matters is matters]
             note = "" if matters else ", without effect on the numbers"
             if facts:
                 _say(f"  {kind}{note}: {'; '.join(map(fact_text, facts))}")
-    if found.sample is not None:
-        _say(f"  first sample that differs: {found.sample.text}")
-    lines = found.lines
+    if comparison.sample is not None:
+        _say(f"  first sample that differs: {comparison.sample.text}")
+    lines = comparison.lines
     if lines.num_figures:
         same = f"identical for {lines.identical_steps} steps" if lines.identical_steps else ""
         first = "" if lines.first is None else figure_line(lines.first)
         _say(f"  metrics.jsonl: {', then '.join(filter(None, (same, first)))}")
-    if found.equal_steps:
-        _say(f"  checkpoints: equal to the bit at {listed_steps(found.equal_steps)}")
-    if found.state is not None:
-        _print_state(found)
-    for paragraph in ("", *said.split("\n")):
+    if comparison.equal_steps:
+        _say(f"  checkpoints: equal to the bit at {listed_steps(comparison.equal_steps)}")
+    if comparison.state is not None:
+        _print_state(comparison)
+    for paragraph in ("", *text.split("\n")):
         _say(paragraph)
 
 
-def _print_state(found: "RunComparison") -> None:
+def _print_state(comparison: "RunComparison") -> None:
     from flambeau.compare.verdict import value_text
 
-    state = found.state
+    state = comparison.state
     assert state is not None
     _say(
         f"  checkpoint of step {state.step}: {len(state.tensors)} of {state.num_tensors} tensors differ"
     )
-    for tensor in state.tensors[:_MOST_TENSORS]:
+    for tensor in state.tensors[:_MAX_TENSORS]:
         _say(f"    {tensor}")
-    if len(state.tensors) > _MOST_TENSORS:
-        _say(f"    and {len(state.tensors) - _MOST_TENSORS} more (--json lists them)")
-    for name, values in list(state.values.items())[:_MOST_TENSORS]:
+    if len(state.tensors) > _MAX_TENSORS:
+        _say(f"    and {len(state.tensors) - _MAX_TENSORS} more (--json lists them)")
+    for name, values in list(state.values.items())[:_MAX_TENSORS]:
         _say(f"    {name}: {value_text(values[0])} and {value_text(values[1])}")
 
 
 def _say(text: str) -> None:
-    """A line on standard output; what is not printable in it came out of a file."""
+    """Print a line with text from files."""
     print(printed(printable(text)))

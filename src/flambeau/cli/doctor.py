@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.reading_flags import add_trust
 from flambeau.cli.table import print_json, print_table
@@ -38,8 +38,13 @@ flambeau doctor resnet18 --input 32,3,224,224     a step of a model, on random n
 
 The script runs for some seconds, several times, and is ended. What it writes is thrown away.
 """
-_OF_SCRIPTS = {"seconds": 8.0, "steps": 20, "limit": "5min", "trials_may_write": False}
-_OF_STEPS = {"input": (), "memory": None, "trust": False}
+_SCRIPT_DEFAULTS: dict[str, Any] = {
+    "seconds": 8.0,
+    "steps": 20,
+    "limit": "5min",
+    "trials_may_write": False,
+}
+_STEP_DEFAULTS: dict[str, Any] = {"input": (), "memory": None, "trust": False}
 _BATCH = 8  # images of a step of a model; chosen
 
 
@@ -91,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
-    """What is written besides what the user's code would write; None where a sandbox holds a script."""
+    """Files that are written besides those of the user's code; None if a sandbox holds a script."""
     if not any(is_function(word) or _is_run(word) for word in _target(arguments)):
         return None
     files = (arguments.html, arguments.trace, arguments.memory)
@@ -136,7 +141,7 @@ def _is_run(word: str) -> bool:
 
 
 def _is_data(word: str) -> bool:
-    """hf:NAME or torchvision:NAME of a data set, which no model is called."""
+    """Whether it is hf:NAME or torchvision:NAME of a data set, which no model is called."""
     kind, _, name = word.partition(":")
     if kind != "torchvision":
         return kind == "hf"
@@ -147,13 +152,15 @@ def _is_data(word: str) -> bool:
 
 def _check(arguments: argparse.Namespace, *, is_script: bool) -> None:
     """Refuse what would have no effect, and set the defaults of the rest."""
-    own, others = (_OF_SCRIPTS, _OF_STEPS) if is_script else (_OF_STEPS, _OF_SCRIPTS)
+    defaults, others = _SCRIPT_DEFAULTS, _STEP_DEFAULTS
+    if not is_script:
+        defaults, others = others, defaults
     for name in others:
-        # --trust of flambeau train is one of this command, too: see _of_script
+        # --trust is also a flag of flambeau train: see _of_script
         if getattr(arguments, name) and not (name == "trust" and "--" not in arguments.rest):
             what = "RUN or MODEL" if is_script else "a script"
             raise InputError(f"--{name.replace('_', '-')} is of {what} alone: leave it out")
-    for name, value in own.items():
+    for name, value in defaults.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     if arguments.rounds is None:
@@ -168,7 +175,7 @@ def _check(arguments: argparse.Namespace, *, is_script: bool) -> None:
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
-    """What will be written, before minutes of work."""
+    """Refuse unusable output files before minutes of work."""
     if arguments.html is not None:
         check_page(
             "--html", Path(arguments.html), example="doctor.html", instead="name another file"
@@ -211,17 +218,17 @@ def _of_script(arguments: argparse.Namespace) -> "Answer":
 
 
 def _of_steps(target: str, arguments: argparse.Namespace) -> "Answer":
-    # Torch's profiler and allocator read these when they are loaded, and tell less on standard error.
+    # Torch's profiler and allocator read these when they are loaded, and print less on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.input and _is_run(target):
         raise InputError("--input is of MODEL alone: a run reads its own data; leave it out")
-    from flambeau.tune.step.step_answer import Looks, answer_of_steps
+    from flambeau.tune.step.step_answer import StepOptions, answer_of_steps
 
     def file(name: str | None) -> Path | None:
         return None if name is None else outside(Path(name))
 
-    looks = Looks(
+    options = StepOptions(
         rounds=0 if arguments.no_trials else arguments.rounds,
         budget_s=parse_seconds(arguments.budget, name="--budget"),
         trace=file(arguments.trace),
@@ -231,22 +238,34 @@ def _of_steps(target: str, arguments: argparse.Namespace) -> "Answer":
         contextlib.redirect_stdout(sys.stderr),  # what the model itself prints
         _steps(target, arguments) as steps,
     ):
-        return answer_of_steps(steps, looks, say=lambda text: say(f"doctor: {text}"))
+        return answer_of_steps(steps, options, say=lambda text: say(f"doctor: {text}"))
 
 
 @contextlib.contextmanager
 def _steps(target: str, arguments: argparse.Namespace) -> "Iterator[Steps]":
     from flambeau.inspection.named_model import named_model
     from flambeau.trainer.parts.device import pick_device, use_threads
+    from flambeau.trainer.parts.model import SMALL_NAMES
     from flambeau.tune.step.training_steps import steps_of_model, steps_of_run
 
     if _is_run(target):
         with steps_of_run(Path(target), trust=arguments.trust, say=say) as steps:
             yield steps
         return
-    model, args, kwargs = named_model(
-        target, arguments.input, batch=_BATCH, values=True, trust=arguments.trust, say=say
-    )
+    try:
+        model, args, kwargs = named_model(
+            target, arguments.input, batch=_BATCH, values=True, trust=arguments.trust, say=say
+        )
+    except InputError as error:
+        import timm
+
+        if ":" in target or target in SMALL_NAMES or timm.is_model(target):
+            raise
+        raise InputError(
+            f"there is no file, no run folder and no model {target}: {error}\n"
+            "flambeau doctor takes a script (flambeau doctor -- python train.py), a run folder, or a model "
+            "(resnet18, torchvision:NAME, FILE.py:FUNCTION)"
+        ) from error
     use_threads()
     yield steps_of_model(model, args, kwargs, device=pick_device("auto"))
 
@@ -278,12 +297,6 @@ def script_of(
 ) -> "Iterator[Script]":
     """A command in its sandbox: says what trials can do to the user's files, and at the end what they did.
 
-    Args:
-        command: of the user.
-        arguments: with the flag of `add_sandbox_flag`.
-        limit_s: of one trial.
-        verb: doctor or tune, for messages.
-
     Raises:
         InputError: nothing here keeps the command from the user's files, and the flag is not given.
     """
@@ -306,25 +319,21 @@ def script_of(
                 _say_changes(changed, sandbox.folders, verb)
 
 
-def _say_changes(changed: "ChangedFiles", own: Sequence[Path], verb: str) -> None:
-    found = changed.changes(except_in=own)
+def _say_changes(changed: "ChangedFiles", sandbox_folders: Sequence[Path], verb: str) -> None:
+    changes = changed.changes(except_in=sandbox_folders)
     where = ", ".join(map(str, changed.folders))
     some = "" if changed.is_complete else " (too many files to look at all of them)"
-    say(f"{verb}: {len(found)} files in {where} were changed by the trials or meanwhile{some}")
+    say(f"{verb}: {len(changes)} files in {where} were changed by the trials or meanwhile{some}")
     here = Path.cwd()
-    for what, path in sorted(found, key=lambda one: not one[1].is_relative_to(here)):
+    for what, path in sorted(changes, key=lambda one: not one[1].is_relative_to(here)):
         say(f"  {what}: {path}")
 
 
 def command_of(words: Sequence[str], *, verb: str) -> list[str]:
-    """What is run, by the words behind the command's own flags.
-
-    Args:
-        words: `-- COMMAND ...`, or arguments of `flambeau train`.
-        verb: doctor or tune, for messages.
+    """The command to run, from `-- COMMAND ...` or the arguments of `flambeau train`.
 
     Raises:
-        InputError: they are neither.
+        InputError: the words are neither.
     """
     words = list(words)
     if "--" in words:

@@ -10,8 +10,8 @@ from typing import Any
 
 from flambeau.version import __version__
 
-_OF_DEVELOPERS = {"dev", "docs", "bench"}
-# uv chooses by the driver; run in the folder of flambeau, whose versions of torch it keeps.
+_DEVELOPMENT_EXTRAS = {"dev", "docs", "bench"}
+# uv chooses by the driver; run in the folder of flambeau, it keeps the versions of torch given there.
 _INSTALL = (
     "uv pip install -e . --torch-backend auto "
     "--reinstall-package torch --reinstall-package torchvision"
@@ -22,8 +22,9 @@ HELP = "report versions, devices and usable CPUs, and what does not fit together
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """How to report, and whether to measure a disk."""
-    parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--json", action="store_true", help="one JSON object, for programs")
+    add(
         "--disk",
         nargs="?",
         const=".",
@@ -47,22 +48,22 @@ def _report(disk: Path | None) -> dict[str, Any]:
     from flambeau.recipes.setup.environment import environment
 
     speed = {} if disk is None else {"disk": disk_speed(disk)}
-    found = environment()
+    facts = environment()
     served = cuda_of_driver()
     return {
         "flambeau": __version__,
-        **found,
+        **facts,
         "cuda_of_driver": None if served is None else "{}.{}".format(*served),
         "shared_memory_free_bytes": _free("/dev/shm"),
         **speed,
         "images": {"jpeg": f"simplejpeg {_version('simplejpeg')}", "kernel": kernel_status()},
         "extras": _extras(),
-        "problems": [*_problems(), *_of_driver(found["cuda_build"], served)],
+        "problems": [*_problems(), *_driver_problems(facts["cuda_build"], served)],
     }
 
 
-def _of_driver(build: str | None, served: tuple[int, int] | None) -> list[str]:
-    """Whether torch and the NVIDIA driver fit: a build needs a driver for its major CUDA or a newer one."""
+def _driver_problems(build: str | None, served: tuple[int, int] | None) -> list[str]:
+    """Whether torch and the NVIDIA driver fit: the driver must be for torch's major CUDA version or newer."""
     if served is None:
         return []
     driver = "the NVIDIA driver here serves CUDA {}.{}".format(*served)
@@ -77,7 +78,7 @@ def _of_driver(build: str | None, served: tuple[int, int] | None) -> list[str]:
 
 
 def _free(folder: str) -> int | None:
-    """Bytes that data workers still have for batches there; None where there is no such folder."""
+    """Free bytes for batches of data workers; None if there is no such folder."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -85,25 +86,25 @@ def _free(folder: str) -> int | None:
 
 
 def _extras() -> dict[str, list[str] | str]:
-    """The optional parts of flambeau: 'installed', or the packages that are missing."""
+    """The optional parts of flambeau: 'installed', or the missing packages."""
     from importlib import metadata
 
     try:
         wanted = metadata.requires("flambeau") or []
     except metadata.PackageNotFoundError:  # a checkout on Python's path
         return {}
-    found: dict[str, list[str] | str] = {}
+    extras: dict[str, list[str] | str] = {}
     for extra in metadata.metadata("flambeau").get_all("Provides-Extra") or []:
-        if extra not in _OF_DEVELOPERS:
+        if extra not in _DEVELOPMENT_EXTRAS:
             lines = [re.match(rf"([\w.-]+).*; *extra == ['\"]{extra}['\"]", one) for one in wanted]
             names = [line[1] for line in lines if line is not None]
             missing = [f"{name} is missing" for name in names if _version(name) is None]
-            found[extra] = missing or "installed"
-    return found
+            extras[extra] = missing or "installed"
+    return extras
 
 
 def _problems() -> list[str]:
-    """What does not fit together: torchvision says which torch it was built with."""
+    """Packages that do not fit together: torchvision records the torch it was built with."""
     from importlib import metadata
 
     here, torchvision = _version("torch"), _version("torchvision")

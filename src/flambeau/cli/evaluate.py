@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
     from flambeau.trainer.prediction.predictor import Predictor
 
-    # Before an hour of work, not after it.
+    # Check before an hour of work.
     if arguments.out is not None:
         refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
     if arguments.plot is not None:
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         text = json.dumps(evaluation.as_dict()) if arguments.json else printed(repr(evaluation))
         print(text, flush=True)
-    finally:  # also where nobody reads what is printed any more
+    finally:  # also when the reader of a pipe has gone
         _write(evaluation, arguments)
     return 0
 

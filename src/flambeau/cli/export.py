@@ -1,4 +1,4 @@
-"""`flambeau export`: the model of a run as one graph from pixels to probabilities, and what each step did."""
+"""`flambeau export`: the model of a run as one graph from pixels to probabilities, and each step's effect."""
 
 import argparse
 from pathlib import Path
@@ -15,10 +15,11 @@ _FORMATS = ("torch-export", "onnx", "aoti", "safetensors")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, the steps, and what they are measured on."""
-    parser.add_argument("folder", metavar="RUN", help="folder of the run")
-    parser.add_argument("--out", type=Path, metavar="DIR", required=True, help="folder to make")
-    parser.add_argument(
+    """RUN, the steps, and the images to measure them on."""
+    add = parser.add_argument
+    add("folder", metavar="RUN", help="folder of the run")
+    add("--out", type=Path, metavar="DIR", required=True, help="folder to make")
+    add(
         "--format",
         choices=_FORMATS,
         default="torch-export",
@@ -43,48 +44,47 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     images.add_argument(
         "--images", type=int, default=1000, metavar="N", help="how many at most (default: 1000)"
     )
-    parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
+    add("--json", action="store_true", help="all figures as one JSON object")
     add_trust(parser)
 
 
 def _add_steps(steps: "argparse._ArgumentGroup") -> None:
-    steps.add_argument(
+    add = steps.add_argument
+    add(
         "--fold",
         action="store_true",
         help="BatchNorm into the layer before it, where that is exact",
     )
-    steps.add_argument(
+    add(
         "--reparameterize",
         action="store_true",
         help="blocks of several branches (RepVGG, MobileOne ...) into one convolution each",
     )
-    steps.add_argument(
+    add(
         "--prune",
         type=float,
         metavar="SHARE",
         help="remove this share of the channels, and fine-tune what is left",
     )
-    steps.add_argument(
+    add(
         "--fine-tune",
         metavar="DURATION",
         help="how long to train after --prune and for qat, such as 3ep or 500st (default: 1ep)",
     )
-    steps.add_argument(
+    add(
         "--quantize",
         choices=("int8", "dynamic", "qat", "fp16", "bf16"),
         help="int8: weights and activations, ranges measured on images; dynamic: weights of linear layers; "
         "qat: int8 with ranges and weights trained for it; fp16, bf16: the network in half the bits",
     )
-    steps.add_argument(
+    add(
         "--min-agreement",
         type=float,
         default=0.99,
         metavar="SHARE",
         help="refuse a step that gives the run's class on fewer of the images (default: 0.99)",
     )
-    steps.add_argument(
-        "--allow-slower", action="store_true", help="keep a step that takes longer than before"
-    )
+    add("--allow-slower", action="store_true", help="keep a step that takes longer than before")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`flambeau features`: what the layers of a model give for the images of a data set, as one file."""
+"""`flambeau features`: outputs of a model's layers for the images of a data set, in one file."""
 
 import argparse
 from pathlib import Path
@@ -17,56 +17,57 @@ HELP = "write the features of images by a run or a pretrained model"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN or MODEL, DATA and OUT, which layers, and how to read."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "model",
         metavar="RUN|MODEL",
         help="the folder of a run; or a name as --model of train takes it, with --pretrained or --weights, "
         "or FILE.py:FUNCTION that returns a model with its weights",
     )
-    parser.add_argument(
+    add(
         "data",
         metavar="DATA",
         help="an image, a folder of images, or what else `flambeau predict` takes",
     )
-    parser.add_argument(
+    add(
         "out",
         type=Path,
         metavar="OUT",
         help="FILE.npy for one layer, FILE.safetensors with a tensor for each; the list of the images is "
         "FILE.csv",
     )
-    parser.add_argument(
+    add(
         "--layers",
         metavar="NAMES",
         help="names with commas between, such as layer3,avgpool; `flambeau inspect` lists them "
         "(default: what goes into the classifier head)",
     )
-    parser.add_argument(
+    add(
         "--pool",
         action="store_true",
         help="the mean over height and width of maps, and over the tokens of a transformer",
     )
-    parser.add_argument("--pretrained", action="store_true", help="published weights, of a MODEL")
-    parser.add_argument("--weights", metavar="FILE", help="weights of a file or run, of a MODEL")
-    parser.add_argument(
+    add("--pretrained", action="store_true", help="published weights, of a MODEL")
+    add("--weights", metavar="FILE", help="weights of a file or run, of a MODEL")
+    add(
         "--part",
         choices=("train", "val"),
         help="which part of data that have two (default: val; all of other data)",
     )
     add_reading_flags(parser)
     add_trust(parser)
-    parser.add_argument("--force", action="store_true", help="replace the files if they exist")
+    add("--force", action="store_true", help="replace the files if they exist")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file, and say what is in it."""
+    """Write the file, and print what is in it."""
     check_at_least(arguments, workers=0, skip_bad_images=0)
     layers = _layers(arguments.layers)
     from flambeau.trainer.evaluation.feature_file import SUFFIXES
     from flambeau.trainer.evaluation.predictions_file import refuse_existing
     from flambeau.trainer.prediction.features import open_images, write_features
 
-    # Before an hour of work, not after it.
+    # Check before an hour of work.
     refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
     _keep_inputs(arguments)
     if len(layers) > 1 and arguments.out.suffix.lower() == ".npy":
@@ -74,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{arguments.out} holds one layer, and {len(layers)} are named: let it end in .safetensors"
         )
     is_run = Path(arguments.model).is_dir()
-    trained = _run_of(arguments) if is_run else _model_of(arguments)
+    trained = _trained_run(arguments) if is_run else _named_model(arguments)
     source = open_images(
         Path(arguments.data),
         trained.facts.classes if is_run else None,
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _keep_inputs(arguments: argparse.Namespace) -> None:
-    """Refuse, also with --force, to write over what is read."""
+    """Refuse to overwrite an input, even with --force."""
     for path in (arguments.out, arguments.out.with_suffix(".csv")):
         for given in (arguments.data, arguments.weights):
             if given and path.exists() and Path(given).exists() and path.samefile(given):
@@ -121,7 +122,7 @@ def _layers(given: str | None) -> list[str]:
     return layers
 
 
-def _run_of(arguments: argparse.Namespace) -> "Trained":
+def _trained_run(arguments: argparse.Namespace) -> "Trained":
     from flambeau.trainer.prediction.trained_model import at_size, load_trained
 
     for flag in ("pretrained", "weights"):
@@ -132,7 +133,7 @@ def _run_of(arguments: argparse.Namespace) -> "Trained":
     )
 
 
-def _model_of(arguments: argparse.Namespace) -> "Trained":
+def _named_model(arguments: argparse.Namespace) -> "Trained":
     from flambeau.inspection.model_catalog import DEFAULT_SIZE, catalog_entry
     from flambeau.run.options.option import check_value
     from flambeau.trainer.prediction.features import named_model

@@ -29,7 +29,7 @@ _IMPORTANT = (
     "augment",
     "seed",
 )
-# Flags of the command, not of the run: heading, name of the value, help in English and in Chinese.
+# Flags that are no settings of a run: heading, metavar, help in English and in Chinese.
 COMMAND_FLAGS: dict[str, tuple[str, str | None, str, str]] = {
     "out": (
         "main",
@@ -97,12 +97,7 @@ _ARGPARSE_TEXTS = ("选项", "显示帮助", "显示这份中文帮助")
 
 
 def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
-    """One flag per setting below its heading, the important ones first, and those of the command.
-
-    Args:
-        parser: of `flambeau train`.
-        chinese: the help is in Chinese.
-    """
+    """One flag per setting below its heading, the important ones first, and those of the command."""
     texts: Texts = _chinese if chinese else _english
     parser.usage = f"{parser.prog} [DATA] [--out DIR] [--SETTING VALUE ...]"
     parser.add_argument("--zh", action="help", help="this help in Chinese")
@@ -113,7 +108,7 @@ def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
         for title, in_chinese in GROUPS.items()
     }
     _add_setting(groups["main"], "data", texts)
-    _add_own_flag(groups["main"], "out", texts)
+    _add_command_flag(groups["main"], "out", texts)
     for name in _IMPORTANT:
         _add_setting(groups["main"], name, texts)
     for name, field in FIELDS.items():
@@ -121,14 +116,14 @@ def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
             _add_setting(groups[field.metadata["group"]], name, texts)
     for name, (title, *_) in COMMAND_FLAGS.items():
         if name != "out":
-            _add_own_flag(groups[title], name, texts)
-    # What launchers before torchrun pass to each process, in the two spellings that they had.
+            _add_command_flag(groups[title], name, texts)
+    # Launchers before torchrun pass this to each process, in two spellings.
     parser.add_argument(
         "--local-rank", "--local_rank", type=int, default=None, help=argparse.SUPPRESS
     )
 
 
-def _add_own_flag(group: argparse._ArgumentGroup, name: str, texts: Texts) -> None:
+def _add_command_flag(group: argparse._ArgumentGroup, name: str, texts: Texts) -> None:
     metavar = COMMAND_FLAGS[name][1]
     text = texts(name)
     if metavar is None:
@@ -138,7 +133,7 @@ def _add_own_flag(group: argparse._ArgumentGroup, name: str, texts: Texts) -> No
 
 
 def _add_setting(group: argparse._ArgumentGroup, name: str, texts: Texts) -> None:
-    """The flag of a setting; it appears in the namespace only if it is given."""
+    """The flag of a setting; the namespace has it only if it is given."""
     field = FIELDS[name]
     text = texts(name)
     choices = field.metadata["choices"]
@@ -200,12 +195,12 @@ def _chinese(name: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As argparse takes it, which would format percent signs."""
+    """Escape percent signs, which argparse would format."""
     return text.replace("%", "%%")
 
 
 def _default(name: str, auto: str, *, yes: str) -> str:
-    """What is taken where nothing is given, in words; '' where that is nothing."""
+    """The default in words; '' if there is none."""
     default = FIELDS[name].default
     if auto:
         return auto
@@ -215,10 +210,10 @@ def _default(name: str, auto: str, *, yes: str) -> str:
 
 
 def _translate(parser: argparse.ArgumentParser) -> None:
-    """What argparse itself writes.
+    """Translate the lines that argparse itself writes.
 
     Raises:
-        InputError: standard output has no Chinese letters.
+        InputError: standard output cannot encode Chinese.
     """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
@@ -229,14 +224,14 @@ def _translate(parser: argparse.ArgumentParser) -> None:
             "--zh out"
         ) from error
     parser.description = _DESCRIPTION
-    parser.formatter_class = argparse.RawTextHelpFormatter  # it would break lines at spaces alone
+    parser.formatter_class = argparse.RawTextHelpFormatter  # others break lines only at spaces
     parser._optionals.title, *texts = _ARGPARSE_TEXTS
     for action, text in zip(parser._actions, texts, strict=True):
         action.help = text
 
 
 def _wrapped(text: str) -> str:
-    """In lines that fit beside the flags of a help; a Chinese letter takes two columns."""
+    """In lines that fit beside the flags of the help; a Chinese character takes two columns."""
     room = max(20, shutil.get_terminal_size().columns - 27)
     lines = [""]
     used = 0
@@ -252,7 +247,7 @@ def _wrapped(text: str) -> str:
 
 
 def flag_of(name: str) -> str:
-    """As it is written on the command line."""
+    """The flag as it is written on the command line."""
     return "DATA" if name == "data" else "--" + name.replace("_", "-")
 
 

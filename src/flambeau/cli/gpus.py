@@ -1,4 +1,4 @@
-"""`flambeau gpus`: what runs on the NVIDIA GPUs here, and whose it is; it changes nothing there."""
+"""`flambeau gpus`: what runs on the NVIDIA GPUs here, and for which user; it changes nothing there."""
 
 import argparse
 import contextlib
@@ -18,7 +18,7 @@ from flambeau.optional_packages import extra
 HELP = "show what runs on the GPUs, whose it is, and which one is cuda:0 here"
 
 _GIB = 2**30
-_UNSEEN = _GIB  # bytes in use, above which somebody else must hold them; chosen
+_HIDDEN = _GIB  # more bytes in use belong to processes that are not visible here; chosen
 _GPU = ("GPU", "in torch", "name", "memory GiB", "busy", "state", "UUID")
 _PROCESS = ("GPU", "pid", "user", "memory GiB", "time", "command")
 _VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _nvml() -> Iterator[Any]:
-    """The library of the driver, started; what it raises inside becomes a message."""
+    """The library of the driver, started; its errors become a message."""
     pynvml: Any = extra("pynvml", what="flambeau gpus")
     try:
         pynvml.nvmlInit()
@@ -65,14 +65,12 @@ def _nvml() -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Process:
-    """What uses a GPU. None is what the system does not tell, such as a process of another container.
+    """A process that uses a GPU; None for what is unknown, as of a process in another container.
 
     Attributes:
-        pid: as the driver numbers processes: outside of containers.
+        pid: the driver's number, which is that outside of containers.
         kind: 'compute' or 'graphics'.
-        user, command: whose it is, and what.
-        memory_bytes: of the GPU.
-        seconds: since it was started.
+        seconds: since its start.
     """
 
     pid: int
@@ -85,15 +83,15 @@ class Process:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a part of one that MIG has cut off. None is what it does not tell.
+    """A GPU, or a MIG instance of one; None for what is unknown.
 
     Attributes:
-        index: as nvidia-smi numbers it, by its place on the PCI bus; of a part, GPU and part: '0:1'.
-        uuid: which stays, whatever the order.
-        cuda: what it is called in a program that is started from this shell, such as 'cuda:0'.
-        memory_used_bytes: by everybody, the driver too.
-        utilization_percent: share of the last moments in which something ran, maybe on a small part of it.
-        processes: that use it; None where the driver does not tell.
+        index: as in nvidia-smi, by the position on the PCI bus; of a MIG instance '0:1', GPU and instance.
+        uuid: fixed, whatever the order.
+        cuda: its name in a program that is started from this shell, such as 'cuda:0'.
+        memory_used_bytes: by all processes and the driver.
+        utilization_percent: share of the last moments in which anything ran on it.
+        processes: that use it; None if unknown.
     """
 
     index: str
@@ -109,46 +107,41 @@ class Gpu:
 
 
 def gpus(nvml: Any, uuids: list[str]) -> Iterator[Gpu]:
-    """All GPUs, each before its parts.
-
-    Args:
-        nvml: the module pynvml, started.
-        uuids: of the devices that CUDA shows, in its order.
-    """
+    """All GPUs, each before its MIG instances; `uuids` are those of the devices that CUDA shows."""
     for index in range(nvml.nvmlDeviceGetCount()):
         device = nvml.nvmlDeviceGetHandleByIndex(index)
         yield _gpu(nvml, device, str(index), uuids)
-        mode = _asked(nvml, "nvmlDeviceGetMigMode", device)
+        mode = _query(nvml, "nvmlDeviceGetMigMode", device)
         if mode is None or not mode[0]:
             continue
-        for number in range(_asked(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0):
-            part = _asked(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, number)
+        for number in range(_query(nvml, "nvmlDeviceGetMaxMigDeviceCount", device) or 0):
+            part = _query(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", device, number)
             if part is not None:
                 yield _gpu(nvml, part, f"{index}:{number}", uuids)
 
 
 def _gpu(nvml: Any, device: Any, index: str, uuids: list[str]) -> Gpu:
-    uuid = _asked(nvml, "nvmlDeviceGetUUID", device)
-    memory = _asked(nvml, "nvmlDeviceGetMemoryInfo", device)
-    rates = _asked(nvml, "nvmlDeviceGetUtilizationRates", device)
-    power = _asked(nvml, "nvmlDeviceGetPowerUsage", device)  # mW
+    uuid = _query(nvml, "nvmlDeviceGetUUID", device)
+    memory = _query(nvml, "nvmlDeviceGetMemoryInfo", device)
+    rates = _query(nvml, "nvmlDeviceGetUtilizationRates", device)
+    power = _query(nvml, "nvmlDeviceGetPowerUsage", device)  # mW
     bare = (uuid or "").partition("-")[2]
     return Gpu(
         index=index,
         uuid=uuid,
-        name=_asked(nvml, "nvmlDeviceGetName", device),
+        name=_query(nvml, "nvmlDeviceGetName", device),
         cuda=f"cuda:{uuids.index(bare)}" if bare in uuids else None,
         memory_used_bytes=None if memory is None else memory.used,
         memory_total_bytes=None if memory is None else memory.total,
         utilization_percent=None if rates is None else rates.gpu,
-        temperature_celsius=_asked(nvml, "nvmlDeviceGetTemperature", device, 0),
+        temperature_celsius=_query(nvml, "nvmlDeviceGetTemperature", device, 0),
         power_watts=None if power is None else power / 1000,
         processes=_processes(nvml, device),
     )
 
 
-def _asked(nvml: Any, function: str, *arguments: Any) -> Any:
-    """What a function of the driver says; None where it cannot: another version, part of a GPU, no right."""
+def _query(nvml: Any, function: str, *arguments: Any) -> Any:
+    """The result of a driver function; None if there is none: another version, MIG, no permission."""
     call = getattr(nvml, function, None)
     if call is None:
         return None
@@ -160,24 +153,24 @@ def _asked(nvml: Any, function: str, *arguments: Any) -> Any:
 
 def _processes(nvml: Any, device: Any) -> tuple[Process, ...] | None:
     kinds = {
-        "compute": _asked(nvml, "nvmlDeviceGetComputeRunningProcesses", device),
-        "graphics": _asked(nvml, "nvmlDeviceGetGraphicsRunningProcesses", device),
+        "compute": _query(nvml, "nvmlDeviceGetComputeRunningProcesses", device),
+        "graphics": _query(nvml, "nvmlDeviceGetGraphicsRunningProcesses", device),
     }
     if kinds["compute"] is None:
         return None
     return tuple(
-        Process(found.pid, kind, *_who(found.pid), found.usedGpuMemory, _age(found.pid))
+        Process(one.pid, kind, *_who(one.pid), one.usedGpuMemory, _age(one.pid))
         for kind, listed in kinds.items()
-        for found in listed or []
+        for one in listed or []
     )
 
 
 def _who(pid: int, proc: Path = Path("/proc")) -> tuple[str | None, str | None]:
-    """User and command line of a process, as far as /proc shows those of others."""
-    found = re.search(r"^Uid:\s+(\d+)", _read(proc / str(pid) / "status"), re.MULTILINE)
-    if found is None:
+    """User and command line of a process, as far as /proc shows them."""
+    match = re.search(r"^Uid:\s+(\d+)", _read(proc / str(pid) / "status"), re.MULTILINE)
+    if match is None:
         return None, None
-    uid = int(found[1])
+    uid = int(match[1])
     words = _read(proc / str(pid) / "cmdline").rstrip("\0").replace("\0", " ") or None
     try:
         import pwd
@@ -200,7 +193,7 @@ def _age(pid: int, proc: Path = Path("/proc")) -> float | None:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # it has ended, it is not for us to read, or there is no /proc
+    except OSError:  # it has ended, is not readable, or there is no /proc
         return ""
 
 
@@ -221,7 +214,7 @@ def _print(report: dict[str, Any]) -> None:
         used = gpu["memory_used_bytes"] or 0
         if gpu["processes"] is None:
             print(f"GPU {gpu['index']}: the driver does not tell which processes use it")
-        elif not gpu["processes"] and used > _UNSEEN and not _has_parts(gpu, rows):
+        elif not gpu["processes"] and used > _HIDDEN and not _has_parts(gpu, rows):
             print(
                 f"GPU {gpu['index']}: {used / _GIB:.1f} GiB are in use by processes that are not visible "
                 "from here, such as those of another container"

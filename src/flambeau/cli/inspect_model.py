@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
-    """What is written besides what the user's code would write; None where no code of the user runs."""
+    """Files that are written besides those of the user's code; None if no user code runs."""
     model = arguments.model or ""
     if ".py:" not in model and not Path(model).is_dir():
         return None
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_summary(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, as_json: bool
 ) -> int:
-    """The table, and below it the totals; returns the exit code."""
+    """Print the table and the totals; returns the exit code."""
     from flambeau.inspection.model_summary import summarize
 
     with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
@@ -130,7 +130,7 @@ def _print_summary(
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what does not go together, and would have no effect."""
+    """Refuse flags that contradict each other or have no effect."""
     shown = next((name for name in _WITHOUT if getattr(arguments, name)), "")
     for name in _WITHOUT.get(shown, ()):
         if getattr(arguments, name) not in (None, False, []):
@@ -155,7 +155,7 @@ def _check(arguments: argparse.Namespace) -> None:
 def _training_memory(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> "MemoryEstimate | str":
-    """Of a training step with AdamW, or why a model cannot be followed in one."""
+    """Of a training step with AdamW, or why it cannot be estimated."""
     from torch import nn
     from torch.nn.parameter import is_lazy
 
@@ -163,7 +163,7 @@ def _training_memory(
     from flambeau.recipes.memory.memory_budget import estimate_memory
 
     class Called(nn.Module):
-        """Takes inputs by name too."""
+        """Also takes inputs by name."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -176,7 +176,7 @@ def _training_memory(
     try:
         with contextlib.redirect_stdout(sys.stderr):
             if any(is_lazy(leaf) for leaf in (*model.parameters(), *model.buffers())):
-                model(*with_values(args), **with_values(kwargs))  # which gives them their shapes
+                model(*with_values(args), **with_values(kwargs))  # gives lazy layers their shapes
             return estimate_memory(Called(), (*args, kwargs))
     except Exception as error:  # such as BatchNorm, which refuses one value per channel
         return first_line(error)
@@ -185,7 +185,7 @@ def _training_memory(
 def _print_breaks(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, as_json: bool
 ) -> int:
-    """What torch.compile would make of the model; returns the exit code."""
+    """Print the graph breaks of torch.compile; returns the exit code."""
     from flambeau.inspection.graph_breaks import graph_breaks
 
     found = graph_breaks(model, args, kwargs)
@@ -210,7 +210,7 @@ def _write_graphs(
     depth: int | None,
     as_json: bool,
 ) -> int:
-    """Write the picture, and print what is in it; returns the exit code."""
+    """Write the picture and print a summary of it; returns the exit code."""
     from flambeau.inspection.graphs.picture import model_graphs, size_text, svg_of_graphs
     from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
@@ -261,7 +261,7 @@ def _field(field: tuple[int, ...] | None) -> str | None:
 
 
 def _totals(summary: "ModelSummary", memory: "MemoryEstimate | str") -> list[str]:
-    """What holds for the whole model, in lines."""
+    """Lines about the whole model."""
     whole = summary.modules[0]
     lines = [
         f"{whole.parameters:,} parameters ({whole.trainable:,} trainable), "

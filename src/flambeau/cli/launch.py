@@ -1,4 +1,4 @@
-"""`flambeau launch`: the same command on several processes, of one machine or of many."""
+"""`flambeau launch`: the same command in several processes, on one machine or on many."""
 
 import argparse
 import re
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def number_of_procs(text: str) -> int:
-    """The number of processes that --procs asks for."""
+    """The number of processes that --procs requests."""
     if text == "auto":
         from flambeau.parallel.launcher.launch import auto_procs
 
@@ -111,8 +111,8 @@ def _command(words: Sequence[str], *, with_local_rank: bool) -> list[str]:
         raise InputError(
             "nothing to run: flambeau launch [FLAGS] -- train ..., or -- SCRIPT.py ..."
         )
-    name = words[0]  # how many words say what to run; the rest is for it
-    own = 1
+    name = words[0]
+    count = 1  # words that say what to run; the rest are its arguments
     head = [sys.executable]
     if name in VERBS:
         if name != "train":
@@ -124,9 +124,9 @@ def _command(words: Sequence[str], *, with_local_rank: bool) -> list[str]:
             raise InputError("--procs is launch's here: put it before the --")
         head += ["-m", "flambeau"]
     elif name == "-m" and len(words) > 1:
-        own = 2
+        count = 2
     elif not Path(name).is_file():
         raise InputError(f"{name!r} is neither a script nor a command{nearest(name, VERBS)}")
-    # Torch's agent puts the number in. Its place is that of the old launcher, before other arguments.
+    # Torch's agent fills in the number. The old launcher put it before other arguments.
     local_rank = ["--local_rank=${local_rank}"] if with_local_rank else []
-    return [*head, *words[:own], *local_rank, *words[own:]]
+    return [*head, *words[:count], *local_rank, *words[count:]]

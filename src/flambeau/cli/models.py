@@ -11,35 +11,32 @@ from flambeau.terminal import say
 
 HELP = "list the models that --model takes, by name"
 
-_COUNTED = 30  # timm models whose parameters are counted unasked: 0.05 to 0.2 s each on one core
+_COUNTED = 30  # timm models whose parameters are counted by default: 0.05 to 0.2 s each on one core
 _TORCHVISION = "torchvision:"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The patterns and what to show."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "patterns",
         metavar="PATTERN",
         nargs="*",
         help="a name, a part of one, or a pattern such as 'efficientnet*' or 'torchvision:res*'; "
         "none lists all",
     )
-    parser.add_argument(
-        "--pretrained", action="store_true", help="only those with published weights"
-    )
-    parser.add_argument(
+    add("--pretrained", action="store_true", help="only those with published weights")
+    add(
         "--tags",
         action="store_true",
         help="a row for each set of published weights of timm's: NAME.TAG is a name for --model too",
     )
-    parser.add_argument(
+    add(
         "--sizes",
         action="store_true",
         help=f"count parameters however many models are listed (default: of up to {_COUNTED} of timm)",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object per line, for programs"
-    )
+    add("--json", action="store_true", help="one JSON object per line, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,26 +75,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The names that fit any of the patterns, in their order.
+    """The names that match any of the patterns, in their order.
 
     Raises:
-        InputError: a pattern that fits none.
+        InputError: a pattern matches none.
     """
     if not patterns:
         return list(names)
-    fitting: set[str] = set()
+    chosen: set[str] = set()
     for pattern in patterns:
-        found = _fitting(pattern.lower(), names) if pattern else set()
-        if not found:
+        matches = _matches(pattern.lower(), names) if pattern else set()
+        if not matches:
             raise InputError(
                 f"no model is named {pattern!r}{nearest(pattern, names)} (flambeau models lists all)"
             )
-        fitting |= found
-    return [name for name in names if name in fitting]
+        chosen |= matches
+    return [name for name in names if name in chosen]
 
 
-def _fitting(pattern: str, names: Iterable[str]) -> set[str]:
-    """With or without 'torchvision:'; a word that is no name and no pattern fits what contains it."""
+def _matches(pattern: str, names: Iterable[str]) -> set[str]:
+    """With or without 'torchvision:'; a word that is neither name nor pattern matches names containing it."""
     forms = {name: (name.lower(), name.lower().removeprefix(_TORCHVISION)) for name in names}
     if any(mark in pattern for mark in "*?["):
         return {name for name in forms if any(fnmatch.fnmatchcase(f, pattern) for f in forms[name])}

@@ -16,15 +16,16 @@ if TYPE_CHECKING:
 
 HELP = "convert labelled images between formats, in parallel; the same command again continues it"
 
-_SHOWN_BAD = 20  # lines about images that were left out; all of them stand in DST.pack.json
+_SHOWN_BAD = 20  # lines about images that were left out; DST.pack.json has all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """SRC DST, and what is done on the way."""
     from flambeau.data.sources.format_table import endings_of
 
-    parser.add_argument("src", metavar="SRC", help="whatever `flambeau train` takes as DATA")
-    parser.add_argument(
+    add = parser.add_argument
+    add("src", metavar="SRC", help="whatever `flambeau train` takes as DATA")
+    add(
         "dst",
         metavar="DST",
         help=f"what to make: NAME{endings_of('files', 'both', 'pixels')}, or a folder",
@@ -42,64 +43,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_images(images: argparse._ArgumentGroup) -> None:
-    images.add_argument(
-        "--resize", type=int, metavar="N", help="pixels of the shorter side; never enlarged"
-    )
-    images.add_argument(
-        "--center-crop", "--square", action="store_true", help="cut out the square in the middle"
-    )
-    images.add_argument(
+    add = images.add_argument
+    add("--resize", type=int, metavar="N", help="pixels of the shorter side; never enlarged")
+    add("--center-crop", "--square", action="store_true", help="cut out the square in the middle")
+    add(
         "--encode",
         choices=("keep", "jpeg", "png", "webp", "bmp", "raw"),
         metavar="{keep,jpeg,png,webp,bmp,raw}",
         help="how images are stored: keep is byte by byte, raw is pixels (default: keep; jpeg with --resize "
         "or --center-crop; raw in arrays)",
     )
-    images.add_argument(
-        "--quality", type=int, metavar="Q", help="of JPEG and WebP, 1 to 100 (default: 95)"
-    )
-    images.add_argument(
+    add("--quality", type=int, metavar="Q", help="of JPEG and WebP, 1 to 100 (default: 95)")
+    add(
         "--segments",
         action="store_true",
         help="store JPEGs, without loss, so that a part of one can be decoded alone; needs the C kernel",
     )
-    images.add_argument(
+    add(
         "--skip-bad-images", type=int, default=0, metavar="N", help="unreadable images to leave out"
     )
 
 
 def _add_files(files: argparse._ArgumentGroup) -> None:
-    files.add_argument(
-        "--shards", type=int, default=1, metavar="N", help="files: NAME-00000-of-0000N.EXT"
-    )
-    files.add_argument(
-        "--chunks", type=int, default=1, metavar="N", help="equal lots: NAME_0.EXT and so on"
-    )
-    files.add_argument(
+    add = files.add_argument
+    add("--shards", type=int, default=1, metavar="N", help="files: NAME-00000-of-0000N.EXT")
+    add("--chunks", type=int, default=1, metavar="N", help="equal lots: NAME_0.EXT and so on")
+    add(
         "--train-ratio",
         type=float,
         default=1.0,
         metavar="X",
         help="share of NAME_train.EXT; the rest is NAME_val.EXT",
     )
-    files.add_argument(
-        "--test-ratio", type=float, default=0.0, metavar="X", help="share of NAME_test.EXT"
-    )
-    files.add_argument(
+    add("--test-ratio", type=float, default=0.0, metavar="X", help="share of NAME_test.EXT")
+    add(
         "--shuffle",
         action=argparse.BooleanOptionalAction,
         help="random order (default: yes with --list, --shards, --chunks or --train-ratio)",
     )
-    files.add_argument(
-        "--seed", type=int, metavar="N", help="of that order (default: 100, as im2rec's)"
-    )
-    files.add_argument(
-        "--list", action="store_true", help="only list the images of a folder, in DST.lst"
-    )
+    add("--seed", type=int, metavar="N", help="of that order (default: 100, as im2rec's)")
+    add("--list", action="store_true", help="only list the images of a folder, in DST.lst")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Pack, and say what was made."""
+    """Pack, and print what was made."""
     check_at_least(arguments, workers=1, skip_bad_images=0, resize=1, quality=1, seed=0)
     src, dst = Path(arguments.src), Path(arguments.dst)
     _check_takes_effect(arguments, dst)
@@ -124,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
-    """Refuse flags that would do nothing; those of the images are looked at by `_conversion`."""
+    """Refuse flags without effect; `_conversion` checks those of the images."""
     from flambeau.data.pack.shard_plan import target_kind
     from flambeau.data.sources.data_names import is_named
 
@@ -145,7 +132,11 @@ def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
             if getattr(arguments, name):
                 flag = name.replace("_", "-")
                 raise InputError(f"--{flag} has no effect with --list: leave it out")
-    elif target_kind(dst) in ("folder", "lmdb") and not _deals(arguments) and arguments.shuffle:
+    elif (
+        target_kind(dst) in ("folder", "lmdb")
+        and not _has_several_files(arguments)
+        and arguments.shuffle
+    ):
         raise InputError(
             f"--shuffle has no effect on {dst}, whose order is that of its names: leave it out"
         )
@@ -154,13 +145,13 @@ def _check_takes_effect(arguments: argparse.Namespace, dst: Path) -> None:
         raise InputError(f"--seed has no effect {without}: leave it out")
 
 
-def _deals(arguments: argparse.Namespace) -> bool:
+def _has_several_files(arguments: argparse.Namespace) -> bool:
     """Whether the images go into several files."""
     return bool(arguments.shards > 1 or arguments.chunks > 1 or arguments.train_ratio < 1)
 
 
 def _shuffles(arguments: argparse.Namespace) -> bool:
-    by_default = _deals(arguments) or arguments.list
+    by_default = _has_several_files(arguments) or arguments.list
     return bool(by_default if arguments.shuffle is None else arguments.shuffle)
 
 
@@ -220,10 +211,10 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
         if path.exists() and not arguments.fresh:
             raise InputError(f"{path} exists\nName another DST, or give --fresh to write it again")
     classes = parts[0][1].classes
-    place = place_for_classes(next(iter(texts)), classes)
+    classes_file = place_for_classes(next(iter(texts)), classes)
     with disk_errors_named(dst, dst.parent):
-        if place is not None:
-            write_classes(place, classes)
+        if classes_file is not None:
+            write_classes(classes_file, classes)
         for path, text in texts.items():
             write_whole(path, text)
     for path, text in texts.items():

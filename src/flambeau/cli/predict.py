@@ -29,17 +29,16 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN WHAT... and how to read and print."""
-    parser.add_argument("folder", metavar="RUN", help="folder of a run or an export")
-    parser.add_argument(
+    add = parser.add_argument
+    add("folder", metavar="RUN", help="folder of a run or an export")
+    add(
         "what",
         metavar="WHAT",
         nargs="+",
         help="image files, folders of images at any depth, or packed images, torchvision:NAME, "
         "hf:NAME and FILE.py:FUNCTION as `flambeau evaluate` takes them; no labels are needed",
     )
-    parser.add_argument(
-        "--top", type=int, default=5, metavar="N", help="classes to name (default: 5)"
-    )
+    add("--top", type=int, default=5, metavar="N", help="classes to name (default: 5)")
     add_reading_flags(parser)
     add_flip_tta(parser)
     add_trust(parser)
@@ -48,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="write a row per image, and print none"
     )
-    parser.add_argument("--force", action="store_true", help="replace the file of --out")
+    add("--force", action="store_true", help="replace the file of --out")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -77,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress=arguments.out is not None or not sys.stdout.isatty(),
         say=say,
     )
-    with contextlib.closing(predictions):  # and so its workers end, whatever happens here
+    with contextlib.closing(predictions):  # ends its workers in any case
         if arguments.out is not None:
             _write(predictions, arguments, top=min(arguments.top, len(trained.facts.classes)))
             return 0
@@ -113,10 +112,10 @@ def _as_json(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
         row["label"] = sample.label
     row["classes"] = [{"class": name, "probability": round(share, 6)} for name, share in ranking]
     line = json.dumps(row, ensure_ascii=False)
-    # What the terminal lacks, or bytes of a path that are no text, come as escapes that JSON reads back.
+    # Characters that the terminal cannot show, and bytes of a path that are no text, become JSON escapes.
     return line if printed(line) == line else json.dumps(row)
 
 
 def _as_text(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
-    image = _CONTROL.sub(lambda found: repr(found[0])[1:-1], sample.image)  # one line per image
+    image = _CONTROL.sub(lambda match: repr(match[0])[1:-1], sample.image)  # one line per image
     return printed(f"{image}: " + ", ".join(f"{name} {share:.1%}" for name, share in ranking))

@@ -1,4 +1,4 @@
-"""What commands that read images share: flags on how they do, and how lines are printed."""
+"""What commands that read images share: flags on reading, and how lines are printed."""
 
 import argparse
 import sys
@@ -7,7 +7,7 @@ from flambeau.errors import InputError
 
 
 def add_reading_flags(parser: argparse.ArgumentParser) -> None:
-    """How images are found, read and seen."""
+    """How images are read, and at which size."""
     parser.add_argument(
         "--image-size",
         type=int,
@@ -24,7 +24,7 @@ def add_reading_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_download(parser: argparse._ActionsContainer) -> None:
-    """Whether data of known names may come over the network."""
+    """Whether data of known names may be fetched over the network."""
     parser.add_argument(
         "--download",
         action="store_true",
@@ -43,7 +43,7 @@ def add_trust(parser: argparse._ActionsContainer) -> None:
 
 
 def add_flip_tta(parser: argparse.ArgumentParser) -> None:
-    """Whether an image is seen twice, where its classes are wanted."""
+    """Whether the mirror image is classified, too."""
     parser.add_argument(
         "--flip-tta",
         action="store_true",
@@ -55,7 +55,7 @@ def check_at_least(arguments: argparse.Namespace, **least: int) -> None:
     """Refuse numbers that are too small, by the names of their flags.
 
     Raises:
-        InputError: one of them.
+        InputError: one is too small.
     """
     for name, smallest in least.items():
         given = getattr(arguments, name)
@@ -64,6 +64,6 @@ def check_at_least(arguments: argparse.Namespace, **least: int) -> None:
 
 
 def printed(text: str) -> str:
-    """As standard output can show it."""
+    """The text as standard output can encode it."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,10 +1,10 @@
-"""Search in the recipes, the pages and the flags: by name, word, old API or error message, in two languages.
+"""Searches the recipes, the pages and the flags: by name, word, old API or error message, in two languages.
 
-Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009; lines that
-link to a page count for it, as in Brin and Page, "The Anatomy of a Large-Scale Hypertextual Web Search
-Engine", 1998.
+Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009; the text of
+links to a page counts for that page, as in Brin and Page, "The Anatomy of a Large-Scale Hypertextual Web
+Search Engine", 1998.
 
-There is no index: docstrings and pages are read at each search, which takes a third of a second.
+There is no stored index: docstrings and pages are read at each search, which takes a third of a second.
 """
 
 import ast
@@ -19,13 +19,12 @@ from pathlib import Path, PurePosixPath
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 
-# Of links: what they say counts for the pages that they link to.
+# Lists of links: their text counts only for the pages that they link to.
 _LISTS = ("index.md", "coverage.md")
-_ANSWERS = "errors_and_old_names.md"  # each row of its tables answers a question of its own
-# Chosen on the questions of the tests; the second is the share of the words, by how much they say, that a
-# result holds at least.
+_ANSWERS = "errors_and_old_names.md"  # each row of its tables answers one question
+# Both chosen on the questions of the tests.
 _WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
-_FEWEST = 0.5
+_MIN_SHARE = 0.5  # share of the query's words, by weight, that a result has at least
 # A list of words, not one per line.
 _STOP_WORDS = frozenset(
     {
@@ -34,24 +33,11 @@ _STOP_WORDS = frozenset(
         "through", "to", "use", "using", "was", "what", "when", "where", "which", "why", "with", "you",
     }
 )  # fmt: skip
+# Another one.
 _SUFFIXES = (
-    "ations",
-    "ation",
-    "ating",
-    "ated",
-    "ates",
-    "ate",
-    "ings",
-    "ing",
-    "ions",
-    "ion",
-    "ies",
-    "ed",
-    "es",
-    "s",
-    "e",
-    "y",
-)
+    "ations", "ation", "ating", "ated", "ates", "ate", "ings", "ing", "ions", "ion", "ies", "ed", "es", "s",
+    "e", "y",
+)  # fmt: skip
 _WORD = re.compile(r"[A-Za-z0-9]+|[\u4e00-\u9fff]+")
 _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
@@ -60,12 +46,11 @@ _FLAG = re.compile(r"\| `(--[\w-]+)` \|")
 
 @dataclass
 class Entry:
-    """Something that can be found.
+    """A search result.
 
     Attributes:
         kind: 'recipe', 'page' or 'flag'.
-        name: of the recipe; or the page with its anchor; or the flag.
-        line: what it is.
+        name: of the recipe, the page with its anchor, or the flag.
         texts: by field (name, title, links, body), what is searched.
     """
 
@@ -75,12 +60,12 @@ class Entry:
     texts: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     def add(self, where: str, text: str) -> None:
-        """Let a text count for it."""
+        """Add a text to one of its fields."""
         self.texts.setdefault(where, []).append(text)
 
 
 def docs_folder() -> Path | None:
-    """Where the pages are: in the package as installed, or in the checkout; None where there are none."""
+    """The folder of the pages, in the installed package or in the checkout; None if there is none."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "docs", package.parents[1] / "docs"):
         if (folder / "en" / "index.md").is_file():
@@ -94,10 +79,10 @@ def is_chinese(text: str) -> bool:
 
 
 class Index:
-    """What can be searched, with its words counted.
+    """All entries with their words counted.
 
     Args:
-        chinese: the Chinese pages, and what is found described in Chinese.
+        chinese: search the Chinese pages, and describe results in Chinese.
     """
 
     def __init__(self, *, chinese: bool) -> None:
@@ -111,27 +96,27 @@ class Index:
         self._lengths = [length / average for length in lengths]
 
     def search(self, words: str) -> list[Entry]:
-        """What the words find, the best first."""
-        wanted = list(dict.fromkeys(_tokens(words)))
+        """The matching entries, the best first."""
+        query = list(dict.fromkeys(_tokens(words)))
         weight_of = {}
-        for word in [word for word in wanted if word not in _STOP_WORDS] or wanted:
+        for word in [word for word in query if word not in _STOP_WORDS] or query:
             num = sum(any(word in c for c in counts.values()) for counts in self._counts)
             weight_of[word] = math.log(1 + len(self._entries) / (num + 0.5))
         phrase = " ".join(words.lower().split())
-        found = []
+        scored = []
         for entry, counts, length in zip(self._entries, self._counts, self._lengths, strict=True):
             points = {word: _points(word, counts, length) for word in weight_of}
             held = sum(weight for word, weight in weight_of.items() if points[word])
             share = held / (sum(weight_of.values()) or 1.0)
-            if not held or share < _FEWEST:
+            if not held or share < _MIN_SHARE:
                 continue
             score = sum(weight * points[word] for word, weight in weight_of.items()) * share**2
-            if len(wanted) > 1 and phrase in _plain_text(entry):
-                score *= 2.5  # the very words; chosen like the weights
+            if len(query) > 1 and phrase in _plain_text(entry):
+                score *= 2.5  # the exact phrase; chosen like the weights
             line = _best_line(entry, weight_of) if entry.kind == "page" else entry.line
-            found.append((score, replace(entry, line=line)))
-        found.sort(key=lambda pair: (-pair[0], pair[1].name))
-        return [entry for _, entry in found]
+            scored.append((score, replace(entry, line=line)))
+        scored.sort(key=lambda pair: (-pair[0], pair[1].name))
+        return [entry for _, entry in scored]
 
 
 def _points(word: str, fields: dict[str, Counter[str]], length: float) -> float:
@@ -144,7 +129,7 @@ def _points(word: str, fields: dict[str, Counter[str]], length: float) -> float:
 
 
 def _best_line(entry: Entry, weight_of: Mapping[str, float]) -> str:
-    """The line of a page that holds most of what was asked for; where none does, the first one."""
+    """The line of a page with most of the query; the first one if none has any of it."""
     lines = list(_prose(entry.texts.get("body", [])))
     best = 0.0
     line = lines[0] if lines else entry.line
@@ -156,7 +141,7 @@ def _best_line(entry: Entry, weight_of: Mapping[str, float]) -> str:
 
 
 def _prose(lines: Iterable[str]) -> Iterator[str]:
-    """What is said outside blocks of code; of a row of a table its first two cells."""
+    """Lines outside of code blocks; the first two cells of table rows."""
     is_code = False
     for line in lines:
         text = _LINK.sub(r"\1", line).strip().removeprefix("- ")
@@ -173,12 +158,12 @@ def _plain_text(entry: Entry) -> str:
 
 
 def _tokens(text: str) -> Iterator[str]:
-    """Words in their stems, and pairs of Chinese characters; DataParallel also as its two words."""
+    """Stems of words, and pairs of Chinese characters; DataParallel also as two words."""
     for match in _WORD.finditer(text):
         yield from _tokens_of(match[0])
 
 
-@functools.cache  # of twenty runs one is new
+@functools.cache  # only one of twenty words is new
 def _tokens_of(run: str) -> tuple[str, ...]:
     if is_chinese(run):
         return tuple(run[i : i + 2] for i in range(max(1, len(run) - 1)))
@@ -195,7 +180,7 @@ def _stem(word: str) -> str:
     return word
 
 
-# ---------------------------------------------------------------- what there is
+# ---------------------------------------------------------------- entries
 
 
 def _entries(*, chinese: bool) -> list[Entry]:
@@ -227,7 +212,7 @@ def _entries(*, chinese: bool) -> list[Entry]:
 
 
 def recipe_files() -> list[Path]:
-    """The file of every recipe."""
+    """The files of all recipes."""
     return sorted(path for path in RECIPES.rglob("*.py") if path.name != "__init__.py")
 
 
@@ -237,9 +222,9 @@ def recipe_name(path: Path) -> str:
 
 
 def docstring(path: Path) -> str:
-    """Of a recipe; its first paragraph is one line in English, the second the same in Chinese.
+    """The docstring of a recipe; its first paragraph is one line in English, the second the same in Chinese.
 
-    The file is parsed, not imported: importing it would import torch.
+    The file is parsed, not imported, as that would import torch.
     """
     text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert text, f"{path} has no docstring; tests/test_architecture.py should have said so"
@@ -284,7 +269,7 @@ def _sections(text: str, page: str) -> Iterator[Entry]:
 
 
 def lines_with_headings(text: str) -> Iterator[tuple[str | None, str]]:
-    """Each line of a page with its heading, if it is one; a comment in a block of code is none."""
+    """Each line of a page with its heading, if it is one; comments in code blocks are none."""
     is_code = False
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
@@ -294,7 +279,7 @@ def lines_with_headings(text: str) -> Iterator[tuple[str | None, str]]:
 
 
 def anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """The anchor that GitHub makes for a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -312,7 +297,7 @@ def _flags(text: str) -> Iterator[Entry]:
 
 
 def _answers(sections: Iterable[Entry]) -> Iterator[Entry]:
-    """Each row below a heading, taken out of the text there."""
+    """Each row of a table below a heading, removed from the text there."""
     for part in sections:
         lines = part.texts.get("body", [])
         rows = [line for line in lines if line.startswith("| ") and _LINK.search(line)]
@@ -325,7 +310,7 @@ def _answers(sections: Iterable[Entry]) -> Iterator[Entry]:
 
 
 def _links(text: str, page: str) -> Iterator[tuple[str, str]]:
-    """(target, line) of each link in a row of a table or in a line of text."""
+    """(target, line) of each link."""
     for _, line in lines_with_headings(text):
         for match in _LINK.finditer(line):
             target = match[2]
@@ -335,8 +320,8 @@ def _links(text: str, page: str) -> Iterator[tuple[str, str]]:
                 yield full + (f"#{mark}" if mark else ""), _LINK.sub(r"\1", line)
 
 
-def section(text: str, wanted: str) -> str | None:
-    """The part of a page below the heading with this anchor, its own sub-headings included."""
+def section(text: str, name: str) -> str | None:
+    """The part of a page below the heading with this anchor, including its sub-headings."""
     kept: list[str] = []
     depth = 0
     for heading, line in lines_with_headings(text):
@@ -344,7 +329,7 @@ def section(text: str, wanted: str) -> str | None:
             level = len(line) - len(line.lstrip("#"))
             if depth and level <= depth:
                 break
-            if not depth and anchor(heading) == wanted:
+            if not depth and anchor(heading) == name:
                 depth = level
         if depth:
             kept.append(line)

@@ -24,11 +24,11 @@ from flambeau.errors import InputError, nearest
 
 HELP = "list the recipes, search them and the pages, show one, or copy some into your project"
 
-_NAMED = 4  # names of a file in the line that imports them
+_NAMED = 4  # names in the printed import line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the actions; none of them means `list`."""
+    """The actions; without one, `list`."""
     chinese = "in Chinese"
     parser.add_argument("--zh", action="store_true", help=chinese)
     actions = parser.add_subparsers(dest="action", title="actions")
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what `flambeau recipes` was asked; the exit code."""
+    """Run the action; returns the exit code."""
     if arguments.action == "find":
         return _search(arguments)
     if arguments.action == "copy":
@@ -80,19 +80,16 @@ def run(arguments: argparse.Namespace) -> int:
 def _search(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1)
     words = " ".join(arguments.query)
-    found = Index(chinese=arguments.zh or is_chinese(words)).search(words)[: arguments.top]
-    if not found:
+    results = Index(chinese=arguments.zh or is_chinese(words)).search(words)[: arguments.top]
+    if not results:
         hint = nearest(words, [path.stem for path in recipe_files()])
         print(f"flambeau: nothing found for {words!r}{hint}", file=sys.stderr)
         return 1
     if arguments.json:
-        print_json({"kind": e.kind, "name": e.name, "line": e.line} for e in found)
+        print_json({"kind": e.kind, "name": e.name, "line": e.line} for e in results)
     else:
-        print_table(("what", "name", "line"), ((e.kind, e.name, e.line) for e in found))
-        print(
-            "next: flambeau recipes page NAME, or flambeau recipes show NAME",
-            file=sys.stderr,
-        )
+        print_table(("what", "name", "line"), ((e.kind, e.name, e.line) for e in results))
+        print("next: flambeau recipes page NAME, or flambeau recipes show NAME", file=sys.stderr)
     return 0
 
 
@@ -122,14 +119,14 @@ def _find(name: str) -> Path:
 
 
 def _page_about(name: str) -> str:
-    """Which page answers the words of a name: that of a recipe that is now a few lines on a page, too."""
+    """A hint at the page about a name, as of a recipe that is now a few lines on a page."""
     words = name.rpartition("/")[2].replace("_", " ")
     pages = [entry.name for entry in Index(chinese=False).search(words) if entry.kind == "page"]
     return f" On a page: flambeau recipes page {pages[0]}" if pages else ""
 
 
 def _page(name: str, *, language: str) -> str:
-    """A page, or the part of one that an anchor names."""
+    """A page, or its section below an anchor."""
     folder = docs_folder()
     if folder is None:
         raise InputError(
@@ -140,7 +137,7 @@ def _page(name: str, *, language: str) -> str:
     short = {page.removesuffix(".md"): path for page, path in pages.items()}
     recipes = {path.stem: pages[f"recipes/{path.stem}.md"] for path in recipe_files()}
     recipes |= {recipe_name(path): recipes[path.stem] for path in recipe_files()}
-    # `page schedules` is the recipe's, `page schedules.md` the other.
+    # `page schedules` is that of the recipe, `page schedules.md` the other one.
     known = short | pages | recipes
     wanted, _, mark = name.partition("#")
     if wanted not in known:
@@ -148,7 +145,7 @@ def _page(name: str, *, language: str) -> str:
             f"no recipe and no page is named {wanted!r}{nearest(wanted, known)} "
             f"(flambeau recipes find WORD searches).{_page_about(wanted)}"
         )
-    # Behind the word `bash` stands what is for the tests of the pages alone.
+    # The words after `bash` are only for the tests of the pages.
     text = re.sub(r"^( *```bash) .*", r"\1", known[wanted].read_text(encoding="utf-8"), flags=re.M)
     part = section(text, mark) if mark else text
     if part is None:
@@ -157,7 +154,7 @@ def _page(name: str, *, language: str) -> str:
 
 
 def _copy(recipes: list[Path], dest: Path) -> str:
-    """Copy them, all or none where that can be seen before; what to do with them."""
+    """Copy the files, checking all targets first; returns what to do with them."""
     targets = _targets(recipes, dest)
     for target in targets:
         if target.exists() or target.is_symlink():
@@ -177,7 +174,7 @@ def _copy(recipes: list[Path], dest: Path) -> str:
 
 
 def _targets(recipes: list[Path], dest: Path) -> list[Path]:
-    """Where each is copied to."""
+    """The new path of each."""
     if dest.is_dir():
         return [dest / recipe.name for recipe in recipes]
     if len(recipes) > 1:
@@ -191,7 +188,7 @@ def _targets(recipes: list[Path], dest: Path) -> list[Path]:
 
 
 def _import_line(recipe: Path, target: Path) -> str:
-    """How the copy is imported by a script in the current folder."""
+    """How a script in the current folder imports the copy."""
     tree = ast.parse(recipe.read_text(encoding="utf-8"))
     names = [
         node.name

@@ -1,4 +1,4 @@
-"""`flambeau report`: runs as one HTML file, to look at in a browser, to keep, to send."""
+"""`flambeau report`: runs as one HTML file, to view in a browser, to keep, to send."""
 
 import argparse
 import os
@@ -13,27 +13,28 @@ from flambeau.version import __version__
 
 HELP = "runs as one HTML file: curves, results, settings and what differs between them"
 
-_MOST_RUNS = 200  # in one file
-_WATCH_S = 5  # after which a page that is watched asks for itself again
+_MAX_RUNS = 200  # in one file
+_WATCH_S = 5  # between reloads of a watched page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """RUN, the file, and its language."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "runs",
         metavar="RUN",
         nargs="+",
         help="the folder of a run, or one that holds runs: all of them then; runs that differ in their seed "
         "alone are shown as one line, with their spread",
     )
-    parser.add_argument(
+    add(
         "--out",
         type=Path,
         metavar="FILE.html",
         help="(default: report.html in the folder of the run; here, for several)",
     )
-    parser.add_argument("--zh", action="store_true", help="a report in Chinese")
-    parser.add_argument(
+    add("--zh", action="store_true", help="a report in Chinese")
+    add(
         "--watch",
         metavar="PORT",
         nargs="?",
@@ -41,13 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const=0,
         help="write nothing, and show it at http://localhost:PORT/ while the runs go on, until Ctrl-C",
     )
-    parser.add_argument(
-        "--force", action="store_true", help="replace FILE even if it is no report of flambeau"
-    )
+    add("--force", action="store_true", help="replace FILE even if it is no report of flambeau")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file and say where it is, or show it until Ctrl-C."""
+    """Write the file and print its path, or serve it until Ctrl-C."""
     if arguments.watch is not None:
         return _watch(arguments)
     from flambeau.run.folder.report_file import write_page
@@ -71,7 +70,7 @@ def _watch(arguments: argparse.Namespace) -> int:
         raise InputError("--watch writes no file: leave out --out and --force")
     if not 0 <= arguments.watch < 2**16:
         raise InputError(f"--watch {arguments.watch}: a port is a number from 1 to 65535")
-    _chosen(arguments.runs)  # whatever is wrong is refused now
+    _chosen(arguments.runs)  # refuse wrong input now
 
     def page() -> str:
         return _page(_chosen(arguments.runs), zh=arguments.zh, watch_s=_WATCH_S)
@@ -93,20 +92,9 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _page(
-    folders: Sequence[Path],
-    *,
-    zh: bool,
-    links_from: Path | None = None,
-    watch_s: int | None = None,
+    folders: Sequence[Path], *, zh: bool, links_from: Path | None = None, watch_s: int | None = None
 ) -> str:
-    """The report of these runs.
-
-    Args:
-        folders: of the runs.
-        zh: in Chinese.
-        links_from: the folder of the page, from which links go to the reports of several runs.
-        watch_s: seconds after which the page asks for itself again.
-    """
+    """The report of these runs; `links_from` is the folder of the page, which links to their reports."""
     from flambeau.report.page import report_page
     from flambeau.report.words import CHINESE, ENGLISH
     from flambeau.run.folder.report_file import link_to, read_run
@@ -126,9 +114,9 @@ def _chosen(words: Sequence[str]) -> list[Path]:
         InputError: none, or more than a report can show.
     """
     folders = list(_folders(words))
-    if len(folders) > _MOST_RUNS:
+    if len(folders) > _MAX_RUNS:
         raise InputError(
-            f"{len(folders)} runs are too many for one report, {_MOST_RUNS} at most: name fewer of them"
+            f"{len(folders)} runs are too many for one report, {_MAX_RUNS} at most: name fewer of them"
         )
     return folders
 
@@ -144,20 +132,20 @@ def _folders(words: Sequence[str]) -> Iterator[Path]:
             what = "is not a folder" if root.exists() else "does not exist"
             raise InputError(f"{root} {what}; name the folder of a run, or one that holds runs")
         search = Search(root)
-        found = sorted(search)
-        if not found:
+        runs = sorted(search)
+        if not runs:
             raise InputError(f"no runs in {root}; a run is a folder with a config.toml")
         if search.is_cut:
             say(f"not all folders below {root} were looked into; name one of them")
-        for path in found:
+        for path in runs:
             if path.resolve() not in seen:
                 seen.add(path.resolve())
                 yield path
 
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:
-    """The last part of each path, or as much of it as tells them apart."""
-    # Bytes that are no text cannot stand in the page.
+    """The last part of each path, or as much of it as makes them different."""
+    # The page cannot hold bytes that are no text.
     readable = {f: os.fsencode(f.resolve()).decode(errors="backslashreplace") for f in folders}
     parts = {folder: Path(path).parts for folder, path in readable.items()}
     for length in range(1, max(map(len, parts.values())) + 1):

@@ -30,32 +30,29 @@ _DEFAULT = "runs"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """DIR, and which rows in what order."""
-    parser.add_argument(
-        "folder", metavar="DIR", nargs="?", default=_DEFAULT, help="where to look (default: runs)"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("folder", metavar="DIR", nargs="?", default=_DEFAULT, help="where to look (default: runs)")
+    add(
         "--state",
         action="append",
         metavar="STATE",
         help=f"only these: {', '.join(STATES)}; may be given several times",
     )
-    parser.add_argument(
+    add(
         "--where",
         action="append",
         default=[],
         metavar="KEY=VALUE",
         help="only runs with this setting, such as model=resnet18 or 'data=*photos'; several must all hold",
     )
-    parser.add_argument(
+    add(
         "--sort",
         metavar="COLUMN",
         default="when",
         help=f"{', '.join(COLUMNS)} (default: when); --sort=-best begins with the highest",
     )
-    parser.add_argument("--reverse", action="store_true", help="the other way round")
-    parser.add_argument(
-        "--json", action="store_true", help="one JSON object per line, for programs"
-    )
+    add("--reverse", action="store_true", help="the other way round")
+    add("--json", action="store_true", help="one JSON object per line, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -76,13 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
         what = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"{root} {what}; name the folder that holds your runs: flambeau runs DIR")
     search = Search(root)
-    found = [summarize(path, name=_name(path, root)) for path in search]
-    rows = [run for run in found if not states or run.state in states]
+    runs = [summarize(path, name=_name(path, root)) for path in search]
+    rows = [run for run in runs if not states or run.state in states]
     rows = [run for run in rows if all(_holds(run, *condition) for condition in wanted)]
     rows = _sorted(rows, key, reverse=arguments.sort.startswith("-") != arguments.reverse)
     if not rows:
-        _check_keys(found, [name for name, _ in wanted])
-        some = f"none of the {len(found)} runs in {root} is of this kind" if found else ""
+        _check_keys(runs, [name for name, _ in wanted])
+        some = f"none of the {len(runs)} runs in {root} is of this kind" if runs else ""
         say(some or f"no runs in {root}; a run is a folder with a config.toml")
     elif arguments.json:
         print_json(map(_facts, rows))
@@ -106,11 +103,11 @@ def _condition(text: str) -> tuple[str, str]:
 
 
 def _settings(run: RunSummary) -> Mapping[str, Any]:
-    """What --where knows: the settings, those of a script's own table, and the columns that are text."""
-    own = run.config.get("config")
+    """Names that --where knows: settings, the user's own table, and the columns that are text."""
+    table = run.config.get("config")
     columns = {"name": run.name, "kind": run.kind, "data": run.data, "model": run.model}
-    own_values = {k.replace("-", "_"): v for k, v in (own if isinstance(own, dict) else {}).items()}
-    return {**{k: v for k, v in columns.items() if v is not None}, **own_values, **run.config}
+    user = {k.replace("-", "_"): v for k, v in table.items()} if isinstance(table, dict) else {}
+    return {**{k: v for k, v in columns.items() if v is not None}, **user, **run.config}
 
 
 def _holds(run: RunSummary, name: str, wanted: str) -> bool:
@@ -129,7 +126,7 @@ def _holds(run: RunSummary, name: str, wanted: str) -> bool:
 
 
 def _check_keys(runs: Sequence[RunSummary], names: Sequence[str]) -> None:
-    """Refuse a condition on what no run here has: it is most likely misspelt."""
+    """Refuse a condition on a setting that no run has: it is probably misspelt."""
     known = {name for run in runs for name in _settings(run)}
     for name in names:
         if known and name not in known:
@@ -139,7 +136,7 @@ def _check_keys(runs: Sequence[RunSummary], names: Sequence[str]) -> None:
 
 
 def _sorted(runs: list[RunSummary], key: str, *, reverse: bool) -> list[RunSummary]:
-    """By a column; those that have no value there stand at the end."""
+    """By a column; runs without a value there come last."""
     value = COLUMNS[key]
     known = [run for run in runs if value(run) is not None]
     known.sort(key=lambda run: run.name)
@@ -176,7 +173,7 @@ def _state_text(run: RunSummary) -> str:
 
 
 def _last(text: str | None) -> str | None:
-    """The last part of a path, which in full would fill the table; a model or data by name as it is."""
+    """The last part of a path, as a full path would fill the table; a name as it is."""
     return None if text is None else text.rstrip("/").rpartition("/")[2] or text
 
 
@@ -191,7 +188,7 @@ def _time(seconds: float | None) -> str | None:
 
 
 def _name(path: Path, root: Path) -> str:
-    """Below the folder that was searched; of this folder itself its own name."""
+    """The path below the searched folder; for that folder itself its name."""
     return root.resolve().name or str(root) if path == root else str(path.relative_to(root))
 
 

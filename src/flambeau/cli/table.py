@@ -1,4 +1,4 @@
-"""A table on a terminal, or in a pipe: there aligned text, whole cells, one line per row."""
+"""Tables on a terminal, or in a pipe: there aligned text, whole cells, one line per row."""
 
 import json
 import sys
@@ -8,8 +8,8 @@ from typing import Any, Literal, TextIO
 
 from flambeau.terminal import printable, text_width
 
-_LONG_WORD = 24  # columns; a longer word may be broken; chosen
-_LONGEST = 200  # characters of a cell: a name in a file may have any number
+_LONG_WORD = 24  # columns; longer words may be broken; chosen
+_LONGEST = 200  # characters of a cell: names in files may be of any length
 _short = partial(printable, longest=_LONGEST)
 
 
@@ -20,13 +20,12 @@ def print_table(
     right: Sequence[str] = (),
     styles: Mapping[str, str] | None = None,
 ) -> None:
-    """Print rows below their headings; on a terminal too narrow for that, each row as lines of its own.
+    """Print rows below their headings; on a narrow terminal each row as several lines.
 
     Args:
-        columns: the headings.
-        rows: a cell for each of them; None is what is not known, a dash.
+        rows: a cell per column; None, for unknown, is printed as a dash.
         right: the columns of numbers.
-        styles: for a cell that begins with this word, its color on a terminal.
+        styles: colors of cells on a terminal, by their first word.
     """
     from rich.console import Console
     from rich.table import Table
@@ -67,9 +66,9 @@ def print_table(
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
-    """Of the columns of a table that fits, its words unbroken; None where there is no room for that."""
+    """Column widths of a table that fits without breaking words; None if there is no room for that."""
     columns = list(zip(*rows, strict=True))
-    most = [max(map(text_width, column)) for column in columns]
+    widest = [max(map(text_width, column)) for column in columns]
     widths = [
         max(min(text_width(word), _LONG_WORD) for cell in column for word in cell.split() or [""])
         for column in columns
@@ -77,16 +76,16 @@ def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
     spare = room - 2 * (len(columns) - 1) - sum(widths)
     if spare < 0:
         return None
-    order = sorted(range(len(columns)), key=lambda k: most[k] - widths[k])
+    order = sorted(range(len(columns)), key=lambda k: widest[k] - widths[k])
     for done, k in enumerate(order):
-        more = min(most[k] - widths[k], spare // (len(columns) - done))
+        more = min(widest[k] - widths[k], spare // (len(columns) - done))
         widths[k] += more
         spare -= more
     return widths
 
 
 def print_json(rows: Iterable[Mapping[str, Any]], *, file: TextIO | None = None) -> None:
-    """Print one JSON object per line, on standard output unless another file is named."""
+    """Print one JSON object per line."""
     for row in rows:
         print(json.dumps(_finite(row), default=str), file=file)
     (file or sys.stdout).flush()

@@ -1,4 +1,4 @@
-"""`flambeau train`: the flags of trainer/settings/settings.py in, a trained model in a run folder out."""
+"""`flambeau train`: turns the flags of trainer/settings/settings.py into a trained model in a run folder."""
 
 import argparse
 import contextlib
@@ -29,7 +29,7 @@ HELP = "train an image classifier; the same command again continues its run"
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, chinese: bool = False) -> None:
-    """One flag per setting, and those of the command; the help perhaps in Chinese."""
+    """One flag per setting, and those of the command."""
     add_flags(parser, chinese=chinese)
 
 
@@ -37,10 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, continue, or replay one step."""
     if arguments.local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(arguments.local_rank))
-    # cuBLAS reads it when CUDA starts, which looking for a device does: see recipes/setup/determinism.py.
+    # cuBLAS reads it when CUDA starts, as when a device is looked up: see recipes/setup/determinism.py.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if "RANK" in os.environ:
-        # Torch's sockets comment on lost peers and unknown host names; what matters the watch says.
+        # Torch's sockets print warnings on lost peers and unknown hosts; the watchdog reports what matters.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     given = {name: getattr(arguments, name) for name in FIELDS if hasattr(arguments, name)}
     if arguments.replay_step is not None:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from flambeau.trainer.start import Shown, start
 
-        with _events_for_a_program(arguments.json_lines, folder) as listener:
+        with _event_listener(arguments.json_lines, folder) as listener:
             was_finished = start(
                 settings,
                 shown,
@@ -80,14 +80,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
-    """What a trial writes; None of a training."""
+    """Files that a trial writes; None for a training."""
     if arguments.find_lr:
         return [Path(arguments.find_lr)]
     return [] if arguments.dry_run or arguments.replay_step else None
 
 
 def _check_trial(arguments: argparse.Namespace) -> None:
-    """Of what trains only for some steps."""
+    """Refuse flags that contradict a trial."""
     trials = [flag_of(name) for name in ("dry_run", "find_lr") if getattr(arguments, name)]
     if len(trials) > 1:
         raise InputError("--dry-run and --find-lr are two trials; leave one of them out")
@@ -100,7 +100,7 @@ def _check_trial(arguments: argparse.Namespace) -> None:
 
 
 def _draw_curve(file: str | None) -> "Callable[[LRCurve], None] | None":
-    """Draws the curve of a range test and says what follows from it."""
+    """Draws the curve of a range test and prints the suggested rate."""
     if file is None:
         return None
 
@@ -125,20 +125,20 @@ def _draw_curve(file: str | None) -> "Callable[[LRCurve], None] | None":
 
 
 def _with_file(path: str, given: Mapping[str, Any], *, trust: bool) -> dict[str, Any]:
-    """The settings of a file, and those of the command line, which win over it."""
+    """The settings of a file, overridden by those of the command line."""
     from_file = read_config(Path(path))
     ask_for_config(Path(path), from_file, given, trust=trust, say=say)
-    # A flag for the length replaces the file's, in whichever of the two spellings.
+    # A flag for the length replaces the file's in both spellings.
     if {"epochs", "duration"} & given.keys():
         from_file = {k: v for k, v in from_file.items() if k not in ("epochs", "duration")}
     return {**from_file, **given}
 
 
 @contextlib.contextmanager
-def _events_for_a_program(
+def _event_listener(
     wanted: bool, folder: Path, /
 ) -> Iterator[Callable[[Mapping[str, Any]], None] | None]:
-    """Takes events and prints them; whatever else would be printed goes to standard error meanwhile."""
+    """Prints events on standard output; everything else goes to standard error meanwhile."""
     if not wanted:
         yield None
         return
@@ -166,7 +166,7 @@ def _events_for_a_program(
 
 
 def _procs(text: str) -> int:
-    """The number of processes that --procs asks for."""
+    """The number of processes that --procs requests."""
     if "RANK" in os.environ:
         raise InputError(
             "--procs starts processes itself; leave it out under torchrun or `flambeau launch`"
@@ -175,7 +175,7 @@ def _procs(text: str) -> int:
 
 
 def _launch(arguments: argparse.Namespace, procs: int) -> int:
-    """Run this command, without --procs, on several processes of this machine."""
+    """Run this command, without --procs, in several processes on this machine."""
     from flambeau.parallel.launcher.job_spec import JobSpec
     from flambeau.parallel.launcher.launch import launch_job
     from flambeau.run.folder.events_log import note_loss
@@ -188,11 +188,7 @@ def _launch(arguments: argparse.Namespace, procs: int) -> int:
         skip = word == "--procs"
     command = [sys.executable, "-m", "flambeau", *kept]
     code = launch_job(JobSpec(command=command, procs=procs), say=say, note_loss=note_loss)
-    if arguments.json_lines and code not in (
-        0,
-        2,
-        EXIT_CODE,
-    ):  # 2 was reported by the first process
+    if arguments.json_lines and code not in (0, 2, EXIT_CODE):  # the first process has reported 2
         why = "a process has ended; standard error says why"
         print_json([{"event": "error", "message": why, "exit_code": code}])
     return code
@@ -215,15 +211,15 @@ def _replay(arguments: argparse.Namespace, given: Mapping[str, Any]) -> int:
 def _report(
     folder: Path, *, already: bool, listener: Callable[[Mapping[str, Any]], None] | None
 ) -> None:
-    """Where the run ended, and what to do next; said by the first process."""
+    """Print where the run ended, and what to do next, in the first process."""
     from flambeau.parallel.ranks import join_ranks
     from flambeau.run.folder.published_weights import published
     from flambeau.run.folder.run_folder import RunFolder
 
     if not join_ranks().is_first:
         return
-    place = RunFolder(folder)
-    result = published(place)
+    run_folder = RunFolder(folder)
+    result = published(run_folder)
     assert result is not None
     embedded = Path(__file__).parents[1] / "data" / "embedded" / "fashion_mnist_val.rec"
     which = {"ema": "averaged", "best": "best", "last": "last"}[result.weights]
@@ -235,25 +231,25 @@ def _report(
         listener(
             {
                 "event": "end",
-                "folder": str(place.path),
-                "file": str(place.weights),
+                "folder": str(run_folder.path),
+                "file": str(run_folder.weights),
                 "weights": result.weights,
                 "step": result.step,
                 "metrics": result.metrics,
                 "already": already,
             }
         )
-    quoted = shlex.quote(str(place.path))  # these lines are copied to a shell
+    quoted = shlex.quote(str(run_folder.path))  # these lines are copied to a shell
     if already:
-        place.tidy()
+        run_folder.tidy()
         print(
             f"this run is finished ({figures}); --fresh starts it again, --extend 10ep trains it on,"
         )
         print(f"--weights {quoted} --out NEW begins another one from its weights")
     else:
         print(f"finished: {figures} ({which} weights, step {result.step})")
-    print(f"run folder: {place.path}    weights: {place.weights}")
+    print(f"run folder: {run_folder.path}    weights: {run_folder.weights}")
     print(f"next: flambeau predict {quoted} IMAGE...")
-    data = "DATA" if "data" in (place.read_config() or {}) else shlex.quote(str(embedded))
+    data = "DATA" if "data" in (run_folder.read_config() or {}) else shlex.quote(str(embedded))
     print(f"      flambeau evaluate {quoted} {data}")
     print(f"      flambeau verify {quoted}")

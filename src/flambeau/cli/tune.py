@@ -18,16 +18,16 @@ from flambeau.terminal import say
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
-    from flambeau.tune.search.levers import FirstTrial, Lever
+    from flambeau.tune.search.levers import Lever, TrialFacts
     from flambeau.tune.search.run_tune import Options
-    from flambeau.tune.search.search import Found
+    from flambeau.tune.search.search import SearchResult
 
 HELP = "find the settings with which a training runs fastest here"
 TAKES_REST = True
 """What is no flag of this command belongs to the script, or to train."""
 
 FIRST_LINE = "# flambeau tune"
-"""By which our own file is known again."""
+"""Marks a file as ours, which may be replaced."""
 
 _EXAMPLES = """\
 flambeau tune photos/ --model resnet18 --budget 5min   (the arguments of flambeau train)
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     levers_of = _levers(given if is_train else None, options.objective, device, folder)
     limit_s = parse_seconds(arguments.limit, name="--limit")
     with script_of(command, arguments, limit_s=limit_s, verb="tune") as script:
-        found = tune(
+        result = tune(
             script,
             levers_of,
             options,
@@ -107,16 +107,16 @@ def run(arguments: argparse.Namespace) -> int:
     if is_train:
         from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
-        write_file(file, f"{FIRST_LINE}\n{tuned_toml(found, from_file)}".encode())
+        write_file(file, f"{FIRST_LINE}\n{tuned_toml(result, from_file)}".encode())
     if arguments.json:
-        print_json([_as_json(found)])
+        print_json([_as_json(result)])
     else:
-        _print(found, file if is_train else None)
+        _print(result, file if is_train else None)
     return 0
 
 
 def _check_is_ours(file: Path) -> None:
-    """What the settings are written over is an earlier answer of this command, or nothing."""
+    """Refuse to replace a file that this command has not written."""
     if not file.exists():
         return
     try:
@@ -146,7 +146,7 @@ def _options(arguments: argparse.Namespace) -> "Options":
 
 
 def _value_of(flag: str, words: Sequence[str]) -> str | None:
-    """What is given for a flag, as argparse takes it: the last one counts."""
+    """The value of a flag; as in argparse the last one counts."""
     value = None
     for word, after in itertools.zip_longest(words, words[1:]):
         if word == flag:
@@ -157,7 +157,7 @@ def _value_of(flag: str, words: Sequence[str]) -> str | None:
 
 
 def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
-    """Those of the user's own `--config`."""
+    """The settings in the user's `--config` file."""
     from flambeau.trainer.settings.stored_settings import read_config
 
     file = _value_of("--config", given)
@@ -175,58 +175,51 @@ def _data_of(given: Sequence[str]) -> str | None:
 
 
 def _with_data(command: list[str], from_file: str | None) -> list[str]:
-    """A command of `flambeau train` that names its DATA itself, if the file of its settings does."""
+    """A command of `flambeau train` with DATA from the settings file, if it names none itself."""
     if from_file is None or _data_of(command[4:]) is not None:
         return command
     return [*command[:4], from_file, *command[4:]]
 
 
 def _folder_at(command: Sequence[str]) -> int | None:
-    """Where the folder of images stands in a command of `flambeau train`; None where they are no folder."""
+    """Index of the folder of images in a command of `flambeau train`; None if DATA is no folder."""
     given = command[4:]
     data = _data_of(given)
     if data is None or not Path(data).is_dir():
         return None
 
-    def is_data(at: int) -> bool:  # and no value of a flag
-        return _data_of([*given[:at], "another", *given[at + 1 :]]) == "another"
+    def is_data(index: int) -> bool:  # not the value of a flag
+        return _data_of([*given[:index], "another", *given[index + 1 :]]) == "another"
 
-    return 4 + next(at for at, word in enumerate(given) if word == data and is_data(at))
+    return 4 + next(n for n, word in enumerate(given) if word == data and is_data(n))
 
 
 def _levers(
     given: Sequence[str] | None, objective: str, device: str, folder: str | None
-) -> "Callable[[FirstTrial], list[Lever]]":
-    """Levers by what the first trial has shown: of `flambeau train`, or of a script (`given` is None)."""
+) -> "Callable[[TrialFacts], list[Lever]]":
+    """Gives the levers from the facts of the first trial; `given` is None for a script."""
     import torch
 
     from flambeau.recipes.setup.environment import default_device
-    from flambeau.tune.search.levers import (
-        AsItIs,
-        LoaderAsItIs,
-        levers_of_script,
-        levers_of_train,
-    )
+    from flambeau.tune.search.levers import LoaderFacts, RunFacts, levers_of_script, levers_of_train
 
-    place = default_device() if device == "auto" else torch.device(device)
+    on = default_device() if device == "auto" else torch.device(device)
     if given is None:
-        return lambda first: levers_of_script(
-            place, first if isinstance(first, LoaderAsItIs) else None
-        )
-    return lambda first: levers_of_train(
+        return lambda facts: levers_of_script(on, facts if isinstance(facts, LoaderFacts) else None)
+    return lambda facts: levers_of_train(
         given,
         objective=objective,
-        device=place,
+        device=on,
         folder=folder,
-        run=first if isinstance(first, AsItIs) else None,
+        run=facts if isinstance(facts, RunFacts) else None,
     )
 
 
-def _as_json(found: "Found") -> dict[str, object]:
+def _as_json(result: "SearchResult") -> dict[str, object]:
     return {
-        "choice": found.choice,
-        "together": None if found.together is None else found.together.times,
-        "verdict": None if found.together is None else found.together.verdict,
+        "choice": result.choice,
+        "together": None if result.together is None else result.together.times,
+        "verdict": None if result.together is None else result.together.verdict,
         "tried": [
             {
                 "lever": one.lever,
@@ -238,7 +231,7 @@ def _as_json(found: "Found") -> dict[str, object]:
                 "alone": _times(one.alone),
                 "alone_low": _low(one.alone),
             }
-            for one in found.steps
+            for one in result.steps
         ],
     }
 
@@ -251,32 +244,32 @@ def _low(gain: "Gain | None") -> float | None:
     return None if gain is None or math.isnan(gain.low) else gain.low
 
 
-def _print(found: "Found", file: Path | None) -> None:
+def _print(result: "SearchResult", file: Path | None) -> None:
     from flambeau.tune.doctor.formatting import reasons_in_full
 
     def shown(gain: "Gain | None") -> str:
         return "-" if gain is None else f"{gain.times:.2f}x"
 
     rows = []
-    for one in found.steps:
+    for one in result.steps:
         verdict = one.note.partition("\n")[0] or ("" if one.gain is None else one.gain.verdict)
-        result = "chosen" if one.is_chosen else verdict
-        rows.append((one.lever, one.value, shown(one.alone), shown(one.gain), result))
+        last = "chosen" if one.is_chosen else verdict
+        rows.append((one.lever, one.value, shown(one.alone), shown(one.gain), last))
     print_table(
         ("lever", "value", "alone", "on top", ""),
         rows,
         right=("alone", "on top"),
         styles={"chosen": "green"},
     )
-    for reason in reasons_in_full((f"{one.lever}={one.value}", one.note) for one in found.steps):
+    for reason in reasons_in_full((f"{one.lever}={one.value}", one.note) for one in result.steps):
         print(f"\n{reason}")
-    if not found.choice:
+    if not result.choice:
         print("\nNothing was surely better than the settings as they are.")
         return
     print("\non top: with what was chosen above.")
-    if found.together is not None:
+    if result.together is not None:
         print(
-            f"All that was chosen together: {found.together.times:.2f}x, {found.together.verdict}."
+            f"All that was chosen together: {result.together.times:.2f}x, {result.together.verdict}."
         )
     if file is not None:
         print(f"Wrote {file}: flambeau train --config {file} ...")

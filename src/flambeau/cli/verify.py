@@ -1,4 +1,4 @@
-"""`flambeau verify`: is a run whole and would a resume be exact; are packed images, or weights, whole."""
+"""`flambeau verify`: whether a run, packed images or weights are intact, and a resume would be exact."""
 
 import argparse
 import itertools
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HELP = "check a run and whether a resume would be exact, an export, packed images, or weights"
 
-_OF_A_RUN = (
+_RUN_FILES = (
     "config.toml",
     "dataset.json",
     "environment.json",
@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is damaged, and a summary; 1 if anything is damaged or would not be exact."""
+    """Print what is damaged, and a summary; 1 if anything is damaged or a resume would not be exact."""
     from flambeau.run.folder.run_folder import run_around
 
     path = Path(arguments.path)
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         if is_export:
             return _verify_export(path)
         return _verify_checkpoint(path) if is_checkpoint else _verify_run(path)
-    if path.name in _OF_A_RUN and path.exists() and (run := run_around(path)) is not None:
+    if path.name in _RUN_FILES and path.exists() and (run := run_around(path)) is not None:
         raise InputError(
             f"{path} is a part of the run {run}\nCheck all of it: flambeau verify {run}"
         )
@@ -152,7 +152,7 @@ def _weights_facts(report: "WeightsReport") -> dict[str, Any]:
 
 
 def _is_no_data(path: Path) -> bool:
-    """Whether only the folder of a run can be meant, if a damaged or misspelt one."""
+    """Whether it can only be a run folder, if a damaged or misspelt one."""
     from flambeau.data.sources.folder import class_folders
     from flambeau.data.sources.formats import kind_of, shards_in
 
@@ -249,9 +249,9 @@ def _summary(report: "FileReport", deep: bool) -> str:
         return "; ".join([whole, *report.absent])
     verdicts = (("DAMAGED", report.damaged), ("NOT READ", report.not_read))
     text = " and ".join(
-        f"{verdict} in {len(found)} place{'s' * (len(found) > 1)}"
-        for verdict, found in verdicts
-        if found
+        f"{verdict} in {len(damages)} place{'s' * (len(damages) > 1)}"
+        for verdict, damages in verdicts
+        if damages
     )
     if len(report.damaged) + len(report.not_read) > _SHOWN:
         text += f", of which the first {_SHOWN} are shown (--json lists all)"

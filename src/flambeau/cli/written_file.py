@@ -1,4 +1,4 @@
-"""Whether a file that the user has named can be written, asked before the work for it begins."""
+"""Checks that a file named by the user can be written, before the work for it begins."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,13 +7,12 @@ from flambeau.errors import InputError
 
 
 def check_file(flag: str, path: Path, *, endings: Sequence[str], what: str, example: str) -> None:
-    """Its name and its folder.
+    """Check a file's name and folder.
 
     Args:
         flag: that it was given to.
-        path: the file.
         endings: of which its name must have one, in any case.
-        what: such a file is.
+        what: a sentence on such files, for the message.
         example: a name for one.
 
     Raises:
@@ -28,15 +27,15 @@ def check_file(flag: str, path: Path, *, endings: Sequence[str], what: str, exam
 
 
 def check_page(flag: str, path: Path, *, example: str, instead: str, force: bool = False) -> None:
-    """The same of an HTML file, which may take the place of another page of ours only.
+    """Check an HTML file, which may replace only another report.
 
     Args:
-        flag, path, example: as above.
-        instead: what the user can do where another file is in its place.
-        force: which then goes.
+        flag, path, example: as in `check_file`.
+        instead: what the user can do if another file has the name.
+        force: allow to replace it.
 
     Raises:
-        InputError: as above, or another file is there.
+        InputError: as in `check_file`, or another file has the name.
     """
     from flambeau.run.folder.report_file import is_report
 

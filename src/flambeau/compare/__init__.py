@@ -1,1 +1,1 @@
-"""Two runs compared: to the first step, and there the first module and tensor, in which they part."""
+"""Compares two runs, to the first step, module and tensor in which they differ."""

@@ -1,7 +1,4 @@
-"""metrics.jsonl of two runs side by side: for how many steps they are the same, and where they part.
-
-Read without torch, line by line, up to a limit.
-"""
+"""Compares the figures in metrics.jsonl of two runs, without torch, line by line up to a limit."""
 
 import itertools
 import math
@@ -14,18 +11,17 @@ from typing import Any
 from flambeau.errors import InputError, unreadable
 from flambeau.run.folder.json_file import finite_number, metrics_row
 
-_MOST_BYTES = 2**28  # of a file: some two million lines
+_MAX_BYTES = 2**28  # of a file: some two million lines
 _LONGEST_LINE = 2**20
-_MOST_SPEEDS = 100_000
-_MOST_OF_A_STEP = 1000  # lines; a run writes one for its steps, and one for each evaluation
-_MOST_NAMES = 200  # figures in the table
-_OF_THE_CLOCK = {"images_per_s", "data_wait"}
-_PLACE = {"step", "epoch", *_OF_THE_CLOCK}
+_MAX_SPEEDS = 100_000
+_MAX_LINES_OF_STEP = 1000  # a run writes one per step, and one for each evaluation
+_MAX_NAMES = 200  # figures in the table
+_NO_FIGURES = {"step", "epoch", "images_per_s", "data_wait"}
 
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """The first figure that is not the same."""
+    """The first figure that differs."""
 
     step: int
     name: str
@@ -33,24 +29,22 @@ class FigureDifference:
 
     @property
     def change(self) -> float | None:
-        """The second value minus the first, of numbers."""
+        """The second value minus the first; None if they are not numbers."""
         first, second = map(finite_number, self.values)
         return None if first is None or second is None else second - first
 
 
 @dataclass
 class MetricLines:
-    """What two files have in common.
+    """How the figures of two files compare.
 
     Attributes:
-        steps: of the last line of each, 0 where there is none.
+        steps: of the last line of each; 0 without lines.
         num_figures: how many figures both have, at the same steps.
         identical_steps: the last step up to which all of these are equal.
-        first: where they are not.
-        last: the figures of the last lines that both have, by name: step, and the value in each.
+        first: the first of these that differs.
+        last: by name the figures of the last lines that both have: step, and the value in each.
         speeds: the median of images_per_s in each.
-        rollbacks: the lines that tell of one, in each.
-        is_cut: the files are longer than what is read.
     """
 
     steps: tuple[int, int] = (0, 0)
@@ -64,7 +58,7 @@ class MetricLines:
 
     @property
     def is_same(self) -> bool:
-        """Nothing that both have differs, and both end at the same step."""
+        """No common figure differs, and both end at the same step."""
         return self.first is None and self.steps[0] == self.steps[1]
 
     def as_json(self) -> dict[str, Any]:
@@ -86,16 +80,16 @@ class MetricLines:
 
 
 def compare_lines(left: Path, right: Path) -> MetricLines:
-    """Compare the figures of the lines of equal step that both files have.
+    """Compare the figures that both files have at the same step.
 
-    Lines of training are means over the steps since the line before: those of different windows (another
+    Lines of training are means over the steps since the line before: those over different steps (another
     `log_every`) are not compared.
 
     Raises:
-        InputError: a file that cannot be read.
+        InputError: a file cannot be read.
     """
     files = _Lines(left), _Lines(right)
-    found = MetricLines()
+    result = MetricLines()
     for step, groups in _joined(*files):
         common = [key for key in groups[0] if key in groups[1]]
         same = True
@@ -103,26 +97,26 @@ def compare_lines(left: Path, right: Path) -> MetricLines:
             rows = groups[0][key], groups[1][key]
             for name in [name for name in rows[0] if name in rows[1]]:
                 values = rows[0][name], rows[1][name]
-                found.num_figures += 1
-                if name in found.last or len(found.last) < _MOST_NAMES:
-                    found.last[name] = (step, *values)
+                result.num_figures += 1
+                if name in result.last or len(result.last) < _MAX_NAMES:
+                    result.last[name] = (step, *values)
                 if values[0] != values[1]:
                     same = False
-                    found.first = found.first or FigureDifference(step, name, values)
-        if found.first is None and common and same:
-            found.identical_steps = step
-    found.steps = files[0].step, files[1].step
-    found.speeds = files[0].speed, files[1].speed
-    found.rollbacks = files[0].rollbacks, files[1].rollbacks
-    found.is_cut = files[0].is_cut or files[1].is_cut
-    return found
+                    result.first = result.first or FigureDifference(step, name, values)
+        if result.first is None and common and same:
+            result.identical_steps = step
+    result.steps = files[0].step, files[1].step
+    result.speeds = files[0].speed, files[1].speed
+    result.rollbacks = files[0].rollbacks, files[1].rollbacks
+    result.is_cut = files[0].is_cut or files[1].is_cut
+    return result
 
 
 _Group = dict[tuple[Any, ...], dict[str, Any]]
 
 
 class _Lines:
-    """The lines of a file as (step, figures by what kind of line they are of)."""
+    """Iterates a file as (step, figures by the kind of their line)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -139,16 +133,16 @@ class _Lines:
         before = 0
         for step, rows in itertools.groupby(self._rows(), key=lambda row: int(row["step"])):
             if step < self.step:
-                continue  # no run writes it
+                continue  # no run writes steps out of order
             group: _Group = {}
             self.step = step
-            for row in itertools.islice(rows, _MOST_OF_A_STEP):
-                figures = {name: value for name, value in row.items() if name not in _PLACE}
+            for row in itertools.islice(rows, _MAX_LINES_OF_STEP):
+                figures = {name: value for name, value in row.items() if name not in _NO_FIGURES}
                 key: tuple[Any, ...] = ("evaluation", len(group))
                 if "images_per_s" in row:
                     key, before = ("training", before), step
                     speed = finite_number(row["images_per_s"])
-                    if speed is not None and len(self._speeds) < _MOST_SPEEDS:
+                    if speed is not None and len(self._speeds) < _MAX_SPEEDS:
                         self._speeds.append(speed)
                 elif "bad_step" in row:
                     key = ("rollback", len(group))
@@ -164,7 +158,7 @@ class _Lines:
                 return
             with self._path.open("rb") as file:
                 while line := file.readline(_LONGEST_LINE):
-                    if file.tell() > _MOST_BYTES:
+                    if file.tell() > _MAX_BYTES:
                         self.is_cut = True
                         return
                     row = metrics_row(line)
@@ -175,7 +169,7 @@ class _Lines:
 
 
 def _joined(left: _Lines, right: _Lines) -> Iterator[tuple[int, tuple[_Group, _Group]]]:
-    """The steps that both have; both are read to their ends."""
+    """The steps that both have; both files are read to their ends."""
     sides = iter(left), iter(right)
     heads = [next(side, None) for side in sides]
     while heads[0] is not None or heads[1] is not None:
@@ -189,12 +183,7 @@ def _joined(left: _Lines, right: _Lines) -> Iterator[tuple[int, tuple[_Group, _G
 
 
 def markdown_table(lines: MetricLines, names: tuple[str, str]) -> str:
-    """The figures of both side by side, for a comment below a pull request.
-
-    Args:
-        lines: of two runs.
-        names: of the runs; they may hold anything.
-    """
+    """Both runs' figures in a table, for a comment on a pull request."""
     first = lines.first
     if first is not None:
         change = "" if first.change is None else f" ({first.change:+.3g})"
@@ -221,13 +210,13 @@ def markdown_table(lines: MetricLines, names: tuple[str, str]) -> str:
 
 
 def figure_text(value: Any) -> str:
-    """A figure in full, so that two that differ look different; anything else as a cell."""
+    """A figure with all digits, so that different ones look different; anything else as a cell."""
     number = finite_number(value)
     return cell("NaN" if value is None else value) if number is None else repr(number)
 
 
 def cell(value: object) -> str:
-    """Text out of a file, which is to be neither markup nor too long."""
+    """Text from a file, shortened and with its markup escaped."""
     text = str(value)[:80]
     return "".join(
         f"\\{letter}" if letter in "|<>`*_[]\\" else letter if letter.isprintable() else "?"

@@ -1,6 +1,6 @@
-"""What two runs say of themselves, and where it differs: settings, environment, data, what each resumed on.
+"""What two run folders record, and where it differs: settings, environment, data, machines of resumes.
 
-Read without torch. What a folder claims is read up to a limit, and what is no table counts as empty.
+Read without torch, up to a limit; a file that holds no table counts as empty.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from flambeau.trainer.settings.settings import FIELDS
 
 Kind = Literal["setting", "data", "environment", "history"]
 
-_NO_EFFECT = {  # on the bits of a training, nor on what is measured
+_NO_EFFECT = {  # on any bit of a training, or on its figures
     "download",
     "skip_bad_images",
     "workers",
@@ -29,7 +29,7 @@ _NO_EFFECT = {  # on the bits of a training, nor on what is measured
     "log_every",
     "track",
 }
-_OF_MACHINE = {  # in environment.json, and without effect on the bits by itself
+_MACHINE_FACTS = {  # in environment.json, without effect on the bits by themselves
     "python",
     "platform",
     "default_device",
@@ -41,20 +41,19 @@ _OF_MACHINE = {  # in environment.json, and without effect on the bits by itself
     "safetensors",
 }
 _HISTORY = ("rollbacks", "lr_scale", "stopped", "micro_batch")
-_MOST = 2000  # facts of one file that are compared; those of a run are some hundred
+_MAX = 2000  # facts of one file that are compared; a run has about a hundred
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A fact that is not the same in two runs.
+    """A fact that differs between two runs.
 
     Attributes:
         kind: 'setting' (config.toml), 'data' (dataset.json), 'environment' (versions and machine), 'history'
             (a resume elsewhere, a rollback).
-        name: of the fact.
-        values: in the first run and in the second; None is 'not given'.
+        values: in each run; None if not given.
         matters: it can change a number of the training or of its evaluations.
-        step: of the checkpoint that tells it; None where it holds from the beginning.
+        step: of the checkpoint that records it; None if it holds from the beginning.
     """
 
     kind: Kind
@@ -66,13 +65,13 @@ class Difference:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """What the folder of a run tells about it, by name.
+    """What a run folder records, by name.
 
     Attributes:
         settings: config.toml, with the user's table as `config NAME`.
-        data: dataset.json; empty for a script with its own `Run`.
+        data: dataset.json; empty for a script that uses `Run` itself.
         environment: environment.json, with the packages by their names.
-        exactness: what of it decides the rounding of sums.
+        exactness: the part of it that decides the rounding of sums.
         is_command: made by `flambeau train`.
     """
 
@@ -88,7 +87,7 @@ def read_facts(path: Path) -> RunFacts:
     """Read the small files of a run.
 
     Raises:
-        InputError: it is no folder of a run.
+        InputError: it is no run folder.
     """
     folder = RunFolder(path)
     config = folder.read_existing()
@@ -96,9 +95,8 @@ def read_facts(path: Path) -> RunFacts:
         raise InputError(
             f"{path} is not a run folder: its config.toml is of another program; give the folder of a run"
         )
-    own = table(config.get("config"))
     settings = {name: value for name, value in config.items() if name != "config"}
-    settings |= {f"config {name}": value for name, value in own.items()}
+    settings |= {f"config {name}": value for name, value in table(config.get("config")).items()}
     environment = dict(json_table(path / "environment.json"))
     packages = table(environment.pop("packages", None))
     exactness = table(environment.pop("exactness", None))
@@ -106,37 +104,31 @@ def read_facts(path: Path) -> RunFacts:
         environment["model"] = model
     return RunFacts(
         folder,
-        _few(settings),
-        _few(json_table(folder.dataset)),
-        _few({**environment, **packages}),
-        _few(exactness),
+        _limited(settings),
+        _limited(json_table(folder.dataset)),
+        _limited({**environment, **packages}),
+        _limited(exactness),
         isinstance(config.get("model"), str),
     )
 
 
 def fact_differences(left: RunFacts, right: RunFacts) -> list[Difference]:
-    """All of these, in the order in which one thing causes another."""
+    """All differences, causes before effects."""
     return [
-        *_of_settings(left, right),
-        *_of_data(left.data, right.data),
-        *_of_environment(left, right),
+        *_setting_differences(left, right),
+        *_data_differences(left.data, right.data),
+        *_environment_differences(left, right),
     ]
 
 
 def history_differences(
     step: int, left: Mapping[str, Any], right: Mapping[str, Any], known: list[Difference]
 ) -> Iterator[Difference]:
-    """What the `meta` of two checkpoints of a step adds: the machine of a resume, rollbacks.
-
-    Args:
-        step: of both checkpoints.
-        left, right: the `meta`, which may hold anything.
-        known: what is not listed again.
-    """
-    seen = {(difference.kind, difference.name, repr(difference.values)) for difference in known}
+    """What the `meta` of two checkpoints adds to the known differences: machines of resumes, rollbacks."""
+    listed = {(one.kind, one.name, repr(one.values)) for one in known}
     tables = table(left.get("exactness")), table(right.get("exactness"))
     for name, values in _different(*tables):
-        if ("environment", name, repr(values)) not in seen:
+        if ("environment", name, repr(values)) not in listed:
             yield Difference("history", f"resumed with {name}", values, matters=True, step=step)
     is_set = any(difference.name in ("batch_size", "accumulate") for difference in known)
     for name in _HISTORY:
@@ -147,7 +139,7 @@ def history_differences(
             yield Difference("history", name, values, matters=True, step=step)
 
 
-def _of_settings(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
+def _setting_differences(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
     same_file = left.data.get("model_file_sha256") == right.data.get("model_file_sha256")
     same_teacher = left.data.get("teacher_sha256") == right.data.get("teacher_sha256")
     for name in _names(left.settings, right.settings):
@@ -155,7 +147,7 @@ def _of_settings(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
         if values[0] == values[1]:
             continue
         matters = name not in _NO_EFFECT
-        if name == "data":  # where they are; what they are is in dataset.json
+        if name == "data":  # only their path; their content is in dataset.json
             matters = not (left.data and right.data)
         elif name == "model" and same_file and all(".py:" in str(value) for value in values):
             functions = [str(value).rpartition(":")[2] for value in values]
@@ -169,12 +161,12 @@ def _of_settings(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
 
 
 def _setting(run: RunFacts, name: str) -> Any:
-    """A setting that an older version did not know was as it is by default."""
+    """A setting that an older version did not have counts as its default."""
     field = FIELDS.get(name) if run.is_command else None
     return run.settings.get(name, None if field is None else field.default)
 
 
-def _of_data(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[Difference]:
+def _data_differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[Difference]:
     if bool(left) != bool(right):
         yield Difference("data", "dataset.json", (bool(left), bool(right)), matters=True)
         return
@@ -184,7 +176,7 @@ def _of_data(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[Diff
         yield Difference("data", name, values, matters=True)
 
 
-def _of_environment(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
+def _environment_differences(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
     exact = list(_different(left.exactness, right.exactness))
     listed = {name for name, _ in exact}
     for name, values in exact:
@@ -193,12 +185,12 @@ def _of_environment(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
         if name == "model" and None in values:
             continue  # earlier versions did not write it
         if name not in listed:
-            yield Difference("environment", name, values, matters=name not in _OF_MACHINE)
+            yield Difference("environment", name, values, matters=name not in _MACHINE_FACTS)
 
 
-def _model_text(found: object) -> str | None:
-    """The model of environment.json in a few words; its parts are in the report."""
-    model = table(found)
+def _model_text(recorded: object) -> str | None:
+    """The model of environment.json in a few words."""
+    model = table(recorded)
     name, parameters = model.get("class"), model.get("parameters")
     if not isinstance(name, str) or type(parameters) is not int:
         return None
@@ -218,5 +210,5 @@ def _names(left: Mapping[str, Any], right: Mapping[str, Any]) -> list[str]:
     return list(dict.fromkeys([*left, *right]))
 
 
-def _few(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(list(facts.items())[:_MOST])
+def _limited(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(list(facts.items())[:_MAX])

@@ -1,7 +1,7 @@
-"""Both runs once more from where they were equal, step by step beside each other, to what differs first.
+"""Runs both runs again from where they were equal, step by step, to the first difference.
 
-Only for runs of `flambeau train` whose data and model are still there: these are run. Nothing is written into
-either folder. Each computes with its own settings, its own data and as many threads as it had.
+Only for runs of `flambeau train` whose data and model are still there: their code is run. Nothing is written
+into either folder. Each uses its own settings, data and number of threads.
 """
 
 import contextlib
@@ -17,15 +17,20 @@ import torch
 from flambeau.compare.replayed_run import Batch, ReplayedRun
 from flambeau.compare.run_comparison import RunComparison
 from flambeau.compare.saved_states import StateDifference, state_difference
-from flambeau.compare.step_events import Found, batch_difference, first_event, of_tensor
+from flambeau.compare.step_events import (
+    FirstDifference,
+    batch_difference,
+    first_event,
+    tensor_phase,
+)
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged
 from flambeau.run.loop.nan_guard import NotFinite
 
 REPLAY_S = 80.0
-"""Seconds of steps, of both runs together, to where they differ; chosen: all in all two minutes."""
+"""Seconds of steps of both runs together; chosen: two minutes in total."""
 _CHECK_S = 20.0
-"""Seconds more for each run, to its own next checkpoint."""
+"""Further seconds for each run, to reach its next checkpoint."""
 
 
 @dataclass
@@ -33,10 +38,10 @@ class Reproduced:
     """How the replay of a run compares with what the run has recorded.
 
     Attributes:
-        step: of the checkpoint that was reached and compared; None if there is none or it was not reached.
-        state: how the two differ there; None where they are equal to the bit.
-        loss: the first step whose loss is not the recorded one: (step, (recorded, replayed)).
-        machine: what is other here than where the run was trained.
+        step: of the checkpoint that was reached and compared; None if there was none.
+        state: how the two differ there; None if they are equal to the bit.
+        loss: the first step whose loss differs: (step, (recorded, replayed)).
+        machine: how this machine differs from the one of the training.
     """
 
     step: int | None = None
@@ -46,7 +51,7 @@ class Reproduced:
 
     @property
     def is_equal(self) -> bool | None:
-        """Whether the replay is the run; None where nothing could be compared."""
+        """Whether the replay equals the run; None if nothing could be compared."""
         if self.step is None and self.loss is None:
             return None
         return self.state is None and self.loss is None
@@ -54,24 +59,23 @@ class Reproduced:
 
 @dataclass
 class Replay:
-    """What a replay has shown.
+    """The result of a replay.
 
     Attributes:
-        start: the step from which both began; None if there was no replay.
-        why_not: the reason.
-        last: the last step that both have done beside each other.
-        step: the first step that differs, from 1; 0 for what both began with.
-        found: what differs first in it.
+        start: the step from which both began.
+        why_not: why there was no replay.
+        last: the last step that is equal in both.
+        step: the first step that differs, from 1; 0 for the state at the start.
+        difference: what differs first in it.
         options: of the optimizer that differ in that step, by name.
-        reproduced: of both runs.
-        is_out_of_time: the time was over before anything differed.
+        is_out_of_time: the time ended before anything differed.
     """
 
     start: int | None = None
     why_not: str | None = None
     last: int = 0
     step: int | None = None
-    found: Found | None = None
+    difference: FirstDifference | None = None
     options: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     reproduced: tuple[Reproduced, Reproduced] = field(
         default_factory=lambda: (Reproduced(), Reproduced())
@@ -80,22 +84,22 @@ class Replay:
 
     def as_json(self) -> dict[str, Any]:
         """For `flambeau diff --json`."""
-        found = self.found
+        difference = self.difference
         return {
             "start": self.start,
             "why_not": self.why_not,
             "last": self.last,
             "step": self.step,
-            "phase": None if found is None else found.phase,
-            "name": None if found is None else found.name,
-            "text": None if found is None else found.text,
+            "phase": None if difference is None else difference.phase,
+            "name": None if difference is None else difference.name,
+            "text": None if difference is None else difference.text,
             "reproduced": [side.is_equal for side in self.reproduced],
             "out_of_time": self.is_out_of_time,
         }
 
 
 def replay(
-    found: RunComparison,
+    comparison: RunComparison,
     *,
     trust: bool = False,
     say: Callable[[str], None],
@@ -104,21 +108,22 @@ def replay(
     """Run both again, from the last checkpoint that is equal in both, or from their beginnings.
 
     Args:
-        found: how they compare by their folders.
-        trust: run the code that they name, also where nothing shows that this user has made them.
-        say: takes lines for the user.
-        seconds: for the steps; the one under way is finished.
+        comparison: of their folders.
+        trust: run the code that they name even if nothing shows that this user has made it.
+        seconds: limit for the steps; the current one is finished.
     """
     result = Replay()
-    if found.parts is None or found.is_of_evaluation:
+    if comparison.divergence is None or comparison.is_evaluation_only:
         result.why_not = "nothing that both have recorded of their training differs"
         return result
     scratch = tempfile.TemporaryDirectory(prefix="flambeau-diff-", ignore_cleanup_errors=True)
-    start = max((step for step in found.equal_steps if step < found.parts[1]), default=None)
+    start = max(
+        (step for step in comparison.equal_steps if step < comparison.divergence[1]), default=None
+    )
     try:
         with scratch as temporary, contextlib.ExitStack() as resources:
             sides = []
-            for number, facts in enumerate(found.runs):
+            for number, facts in enumerate(comparison.runs):
                 say(f"replaying {facts.folder.path} from step {start or 0}")
                 folder = facts.folder
                 permission = folder.permission(folder.read_existing(), trust=trust, say=say)
@@ -126,10 +131,10 @@ def replay(
                 resources.callback(side.close)
                 sides.append(side)
             result.start = result.last = start or 0
-            end = max(found.parts[1], *(_target(side) for side in sides))
-            _beside_each_other((sides[0], sides[1]), result, end=end, seconds=seconds)
+            end = max(comparison.divergence[1], *(_target(side) for side in sides))
+            _replay_together((sides[0], sides[1]), result, end=end, seconds=seconds)
             for side, outcome in zip(sides, result.reproduced, strict=True):
-                _to_own_checkpoint(side, outcome, has_found=result.found is not None)
+                _replay_to_checkpoint(side, outcome, is_different=result.difference is not None)
     except (InputError, CheckpointDamaged, torch.OutOfMemoryError) as error:
         result.why_not = str(error).splitlines()[0]
     return result
@@ -137,30 +142,33 @@ def replay(
 
 def _target(side: ReplayedRun) -> int:
     """The step of its next checkpoint; 0 without one."""
-    return 0 if side.own is None else int(side.own.state["step"])
+    return 0 if side.recorded is None else int(side.recorded.state["step"])
 
 
-def _beside_each_other(
+def _replay_together(
     sides: tuple[ReplayedRun, ReplayedRun], result: Replay, *, end: int, seconds: float
 ) -> None:
-    """Let both do the same step one after the other, to the first that differs."""
+    """Let both do the same step one after the other, up to the first difference."""
     for side, outcome in zip(sides, result.reproduced, strict=True):
-        if side.own_beginning is not None:
-            state = state_difference(0, side.own_beginning, side.state())
+        if side.recorded_start is not None:
+            state = state_difference(0, side.recorded_start, side.state())
             if state is not None and state.tensors:
                 outcome.step = 0
                 outcome.state = state
     _compare_states(sides, result, step=result.last)
-    if result.found is not None:
-        result.step, result.found = 0, Found("start", result.found.text, result.found.name)
+    if result.difference is not None:
+        result.step, result.difference = (
+            0,
+            FirstDifference("start", result.difference.text, result.difference.name),
+        )
         return
     deadline = time.monotonic() + seconds
     targets = {side: _target(side) for side in sides}
-    while result.found is None and sides[0].step < end:
+    while result.difference is None and sides[0].step < end:
         if time.monotonic() > deadline:
             result.is_out_of_time = True
             return
-        a, b = (_passed(side) for side in sides)
+        a, b = (_advance(side) for side in sides)
         if not isinstance(a, Batch) or not isinstance(b, Batch):
             if a != b:
                 which = 1 if isinstance(a, Batch) else 0
@@ -168,16 +176,16 @@ def _beside_each_other(
                 why = (a, b)[which]
                 what = why or f"ends at step {side.step}"
                 result.step = side.step + (why is None)
-                result.found = Found("length", f"{side.facts.folder.path}: {what}")
+                result.difference = FirstDifference("length", f"{side.facts.folder.path}: {what}")
             return
         _compare_pass(sides, (a, b), result)
         for side, outcome in zip(sides, result.reproduced, strict=True):
-            if result.found is None and side.step == targets[side] and outcome.step is None:
-                _compare_with_own(side, outcome)
+            if result.difference is None and side.step == targets[side] and outcome.step is None:
+                _compare_with_checkpoint(side, outcome)
 
 
-def _passed(side: ReplayedRun) -> Batch | str | None:
-    """One pass of a run; None at its end, and a sentence where it stops at what is not finite."""
+def _advance(side: ReplayedRun) -> Batch | str | None:
+    """One pass of a run; None at its end, a sentence if it stops at a value that is not finite."""
     try:
         return side.advance(watched=True)
     except NotFinite as error:
@@ -189,23 +197,25 @@ def _compare_pass(
 ) -> None:
     a, b = batches
     result.step = a.step
-    result.found = batch_difference(
+    result.difference = batch_difference(
         (a.names, b.names),
         (a.images, b.images),
         (a.targets, b.targets),
         (sides[0].classes, sides[1].classes),
     ) or first_event(sides[0].events.events, sides[1].events.events)
-    if result.found is None and a.ends_step is not b.ends_step:
-        result.found = Found("length", "the step has more forward passes in one than in the other")
-    if result.found is None and a.ends_step:
+    if result.difference is None and a.ends_step is not b.ends_step:
+        result.difference = FirstDifference(
+            "length", "the step has more forward passes in one than in the other"
+        )
+    if result.difference is None and a.ends_step:
         _compare_states(sides, result, step=a.step)
-    if result.found is None:
+    if result.difference is None:
         result.step = None
         result.last = a.step
 
 
 def _compare_states(sides: tuple[ReplayedRun, ReplayedRun], result: Replay, *, step: int) -> None:
-    """What the step has made of the weights, the optimizer's state, statistics and averages."""
+    """Compare weights, the optimizer's state, statistics and averages after a step."""
     state = state_difference(step, *(side.state() for side in sides))
     if state is None:
         return
@@ -218,11 +228,13 @@ def _compare_states(sides: tuple[ReplayedRun, ReplayedRun], result: Replay, *, s
         first = state.tensors[0]
         more = f"; {len(state.tensors)} of {state.num_tensors} tensors differ"
         text = f"{_named(str(first), sides[0])}{more}"
-        result.found = Found(of_tensor(first, buffers=sides[0].buffers), text, first.name)
+        result.difference = FirstDifference(
+            tensor_phase(first, buffers=sides[0].buffers), text, first.name
+        )
 
 
 def _named(text: str, side: ReplayedRun) -> str:
-    """The same with the optimizer's parameters by their names."""
+    """The text with the names of the optimizer's parameters for their numbers."""
     prefix = "optimizer state of parameter "
     number, colon, rest = text.removeprefix(prefix).partition(":")
     if not text.startswith(prefix) or not number.isdecimal():
@@ -232,26 +244,26 @@ def _named(text: str, side: ReplayedRun) -> str:
     return f"optimizer state of '{name}'{colon}{rest}"
 
 
-def _to_own_checkpoint(side: ReplayedRun, outcome: Reproduced, *, has_found: bool) -> None:
-    """Let a run go on alone, and see whether it comes to the checkpoint that it has written then."""
+def _replay_to_checkpoint(side: ReplayedRun, outcome: Reproduced, *, is_different: bool) -> None:
+    """Let a run continue alone, and check whether it reaches the checkpoint that it wrote."""
     deadline = time.monotonic() + _CHECK_S
     target = _target(side)
     try:
-        while has_found and side.step < target and time.monotonic() < deadline:
+        while is_different and side.step < target and time.monotonic() < deadline:
             if side.advance(watched=False) is None:
                 break
-        if outcome.step is None and side.step == target and side.own is not None:
-            _compare_with_own(side, outcome)
+        if outcome.step is None and side.step == target and side.recorded is not None:
+            _compare_with_checkpoint(side, outcome)
     except NotFinite:
-        pass  # the run has gone back from here, or stopped: there is nothing to compare
-    outcome.loss = side.unlike_loss()
+        pass  # the run was rolled back from here, or stopped: there is nothing to compare
+    outcome.loss = side.loss_difference()
     if outcome.is_equal is False:
         outcome.machine = side.machine_changes()
 
 
-def _compare_with_own(side: ReplayedRun, outcome: Reproduced) -> None:
-    assert side.own is not None
+def _compare_with_checkpoint(side: ReplayedRun, outcome: Reproduced) -> None:
+    assert side.recorded is not None
     outcome.step = side.step
-    state = state_difference(side.step, side.own, side.state())
-    # What the optimizer's groups hold besides the rate may be of another version of torch.
+    state = state_difference(side.step, side.recorded, side.state())
+    # Only tensors: options of the optimizer's groups depend on the version of torch.
     outcome.state = None if state is None or not state.tensors else state

@@ -1,4 +1,4 @@
-"""What a replay of two runs amounts to, in plain words."""
+"""The result of a replay in sentences."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,120 +8,64 @@ from flambeau.compare.replay import Replay, Reproduced
 from flambeau.compare.run_comparison import RunComparison
 from flambeau.compare.verdict import causes, fact_text, unrecorded_causes, value_text
 
-_MOST = 4
-_BY_PHASE: dict[str, set[str]] = {
+_MAX = 4
+_COMPUTING = {"model", "precision", "device", "compile", "recompute", "freeze"}
+_SETTINGS: dict[str, set[str]] = {
     "start": {"seed", "model", "weights", "pretrained", "drop_path", "image_size", "freeze"},
     "length": {"batch_size", "accumulate", "duration", "extend", "early_stop", "balance"},
     "order": {"seed", "batch_size", "balance", "accumulate"},
-    "label": set(),
     "size": {"image_size", "crop"},
-    "pixels": {
-        "seed",
-        "image_size",
-        "crop",
-        "flip",
-        "crop_scale",
-        "padding",
-        "augment",
-        "color_jitter",
-    },
+    "pixels": {"seed", "image_size", "crop", "flip", "crop_scale", "padding"}
+    | {"augment", "color_jitter"},
     "input": {"random_erasing", "mixup", "cutmix", "seed"},
-    "forward": {
-        "model",
-        "precision",
-        "device",
-        "drop_path",
-        "compile",
-        "recompute",
-        "sync_bn",
-        "freeze",
-        "seed",
-        "parts",
-    },
-    "loss": {
-        "label_smoothing",
-        "class_weights",
-        "teacher",
-        "teacher_weight",
-        "temperature",
-        "mixup",
-        "cutmix",
-    },
-    "backward": {"model", "precision", "device", "compile", "recompute", "freeze"},
-    "gradient": {
-        "model",
-        "precision",
-        "device",
-        "compile",
-        "recompute",
-        "freeze",
-        "accumulate",
-        "batch_size",
-        "parts",
-        "compression",
-    },
+    "forward": _COMPUTING | {"drop_path", "sync_bn", "seed", "parts"},
+    "loss": {"label_smoothing", "class_weights", "teacher", "teacher_weight", "temperature"}
+    | {"mixup", "cutmix"},
+    "backward": _COMPUTING,
+    "gradient": _COMPUTING | {"accumulate", "batch_size", "parts", "compression"},
     "statistics": {"model", "freeze", "sync_bn", "parts"},
-    "update": {
-        "lr",
-        "momentum",
-        "betas",
-        "weight_decay",
-        "optimizer",
-        "schedule",
-        "milestones",
-        "gamma",
-        "warmup",
-        "duration",
-        "extend",
-        "patience",
-        "plateau_factor",
-        "clip_norm",
-        "head_lr",
-        "layer_decay",
-        "freeze",
-        "pretrained",
-        "weights",
-        "accumulate",
-        "compression",
-    },
+    "update": {"lr", "momentum", "betas", "weight_decay", "optimizer", "schedule", "milestones"}
+    | {"gamma", "warmup", "duration", "extend", "patience", "plateau_factor", "clip_norm"}
+    | {"head_lr", "layer_decay", "freeze", "pretrained", "weights", "accumulate", "compression"},
     "average": {"ema"},
 }
+"""By phase of a step, the settings that act in it."""
 _WHAT = {
     "start": "what the training starts from: ",
     "update": "what the optimizer's step makes of equal gradients: ",
     "statistics": "the statistics that the model keeps, its outputs being equal: ",
     "average": "the average of the weights, these being equal: ",
 }
-_OF_DATA = {"order", "label", "pixels", "size", "input", "length"}
-_BY_FILE = {"start", "forward", "backward", "gradient", "statistics"}
-_BY_MACHINE = {"forward", "backward", "gradient", "update", "loss", "statistics", "start"}
+_DATA_PHASES = {"order", "label", "pixels", "size", "input", "length"}
+_MODEL_FILE_PHASES = {"start", "forward", "backward", "gradient", "statistics"}
+_MACHINE_PHASES = {"forward", "backward", "gradient", "update", "loss", "statistics", "start"}
 
 
-def replay_verdict(found: RunComparison, result: Replay) -> str:
-    """One paragraph on a replay: the step, the module and the tensor, and what made the difference."""
+def replay_verdict(comparison: RunComparison, result: Replay) -> str:
+    """One paragraph: the step, the module and the tensor that differ, and what made the difference."""
     if result.why_not is not None:
         return f"There is no replay: {result.why_not}."
-    return " ".join(_sentences(found, result))
+    return " ".join(_sentences(comparison, result))
 
 
-def _sentences(found: RunComparison, result: Replay) -> Iterator[str]:
-    if result.found is not None:
+def _sentences(comparison: RunComparison, result: Replay) -> Iterator[str]:
+    if result.difference is not None:
         at = f"at step {result.step}" if result.step else "before step 1"
-        what = _WHAT.get(result.found.phase, "")
-        text = f"{what}{result.found.text}"
+        what = _WHAT.get(result.difference.phase, "")
+        text = f"{what}{result.difference.text}"
         yield f"Replayed from step {result.start}, what differs first is, {at}, {text}."
-        if result.options and result.found.phase == "update":
+        if result.options and result.difference.phase == "update":
             yield f"Options of the optimizer differ there: {_options(result.options)}."
-        expected = phase_causes(found, result.found.phase)
+        expected = phase_causes(comparison, result.difference.phase)
         if expected:
-            yield f"This is what is to be expected of {'; '.join(expected[:_MOST])}."
+            yield f"This is what is to be expected of {'; '.join(expected[:_MAX])}."
     else:
         until = " (out of time)" if result.is_out_of_time else ""
         yield (
             f"Replayed from step {result.start} with their own settings, data and threads, both are equal to "
             f"the bit up to step {result.last}{until}."
         )
-    if result.found is not None and all(outcome.is_equal for outcome in result.reproduced):
+    if result.difference is not None and all(outcome.is_equal for outcome in result.reproduced):
         first, second = (outcome.step for outcome in result.reproduced)
         yield (
             f"Each replay is equal to the bit to the checkpoint of its run (of steps {first} and {second}), "
@@ -129,10 +73,10 @@ def _sentences(found: RunComparison, result: Replay) -> Iterator[str]:
         )
         return
     for number, outcome in enumerate(result.reproduced):
-        yield from _of_run(found.runs[number], outcome)
+        yield from _run_sentences(comparison.runs[number], outcome)
 
 
-def _of_run(run: RunFacts, outcome: Reproduced) -> Iterator[str]:
+def _run_sentences(run: RunFacts, outcome: Reproduced) -> Iterator[str]:
     name = run.folder.path
     if outcome.is_equal is None:
         return
@@ -148,7 +92,7 @@ def _of_run(run: RunFacts, outcome: Reproduced) -> Iterator[str]:
         how = f"{len(tensors)} tensors of its checkpoint of step {outcome.step} differ, such as {tensors[0]}"
     yield f"The replay of {name} is not what the run has recorded: {how}."
     if outcome.machine:
-        changed = "; ".join(map(value_text, outcome.machine[:_MOST]))
+        changed = "; ".join(map(value_text, outcome.machine[:_MAX]))
         yield f"Here is another machine than there: {changed}."
     elif outcome.state is not None and outcome.state.flipped_bit is not None:
         yield "One bit is all that differs: it has flipped in the memory of that run."
@@ -156,31 +100,33 @@ def _of_run(run: RunFacts, outcome: Reproduced) -> Iterator[str]:
         yield f"Nothing that is recorded of the machine differs: {unrecorded_causes(run)}."
 
 
-def phase_causes(found: RunComparison, phase: str) -> list[str]:
-    """Of all that differs, what acts in this part of a step first; all of it where nothing fits."""
-    facts = [fact for fact in found.facts if fact.matters]
-    names = _BY_PHASE.get(phase, set())
+def phase_causes(comparison: RunComparison, phase: str) -> list[str]:
+    """The differences that act first in this part of a step; all differences if none does."""
+    facts = [fact for fact in comparison.facts if fact.matters]
+    names = _SETTINGS.get(phase, set())
     chosen = [fact_text(f) for f in facts if f.kind == "setting" and f.name in names]
     if phase == "update" and any(f.name in ("rollbacks", "lr_scale") for f in facts):
         chosen += [fact_text(f) for f in facts if f.kind == "history"]
     if not chosen:
-        chosen = list(_other_causes(found, facts, phase))
-    return chosen or causes(found)
+        chosen = list(_other_causes(comparison, facts, phase))
+    return chosen or causes(comparison)
 
 
-def _other_causes(found: RunComparison, facts: list[Difference], phase: str) -> Iterator[str]:
+def _other_causes(comparison: RunComparison, facts: list[Difference], phase: str) -> Iterator[str]:
     data = {fact.name for fact in facts if fact.kind == "data"}
-    if phase in _BY_FILE and "model_file_sha256" in data:
+    if phase in _MODEL_FILE_PHASES and "model_file_sha256" in data:
         yield "the file of the model"
     elif phase == "loss" and "teacher_sha256" in data:
         yield "the weights of the teacher"
-    elif phase in _OF_DATA and (data & {"train_fingerprint", "train_content"} or found.sample):
-        yield "the training data" + (f": {found.sample.text}" if found.sample else "")
-    elif phase in _BY_MACHINE:
+    elif phase in _DATA_PHASES and (
+        data & {"train_fingerprint", "train_content"} or comparison.sample
+    ):
+        yield "the training data" + (f": {comparison.sample.text}" if comparison.sample else "")
+    elif phase in _MACHINE_PHASES:
         yield from (fact_text(f) for f in facts if f.kind in ("environment", "history"))
 
 
 def _options(options: dict[str, tuple[Any, Any]]) -> str:
-    # Mostly the same for all groups.
+    # A dict, because most are the same for all groups.
     shown = {f"{name.partition(': ')[2]} {a} and {b}": None for name, (a, b) in options.items()}
-    return "; ".join(list(shown)[:_MOST])
+    return "; ".join(list(shown)[:_MAX])

@@ -1,4 +1,4 @@
-"""A run of `flambeau train` once more, step by step, from a checkpoint or its beginning; writes nothing."""
+"""Replays a run of `flambeau train` step by step, from a checkpoint or its beginning; writes nothing."""
 
 import contextlib
 import dataclasses
@@ -39,8 +39,8 @@ from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.stored_settings import from_stored
 from flambeau.trainer.trial_training import trial_training
 
-_MOST_THREADS = 256  # that a file may ask for
-_OF_MACHINE = (
+_MAX_THREADS = 256  # that a file may request
+_MACHINE_FACTS = (
     "torch",
     "torchvision",
     "timm",
@@ -57,12 +57,10 @@ _OF_MACHINE = (
 
 @dataclass(frozen=True)
 class Batch:
-    """What one forward pass has been given.
+    """Input of one forward pass, as the loss gets it.
 
     Attributes:
         step: its number, from 1.
-        names: of the samples.
-        images, targets: as the loss gets them.
         ends_step: no other pass of this step follows.
     """
 
@@ -74,21 +72,21 @@ class Batch:
 
 
 class ReplayedRun:
-    """One of two runs on its way from where they were equal.
+    """One of two runs, replayed from where they were equal.
 
     Args:
-        start: the step of its checkpoint to start from; None for its beginning.
-        temporary: a folder for what the beginning needs; it is removed afterwards.
-        permission: to run the code that the run names.
+        start: step of the checkpoint to start from; None for the run's beginning.
+        temporary: a folder for the checkpoint of the beginning; the caller removes it.
 
     Attributes:
-        own: the first checkpoint of the run after the start; None where it has none.
-        own_beginning: that of step 0, where the replay begins there by itself.
+        recorded: the run's first checkpoint after the start; None if there is none.
+        recorded_start: its checkpoint of step 0, to compare the beginning with; None if there is none or
+            `start` is given.
         losses: of the passes of each step so far.
 
     Raises:
         InputError: why the run cannot be replayed.
-        CheckpointDamaged: one of the two checkpoints is not as it was saved.
+        CheckpointDamaged: one of the two checkpoints has changed since it was saved.
     """
 
     def __init__(
@@ -103,9 +101,9 @@ class ReplayedRun:
             )
         settings = _settings_of(folder)
         later = [step for step in steps_of(folder.path) if step > (start or 0)]
-        self.own = _checkpoint(folder.path, later[0]) if later else None
+        self.recorded = _checkpoint(folder.path, later[0]) if later else None
         begins = start is None and 0 in steps_of(folder.path)
-        self.own_beginning = _checkpoint(folder.path, 0) if begins else None
+        self.recorded_start = _checkpoint(folder.path, 0) if begins else None
         prepared = reopen_data(settings, folder.dataset, permission)
         self.classes = prepared.facts.classes
         self._train = prepared.train
@@ -125,8 +123,8 @@ class ReplayedRun:
             why = f"{type(error).__name__}: {error}"
             raise InputError(f"{first} cannot be put into its model: {why}") from error
         self._run = run = self._training.run
-        if self.own is not None:  # after a rollback the rate is lower from the checkpoint on
-            run.state.lr_scale = self.own.state.get("lr_scale", run.state.lr_scale)
+        if self.recorded is not None:  # a rollback lowers the rate from its checkpoint on
+            run.state.lr_scale = self.recorded.state.get("lr_scale", run.state.lr_scale)
         self.device = pick_device(settings.device)
         self.is_compiled = settings.compile != "none"
         self.events = StepEvents(self._training.model, modules=not self.is_compiled)
@@ -142,7 +140,7 @@ class ReplayedRun:
 
     @property
     def buffers(self) -> frozenset[str]:
-        """Names of what the model keeps besides its parameters, such as statistics of BatchNorm."""
+        """Names of the model's buffers, such as statistics of BatchNorm."""
         return frozenset(name for name, _ in self._run.state.model.named_buffers())
 
     @property
@@ -154,9 +152,6 @@ class ReplayedRun:
 
     def advance(self, *, watched: bool) -> Batch | None:
         """One forward and backward pass, and the step that it ends; None at the end of the run.
-
-        Args:
-            watched: note the events of it.
 
         Raises:
             NotFinite: a loss or gradient was NaN or infinite.
@@ -183,40 +178,40 @@ class ReplayedRun:
         return Batch(step, names, *kept, ends_step=state.step >= step)
 
     def state(self) -> Restored:
-        """A copy of all that is trained, as a checkpoint would hold it."""
+        """A copy of the trained state, as in a checkpoint."""
         now = self._run.state.snapshot(metrics=(0, 0), exactness={})
         ema = None if now.ema is None else dict(now.ema)
         return Restored("replay", dict(now.model), ema, dict(now.state), dict(now.meta))
 
-    def unlike_loss(self) -> tuple[int, tuple[float, float]] | None:
-        """The first step whose loss is not the one that the run has recorded: (step, (recorded, now))."""
-        if self.own is None:
+    def loss_difference(self) -> tuple[int, tuple[float, float]] | None:
+        """The first step whose loss differs from the recorded one: (step, (recorded, now))."""
+        if self.recorded is None:
             return None
-        recorded = step_losses(self.own, accumulate=self._settings.accumulate)
+        recorded = step_losses(self.recorded, accumulate=self._settings.accumulate)
         return first_loss_difference(recorded, self.losses)
 
     def machine_changes(self) -> list[str]:
-        """What is other here than where the run was trained, as 'cpu X then, Y now'."""
+        """How this machine differs from the one of the training, as 'cpu X then, Y now'."""
         then = dict(self._exactness())
         here = exactness_facts(self.device, compiled=self.is_compiled)
         now = {**here, "threads": self._threads}
         if "processes" in then:  # else a run in parts, whose bits do not depend on them
             now["processes"] = 1
         changed = changes(then, now) if then else []
-        meta = {} if self.own is None else self.own.meta
-        # Memory ran out on the way
+        meta = {} if self.recorded is None else self.recorded.meta
+        # The run reduced its micro-batch when memory ran out.
         if (fitted := whole_number(meta.get("micro_batch"))) is not None:
             changed += changes(
                 {"micro_batch": fitted}, {"micro_batch": self._run.state.micro_batch}
             )
         report = environment()
         report |= report.pop("packages")
-        known = {name: self.facts.environment.get(name) for name in _OF_MACHINE}
-        more = changes(known, {name: report[name] for name in _OF_MACHINE})
+        known = {name: self.facts.environment.get(name) for name in _MACHINE_FACTS}
+        more = changes(known, {name: report[name] for name in _MACHINE_FACTS})
         return changed + [text for text in more if text not in changed]
 
     def close(self) -> None:
-        """Remove the hooks, and end the reading of data."""
+        """Remove the hooks, and stop reading data."""
         self.events.close()
         self._batches.close()
         self._resources.close()
@@ -235,7 +230,7 @@ class ReplayedRun:
                 run.log(**self._training.task.evaluation_figures(logits, targets))
 
     def _names(self, count: int) -> list[str]:
-        """What the samples of the next pass are called."""
+        """Names of the samples of the next pass."""
         state = self._run.state
         if self._order[0] != state.epoch:
             sampler = balanced_sampler(self._settings, self._train.labels)
@@ -248,18 +243,18 @@ class ReplayedRun:
 
     def _exactness(self) -> Any:
         """What decided the bits of the run up to its next checkpoint."""
-        meta = {} if self.own is None else self.own.meta
+        meta = {} if self.recorded is None else self.recorded.meta
         recorded = meta.get("exactness")
         return recorded if isinstance(recorded, dict) else self.facts.exactness
 
     def _recorded_threads(self) -> int:
         threads = self._exactness().get("threads")
-        most = min(_MOST_THREADS, 8 * (os.cpu_count() or 1))
+        most = min(_MAX_THREADS, 8 * (os.cpu_count() or 1))
         is_count = isinstance(threads, int) and 1 <= threads <= most
         return threads if is_count else torch.get_num_threads()
 
     def _check_extension(self, first: Path | None) -> None:
-        """Refuse the steps before an extension, which had the schedule of a shorter run."""
+        """Refuse steps before an extension, which had the schedule of a shorter run."""
         wanted = self._settings.extend
         if wanted is not None and (
             first is None or read_state(first).state.get("extend") != wanted
@@ -271,7 +266,7 @@ class ReplayedRun:
 
 
 def _settings_of(folder: RunFolder) -> ResolvedSettings:
-    """Those of a run, but for what changes no number."""
+    """The settings of a run, without those that change no number."""
     stored = from_stored(folder.read_existing(), folder.config)
     if stored.sync_bn and stored.parts is not None:
         raise InputError(
@@ -282,7 +277,7 @@ def _settings_of(folder: RunFolder) -> ResolvedSettings:
 
 
 def _micro_batch(run: Path, start: int | None, first: Path) -> int | None:
-    """In how many samples at once the steps after a checkpoint were made; None for what the settings say."""
+    """Samples per forward pass in the steps after a checkpoint; None if the settings decide."""
     fitting = MicroBatches.read(run)
     if fitting.step <= (start or 0) + 1:
         return fitting.training
@@ -290,16 +285,16 @@ def _micro_batch(run: Path, start: int | None, first: Path) -> int | None:
 
 
 def _checkpoint(run: Path, step: int) -> Restored:
-    """A checkpoint of a run, whose place in it is what its name says."""
+    """A checkpoint of a run whose step is that of its name."""
     folder = checkpoint_of(run, step)
-    found = read_state(folder)
-    if found.state.get("step") != step or not isinstance(found.state.get("lr_scale", 1.0), float):
+    state = read_state(folder)
+    if state.state.get("step") != step or not isinstance(state.state.get("lr_scale", 1.0), float):
         raise CheckpointDamaged(folder, "training_state.pt", f"is not of step {step}")
-    return found
+    return state
 
 
 def _beginning(prepared: Prepared, folder: Path) -> Path:
-    """The checkpoint of step 0 that a run of these settings writes, in a folder of its own."""
+    """The checkpoint of step 0 that a new run with these settings writes."""
     run = set_up(prepared.but(shard="none"), folder=folder, bar=False).run
     run.progress.silent = True
     epochs = run.epochs()

@@ -1,4 +1,4 @@
-"""The first sample in which the data of two runs differ: one that is missing, its label, or its pixels."""
+"""The first sample in which the data of two runs differ: a missing one, its label, or its pixels."""
 
 import time
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from flambeau.recipes.data.sample_order import sample_order
 from flambeau.user_code import is_function
 
 READING_S = 20.0
-"""Seconds for reading the images of both runs; chosen: 100,000 small files, or 5,000 photos."""
-_MOST = 1000  # differing samples that are counted
+"""Time for reading the images of both runs; chosen: enough for 100,000 small files or 5,000 photos."""
+_MAX = 1000  # differing samples that are counted
 
 
 @dataclass(frozen=True)
 class SampleDifference:
-    """What differs between two data sets.
+    """How two data sets differ.
 
     Attributes:
-        text: the first sample that differs and how, in words.
+        text: the first sample that differs and how.
         num_samples: how many differ, at least.
-        step: at which both runs, of equal settings, see one of them first; None where that is not known.
+        step: in which both runs, with equal settings, first use one of them; None if unknown.
     """
 
     text: str
@@ -36,11 +36,10 @@ class SampleDifference:
 
 
 def open_training_data(run: RunFacts) -> Source:
-    """The images that a run has been trained on.
+    """The training images of a run.
 
     Raises:
-        InputError: they cannot be opened, are of a function in a file, which would have to be run, or have
-            changed since.
+        InputError: they cannot be opened, have changed, or are made by a function, which is not run here.
     """
     data = run.settings.get("data")
     if is_function(data):
@@ -58,13 +57,10 @@ def open_training_data(run: RunFacts) -> Source:
 def sample_difference(
     left: Source, right: Source, *, batch: int = 0, seed: int = 0
 ) -> SampleDifference | None:
-    """The first difference between two sources; None where none was found in the time.
+    """The first difference between two sources; None if none was seen in the time.
 
     Args:
-        left, right: the images.
-        batch: samples per step of both runs, to tell the step at which a difference is seen first; 0 if they
-            are not drawn in an order of (seed, epoch).
-        seed: of both runs.
+        batch: samples per step of both runs; 0 if their order does not follow from (seed, epoch).
     """
     if left.classes != right.classes:
         odd = [name for name in left.classes if name not in right.classes]
@@ -72,18 +68,18 @@ def sample_difference(
         what = f"only one has class {odd[0]!r}" if odd else "the order of the classes"
         return SampleDifference(f"the classes differ: {what}", 0)
     if list(left.names) != list(right.names):
-        return _of_names(left, right)
+        return _name_difference(left, right)
     numbers = (left.labels != right.labels).nonzero().flatten().tolist()
     texts = {
         number: f"the label of {left.describe(number)}: "
         f"{left.classes[int(left.labels[number])]} and {right.classes[int(right.labels[number])]}"
-        for number in numbers[:_MOST]
+        for number in numbers[:_MAX]
     }
     deadline = time.monotonic() + READING_S
     for number in range(len(left)):
-        if time.monotonic() > deadline or len(texts) >= _MOST:
+        if time.monotonic() > deadline or len(texts) >= _MAX:
             break
-        if number not in texts and (text := _of_content(left, right, number)):
+        if number not in texts and (text := _content_difference(left, right, number)):
             texts[number] = text
     if not texts:
         return None
@@ -91,29 +87,29 @@ def sample_difference(
     step = None
     if batch:
         order = sample_order(len(left), seed=seed, epoch=0).tolist()
-        places = {number: place for place, number in enumerate(order)}
-        first = min(texts, key=lambda number: places[number])
-        step = places[first] // batch + 1
+        positions = {number: position for position, number in enumerate(order)}
+        first = min(texts, key=lambda number: positions[number])
+        step = positions[first] // batch + 1
     return SampleDifference(texts[first], max(len(texts), len(numbers)), step)
 
 
-def _of_names(left: Source, right: Source) -> SampleDifference:
+def _name_difference(left: Source, right: Source) -> SampleDifference:
     sides: list[Sequence[str]] = [list(source.names) for source in (left, right)]
     others = [set(names) for names in sides]
     alone = [[k for k, name in enumerate(sides[n]) if name not in others[1 - n]] for n in (0, 1)]
     if not alone[0] and not alone[1]:
         return SampleDifference("the same samples in another order", len(left))
     texts = [
-        f"{source.describe(found[0])} is in the {which} alone"
-        for source, found, which in zip((left, right), alone, ("first", "second"), strict=True)
-        if found
+        f"{source.describe(numbers[0])} is in the {which} alone"
+        for source, numbers, which in zip((left, right), alone, ("first", "second"), strict=True)
+        if numbers
     ]
     counts = f"{len(left)} samples and {len(right)}"
     return SampleDifference(f"{'; '.join(texts)} ({counts})", len(alone[0]) + len(alone[1]))
 
 
-def _of_content(left: Source, right: Source, number: int) -> str | None:
-    """How the images of one number differ, in words."""
+def _content_difference(left: Source, right: Source, number: int) -> str | None:
+    """How two images differ, in words; None if they are equal."""
     try:
         images = left.read(number), right.read(number)
     except OSError as error:
@@ -128,16 +124,14 @@ def _of_content(left: Source, right: Source, number: int) -> str | None:
     if pixels[0].shape != pixels[1].shape:
         sizes = [f"{image.shape[1]} x {image.shape[0]}" for image in pixels]
         return f"the size of {name}: {sizes[0]} and {sizes[1]} pixels"
-    places = np.argwhere((pixels[0] != pixels[1]).any(axis=2))
-    if not len(places):
+    positions = np.argwhere((pixels[0] != pixels[1]).any(axis=2))
+    if not len(positions):
         return f"the file {name}, whose pixels are the same"
-    row, column = places[0]
+    row, column = positions[0]
     values = [image[row, column] for image in pixels]
     shown = [f"{v[0]:g}" if (v == v[0]).all() else "/".join(f"{c:g}" for c in v) for v in values]
-    return (
-        f"{len(places)} pixel{'s' * (len(places) != 1)} of {name}, first in row {row}, column {column}: "
-        f"{shown[0]} and {shown[1]}"
-    )
+    count = f"{len(positions)} pixel{'s' * (len(positions) != 1)}"
+    return f"{count} of {name}, first in row {row}, column {column}: {shown[0]} and {shown[1]}"
 
 
 def _are_equal(left: Stored, right: Stored) -> bool:

@@ -1,7 +1,7 @@
-"""Checkpoints of two runs, compared tensor by tensor; each is verified before it is believed.
+"""Compares checkpoints of two runs tensor by tensor, after verifying each.
 
-A checkpoint may come from anywhere: its manifest is bounded, its files are regular ones of the sizes that it
-lists, and no tensor is larger than what is stored of it.
+A checkpoint may come from anywhere: its manifest is bounded, its files are regular ones of the listed sizes,
+and no tensor is larger than what is stored of it.
 """
 
 import itertools
@@ -9,7 +9,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,22 +29,21 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 from flambeau.run.folder.checkpointer import Restored, restored
 from flambeau.run.folder.json_file import json_file
 
-_MOST_DEEP = 20  # containers within each other in a state; those of a run are 5
-_MOST_VALUES = 1_000_000  # tensors and numbers of a state
-_PLACE = ("step", "epoch", "position", "order_crc", "rollbacks", "lr_scale")
+_MAX_DEPTH = 20  # nested containers in a state; a run has 5
+_MAX_VALUES = 1_000_000  # tensors and numbers of a state
+_POSITION = ("step", "epoch", "position", "order_crc", "rollbacks", "lr_scale")
 GENERATORS = "generators/"
 _GROUP = "parameter group "
 
 
 @dataclass(frozen=True)
 class StateDifference:
-    """Two states of a run of one step that differ.
+    """How two states of the same step differ.
 
     Attributes:
-        step: of both.
         tensors: those that differ: of the model, its averages, the optimizer, in this order.
         values: numbers and texts that differ, by name.
-        num_tensors: how many there are in all.
+        num_tensors: of a state.
     """
 
     step: int
@@ -53,13 +52,13 @@ class StateDifference:
     num_tensors: int
 
     @property
-    def is_of_options(self) -> bool:
-        """Only options of the optimizer differ, such as its rate: what was trained so far is equal."""
+    def is_options_only(self) -> bool:
+        """Only options of the optimizer differ, such as its rate; the trained values are equal."""
         return not self.tensors and all(name.startswith(_GROUP) for name in self.values)
 
     @property
     def flipped_bit(self) -> TensorDifference | None:
-        """The tensor, where one bit of it is all that differs between the two states."""
+        """The tensor, if a single bit of it is all that differs."""
         one = self.tensors[0] if len(self.tensors) == 1 and not self.values else None
         return one if one is not None and one.flipped_bit is not None else None
 
@@ -75,23 +74,19 @@ class StateDifference:
 
 @dataclass(frozen=True)
 class Damaged:
-    """A checkpoint that is not as it was saved.
+    """A checkpoint of run 0 or 1 that has changed since it was saved.
 
-    Attributes:
-        run: 0 or 1.
-        name: of the checkpoint.
-        why: in words.
-        as_the_other: the other run's checkpoint holds what this one was saved with.
+    `changed_bytes` says how the damaged file differs from the other run's, if both were saved alike.
     """
 
     run: int
     name: str
     why: str
-    as_the_other: str | None = None
+    changed_bytes: str | None = None
 
 
 def steps_of(folder: Path) -> list[int]:
-    """The steps of the checkpoints in the folder of a run, ascending."""
+    """The steps of the checkpoints of a run, ascending."""
     try:
         names = [path.name for path in checkpoint_folders(folder / "checkpoints")]
     except OSError:
@@ -101,15 +96,15 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
-    """Where the checkpoint of a step lies in the folder of a run."""
+    """The folder of the checkpoint of a step."""
     return folder / "checkpoints" / f"step-{step:08d}"
 
 
 def read_state(folder: Path) -> Restored:
-    """A checkpoint, verified.
+    """A verified checkpoint.
 
     Raises:
-        CheckpointDamaged: it is not as it was saved, or is not of a run.
+        CheckpointDamaged: it has changed since it was saved, or is not of a run.
     """
     damaged = partial(CheckpointDamaged, folder)
     try:
@@ -127,8 +122,8 @@ def read_state(folder: Path) -> Restored:
         if INDEX in checkpoint.files:
             _check_pieces(checkpoint.files, folder)
         state = restored(checkpoint)
-        if sum(1 for _ in itertools.islice(_leaves(state), _MOST_VALUES + 1)) > _MOST_VALUES:
-            raise ValueError(f"its state holds more than {_MOST_VALUES} values")
+        if sum(1 for _ in itertools.islice(_leaves(state), _MAX_VALUES + 1)) > _MAX_VALUES:
+            raise ValueError(f"its state holds more than {_MAX_VALUES} values")
         return state
     except CheckpointDamaged:
         raise
@@ -151,7 +146,7 @@ def read_state(folder: Path) -> Restored:
 
 
 def _check_pieces(files: Mapping[str, bytes], folder: Path) -> None:
-    """Refuse an index that claims more than its files hold, before memory is taken for it."""
+    """Refuse an index that claims more than its files hold, before allocating memory for it."""
     claimed = 0
     for entry in read_index(files[INDEX], folder).values():
         dtype = getattr(torch, entry["dtype"])
@@ -164,7 +159,7 @@ def _check_pieces(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def is_written_alike(left: Path, right: Path, file: str) -> bool:
-    """Whether two manifests list one file with the same SHA-256: it was written with the same bytes."""
+    """Whether two manifests list a file with the same SHA-256."""
     digests = []
     for folder in (left, right):
         try:
@@ -175,9 +170,9 @@ def is_written_alike(left: Path, right: Path, file: str) -> bool:
 
 
 def state_difference(step: int, left: Restored, right: Restored) -> StateDifference | None:
-    """What differs between two states of one step; None where all of the training is equal.
+    """How two states of one step differ; None if the training is equal.
 
-    The states of random generators do not count: a run seeds them anew for each batch.
+    The states of random generators do not count: a run seeds them for each batch.
     """
     sides = dict(_leaves(left)), dict(_leaves(right))
     tensors = []
@@ -190,9 +185,9 @@ def state_difference(step: int, left: Restored, right: Restored) -> StateDiffere
         b = sides[1].get(name)
         if isinstance(a, Tensor) and isinstance(b, Tensor):
             num_tensors += 1
-            found = tensor_difference(name, a, b)
-            if found is not None:
-                tensors.append(found)
+            difference = tensor_difference(name, a, b)
+            if difference is not None:
+                tensors.append(difference)
         elif isinstance(a, Tensor) or isinstance(b, Tensor):
             num_tensors += 1
             where = "second" if a is None else "first"
@@ -217,17 +212,17 @@ def _leaves(state: Restored) -> Iterator[tuple[str, Any]]:
         options = {name: value for name, value in group.items() if name != "params"}
         yield from _within(f"{_GROUP}{number}: ", options)
     yield from _within("loss scale: ", whole.get("amp"))
-    # What is noted of each sample changes nothing, and tells the data apart before a step is made.
+    # The history of samples has no effect on the training, and differs with the data before the first step.
     user = whole.get("user")
     if isinstance(user, Mapping):
         user = {name: state for name, state in user.items() if name != "sample_history"}
     yield from _within("state of ", user)
-    yield from _within("", {name: whole.get(name) for name in _PLACE})
+    yield from _within("", {name: whole.get(name) for name in _POSITION})
     yield from _within(GENERATORS, whole.get("rng"))
 
 
 def _sorted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In the order of their names, 2 before 10; statistics of BatchNorm behind parameters."""
+    """By name, 2 before 10; statistics of BatchNorm after parameters."""
 
     def key(name: str) -> tuple[bool, list[tuple[int, str]]]:
         parts = re.split(r"([0-9]{1,9})", name)
@@ -238,7 +233,7 @@ def _sorted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _within(prefix: str, value: Any, *, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    if depth > _MOST_DEEP:
+    if depth > _MAX_DEPTH:
         raise ValueError("its state is nested too deeply")
     if isinstance(value, Tensor):
         if value.layout != torch.strided or value.is_meta:
@@ -259,14 +254,13 @@ def _within(prefix: str, value: Any, *, depth: int = 0) -> Iterator[tuple[str, A
 
 
 def step_losses(state: Restored, *, accumulate: int) -> dict[int, tuple[float, ...]]:
-    """The losses of single steps that a checkpoint holds: of those since the last line of metrics.jsonl.
+    """The losses of single steps in a checkpoint, which has those since the last line of metrics.jsonl.
 
     Args:
-        state: the checkpoint.
-        accumulate: forward passes per step, where the checkpoint does not say how many each had.
+        accumulate: forward passes per step, if the checkpoint does not record them.
 
     Returns:
-        By the number of the step, from 1: the loss of each of its forward passes.
+        By step, from 1: the loss of each of its forward passes.
     """
     window, step = state.state.get("window"), state.state.get("step")
     if not isinstance(window, dict) or not isinstance(step, int) or accumulate < 1:
@@ -277,19 +271,19 @@ def step_losses(state: Restored, *, accumulate: int) -> dict[int, tuple[float, .
         ends = [int(end) for end in window.get("ends", ())]
     except (TypeError, ValueError, LookupError, RuntimeError):
         return {}
-    parts = [losses[at : at + accumulate] for at in range(0, len(losses), accumulate)]
+    steps = [losses[n : n + accumulate] for n in range(0, len(losses), accumulate)]
     if ends and ends[-1] == len(losses) and sorted(set(ends)) == ends:
-        parts = [losses[low:high] for low, high in itertools.pairwise((0, *ends))]
-    first = step - len(parts) + 1
-    return {first + number: tuple(part) for number, part in enumerate(parts)}
+        steps = [losses[low:high] for low, high in itertools.pairwise((0, *ends))]
+    first = step - len(steps) + 1
+    return {first + number: tuple(passes) for number, passes in enumerate(steps)}
 
 
 def first_loss_difference(
     left: Mapping[int, Sequence[float]], right: Mapping[int, Sequence[float]]
 ) -> tuple[int, tuple[float, float]] | None:
-    """The first step of both whose losses differ, and these; None where there is none.
+    """The first common step with different losses, and these; None if there is none.
 
-    A step of as many forward passes in both, that is: memory may have run out in one.
+    Only steps with as many forward passes in both count: memory may have run out in one run.
     """
     for step in sorted(left.keys() & right.keys()):
         if len(left[step]) == len(right[step]):
@@ -302,9 +296,8 @@ def first_loss_difference(
 def pairs(
     left: Path, right: Path, damaged: list[Damaged]
 ) -> Iterator[tuple[int, Restored, Restored]]:
-    """The checkpoints of equal steps, ascending; those that are damaged go to `damaged`."""
-    common = sorted(set(steps_of(left)) & set(steps_of(right)))
-    for step in common:
+    """The checkpoints of equal steps, ascending; damaged ones are appended to `damaged`."""
+    for step in sorted(set(steps_of(left)) & set(steps_of(right))):
         folders = checkpoint_of(left, step), checkpoint_of(right, step)
         states = []
         for run, folder in enumerate(folders):
@@ -312,17 +305,16 @@ def pairs(
                 states.append(read_state(folder))
             except CheckpointDamaged as error:
                 if not (folder.exists() or folder.is_symlink()):
-                    break  # the run goes on, and has removed it meanwhile
-                found = Damaged(run, folder.name, f"{error.name} {error.what}")
-                if is_written_alike(*folders, error.name):
-                    found = replace(found, as_the_other=_change(folders, run, error.name))
-                damaged.append(found)
+                    break  # the run still trains, and has just removed it
+                alike = is_written_alike(*folders, error.name)
+                change = _change(folders, run, error.name) if alike else None
+                damaged.append(Damaged(run, folder.name, f"{error.name} {error.what}", change))
         if len(states) == 2:
             yield step, states[0], states[1]
 
 
 def _change(folders: tuple[Path, Path], run: int, file: str) -> str | None:
-    """How a damaged file differs from the other run's, in words; both were written alike."""
+    """How a damaged file differs from the other run's, in words, if both were saved alike."""
     try:
         ours, theirs = ((folders[k] / file).read_bytes() for k in (run, 1 - run))
     except OSError:
@@ -330,10 +322,10 @@ def _change(folders: tuple[Path, Path], run: int, file: str) -> str | None:
     if len(ours) != len(theirs):
         return f"it has {len(ours)} of {len(theirs)} bytes"
     sides = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in (ours, theirs)]
-    found = tensor_difference(file, *sides) if ours else None
-    if found is None:
+    difference = tensor_difference(file, *sides) if ours else None
+    if difference is None:
         return None
-    if found.flipped_bit is not None:
-        byte, bit = found.flipped_bit
+    if difference.flipped_bit is not None:
+        byte, bit = difference.flipped_bit
         return f"bit {bit} of byte {byte} has flipped on the disk"
-    return f"{found.num_different} of its bytes have changed on the disk"
+    return f"{difference.num_different} of its bytes have changed on the disk"

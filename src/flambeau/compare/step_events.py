@@ -1,7 +1,7 @@
-"""What happens in a training step, in order, and the first of it that is not equal in two runs.
+"""The tensors of a training step in order, and the first that differs between two runs.
 
-Outputs of modules are copied when they are made, because the next module may write over them. Where copies
-would take too much memory, a digest of the bits is kept, which tells whether two are equal, not by how much.
+Outputs of modules are copied when they are made, as the next module may overwrite them. If the copies take
+too much memory, a digest of the bits is kept, which shows whether two are equal, not by how much.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ Phase = Literal[
     "state",
 ]
 
-_MOST_BYTES = 2**30  # of copies in a step of one run; chosen
+_MAX_BYTES = 2**30  # of copies in a step of one run; chosen
 
 
 @dataclass(frozen=True)
@@ -57,14 +57,8 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The first thing in a step that is not equal in two runs.
-
-    Attributes:
-        phase: in which part of the step.
-        text: what it is, and how it differs, in words.
-        name: of the module, parameter or tensor; '' for others.
-    """
+class FirstDifference:
+    """The first thing in a step that differs between two runs; `name` is '' if it has none."""
 
     phase: Phase
     text: str
@@ -72,11 +66,10 @@ class Found:
 
 
 class StepEvents:
-    """Watches a model; `events` are those of the step under way.
+    """Records the `events` of the current step of a model.
 
     Args:
-        model: as it is called.
-        modules: watch the outputs of modules, too; False for a compiled model, which calls no hooks inside.
+        modules: record outputs of modules, too; False for a compiled model, which calls no hooks inside.
     """
 
     def __init__(self, model: nn.Module, *, modules: bool) -> None:
@@ -95,7 +88,7 @@ class StepEvents:
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Around the forward pass: what recomputation calls again in the backward pass does not count."""
+        """Around the forward pass, so that recomputation in the backward pass does not count."""
         self._is_forward = True
         try:
             yield
@@ -103,11 +96,11 @@ class StepEvents:
             self._is_forward = False
 
     def add(self, phase: Phase, name: str, kind: str, tensor: Tensor) -> None:
-        """Keep what a tensor is now."""
+        """Copy a tensor's present value."""
         copy = tensor.detach().to("cpu", copy=True)
         self._copied += copy.nbytes
         value: Tensor | bytes = copy
-        if self._copied > _MOST_BYTES:
+        if self._copied > _MAX_BYTES:
             self._copied -= copy.nbytes
             words = copy.contiguous().view(-1).view(torch.uint8) if copy.numel() else copy
             value = hashlib.sha256(words.numpy().tobytes()).digest()
@@ -156,18 +149,18 @@ def _tensors(value: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def first_event(left: Sequence[Event], right: Sequence[Event]) -> Found | None:
-    """The first event that two steps do not share; all before it was equal to the bit."""
+def first_event(left: Sequence[Event], right: Sequence[Event]) -> FirstDifference | None:
+    """The first event that differs; all before it are equal to the bit."""
     for a, b in itertools.zip_longest(left, right):
         if a is None or b is None or (a.phase, a.name) != (b.phase, b.name):
             names = ["nothing more" if event is None else _what(event) for event in (a, b)]
             one = b if a is None else a
-            return Found(
+            return FirstDifference(
                 one.phase, f"the models differ: {names[0]} there, {names[1]} here", one.name
             )
         text = _difference(a, b)
         if text is not None:
-            return Found(a.phase, f"{_what(a)}{_given(a)}: {text}", a.name)
+            return FirstDifference(a.phase, f"{_what(a)}{_given(a)}: {text}", a.name)
     return None
 
 
@@ -177,8 +170,8 @@ def _difference(left: Event, right: Event) -> str | None:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if left.phase == "loss" and a.numel() == b.numel() == 1 and float(a) != float(b):
             return f"{float(a)!r} and {float(b)!r}"
-        found = tensor_difference("", a, b)
-        return None if found is None else str(found).removeprefix(": ")
+        difference = tensor_difference("", a, b)
+        return None if difference is None else str(difference).removeprefix(": ")
     return None if isinstance(a, bytes) and a == b else "its bits differ"
 
 
@@ -194,7 +187,7 @@ def _what(event: Event) -> str:
 
 
 def _given(event: Event) -> str:
-    """What was equal, so that the difference comes from here."""
+    """What was equal before, so that the difference begins here."""
     return {
         "input": ", made of equal images",
         "forward": ", given equal inputs",
@@ -209,21 +202,20 @@ def batch_difference(
     images: tuple[Tensor, Tensor],
     targets: tuple[Tensor, Tensor],
     classes: tuple[Sequence[str], Sequence[str]],
-) -> Found | None:
-    """How two batches differ: in their length, their samples, labels or pixels.
+) -> FirstDifference | None:
+    """How two batches differ: in length, samples, labels or pixels.
 
     Args:
         names: of the samples in each.
         images: (N, C, S, S) of each.
         targets: (N,) of each.
-        classes: the names of the classes of each.
     """
     lengths = len(images[0]), len(images[1])
     if lengths[0] != lengths[1]:
-        return Found("length", f"the batch has {lengths[0]} and {lengths[1]} samples")
+        return FirstDifference("length", f"the batch has {lengths[0]} and {lengths[1]} samples")
     for number, (a, b) in enumerate(zip(*names, strict=True)):
         if a != b:
-            return Found(
+            return FirstDifference(
                 "order", f"sample {number} of the batch is {a} in one and {b} in the other"
             )
     for number, (a, b) in enumerate(zip(targets[0].tolist(), targets[1].tolist(), strict=True)):
@@ -231,10 +223,10 @@ def batch_difference(
         if a != b or labels[0] != labels[1]:
             numbers = "" if labels[0] != labels[1] else f" (class {a} and {b})"
             text = f"the label of {names[0][number]}: {labels[0]} and {labels[1]}{numbers}"
-            return Found("label", text, names[0][number])
+            return FirstDifference("label", text, names[0][number])
     if images[0].shape != images[1].shape:
         sides = [" x ".join(map(str, image.shape[1:])) for image in images]
-        return Found("size", f"the images of the batch are {sides[0]} and {sides[1]}")
+        return FirstDifference("size", f"the images of the batch are {sides[0]} and {sides[1]}")
     whole = tensor_difference("", *images)
     if whole is None:
         return None
@@ -243,11 +235,11 @@ def batch_difference(
     more = f", and those of {len(rows) - 1} more" if len(rows) > 1 else ""
     what = f"{one.num_different} of {one.num_elements} pixel values"
     where = names[0][rows[0]]
-    return Found("pixels", f"{what} of {where}, as the model is to see it{more}", where)
+    return FirstDifference("pixels", f"{what} of {where}, as the model is to see it{more}", where)
 
 
-def of_tensor(found: TensorDifference, *, buffers: frozenset[str]) -> Phase:
-    """In which part of a step a tensor of the state is changed."""
-    if found.name.startswith("average of "):
+def tensor_phase(tensor: TensorDifference, *, buffers: frozenset[str]) -> Phase:
+    """The part of a step that changes a tensor of the state."""
+    if tensor.name.startswith("average of "):
         return "average"
-    return "statistics" if found.name in buffers else "update"
+    return "statistics" if tensor.name in buffers else "update"

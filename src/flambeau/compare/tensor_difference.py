@@ -1,4 +1,4 @@
-"""Two tensors compared to the bit: how many elements differ, by how much, and whether it is a single bit."""
+"""Compares two tensors to the bit: how many elements differ, by how much, and whether by a single bit."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_CHUNK = 2**22  # elements that are looked at together; the work takes some 60 bytes for each
-_TELLING_ULPS = 1000  # more is no rounding any more; chosen
+_CHUNK = 2**22  # elements compared at a time; each takes some 60 bytes
+_MAX_ULPS = 1000  # a larger difference is no rounding, and its ulps are not shown; chosen
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -16,13 +16,11 @@ class TensorDifference:
     """How two tensors of one name differ.
 
     Attributes:
-        name: of the tensor.
-        num_different: elements whose bits are not the same; 0 where the shapes or types differ.
-        num_elements: of the tensor.
-        max_abs: the largest difference, of finite elements; None for other shapes.
-        max_ulps: the same in units of the last place, of floating-point numbers.
-        flipped_bit: (element, bit) where one bit of one element is all that differs.
-        what: of another shape or type, or missing, in words.
+        num_different: elements with different bits; 0 if the shapes or types differ.
+        max_abs: the largest difference of finite elements; None for different shapes.
+        max_ulps: the same in units of the last place; None if not floating-point.
+        flipped_bit: (element, bit) if a single bit is all that differs.
+        what: in words, for another shape or type, or a missing tensor.
     """
 
     name: str
@@ -39,7 +37,7 @@ class TensorDifference:
         text = f"{self.name}: {self.num_different} of {self.num_elements} elements"
         if self.max_abs is not None:
             text += f", at most {self.max_abs:.3g}"
-        if self.max_ulps is not None and self.max_ulps <= _TELLING_ULPS:
+        if self.max_ulps is not None and self.max_ulps <= _MAX_ULPS:
             text += f" ({self.max_ulps} ulp{'s' * (self.max_ulps != 1)})"
         if self.flipped_bit is not None:
             text += f"; one bit: number {self.flipped_bit[1]} of element {self.flipped_bit[0]}"
@@ -59,7 +57,7 @@ class TensorDifference:
 
 
 def tensor_difference(name: str, left: Tensor, right: Tensor) -> TensorDifference | None:
-    """How two tensors differ; None where they are equal to the bit, NaN and signs of zero included."""
+    """How two tensors differ; None if equal to the bit, including NaN and signs of zero."""
     if left.shape != right.shape or left.dtype != right.dtype:
         kinds = [
             f"{tuple(t.shape)} of {str(t.dtype).removeprefix('torch.')}" for t in (left, right)
@@ -75,16 +73,16 @@ def tensor_difference(name: str, left: Tensor, right: Tensor) -> TensorDifferenc
     for start in range(0, len(sides[0]), _CHUNK):
         a, b = (side[start : start + _CHUNK] for side in sides)
         words = [part.view(_WORDS[part.element_size()]) for part in (a, b)]
-        places = (words[0] != words[1]).nonzero().flatten()
-        if not len(places):
+        indices = (words[0] != words[1]).nonzero().flatten()
+        if not len(indices):
             continue
-        count += len(places)
-        first, second = (word[places].to("cpu", torch.int64) for word in words)
+        count += len(indices)
+        first, second = (word[indices].to("cpu", torch.int64) for word in words)
         if count == 1:
             flipped = _one_bit(
-                int(first[0]) ^ int(second[0]), a.element_size(), int(places[0]) + start
+                int(first[0]) ^ int(second[0]), a.element_size(), int(indices[0]) + start
             )
-        values = [part[places].to("cpu", torch.float64) for part in (a, b)]
+        values = [part[indices].to("cpu", torch.float64) for part in (a, b)]
         finite = values[0].isfinite() & values[1].isfinite()
         most = max(most, _largest((values[0] - values[1]).abs()[finite]))
         if a.is_floating_point():
@@ -116,7 +114,7 @@ def _largest(values: Tensor) -> float:
 
 
 def _ulps(first: Tensor, second: Tensor, size: int) -> int:
-    """Between floating-point numbers of `size` bytes, given as sign-extended words."""
+    """Largest distance of floating-point numbers of `size` bytes, given as sign-extended words."""
     if not len(first):
         return 0
     low_bits = 2 ** (8 * size - 1) - 1  # without the sign, the order of words is that of numbers

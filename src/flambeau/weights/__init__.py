@@ -1,1 +1,1 @@
-"""Weights in files of any kind: read without running them, summarized, written."""
+"""Weights in files of any kind: read without running code in them, summarized, written."""

@@ -1,4 +1,4 @@
-"""Whole files in the place of weights: what they are, and what to do about it. Nothing of them is run."""
+"""What files are that hold no weights, and what to do about it. Nothing in them is run."""
 
 import re
 import zipfile
@@ -7,9 +7,9 @@ from pathlib import Path
 from flambeau.file_signature import signature
 from flambeau.recipes.checkpoints.safe_pickle import NotSupported, PickleRefused
 
-# Kinds that are weights, or become so when they are followed.
+# Kinds that may hold weights.
 _READ = frozenset({"zip", "torch", "pickle", "safetensors"})
-# As the oldest protocol begins, which looks like text: a dict or list, a tuple, an object.
+# First bytes of pickles of protocol 0, which look like text: a dict or list, a tuple, an object.
 _PROTOCOL_0 = re.compile(rb"\((?:[dl]p\d+\n|[FILSV][^\n]*\n)|c[\w.]+\n\w+\n")
 _ALONE = "save the weights alone, where it can be loaded: torch.save(model.state_dict(), NEW)"
 _CURES = {
@@ -21,48 +21,40 @@ _CURES = {
 }
 
 
-def no_file_of_weights(path: Path) -> str | None:
-    """What a file is that is none of weights by its first bytes; None where it may be one.
-
-    Args:
-        path: a file, or a link of git-annex to what has not been fetched.
+def not_weights_reason(path: Path) -> str | None:
+    """By its first bytes, what a file is that holds no weights; None if it may hold some.
 
     Raises:
         OSError: it cannot be read.
     """
-    found = signature(path)
-    if found is None or found.kind in _READ:
+    file_type = signature(path)
+    if file_type is None or file_type.kind in _READ:
         return None
-    if found.kind == "text" and path.suffix not in (".safetensors", ".npz", ".npy"):
+    if file_type.kind == "text" and path.suffix not in (".safetensors", ".npz", ".npy"):
         return None  # it may be a pickle of the oldest protocol
-    if found.kind == "json" and path.suffix == ".json":
+    if file_type.kind == "json" and path.suffix == ".json":
         return None
-    return _CURES.get(found.kind, found.sentence)
+    return _CURES.get(file_type.kind, file_type.sentence)
 
 
-def not_read(path: Path, error: PickleRefused) -> str | None:
-    """What a file is that could not be followed as a pickle; None where it is damaged.
-
-    Args:
-        path: the file.
-        error: what `safe_pickle` has said.
-    """
-    found = signature(path)
+def unreadable_reason(path: Path, error: PickleRefused) -> str | None:
+    """What a file is that `safe_pickle` could not read; None if it is damaged."""
+    file_type = signature(path)
     if isinstance(error, NotSupported):
-        what = _in_zip(path) if found is not None and found.kind == "zip" else None
+        what = _in_zip(path) if file_type is not None and file_type.kind == "zip" else None
         return what or f"{str(error).removeprefix(f'{path}: ')}; {_ALONE}"
     with path.open("rb") as file:
         head = file.read(200)
-    if found is None and head[:1] != b"\x80" and any(head[:8]):
+    if file_type is None and head[:1] != b"\x80" and any(head[:8]):
         begins = f"it begins with the bytes {head[:8].hex(' ')}"
         return f"of no kind that is known here ({begins}); if it was one of weights, it is damaged"
-    if found is not None and found.kind == "text":
-        return None if _PROTOCOL_0.match(head) else found.sentence
+    if file_type is not None and file_type.kind == "text":
+        return None if _PROTOCOL_0.match(head) else file_type.sentence
     return None
 
 
 def _in_zip(path: Path) -> str | None:
-    """What a whole zip archive is that is not as torch.save writes it."""
+    """What an intact zip archive is that torch.save has not written in this form."""
     with zipfile.ZipFile(path) as archive:
         records = archive.infolist()
     names = [record.filename for record in records]

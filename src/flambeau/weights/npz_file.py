@@ -1,6 +1,6 @@
-"""Arrays by name out of an .npz file, whole in memory, each compared with its CRC-32.
+"""Reads the arrays of an .npz file into memory, and checks their CRC-32.
 
-Source: numpy.lib.format (NEP 1). Objects in it are pickles, which are never loaded.
+Source: numpy.lib.format (NEP 1). Python objects in it are pickles, which are never loaded.
 """
 
 import math
@@ -19,19 +19,19 @@ from flambeau.recipes.checkpoints.safe_pickle import Foreign
 from flambeau.recipes.data.mapped_arrays import npy_header, npz_members
 from flambeau.recipes.setup.environment import usable_memory
 
-_UNNAMED = re.compile(r"arr_\d+")  # as numpy.savez calls arrays that were given without names
+_UNNAMED = re.compile(r"arr_\d+")  # names that numpy.savez gives to unnamed arrays
 
 
 def read_npz(path: Path) -> dict[str, Any]:
     """The arrays of a file of numpy.savez or savez_compressed.
 
     Returns:
-        Arrays by name; a `Foreign` in the place of each that holds Python objects or records.
+        Arrays by name; a `Foreign` for each that holds Python objects or records.
 
     Raises:
-        ValueError: damaged; as InputError where the arrays are larger than the memory.
+        ValueError: damaged; as InputError if the arrays are larger than the memory.
     """
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     members = list(npz_members(path))
     size = sum(info.file_size for info, _, _ in members)
     memory = usable_memory()
@@ -42,26 +42,26 @@ def read_npz(path: Path) -> dict[str, Any]:
             for info, (descr, _, shape, start), _ in members:
                 name = info.filename.removesuffix(".npy")
                 if descr[:1] not in "<>|=" or descr[1:2] not in "biufcSU":
-                    found[name] = Foreign(f"Python objects or records: {descr[:40]}")
+                    arrays[name] = Foreign(f"Python objects or records: {descr[:40]}")
                     continue
                 if start + math.prod(shape) * np.dtype(descr).itemsize != info.file_size:
                     raise ValueError(f"{info.filename} has not the bytes that its header says")
                 with archive.open(info) as member:
-                    found[name] = np.lib.format.read_array(member, allow_pickle=False)
-                    member.read()  # up to its CRC-32
+                    arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
+                    member.read()  # to the end, which checks the CRC-32
     except (zipfile.BadZipFile, zlib.error, EOFError) as error:
         raise ValueError(f"{path}: {error}") from error
-    return found
+    return arrays
 
 
-def is_of_weights(path: Path) -> bool:
-    """Whether an .npz or .npy file is none of images, by the names and types in it; a damaged one is not.
+def holds_weights(path: Path) -> bool:
+    """Whether an .npz or .npy file holds no images, by the names and types in it; False if damaged.
 
     Args:
-        path: the file; what stands in its place, such as a pointer of Git LFS, is none of images either.
+        path: the file; a stand-in such as a pointer of Git LFS holds no images either.
     """
-    found = signature(path)
-    if found is not None and found.kind in STAND_INS:
+    file_type = signature(path)
+    if file_type is not None and file_type.kind in STAND_INS:
         return True
     try:
         if path.suffix == ".npy":

@@ -1,4 +1,4 @@
-"""Weights out of files and folders of any kind; nothing that a file names is run."""
+"""Reads weights from files and folders of any kind; nothing that a file names is run."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -30,7 +30,7 @@ from flambeau.recipes.checkpoints.state_dict_prefixes import strip_prefixes
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.terminal import printable
-from flambeau.weights.not_weights import no_file_of_weights, not_read
+from flambeau.weights.not_weights import not_weights_reason, unreadable_reason
 from flambeau.weights.npz_file import read_npz
 from flambeau.weights.safetensors_file import MAX_HEADER, read_safetensors
 
@@ -57,15 +57,14 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model, on the CPU, mostly mapped from the file and not in memory.
+    """The weights of a model on the CPU, mostly mapped from the file.
 
     Attributes:
-        tensors: by name.
         source: where they came from, for people: 'model.pth, key state_dict'.
-        others: keys under which there are other weights.
-        dropped: what the file names and was not made.
-        lost: the places where it would have stood, such as 'w (torch._utils._rebuild_sparse_tensor)'.
-        unlisted: tensors of the files of an index that it does not list, such as 'model-1.bin: w'.
+        others: keys of further weights in the file.
+        dropped: objects that the file names and that were not made.
+        lost: where they would have been, such as 'w (torch._utils._rebuild_sparse_tensor)'.
+        unlisted: tensors in the files of an index that it does not list, such as 'model-1.bin: w'.
     """
 
     tensors: Mapping[str, Tensor]
@@ -77,7 +76,7 @@ class Weights:
 
 
 def weights_kind(path: Path) -> str:
-    """'safetensors', 'index' (of a model in several files), 'npz' or 'pickle', by what a file begins with."""
+    """'safetensors', 'index' (of a model in several files), 'npz' or 'pickle', by a file's first bytes."""
     if path.suffix in (".json", ".npz"):
         return "index" if path.suffix == ".json" else "npz"
     with path.open("rb") as file:
@@ -89,29 +88,29 @@ def weights_kind(path: Path) -> str:
 
 
 def open_weights(path: Path, *, key: str | None = None, drop_objects: bool = False) -> Weights:
-    """The weights of a file, or of the folder of a run or checkpoint.
+    """The weights of a file, of a run folder or of a checkpoint.
 
     Args:
-        path: .pth, .pt, .pth.tar, .bin, .safetensors, .npz, the .index.json of several of them, the folder
-            of a run, or of one checkpoint.
-        key: which of several: a key of the dict in the file; 'model' or 'ema' of a checkpoint.
-        drop_objects: take the weights of a file that names other objects too, such as a whole model.
+        path: .pth, .pt, .pth.tar, .bin, .safetensors, .npz, the .index.json of several files, a run folder,
+            or the folder of a checkpoint.
+        key: which of several weights: a key of the dict in the file; 'model' or 'ema' of a checkpoint.
+        drop_objects: accept a file that also names other objects, such as a whole model.
 
     Raises:
-        InputError: not there, damaged, no weights, or it names objects.
+        InputError: missing, damaged, without weights, or it names objects.
     """
     if path.is_dir():
-        return _of_folder(path, key)
+        return _from_folder(path, key)
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is no regular file")
-    other = no_file_of_weights(path) if path.exists() or path.is_symlink() else None
+    other = not_weights_reason(path) if path.exists() or path.is_symlink() else None
     if other is not None:
         raise InputError(f"{path} is {other}")
     if not path.exists():
         raise InputError(f"{path} does not exist: give a file of weights, or the folder of a run")
     kind = weights_kind(path)
     if kind == "index":
-        return _of_index(path, key, drop_objects)
+        return _from_index(path, key, drop_objects)
     if kind == "safetensors":
         if key is not None:
             raise InputError(f"{path} is a safetensors file, which has no keys: leave --key out")
@@ -120,11 +119,13 @@ def open_weights(path: Path, *, key: str | None = None, drop_objects: bool = Fal
             raise InputError(f"{path} holds no weights: it is whole, and lists no tensor")
         return Weights(tensors, path.name)
     return (
-        _of_npz(path, key, drop_objects) if kind == "npz" else _of_pickle(path, key, drop_objects)
+        _from_npz(path, key, drop_objects)
+        if kind == "npz"
+        else _from_pickle(path, key, drop_objects)
     )
 
 
-def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
+def _from_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
     try:
         contents = pickle_contents(path)
         refused = contents.refused
@@ -143,19 +144,19 @@ def _of_pickle(path: Path, key: str | None, drop_objects: bool) -> Weights:
             )
         value = load_pickle(path, drop_objects=drop_objects, mapped=True)
     except PickleRefused as error:
-        other = not_read(path, error)
+        other = unreadable_reason(path, error)
         raise InputError(f"{path} is {other}" if other else str(error)) from error
-    return _of_value(path, value, key, refused)
+    return _from_value(path, value, key, refused)
 
 
-def _of_npz(path: Path, key: str | None, drop_objects: bool) -> Weights:
+def _from_npz(path: Path, key: str | None, drop_objects: bool) -> Weights:
     try:
         value = read_npz(path)
     except InputError:
         raise
     except ValueError as error:
         raise InputError(f"{path} is damaged: {str(error).removeprefix(f'{path}: ')}") from error
-    weights = _of_value(path, value, key, ())
+    weights = _from_value(path, value, key, ())
     if weights.lost and not drop_objects:
         raise InputError(
             f"{path} holds what is no number: {printable(', '.join(weights.lost))[:200]}\n"
@@ -164,31 +165,27 @@ def _of_npz(path: Path, key: str | None, drop_objects: bool) -> Weights:
     return weights
 
 
-def _of_value(path: Path, value: Any, key: str | None, refused: tuple[str, ...]) -> Weights:
+def _from_value(path: Path, value: Any, key: str | None, refused: tuple[str, ...]) -> Weights:
     value = with_tensors(value)
     with refusing(str(path)):
-        found = weights_in(value)
-    taken, tensors = _chosen(path, found, key)
+        state_dicts = weights_in(value)
+    taken, tensors = _chosen(path, state_dicts, key)
     source = f"{path.name}, key {taken}" if taken else path.name
-    others = tuple(k for k in found if k != taken)
+    others = tuple(k for k in state_dicts if k != taken)
     return Weights(tensors, source, others, refused, tuple(_lost(value)))
 
 
 def weights_in(value: Any) -> dict[str, dict[str, Tensor]]:
-    """The state dicts in what `load_pickle` gave, by key; none where no tensor has a name."""
-    found = state_dicts_in(value)
-    return {} if any("" in tensors for tensors in found.values()) else found
+    """The state dicts in the result of `load_pickle`, by key; none if a tensor has no name."""
+    state_dicts = state_dicts_in(value)
+    return {} if any("" in tensors for tensors in state_dicts.values()) else state_dicts
 
 
 def with_tensors(value: Any) -> Any:
-    """Weights that were saved as arrays, without any tensor, as tensors; other data as it is.
-
-    Args:
-        value: dicts in each other, of arrays of a type that torch has.
-    """
+    """Turns weights that were saved only as arrays, in nested dicts, into tensors; other data stay."""
     if not isinstance(value, dict) or tensors_in(value):
         return value
-    done: dict[int, Any] = {}  # what stands in several places is made once
+    done: dict[int, Any] = {}  # each object is converted once, even if it is in several dicts
 
     def made(item: Any) -> Any:
         if id(item) not in done:
@@ -209,32 +206,32 @@ def _tensor_of(array: Any) -> Any:
 
 
 def _lost(value: Any) -> Iterator[str]:
-    """The places of objects that were not made and hold nothing, and of arrays."""
-    for place, item in places_in(value):
+    """Paths of objects that were not made and hold nothing, and of arrays."""
+    for location, item in places_in(value):
         if isinstance(item, Foreign) and not item.state:
-            yield f"{place[:200] or 'the object itself'} ({item.name})"
+            yield f"{location[:200] or 'the object itself'} ({item.name})"
         elif type(item).__name__ == "ndarray":
-            yield f"{place[:200]} (a NumPy array)"
+            yield f"{location[:200]} (a NumPy array)"
 
 
 def _chosen(
-    path: Path, found: Mapping[str, dict[str, Tensor]], key: str | None
+    path: Path, state_dicts: Mapping[str, dict[str, Tensor]], key: str | None
 ) -> tuple[str, dict[str, Tensor]]:
-    if not found:
+    if not state_dicts:
         raise InputError(f"{path} holds no weights by name")
-    taken = next(iter(found)) if key is None else key
-    names = printable(", ".join(found))[:1000]
-    if taken not in found:
+    taken = next(iter(state_dicts)) if key is None else key
+    names = printable(", ".join(state_dicts))[:1000]
+    if taken not in state_dicts:
         raise InputError(f"{path} has no weights under {key!r}; there are: {names}")
-    if key is None and len(found) > 1 and taken not in checkpoint_tensors.KEYS:
+    if key is None and len(state_dicts) > 1 and taken not in checkpoint_tensors.KEYS:
         raise InputError(
             f"{path} holds several weights, and which are meant is not known: {names}\n"
             f"`flambeau convert {path} OUT --key {printable(taken)}` takes those, and so on"
         )
-    return taken, found[taken]
+    return taken, state_dicts[taken]
 
 
-def _of_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
+def _from_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
     try:
         text = path.read_text(encoding="utf-8")
         weight_map = json.loads(text, object_pairs_hook=json_object)["weight_map"]
@@ -259,7 +256,9 @@ def _of_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
             raise InputError(f"{path} lists {name!r}, which {file} does not hold")
     tensors = {name: held[file].tensors[name] for name, file in weight_map.items()}
     dropped = dict.fromkeys(name for weights in held.values() for name in weights.dropped)
-    lost = tuple(f"{file}: {place}" for file, weights in held.items() for place in weights.lost)
+    lost = tuple(
+        f"{file}: {location}" for file, weights in held.items() for location in weights.lost
+    )
     unlisted = tuple(
         f"{file}: {name}"
         for file, weights in held.items()
@@ -270,13 +269,13 @@ def _of_index(path: Path, key: str | None, drop_objects: bool) -> Weights:
     return Weights(tensors, source, dropped=tuple(dropped), lost=lost, unlisted=unlisted)
 
 
-def _of_folder(path: Path, key: str | None) -> Weights:
+def _from_folder(path: Path, key: str | None) -> Weights:
     if key not in (None, "model", "ema"):
         raise InputError(f"{path} is a folder of flambeau: --key is model or ema, got {key!r}")
     folder = RunFolder(path)
     if (path / MANIFEST).exists():
         try:
-            return _of_checkpoint(read_checkpoint(path).files, path.name, key)
+            return _from_checkpoint(read_checkpoint(path).files, path.name, key)
         except CheckpointDamaged as error:
             raise InputError(str(error)) from error
     if not folder.config.is_file():
@@ -288,10 +287,10 @@ def _of_folder(path: Path, key: str | None) -> Weights:
     checkpoint, _ = latest_checkpoint(folder.checkpoints)
     if checkpoint is None:
         raise InputError(f"{path} has no whole checkpoint yet")
-    return _of_checkpoint(checkpoint.files, f"{path.name}, {checkpoint.folder.name}", key)
+    return _from_checkpoint(checkpoint.files, f"{path.name}, {checkpoint.folder.name}", key)
 
 
-def _of_checkpoint(files: Mapping[str, bytes], source: str, key: str | None) -> Weights:
+def _from_checkpoint(files: Mapping[str, bytes], source: str, key: str | None) -> Weights:
     whole = unsharded(files)
     there = [name for name in ("ema", "model") if f"{name}.safetensors" in whole]
     taken = key or next(iter(there), "model")
@@ -304,11 +303,10 @@ def _of_checkpoint(files: Mapping[str, bytes], source: str, key: str | None) -> 
 
 
 def plain_names(tensors: Mapping[str, Tensor], strip: str | None = None) -> dict[str, Tensor]:
-    """Tensors under the names of the model: without what wrappers prefix, and without `strip`.
+    """Tensors under the model's names, without the prefixes of wrappers and without `strip`.
 
     Args:
-        tensors: by name.
-        strip: a prefix of the user's, such as 'model' or 'model.'; other names stay.
+        strip: a prefix given by the user, such as 'model' or 'model.'; other names stay.
 
     Raises:
         InputError: two names would become one; no name has the prefix.
@@ -320,7 +318,7 @@ def plain_names(tensors: Mapping[str, Tensor], strip: str | None = None) -> dict
     if strip is None:
         return names
     if any(name.startswith(f"{strip}.") for name in names):
-        strip += "."  # else names would begin with the dot
+        strip += "."  # or names would begin with the dot
     if not any(name.startswith(strip) for name in names):
         raise InputError(f"no name begins with {strip!r}; the first is {next(iter(names), None)!r}")
     stripped = {name.removeprefix(strip): tensor for name, tensor in names.items()}

@@ -1,4 +1,4 @@
-"""Files of safetensors: what the header claims, compared with the file, and the tensors one by one."""
+"""Files of safetensors: checks the header's claims against the file, and reads the tensors one by one."""
 
 import json
 from collections.abc import Iterator
@@ -19,23 +19,23 @@ class _Fault(str):
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, mapped where safetensors does so.
+    """The tensors of a file, mapped where the library maps them.
 
     Raises:
-        InputError: it is not there, or damaged.
+        InputError: missing or damaged.
     """
     return dict(each_tensor(path))
 
 
 def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file with their names; whoever keeps none needs no memory for all.
+    """The tensors of a file with their names, one at a time, so that not all are in memory.
 
     Raises:
         InputError: as `read_safetensors`.
     """
     try:
         with safetensors.safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (it is no dict)
+            for name in file.keys():  # noqa: SIM118 (not a dict)
                 yield name, file.get_tensor(name)
     except _ERRORS as error:
         what = _fault_of_header(path) or str(error).partition("\n")[0]
@@ -53,10 +53,10 @@ def _fault_of_header(path: Path) -> str | None:
 
 
 def check_header(path: Path) -> None:
-    """Compare what the header of a file claims with the file; the library lets names stand there twice.
+    """Check the header's claims against the file; the library accepts duplicate names.
 
     Raises:
-        InputError: what is wrong, without the path; what only the library knows is left to it.
+        InputError: what is wrong, without the path; other checks are left to the library.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -87,16 +87,16 @@ def _parsed(text: bytes) -> Any:
 
 
 def _entry(pairs: list[tuple[str, Any]]) -> Any:
-    """Of a tensor the end of its data, or what is wrong: of many tensors, lists would cost memory."""
-    found = json_object(pairs)
-    places, shape = found.get("data_offsets"), found.get("shape")
-    if not (isinstance(places, list) and isinstance(shape, list)):
-        return found  # the table itself, or its metadata
-    if len(places) != 2 or not all(map(_is_size, places)) or places[0] > places[1]:
-        return _Fault(f"lies at {places}, which is no place: first and end are expected")
+    """The end of a tensor's data, or what is wrong: for many tensors, keeping the lists would cost memory."""
+    entry = json_object(pairs)
+    offsets, shape = entry.get("data_offsets"), entry.get("shape")
+    if not (isinstance(offsets, list) and isinstance(shape, list)):
+        return entry  # the table itself, or its metadata
+    if len(offsets) != 2 or not all(map(_is_size, offsets)) or offsets[0] > offsets[1]:
+        return _Fault(f"lies at {offsets}, which is no place: first and end are expected")
     if not all(map(_is_size, shape)):
         return _Fault(f"has the shape {shape}, which no tensor can have")
-    return places[1]
+    return offsets[1]
 
 
 def _is_size(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""What `flambeau verify` says of a file of weights: whole or not, what unpickling it would run, NaNs."""
+"""What `flambeau verify` reports of a file of weights: whether it is intact, would run code, or holds NaN."""
 
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,45 +20,31 @@ from flambeau.recipes.checkpoints.safe_pickle import (
     PickleRefused,
     pickle_contents,
 )
-from flambeau.weights.not_weights import no_file_of_weights, not_read
-from flambeau.weights.npz_file import is_of_weights, read_npz
+from flambeau.weights.not_weights import not_weights_reason, unreadable_reason
+from flambeau.weights.npz_file import holds_weights, read_npz
 from flambeau.weights.readers import weights_in, weights_kind, with_tensors
 from flambeau.weights.safetensors_file import check_header, each_tensor
 
-_ENDINGS = (
-    ".safetensors",
-    ".pth",
-    ".pt",
-    ".bin",
-    ".ckpt",
-    ".pkl",
-    ".pickle",
-    ".npz",
-    ".npy",
-    ".pt2",
-    ".onnx",
-    ".gguf",
-    ".keras",
-    ".tflite",  # of other programs: named, and not read
-)
-_CHUNK = 1 << 24  # elements that are looked at in one go
+_ENDINGS = (".safetensors", ".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle", ".npz", ".npy")
+_OTHERS = (".pt2", ".onnx", ".gguf", ".keras", ".tflite")  # recognized, but not read
+_CHUNK = 1 << 24  # elements checked at a time
 
 
 @dataclass
 class WeightsReport:
-    """What was found in a file of weights.
+    """Facts about a file of weights.
 
     Attributes:
-        container: 'safetensors', 'npz', or what `safe_pickle` calls it.
+        container: 'safetensors', 'npz', or the container that `safe_pickle` reports.
         num_tensors, num_bytes: of its tensors.
-        damaged: what is not whole, one sentence each.
-        other: what the file is, where it is none of weights that are read here.
-        checksums: whether the file has them, all of which were right.
-        not_read: what is whole, as far as can be seen, and no code, and yet not read.
+        damaged: one sentence per defect.
+        other: what the file is, if it holds no weights that are read here.
+        checksums: whether it has any, all of which are right.
+        not_read: contents that are intact and no code, and are still not read.
         names: globals that unpickling would import or call, beyond weights and plain data.
-        convertible: whether there are weights by name, which `flambeau convert` takes.
-        weights_only: whether torch.load(weights_only=True) reads it; None of safetensors.
-        not_finite: by tensor, how many values are NaN and how many infinite.
+        convertible: whether it has named weights, which `flambeau convert` takes.
+        weights_only: whether torch.load(weights_only=True) reads it; None for safetensors.
+        not_finite: by tensor, the number of NaN and of infinite values.
     """
 
     path: Path
@@ -76,25 +62,25 @@ class WeightsReport:
 
     @property
     def good(self) -> bool:
-        """Whole, nothing in it would run, and no NaN; masks hold infinities on purpose."""
+        """Intact, nothing in it would run, and no NaN; masks hold infinities on purpose."""
         is_read = not (self.damaged or self.other or self.names)
         return is_read and not any(nan for nan, _ in self.not_finite.values())
 
 
 def is_weights(path: Path) -> bool:
-    """Whether a file is one of weights and not of images, by its content; a damaged .pth is weights.
+    """Whether a file holds weights and not images, by its content; a damaged .pth counts as weights.
 
     Args:
         path: any path; a link of git-annex to weights that have not been fetched counts.
     """
-    is_annexed = path.is_symlink() and not path.exists() and no_file_of_weights(path) is not None
-    named = path.name.endswith((*_ENDINGS, ".pth.tar", ".index.json"))
+    is_annexed = path.is_symlink() and not path.exists() and not_weights_reason(path) is not None
+    named = path.name.endswith((*_ENDINGS, *_OTHERS, ".pth.tar", ".index.json"))
     if not named or not (path.is_file() or is_annexed):
         return False
     if path.with_name(f"{path.name}.pack.json").exists():
         return False
     if path.suffix in (".npz", ".npy"):
-        return path.exists() and is_of_weights(path)
+        return path.exists() and holds_weights(path)
     if path.suffix not in (".pth", ".pt") or not path.exists():
         return True
     try:
@@ -105,18 +91,18 @@ def is_weights(path: Path) -> bool:
 
 
 def _holds_images(contents: Contents) -> bool:
-    """Named or laid out as `flambeau pack` and `train` take arrays of images."""
+    """Whether its names or layout are those of image arrays of `flambeau pack` and `train`."""
     if isinstance(contents.value, list | tuple) and not _holds_states(contents.value):
         return not _holds_dicts(contents.value)
-    for place, tensor in tensors_in(contents.value).items():
-        name = role_of(place.replace(".", "/"))
+    for location, tensor in tensors_in(contents.value).items():
+        name = role_of(location.replace(".", "/"))
         if name and name[1] == "images" and (tensor.dtype == torch.uint8 or tensor.dim() > 2):
             return True
     return False
 
 
 def _holds_dicts(values: Sequence[Any]) -> bool:
-    """At most two lists deep, as pairs of images and labels are."""
+    """Checks two levels of lists, as in pairs of images and labels."""
     return any(
         isinstance(item, dict)
         or (isinstance(item, list | tuple) and any(isinstance(inner, dict) for inner in item))
@@ -125,20 +111,20 @@ def _holds_dicts(values: Sequence[Any]) -> bool:
 
 
 def _holds_states(values: Sequence[Any]) -> bool:
-    """A list of state dicts, which hold tensors by name; one of images and labels begins with tensors."""
+    """A list of state dicts, that is of named tensors; a list of images and labels begins with tensors."""
     return bool(values) and isinstance(values[0], dict) and bool(tensors_in(values[0]))
 
 
 def report_weights(path: Path) -> WeightsReport:
-    """Look at every byte of a file of weights, and run nothing of it.
+    """Read every byte of a file of weights, and run nothing in it.
 
     Raises:
-        OSError: it cannot be read for a reason that says nothing about it.
+        OSError: it cannot be read for a reason that says nothing about its content.
     """
-    other = no_file_of_weights(path)
+    other = not_weights_reason(path)
     if other is not None:
         report = WeightsReport(path, "no weights", convertible=False)
-        if (found := signature(path)) is not None and found.kind == "zeros":
+        if (file_type := signature(path)) is not None and file_type.kind == "zeros":
             report.damaged.append(f"this is {other}")
         else:
             report.other = other
@@ -162,7 +148,7 @@ def _npz(path: Path) -> WeightsReport:
 
 
 def _count_read(report: WeightsReport, read: Callable[[], Any]) -> Any:
-    """What has been read, counted in the report; None where it is damaged."""
+    """Read and count into the report; None if damaged."""
     try:
         value = read()
         report.convertible = bool(weights_in(value))
@@ -178,7 +164,7 @@ def _pickle(path: Path) -> WeightsReport:
     try:
         contents, damaged = _contents(path)
     except PickleRefused as error:
-        other = not_read(path, error)
+        other = unreadable_reason(path, error)
         if other is not None:
             return WeightsReport(path, "no weights", other=other, convertible=False)
         what = str(error).removeprefix(f"{path}: ")
@@ -194,7 +180,7 @@ def _pickle(path: Path) -> WeightsReport:
 
 
 def _contents(path: Path) -> tuple[Contents, list[str]]:
-    """What a pickle holds, and which checksum is wrong: what it would run is said all the same."""
+    """The contents of a pickle, and wrong checksums, which do not hide what it would run."""
     try:
         return pickle_contents(path, mapped=True), []
     except PickleRefused as error:
@@ -205,7 +191,7 @@ def _contents(path: Path) -> tuple[Contents, list[str]]:
 
 
 def _has_checksums(path: Path) -> bool:
-    """Of a zip file the CRC-32 of its records; torch.serialization.set_crc32_options(False) writes zeros."""
+    """CRC-32 of a zip file's records; torch.serialization.set_crc32_options(False) writes zeros."""
     try:
         with zipfile.ZipFile(path) as archive:
             return any(record.CRC for record in archive.infolist())
@@ -214,33 +200,33 @@ def _has_checksums(path: Path) -> bool:
 
 
 def _count(report: WeightsReport, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    waiting: dict[torch.dtype, dict[str, Tensor]] = {}  # small ones, looked at together
+    waiting: dict[torch.dtype, dict[str, Tensor]] = {}  # small ones, checked together
     for name, tensor in tensors:
         report.num_tensors += 1
         report.num_bytes += tensor.numel() * tensor.element_size()
         is_checked = tensor.is_floating_point() and tensor.dtype is not torch.float4_e2m1fn_x2
         if is_checked or tensor.is_complex():  # float4 has neither NaN nor infinity
-            # Of complex32 torch makes none without a warning.
+            # Torch warns when it makes a complex32 tensor.
             pairs = tensor.dtype is torch.complex32
             flat = _each_once(torch.view_as_real(tensor) if pairs else tensor)
             group = waiting.setdefault(flat.dtype, {})
             if len(flat) > _CHUNK // 1000:
-                _look(report, name, flat)
+                _check_finite(report, name, flat)
             else:
                 group[name] = flat
             if len(group) == 1000:
-                _look_at_all(report, waiting.pop(flat.dtype))
+                _check_group(report, waiting.pop(flat.dtype))
     for group in waiting.values():
-        _look_at_all(report, group)
+        _check_group(report, group)
 
 
-def _look_at_all(report: WeightsReport, group: Mapping[str, Tensor]) -> None:
+def _check_group(report: WeightsReport, group: Mapping[str, Tensor]) -> None:
     if group and not bool(torch.isfinite(_wide(torch.cat([*group.values()]))).all()):
         for name, flat in group.items():
-            _look(report, name, flat)
+            _check_finite(report, name, flat)
 
 
-def _look(report: WeightsReport, name: str, flat: Tensor) -> None:
+def _check_finite(report: WeightsReport, name: str, flat: Tensor) -> None:
     nan = infinite = 0
     for part in map(_wide, flat.split(_CHUNK)):
         if not bool(torch.isfinite(part).all()):
@@ -255,16 +241,13 @@ def _wide(flat: Tensor) -> Tensor:
 
 
 def _each_once(tensor: Tensor) -> Tensor:
-    """Its elements in one row; of a tensor that repeats its storage (`expand`), those of the storage."""
+    """The elements as one row; for a tensor that repeats its storage (`expand`), those of the storage."""
     held = tensor.untyped_storage().nbytes() // tensor.element_size()
     return tensor.as_strided((held,), (1,), 0) if held < tensor.numel() else tensor.reshape(-1)
 
 
-# ---------------------------------------------------------------- safetensors
-
-
 def _safetensors(path: Path) -> WeightsReport:
-    """The library checks types, shapes and places; it takes a name that stands there twice."""
+    """The library checks types, shapes and offsets, but accepts duplicate names."""
     report = WeightsReport(path, "safetensors")
     try:
         check_header(path)

@@ -1,4 +1,4 @@
-"""Weights into one new file, whole or not at all."""
+"""Writes weights into one new file, completely or not at all."""
 
 import json
 import os
@@ -20,17 +20,17 @@ from flambeau.weights.readers import SAFETENSORS_DTYPES
 from flambeau.weights.safetensors_file import MAX_HEADER
 
 _PICKLES = (".pth", ".pt", ".bin")
-_ENTRY = 120  # bytes of a header beside a name: type, shape of four sides, two offsets
-_SPREAD = 1 << 30  # bytes; a tensor of more than this, laid over less, is no weight but an attack
+_ENTRY = 120  # bytes of a header per tensor without its name: type, shape, two offsets
+_SPREAD = 1 << 30  # bytes; a larger tensor over smaller storage is no weight but an attack
 
 
 @dataclass(frozen=True)
 class Written:
-    """What `write_weights` did.
+    """The result of `write_weights`.
 
     Attributes:
         num_tensors, size_bytes: of the file.
-        num_shared: tensors that were one in memory with another; .safetensors holds each in full.
+        num_shared: tensors that shared memory with another; .safetensors holds each in full.
     """
 
     num_tensors: int
@@ -47,19 +47,18 @@ def write_weights(
     force: bool = False,
     disk: Disk | None = None,
 ) -> Written:
-    """Write tensors into a file, whole or not at all; what is converted is in memory at once.
+    """Write tensors into a file, completely or not at all; converted tensors are all in memory at once.
 
     Args:
-        tensors: by name.
         out: NAME.safetensors, or NAME.pth, .pt or .bin: a plain dict, as weights_only reads it.
         dtype: of all floating tensors; the others stay as they are.
-        source: what they came from, for the metadata of a safetensors file.
+        source: where they came from, for the metadata of a safetensors file.
         force: replace a file.
-        disk: all file operations go through it.
+        disk: performs all file operations.
 
     Raises:
-        InputError: another ending, `out` exists, a value that `dtype` cannot hold, a tensor that the
-            format has no type for.
+        InputError: another ending, `out` exists, a value that `dtype` cannot hold, a tensor that the format
+            has no type for.
     """
     if out.suffix != ".safetensors" and out.suffix not in _PICKLES:
         raise InputError(f"{out}: OUT must end with .safetensors, .pth, .pt or .bin")
@@ -72,9 +71,9 @@ def write_weights(
         size = _save_safetensors(out, tensors, dtype, source, disk or Disk())
     else:
         size = _save(out, tensors, dtype, disk or Disk())
-    places = {(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors.values() if t.numel()}
-    num_filled = sum(tensor.numel() > 0 for tensor in tensors.values())
-    return Written(len(tensors), size, num_filled - len(places))
+    filled = [tensor for tensor in tensors.values() if tensor.numel()]
+    different = {(t.data_ptr(), t.shape, t.stride(), t.dtype) for t in filled}
+    return Written(len(tensors), size, len(filled) - len(different))
 
 
 def _check(name: str, tensor: Tensor, dtype: torch.dtype | None) -> None:
@@ -90,7 +89,7 @@ def _check(name: str, tensor: Tensor, dtype: torch.dtype | None) -> None:
         wide = tensor.float() if tensor.element_size() == 1 else tensor  # float8 has no isfinite
         finite = wide[torch.isfinite(wide)]
         if not bool(torch.isfinite(finite.to(dtype)).all()):
-            # 3.4e38 is the limit of bf16 and of fp32 alike.
+            # bf16 and fp32 both reach 3.4e38.
             other = "; --dtype bf16 can" if bool(torch.isfinite(finite.bfloat16()).all()) else ""
             raise InputError(f"{printable(name)} has values that {dtype} cannot hold{other}")
 
@@ -100,11 +99,7 @@ def _wanted(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _save_safetensors(
-    out: Path,
-    tensors: Mapping[str, Tensor],
-    dtype: torch.dtype | None,
-    source: str,
-    disk: Disk,
+    out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, source: str, disk: Disk
 ) -> int:
     ready: dict[str, Tensor] = {}
     storages: set[int] = set()
@@ -115,10 +110,10 @@ def _save_safetensors(
                 f"safetensors has no type for {printable(name)} of {wanted}; write a .pth"
             )
         whole = tensor.detach().to(wanted).contiguous()
-        place = whole.untyped_storage().data_ptr()
+        storage = whole.untyped_storage().data_ptr()
         # The library refuses tensors that share memory, as tied weights do.
-        ready[name] = whole.clone() if place in storages else whole
-        storages.add(place)
+        ready[name] = whole.clone() if storage in storages else whole
+        storages.add(storage)
     size = sum(len(json.dumps(name)) + _ENTRY for name in ready)
     if size > MAX_HEADER:
         raise InputError(f"the names take {size} bytes; safetensors allows {MAX_HEADER}")
@@ -140,17 +135,17 @@ def _save(out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, d
     made: dict[Any, Tensor] = {}
     plain = {}
     for name, tensor in tensors.items():
-        place: Any = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        place = place if tensor.numel() else name  # what is empty has no place
-        if place not in made:
-            # Of complex32 torch makes none without a warning.
+        key: Any = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        key = key if tensor.numel() else name  # empty tensors have no storage
+        if key not in made:
+            # Torch warns when it makes a complex32 tensor.
             pairs = tensor.dtype is torch.complex32
             whole = torch.view_as_real(tensor) if pairs else tensor
             whole = whole.detach().to(_wanted(whole, None if pairs else dtype)).contiguous()
             if whole.untyped_storage().nbytes() > whole.numel() * whole.element_size():
-                whole = whole.clone()  # else torch.save writes all of what it is a part of
-            made[place] = torch.view_as_complex(whole) if pairs else whole
-        plain[name] = made[place]
+                whole = whole.clone()  # or torch.save would write the whole storage
+            made[key] = torch.view_as_complex(whole) if pairs else whole
+        plain[name] = made[key]
 
     def write(put: Callable[[bytes | memoryview], int], _: Path) -> None:
         try:
@@ -158,20 +153,20 @@ def _save(out: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, d
         except RuntimeError as error:
             if error.__context__ is None:
                 raise
-            # Closing its archive, torch raises over a full disk or Ctrl-C, which is what counts.
+            # Torch fails again when it closes its archive; the first error, a full disk or Ctrl-C, counts.
             raise error.__context__ from None
 
     return _write_atomically(out, write, disk)
 
 
 class _Sink:
-    """What torch.save writes to."""
+    """A file for torch.save."""
 
     def __init__(self, put: Callable[[bytes | memoryview], int]) -> None:
         self.write = put
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing is buffered."""
 
 
 def _write_atomically(

@@ -10,7 +10,7 @@ from flambeau.tune.doctor.formatting import graph_breaks_line
 from flambeau.tune.doctor.machine_watch import MachineWatch
 from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.doctor.remedies import Remedy, remedies_for
-from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedies
+from flambeau.tune.doctor.remedy_trials import Tried, causes_after_trials, try_remedies
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.watch.plan import Plan
@@ -348,9 +348,9 @@ def test_what_helps_becomes_the_cause() -> None:
     remedies = {remedy.name: remedy for remedy in remedies_for(findings)}
     quick = Gain(1.6, 1.5, 1.7)
     (threads,) = (name for name in remedies if name.startswith("threads="))
-    causes = told_by_trials(findings.causes, [Tried(remedies[threads], quick)])
+    causes = causes_after_trials(findings.causes, [Tried(remedies[threads], quick)])
     assert causes[0].kind == "threads" and causes[0].share == pytest.approx(1 - 1 / 1.6)
-    unclear = told_by_trials(findings.causes, [Tried(remedies[threads], Gain(1.6, 0.9, 2.9))])
+    unclear = causes_after_trials(findings.causes, [Tried(remedies[threads], Gain(1.6, 0.9, 2.9))])
     assert unclear[0].kind == "transform"
 
 
@@ -363,7 +363,7 @@ def test_more_workers_help_and_a_line_of_the_user_stays_the_cause(file: str, kin
     findings = findings_of(Trial([trainer(*MODEL, waited=8.0)], [worker(asleep)]))
     assert (findings.causes[0].kind, findings.causes[0].where) == ("transform", f"{file}:7")
     more = next(one for one in remedies_for(findings) if one.kind == "few workers")
-    causes = told_by_trials(findings.causes, [Tried(more, Gain(4.0, 3.5, 4.5))])
+    causes = causes_after_trials(findings.causes, [Tried(more, Gain(4.0, 3.5, 4.5))])
     assert (causes[0].kind, causes[0].where) == (kind, f"{file}:7")
     assert causes[0].text.endswith("; more workers help")
 
@@ -379,7 +379,7 @@ def test_one_pair_of_runs_refutes_only_what_it_shows(times: float, kind: str) ->
     remedies = {remedy.name: remedy for remedy in remedies_for(findings)}
     (threads,) = (name for name in remedies if name.startswith("threads="))
     single = gain_of([times], [1.0])
-    causes = told_by_trials(findings.causes, [Tried(remedies[threads], single)])
+    causes = causes_after_trials(findings.causes, [Tried(remedies[threads], single)])
     assert causes[0].kind == kind
     if times > 2:
         assert causes[0].share == pytest.approx(1 - 1 / times)
@@ -393,10 +393,10 @@ def test_one_pair_on_a_busy_machine_refutes_nothing(was_busy: bool, kind: str) -
     (threads,) = (name for name in remedies if name.startswith("threads="))
     for before in ([0.7], [1.3, 4.0]):  # one pair, and two that differ much
         tried = [Tried(remedies[threads], gain_of(before, [1.0] * len(before)))]
-        assert told_by_trials(findings.causes, tried, was_busy=was_busy)[0].kind == kind
+        assert causes_after_trials(findings.causes, tried, was_busy=was_busy)[0].kind == kind
     both = [Tried(remedies[threads], gain_of([1.6, 9.0], [1.0, 1.0]))]
     assert not both[0].gain or both[0].gain.verdict == "no difference seen"
-    causes = told_by_trials(findings.causes, both, was_busy=was_busy)
+    causes = causes_after_trials(findings.causes, both, was_busy=was_busy)
     assert (causes[0].kind, round(causes[0].share, 2)) == ("threads", 0.74)
 
 

@@ -22,7 +22,7 @@ def row(phase: str, seconds: float, line: int = 7) -> list[Any]:
 
 
 def trainer(*rows: list[Any], step_s: float, **other: Any) -> dict[str, Any]:
-    """Seen for ten seconds, of which it waited for data for two."""
+    """Sampled for ten seconds, of which it waited for data for two."""
     return {
         "steps": round(10 / step_s), "seconds": 10.0, "step_s": step_s, "batches": 100, "waited_s": 2.0,
         "started_s": 0.0, "seen": list(rows), "rank": 0, "world": 1, "anomaly": False, "threads": 2,

@@ -19,10 +19,10 @@ from flambeau.errors import InputError
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.settings.stored_settings import read_config
 from flambeau.tune.doctor.trial import Trial
-from flambeau.tune.search.levers import AsItIs, Lever, Setting, levers_of_train
+from flambeau.tune.search.levers import Lever, RunFacts, Setting, levers_of_train
 from flambeau.tune.search.packed_copy import PackedCopies
 from flambeau.tune.search.run_tune import Options, tune, tuned_toml
-from flambeau.tune.search.search import Found, Step
+from flambeau.tune.search.search import SearchResult, Step
 from flambeau.tune.watch.plan import Plan
 from replaced_trials import answer_of, replace_trials, script
 
@@ -54,7 +54,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return one
 
 
-def search(folder: Path, said: list[str]) -> Found:
+def search(folder: Path, said: list[str]) -> SearchResult:
     return tune(
         script("flambeau", "train"), lambda run: [WORKERS, THREADS], Options(), is_train=True,
         journal=folder / "tuned.jsonl", say=said.append,
@@ -83,7 +83,7 @@ def test_flags_become_values_of_their_types_that_train_takes(tmp_path: Path) -> 
         Setting("1", environment={"OMP_NUM_THREADS": "1"}),
     )
     file = tmp_path / "tuned.toml"
-    file.write_text(tuned_toml(Found({}, settings, (), None)))
+    file.write_text(tuned_toml(SearchResult({}, settings, (), None)))
     told = read_config(file)
     assert told == {
         "workers": 2, "batch_size": 32, "accumulate": 2, "precision": "bf16", "ema": 0.5, "sync_bn": True,
@@ -91,7 +91,7 @@ def test_flags_become_values_of_their_types_that_train_takes(tmp_path: Path) -> 
     }  # fmt: skip
     assert Settings(**told).batch_size == 32  # which checks the types
     assert file.read_text().endswith("# in the environment: OMP_NUM_THREADS=1\n")
-    file.write_text(tuned_toml(Found({}, settings[:1], (), None), {"workers": 0, "lr": 0.1}))
+    file.write_text(tuned_toml(SearchResult({}, settings[:1], (), None), {"workers": 0, "lr": 0.1}))
     assert read_config(file) == {"workers": 2, "lr": 0.1}  # what was in the user's own file stays
 
 
@@ -110,14 +110,14 @@ def test_a_larger_batch_is_counted_per_sample_and_never_chosen(
 
     replace_trials(monkeypatch, run)
     levers = {one.name: one for one in levers_of_train(
-        [], objective="throughput", device=torch.device("cpu"), run=AsItIs(64)
+        [], objective="throughput", device=torch.device("cpu"), run=RunFacts(64)
     )}  # fmt: skip
     asked = []
     found = tune(
         script("flambeau", "train"), lambda run: asked.append(run) or [levers["batch"]], Options(),
         is_train=True, journal=tmp_path / "tuned.jsonl", say=lambda text: None,
     )  # fmt: skip
-    assert asked == [AsItIs(64, 1, 0, 0.125)]
+    assert asked == [RunFacts(64, 1, 0, 0.125)]
     assert found.choice == {}
     gains = {one.value: one.gain.times for one in found.steps if one.gain is not None}
     assert gains == {"128": pytest.approx(2 * 0.1 / 0.15), "256": pytest.approx(4 * 0.1 / 0.25)}
@@ -238,7 +238,7 @@ def test_why_a_value_failed_is_told_whole(
     why = "the script ended with code 1; it said last:\nTraceback\nValueError: \x1b[31mtoo few"
     steps = tuple(Step("workers", value, None, why) for value in ("0", "2"))
     monkeypatch.setattr(
-        "flambeau.tune.search.run_tune.tune", lambda *_, **__: Found({}, (), steps, None)
+        "flambeau.tune.search.run_tune.tune", lambda *_, **__: SearchResult({}, (), steps, None)
     )
     monkeypatch.chdir(tmp_path)
     assert main(["tune", "--", "train.py"]) == 0

@@ -10,15 +10,15 @@ import pytest
 import torch
 
 from flambeau.tune.search.levers import (
-    AsItIs,
     Choice,
     Lever,
-    LoaderAsItIs,
+    LoaderFacts,
+    RunFacts,
     Setting,
     levers_of_script,
     levers_of_train,
 )
-from flambeau.tune.search.search import Found, Measured, Search
+from flambeau.tune.search.search import Measured, Search, SearchResult
 
 
 def lever(name: str, *values: str, **kind: bool) -> Lever:
@@ -62,7 +62,7 @@ class Machine:
 
 def search(
     machine: Machine, *, left_s: float = 3600.0, is_over: Callable[[int], bool] = lambda more: False
-) -> Found:
+) -> SearchResult:
     one = Search(machine.measure, rounds=3, is_over=is_over, left_s=left_s, loss_bound=0.05)
     return one.run(LEVERS, first=machine.measure({}))
 
@@ -141,10 +141,12 @@ def test_losses_are_held_against_those_of_full_precision(
 ) -> None:
     """Where a run as it is computes in bfloat16, its own losses are no measure."""
     monkeypatch.setattr("flambeau.tune.search.levers.native_bf16", lambda device: native)
-    levers = levers_of_train([], objective="throughput", device=CPU, run=AsItIs(64))
+    levers = levers_of_train([], objective="throughput", device=CPU, run=RunFacts(64))
     calls = list[Choice]()
 
-    def found(losses: Mapping[str, float], factors: Mapping[tuple[str, str], float]) -> Found:
+    def found(
+        losses: Mapping[str, float], factors: Mapping[tuple[str, str], float]
+    ) -> SearchResult:
         machine = Machine(factors)
         machine.losses |= losses
         calls.clear()
@@ -269,16 +271,16 @@ def known(levers: list[Lever]) -> dict[str, list[str]]:
 
 def test_forward_passes_are_made_smaller_for_the_same_step() -> None:
     for objective in ("throughput", "memory"):
-        levers = levers_of_train([], objective=objective, device=CPU, run=AsItIs(48, 2))
+        levers = levers_of_train([], objective=objective, device=CPU, run=RunFacts(48, 2))
         (micro,) = (one for one in levers if one.name == "micro-batch")
         assert [one.value for one in micro.settings] == ["24 x 4", "12 x 8", "6 x 16"]
         assert micro.setting("12 x 8").words == ("--batch-size", "12", "--accumulate", "8")
         assert micro.is_rounding
     assert "batch" not in known(levers)  # a larger one takes more memory
-    odd = levers_of_train([], objective="memory", device=CPU, run=AsItIs(7))
+    odd = levers_of_train([], objective="memory", device=CPU, run=RunFacts(7))
     assert "micro-batch" not in known(odd)
     for flag in ("--batch-size=64", "--accumulate"):  # a file for --config cannot take it back
-        given = levers_of_train([flag, "2"], objective="throughput", device=CPU, run=AsItIs(64))
+        given = levers_of_train([flag, "2"], objective="throughput", device=CPU, run=RunFacts(64))
         assert not {"micro-batch", "batch"} & set(known(given))
 
 
@@ -290,7 +292,7 @@ def test_workers_are_tried_where_they_could_help(
     workers: int, data_wait: float | None, is_tried: bool
 ) -> None:
     """Fewer of them may help a run that has some, for they take CPUs from the model."""
-    run = AsItIs(64, 1, workers, data_wait)
+    run = RunFacts(64, 1, workers, data_wait)
     levers = levers_of_train([], objective="throughput", device=CPU, run=run)
     assert ("workers" in known(levers)) is is_tried
     assert f"{workers}" not in known(levers).get("workers", [])  # as it is
@@ -303,7 +305,7 @@ def test_what_the_model_does_is_tried_first_where_data_are_there_in_time(
     monkeypatch.setattr("flambeau.tune.search.levers.native_bf16", lambda device: True)
 
     def names(data_wait: float) -> list[str]:
-        run = AsItIs(64, 1, 4, data_wait)
+        run = RunFacts(64, 1, 4, data_wait)
         found = known(levers_of_train([], objective="throughput", device=CUDA, run=run))
         counts = {0.3: ["0", "1", "2", "8", "16", "32"], 0.01: ["0", "1", "2", "8"]}
         assert found["workers"] == counts[data_wait]
@@ -315,7 +317,7 @@ def test_what_the_model_does_is_tried_first_where_data_are_there_in_time(
 
 @pytest.mark.parametrize(("smaller", "chosen"), [(0.5, True), (1.1, False)])
 def test_a_smaller_forward_pass_is_chosen_where_it_is_faster(smaller: float, chosen: bool) -> None:
-    levers = levers_of_train([], objective="memory", device=CPU, run=AsItIs(64))
+    levers = levers_of_train([], objective="memory", device=CPU, run=RunFacts(64))
     machine = Machine({("micro-batch", "32 x 2"): smaller, ("recompute", "*"): 0.9})
     one = Search(machine.measure, rounds=3, is_over=lambda more: False, left_s=1e6, loss_bound=0.05)
     found = one.run(levers, first=machine.measure({}))
@@ -377,10 +379,10 @@ def test_levers_of_a_gpu_have_its_precisions_and_no_threads(
 
 
 def test_a_script_whose_workers_would_give_every_sample_keeps_their_number() -> None:
-    def names(loader: LoaderAsItIs | None) -> dict[str, Lever]:
+    def names(loader: LoaderFacts | None) -> dict[str, Lever]:
         return {one.name: one for one in levers_of_script(torch.device("cpu"), loader)}
 
-    assert not {"workers", "persistent workers"} & set(names(LoaderAsItIs(repeats=True)))
+    assert not {"workers", "persistent workers"} & set(names(LoaderFacts(repeats=True)))
     assert {"workers", "persistent workers"} <= set(names(None))
-    shared = names(LoaderAsItIs(repeats=False, shared=("__main__.Records",)))
+    shared = names(LoaderFacts(repeats=False, shared=("__main__.Records",)))
     assert all(one.change["shared"] == ["__main__.Records"] for one in shared["workers"].settings)

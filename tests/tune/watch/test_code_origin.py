@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flambeau.tune.doctor.formatting import of_package, shown
-from flambeau.tune.watch.code_origin import Origin, origin_of
+from flambeau.tune.doctor.formatting import shown
+from flambeau.tune.watch.code_origin import Origin, in_package, origin_of
 from flambeau.tune.watch.stack_phases import activity_of
 
 UV = "/root/.local/share/uv/python/cpython-3.12-linux-x86_64-gnu/lib/python3.12"
@@ -21,7 +21,7 @@ from flambeau.tune.watch.stack_phases import activity_of
 seen = []
 def look(): seen.append(activity_of(sys._getframe(0).f_back))
 thread = threading.Thread(target=look); thread.start(); thread.join()
-print(seen[0].place)
+print(seen[0].location)
 """
 
 
@@ -84,7 +84,7 @@ def test_folders_are_what_is_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
     mine, theirs = project / "train.py", venv / "timm" / "models.py"
     assert origin_of(frame_of(f"{mine}", "__main__")) == Origin("user", "")
     assert origin_of(frame_of(f"{theirs}", "timm.models")) == Origin("library", "timm.models")
-    assert of_package(f"{theirs}:3") == "timm/models.py:3" and of_package(f"{mine}:3") == ""
+    assert in_package(f"{theirs}:3") == "timm/models.py:3" and in_package(f"{mine}:3") == ""
     monkeypatch.chdir(project)
     assert shown(f"{mine}:3") == "train.py:3" and shown(f"{theirs}:3") == "timm/models.py:3"
 

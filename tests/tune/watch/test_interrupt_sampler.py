@@ -1,4 +1,4 @@
-"""Looks of the main thread at itself: right for pieces of microseconds and for sleep, and nothing is left."""
+"""Samples that the main thread takes of itself: right for microseconds and for sleep; nothing is left."""
 
 import contextlib
 import signal
@@ -41,8 +41,8 @@ def seconds_in(sampler: InterruptSampler, *names: str) -> list[float]:
     found = dict.fromkeys(names, 0.0)
     for (thread, seen), seconds in sampler.seconds.items():
         assert thread == "main"
-        if seen.place is not None and seen.place.function in found:
-            found[seen.place.function] += seconds
+        if seen.location is not None and seen.location.function in found:
+            found[seen.location.function] += seconds
     return list(found.values())
 
 
@@ -85,7 +85,7 @@ def test_the_kernel_is_asked_what_a_sleep_is() -> None:
             asleep()
     waits = {"sleep": 0.0, "": 0.0}
     for (_, seen), seconds in sampler.seconds.items():
-        if seen.place is not None and seen.place.function == "asleep":
+        if seen.location is not None and seen.location.function == "asleep":
             waits[seen.waits] += seconds
     assert waits["sleep"] > waits[""]  # where the machine is busy, it also waits for a CPU
 

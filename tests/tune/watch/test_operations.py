@@ -16,8 +16,8 @@ def found_in(layers: int, width: int) -> dict[str, float]:
     operations.start()
     while True:
         model(x).sum().backward()
-        if not operations.goes_on():
-            return operations.found(None)
+        if not operations.count_step():
+            return operations.result(None)
 
 
 def test_operations_are_counted_per_step() -> None:
@@ -70,7 +70,7 @@ def test_on_a_gpu_kernels_count_and_no_copies(monkeypatch: pytest.MonkeyPatch) -
     operations = Operations()
     seen = SimpleNamespace(stop=lambda: None, events=lambda: events)
     monkeypatch.setattr(operations, "_profile", seen)
-    found = operations.found(None)
+    found = operations.result(None)
     assert found["memory_bound"] == 0.5
     assert found["device_s"] == pytest.approx(1000e-6 / 3)
     assert found["active_s"] == pytest.approx(1900e-6 / 3)
@@ -89,10 +89,10 @@ def test_what_a_gpu_computes_is_not_what_is_copied_to_it() -> None:
     for _ in range(3):
         x[:2048].cuda()
         big @ big
-        operations.goes_on()
+        operations.count_step()
     events[1].record()
     torch.cuda.synchronize()
-    found = operations.found(None)
+    found = operations.result(None)
     products = events[0].elapsed_time(events[1]) / 1000 / 3
     assert 0.3 * products < found["device_s"] < 0.99 * products
     assert found["memory_bound"] < 0.1  # of kernels, and of no copy

@@ -6,7 +6,7 @@ from types import FrameType
 
 import pytest
 
-from flambeau.tune.watch.stack_phases import Activity, Place, activity_of
+from flambeau.tune.watch.stack_phases import Activity, CodeLocation, activity_of
 
 TORCH = "/env/lib/site-packages/torch"
 SITE = "/env/lib/site-packages"
@@ -102,19 +102,21 @@ def test_kind_of_work_in_a_worker(stack: Sequence[tuple[str, str]], kind: str) -
 
 def test_the_line_is_the_users() -> None:
     library = (f"{SITE}/PIL/ImageFile.py", "load")
-    assert seen(TRAIN, LOADER, ITEM, library).place == Place("/home/me/data.py", 2, "__getitem__")
+    assert seen(TRAIN, LOADER, ITEM, library).location == CodeLocation(
+        "/home/me/data.py", 2, "__getitem__"
+    )
 
 
 def test_a_worker_that_was_forked_shows_no_line_of_the_trainer() -> None:
     library = (f"{SITE}/torchvision/datasets/folder.py", "pil_loader")
     found = seen(TRAIN, LOADER, WORKER, library)
-    assert found.place == Place(library[0], 2, "pil_loader")
+    assert found.location == CodeLocation(library[0], 2, "pil_loader")
 
 
 def test_two_files_with_the_same_function() -> None:
     """Code objects are equal whatever file they are of."""
     for file in (f"{SITE}/timm/read.py", "/home/me/read.py", f"{SITE}/timm/read.py"):
         found = seen(TRAIN, LOADER, (file, "one_of_two"))
-        assert found.place == Place(
+        assert found.location == CodeLocation(
             *((TRAIN[0], 2, TRAIN[1]) if SITE in file else (file, 2, "one_of_two"))
         )

@@ -10,7 +10,7 @@ from flambeau.tune.watch.stack_sampler import StackSampler
 def _look_at_this_thread() -> StackSampler:
     threads = {"main": (threading.get_ident(), threading.get_native_id())}
     sampler = StackSampler(lambda: threads)
-    looks = threading.Thread(target=sampler._look, args=(0.5,))
+    looks = threading.Thread(target=sampler._sample, args=(0.5,))
     looks.start()
     looks.join()
     return sampler
@@ -20,14 +20,14 @@ def test_a_look_counts_the_time_for_the_line_at_which_the_thread_is() -> None:
     sampler = _look_at_this_thread()
     ((thread, seen),) = sampler.seconds
     assert thread == "main"
-    assert seen.place is not None
-    assert seen.place.file == __file__
+    assert seen.location is not None
+    assert seen.location.file == __file__
     assert sampler.seconds[thread, seen] == 0.5
 
 
 def test_a_thread_that_has_ended_is_passed_over() -> None:
     sampler = StackSampler(lambda: {"gone": (-1, -1)})
-    sampler._look(0.5)
+    sampler._sample(0.5)
     assert not sampler.seconds
 
 

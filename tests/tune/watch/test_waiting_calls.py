@@ -45,7 +45,7 @@ def test_each_call_is_counted_with_its_line() -> None:
     )
     calls.stop()
     assert dict(vars(Tensor)) == before
-    found = {(place.file, place.line, what): row for (place, what), row in calls.found.items()}
+    found = {(place.file, place.line, what): row for (place, what), row in calls.calls.items()}
     file = "/home/me/train.py"
     assert {key[1:] for key in found} == {
         (3, ".item()"), (4, "if tensor"), (5, "printing a tensor"),
@@ -61,7 +61,7 @@ def test_a_copy_to_another_device_counts_its_bytes() -> None:
     calls.start()
     run_script("torch.ones(4, 8).to('meta')\n")
     calls.stop()
-    (((place, what), (count, _, copied)),) = calls.found.items()
+    (((place, what), (count, _, copied)),) = calls.calls.items()
     assert (place.line, what, count, copied) == (1, "copy to meta, not pinned", 1, 128)
 
 

@@ -3,7 +3,7 @@
 import threading
 import time
 
-from flambeau.tune.watch.thread_state import OWN_THREADS, run_times
+from flambeau.tune.watch.thread_state import WATCH_THREADS, run_times
 from flambeau.tune.watch.worker_watch import busy_threads
 
 
@@ -27,7 +27,7 @@ def test_the_kernel_tells_what_each_thread_has_had() -> None:
 
     busy, ours = (
         threading.Thread(target=compute),
-        threading.Thread(target=ends.wait, name=OWN_THREADS),
+        threading.Thread(target=ends.wait, name=WATCH_THREADS),
     )
     ours.start()
     busy.start()

@@ -1,1 +1,1 @@
-"""What `flambeau env` and `flambeau gpus` ask this machine: its disk, its driver, the wheels that fit it."""
+"""What `flambeau env` and `flambeau gpus` measure of this machine: its disk and its driver."""

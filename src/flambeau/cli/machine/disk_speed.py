@@ -1,4 +1,4 @@
-"""How fast a folder is written and read, with a file that has no name: nothing can be left behind."""
+"""How fast a folder is written and read, with an unnamed file, so that nothing can be left behind."""
 
 import os
 import shutil
@@ -11,9 +11,9 @@ from typing import IO, Any
 from flambeau.errors import InputError
 
 _MIB = 1 << 20
-_PIECE = 32 * _MIB  # that are written before the disk is waited for; chosen
-_MOST = 512 * _MIB
-_SECONDS = 3.0  # for each of writing and reading; a slow disk is waited for once more
+_PIECE = 32 * _MIB  # written between two calls of fsync; chosen
+_MAX = 512 * _MIB
+_SECONDS = 3.0  # each for writing and reading; a slow disk adds one fsync
 
 
 def disk_speed(
@@ -22,16 +22,15 @@ def disk_speed(
     """Write a file of at most 512 MiB for about three seconds, and read it for as long.
 
     Args:
-        folder: where; at most a third of its free space is taken, for as long as this lasts.
+        folder: at most a third of its free space is used meanwhile.
         clock: seconds.
 
     Returns:
-        The folder as it was given, `write_mib_per_s` with the waiting for the disk, `read_mib_per_s` past the
-        cache of the system (None where it cannot be passed: then it would be the speed of memory), and
-        `free_bytes`.
+        The given folder, `write_mib_per_s` including fsync, `read_mib_per_s` without the system's cache (None
+        if that cannot be bypassed), and `free_bytes`.
 
     Raises:
-        InputError: no such folder, or it cannot be written into.
+        InputError: no such folder, or it is not writable.
     """
     if not folder.is_dir():
         raise InputError(f"--disk {folder}: there is no such folder")
@@ -41,9 +40,9 @@ def disk_speed(
             f"--disk {folder}: {free // _MIB} MiB are left there, too few to measure it"
         )
     try:
-        # Without a name where the system can: then not even SIGKILL leaves it behind.
+        # Without a name, where possible, not even SIGKILL leaves it behind.
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            size, write = _write(file, min(_MOST, free // 3), clock)
+            size, write = _write(file, min(_MAX, free // 3), clock)
             read = _read(file, size, clock)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
@@ -59,8 +58,8 @@ def disk_speed(
 
 
 def _write(file: IO[Any], most: int, clock: Callable[[], float]) -> tuple[int, float]:
-    """How many bytes have been written, and MiB per second."""
-    noise = os.urandom(_PIECE)  # what can be compressed would be
+    """Bytes written, and MiB per second."""
+    noise = os.urandom(_PIECE)  # a file system may compress anything else
     size = 0
     start = clock()
     while size + _PIECE <= most and clock() - start < _SECONDS:
@@ -77,9 +76,9 @@ def _read(file: IO[Any], size: int, clock: Callable[[], float]) -> float | None:
         return None
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     file.seek(0)
-    place = memoryview(bytearray(_PIECE))
+    buffer = memoryview(bytearray(_PIECE))
     start = clock()
     done = 0
     while done < size and clock() - start < _SECONDS:
-        done += os.readv(file.fileno(), [place])
+        done += os.readv(file.fileno(), [buffer])
     return done / _MIB / max(clock() - start, 1e-9)

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says through its own library of C: neither torch nor another package is needed."""
+"""Asks NVIDIA's driver through its C library, without torch or another package."""
 
 import ctypes
 import sys
@@ -7,11 +7,7 @@ from typing import Any
 
 
 def cuda_of_driver(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[int, int] | None:
-    """The newest CUDA that the driver serves, such as (12, 8); None without a driver.
-
-    Args:
-        load: opens a library of C by its name.
-    """
+    """The newest CUDA version that the driver supports, such as (12, 8); None without a driver."""
     library = _library(load)
     number = ctypes.c_int(0)
     if library is None or library.cuDriverGetVersion(ctypes.byref(number)) or not number.value:
@@ -25,22 +21,19 @@ def cuda_version(number: int) -> tuple[int, int]:
 
 
 def visible_uuids(load: Callable[[str], Any] = ctypes.CDLL) -> list[str]:
-    """UUIDs of the devices that CUDA shows to this process, in its order; no context is made on them.
+    """UUIDs of the devices that CUDA shows to this process, in its order, without making a context.
 
-    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are in it. Empty where there is no driver or no device.
-
-    Args:
-        load: opens a library of C by its name.
+    CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER apply. Empty without a driver or device.
     """
     library = _library(load)
-    found: list[str] = []
+    uuids: list[str] = []
     for device in _devices(library):
         raw = (ctypes.c_ubyte * 16)()
-        if library.cuDeviceGetUuid_v2(ctypes.byref(raw), device):  # of a part of a GPU, its own
-            return found
+        if library.cuDeviceGetUuid_v2(ctypes.byref(raw), device):  # v2: a MIG instance has its own
+            return uuids
         text = bytes(raw).hex()
-        found.append("-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:])))
-    return found
+        uuids.append("-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:])))
+    return uuids
 
 
 def _library(load: Callable[[str], Any]) -> Any:
@@ -54,10 +47,10 @@ def _devices(library: Any) -> list[ctypes.c_int]:
     count = ctypes.c_int(0)
     if library is None or library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
         return []
-    found = []
+    devices = []
     for ordinal in range(count.value):
         device = ctypes.c_int()
         if library.cuDeviceGet(ctypes.byref(device), ordinal):
             break
-        found.append(device)
-    return found
+        devices.append(device)
+    return devices

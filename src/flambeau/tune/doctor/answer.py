@@ -1,4 +1,4 @@
-"""An answer of `flambeau doctor`, of a script as of a step: the same lines and tables in text and page."""
+"""An answer of `flambeau doctor`: the lines and tables that both the terminal and the HTML page show."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +9,7 @@ from flambeau.report.page import page_head
 
 @dataclass(frozen=True)
 class Table:
-    """Cells of text.
-
-    Attributes:
-        heads: of the columns.
-        rows: a cell per column; None is what is not known.
-        numbers: how many columns, the last ones, hold numbers.
-    """
+    """Rows with a cell per column, None for unknown; the last `numbers` columns hold numbers."""
 
     heads: tuple[str, ...]
     rows: tuple[tuple[str | None, ...], ...]
@@ -24,14 +18,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found.
-
-    Attributes:
-        about: what was watched, and where.
-        verdict: one sentence: where the time goes, and what helps most.
-        parts: tables and lines, what matters most first.
-        data: all of it for programs.
-    """
+    """What `flambeau doctor` shows: the most important parts first; `data` is the object of `--json`."""
 
     about: str
     verdict: str
@@ -40,12 +27,7 @@ class Answer:
 
 
 def page_of(answer: Answer, command: str) -> str:
-    """As one HTML file that needs nothing else.
-
-    Args:
-        answer: what to show.
-        command: that was asked about, as the user typed it.
-    """
+    """The answer as one self-contained HTML file; `command` is what the user typed."""
     shown = "".join(f"<section>{_html(part)}</section>" for part in answer.parts)
     return f"""<!DOCTYPE html>
 <html lang="en">

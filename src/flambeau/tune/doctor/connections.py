@@ -1,4 +1,4 @@
-"""To whom a script's processes talk over TCP: what they write there no sandbox holds.
+"""Whom a script's processes talk to over TCP: the sandbox cannot undo what they write there.
 
 Source: `Documentation/networking/proc_net_tcp.rst` of Linux.
 """
@@ -25,18 +25,16 @@ _SERVICES = {
 
 
 def outside_connections(processes: Iterable[int]) -> set[str]:
-    """Peers that are none of the processes, as ADDRESS:PORT, with the service that usually has the port.
-
-    Args:
-        processes: by number; one that ends meanwhile is passed over.
-    """
-    own = {inode for process in processes for inode in _sockets_of(process)}
-    if not own:
+    """Peers outside of these processes, as ADDRESS:PORT and the service that usually has the port."""
+    sockets = {inode for process in processes for inode in _sockets_of(process)}
+    if not sockets:
         return set()
     rows = [row for name in ("tcp", "tcp6") for row in _rows(_PROC / "net" / name)]
-    # Between two of them, both ends are theirs.
-    inside = {local for local, _, inode in rows if inode in own}
-    return {_named(remote) for _, remote, inode in rows if inode in own and remote not in inside}
+    # A connection between two of the processes has both ends in `inside`.
+    inside = {local for local, _, inode in rows if inode in sockets}
+    return {
+        _named(remote) for _, remote, inode in rows if inode in sockets and remote not in inside
+    }
 
 
 def _sockets_of(process: int) -> Iterator[str]:
@@ -58,7 +56,7 @@ def _rows(file: Path) -> Iterator[tuple[tuple[str, int], tuple[str, int], str]]:
 
 
 def _end(text: str) -> tuple[str, int]:
-    """Address and port; the kernel prints an address as numbers of 4 bytes in the order of this machine."""
+    """Address and port; the kernel prints an address as 4-byte numbers in the byte order of this machine."""
     address, _, port = text.partition(":")
     words = [bytes.fromhex(address[at : at + 8])[::-1] for at in range(0, len(address), 8)]
     raw = b"".join(words)

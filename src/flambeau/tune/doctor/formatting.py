@@ -1,4 +1,4 @@
-"""A cause of lost time, and how shares and lines are put into words."""
+"""A cause of lost time, and how shares and lines of code are written in sentences."""
 
 import os
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Any
 from flambeau.terminal import printable
 from flambeau.tune.watch.code_origin import in_package
 
-_CELL = 200  # characters that a table shows of a cell
+_CELL = 200  # characters of a cell that a table shows
 _LONGEST_REASON = 4000  # characters, some fifty lines; chosen
 
 
@@ -21,9 +21,9 @@ class Cause:
         kind: read, decode, transform, collate, send, few workers, many workers, worker start, copy, model,
             small steps, sync, python, optimizer, compile, threads, slow rank, communication, checkpoint,
             evaluation, debug mode, quota, memory, page faults.
-        share: of the time of training.
-        where: FILE:LINE to look at; '' where there is none.
-        text: in words.
+        share: of the training's time.
+        where: FILE:LINE to look at; '' if none.
+        text: the sentence that is shown.
     """
 
     kind: str
@@ -32,25 +32,16 @@ class Cause:
     text: str
 
 
-def of_package(where: str) -> str:
-    """FILE:LINE from the folder of its installed package on; '' of anything else."""
-    return in_package(where)
-
-
 def shown(where: str) -> str:
-    """FILE:LINE as short as it can be opened from here; of a package from its own folder on."""
-    if package := of_package(where):
+    """FILE:LINE as short as it opens from the current folder; from its own folder on if in a package."""
+    if package := in_package(where):
         return package
     relative = os.path.relpath(where)
     return where if relative.startswith("..") else relative
 
 
 def reasons_in_full(failures: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines below a table, which shows the first line of a reason only; what failed alike is listed once.
-
-    Args:
-        failures: what failed, and why, in lines, which may be of a script and hold anything.
-    """
+    """Reasons of several lines, to print below a table that shows only their first; equal ones come once."""
     names: dict[str, list[str]] = {}
     for name, reason in failures:
         if "\n" in reason or len(reason) > _CELL:
@@ -59,7 +50,7 @@ def reasons_in_full(failures: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _in_full(name: str, reason: str) -> str:
-    """'NAME: REASON'; the middle of a very long one is left out."""
+    """'NAME: REASON', without the middle of a very long reason."""
     left_out = len(reason) - _LONGEST_REASON
     if left_out > 0:
         half = _LONGEST_REASON // 2
@@ -75,12 +66,12 @@ def percent(share: float) -> str:
 
 
 def at_line(where: str) -> str:
-    """', at FILE:LINE'; '' where there is none."""
+    """', at FILE:LINE'; '' if `where` is ''."""
     return f", at {shown(where)}" if where else ""
 
 
 def _source(where: str) -> str:
-    """The line itself, in parentheses; '' if it cannot be read."""
+    """The source line itself in parentheses; '' if it cannot be read."""
     file, _, line = where.rpartition(":")
     try:
         text = Path(file).read_text(encoding="utf-8").splitlines()[int(line) - 1].strip()
@@ -90,12 +81,12 @@ def _source(where: str) -> str:
 
 
 def line_with_source(where: str) -> str:
-    """', at FILE:LINE (what stands there)'."""
+    """', at FILE:LINE (the code of that line)'."""
     return f"{at_line(where)}{_source(where)}"
 
 
 def compiled_anew(trainer: dict[str, Any]) -> str:
-    """' (3 graphs in 20 steps)': what was compiled while the steps were timed; '' for nothing."""
+    """' (3 graphs in 20 steps)': what was compiled while the steps were timed; '' if nothing was."""
     graphs = trainer.get("graphs_in_window", 0)
     if not graphs:
         return ""
@@ -103,14 +94,14 @@ def compiled_anew(trainer: dict[str, Any]) -> str:
 
 
 def graph_breaks_line(trainer: dict[str, Any]) -> str:
-    """A sentence: how often torch.compile had to end a graph, and why most often; '' where it never had to.
+    """How often torch.compile broke a graph, and the most frequent reason; '' if never.
 
-    What that costs shows only in a trial without torch.compile, so it is no cause with a share.
+    Only a trial without torch.compile would show the cost, so this is no cause with a share.
     """
     breaks = trainer.get("graph_breaks", {})
     if not breaks:
         return ""
-    most = max(breaks, key=lambda reason: breaks[reason])
+    most = max(breaks, key=breaks.__getitem__)
     return (
         f"torch.compile has made {trainer['graphs']} graphs; graph breaks: {sum(breaks.values())}, most "
         f"often for: {most} (TORCH_LOGS=graph_breaks says where)."

@@ -1,4 +1,4 @@
-"""What of a machine runs short while a script runs: memory, shared memory, the quota of its container."""
+"""Which resources of the machine run short while a script runs: memory, shared memory, the CPU quota."""
 
 import os
 import shutil
@@ -22,17 +22,16 @@ _QUOTA_FILES = (
 
 @dataclass
 class MachineWatch:
-    """Looked at now and then while a trial runs.
+    """State of the machine during a trial, updated by `poll`.
 
     Attributes:
-        folder: of the trial.
-        most_bytes: that the trial's processes have held.
-        limit_bytes: of memory that there is; 0 if unknown.
-        is_out_of_memory: they hold so much of it that the kernel is about to kill.
-        shared_share: most of /dev/shm that was in use.
-        throttled_share: of the time in which the container's quota of CPU was used up.
-        peers: outside of the trial, to which its processes are connected.
-        others_cpus: how many CPUs other processes of the machine have kept busy, on average.
+        most_bytes: peak memory of the trial's processes.
+        limit_bytes: usable memory; 0 if unknown.
+        is_out_of_memory: the kernel is about to kill a process.
+        shared_share: peak share of /dev/shm in use.
+        throttled_share: share of the time in which the container's CPU quota was used up.
+        others_cpus: mean number of CPUs that other processes keep busy.
+        peers: network connections to other processes or machines.
     """
 
     folder: Path
@@ -49,10 +48,10 @@ class MachineWatch:
         self._throttled = throttled_seconds()
         self.limit_bytes = usable_memory() or 0
         self._busy_then, self._cpus = machine_cpu_seconds()
-        self._own: dict[int, float] = {}
+        self._cpu_seconds: dict[int, float] = {}
 
-    def look(self) -> None:
-        """Once in a while."""
+    def poll(self) -> None:
+        """Measure now."""
         processes = list(processes_of(self.folder))
         self.peers |= outside_connections(processes)
         held = resident_bytes(processes)
@@ -60,7 +59,7 @@ class MachineWatch:
         most = _MOST * self.limit_bytes
         if most and held > most and proportional_bytes(processes) > most:
             self.is_out_of_memory = True
-        self._own |= cpu_seconds(processes)
+        self._cpu_seconds |= cpu_seconds(processes)
         if _SHARED_MEMORY.is_dir():
             usage = shutil.disk_usage(_SHARED_MEMORY)
             if usage.total:
@@ -68,15 +67,14 @@ class MachineWatch:
         elapsed = time.monotonic() - self._began
         if elapsed > 0:
             self.throttled_share = (throttled_seconds() - self._throttled) / elapsed
-            if (
-                self._cpus == usable_cpus()
-            ):  # else the others may be in containers with CPUs of their own
+            # With fewer usable CPUs, the others may run in containers on the remaining ones.
+            if self._cpus == usable_cpus():
                 busy_s = machine_cpu_seconds()[0] - self._busy_then
-                self.others_cpus = max(0.0, busy_s - sum(self._own.values())) / elapsed
+                self.others_cpus = max(0.0, busy_s - sum(self._cpu_seconds.values())) / elapsed
 
 
 def throttled_seconds() -> float:
-    """For how long this container was kept from its CPUs since it was made; 0 where nobody counts."""
+    """How long this container was kept from its CPUs since it was made; 0 if nothing counts it."""
     for file, name, unit in _QUOTA_FILES:
         try:
             lines = file.read_text().splitlines()
@@ -89,7 +87,7 @@ def throttled_seconds() -> float:
 
 
 def resident_bytes(processes: list[int]) -> int:
-    """Memory that they hold together; pages that several share count for each."""
+    """Memory of these processes together; a page that several share counts for each."""
     total = 0
     for process in processes:
         with suppress(OSError, ValueError, IndexError):
@@ -98,7 +96,7 @@ def resident_bytes(processes: list[int]) -> int:
 
 
 def proportional_bytes(processes: list[int]) -> int:
-    """Memory that they hold together; of a page that several share each counts its part. It takes a while."""
+    """Memory of these processes together; a shared page counts by parts. Slow: reads all their mappings."""
     total = 0
     for process in processes:
         with suppress(OSError, ValueError, IndexError):
@@ -109,18 +107,18 @@ def proportional_bytes(processes: list[int]) -> int:
 
 
 def cpu_seconds(processes: list[int]) -> dict[int, float]:
-    """By process the CPU time that it has used."""
-    found = {}
+    """CPU time that each process has used."""
+    used = {}
     for process in processes:
         with suppress(OSError, ValueError, IndexError):
-            # Behind the name, which may hold anything and ends with the last parenthesis.
+            # Fields after the name, which may hold anything and ends with the last parenthesis.
             fields = (_PROC / f"{process}" / "stat").read_text().rpartition(")")[2].split()
-            found[process] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return found
+            used[process] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used
 
 
 def machine_cpu_seconds() -> tuple[float, int]:
-    """CPU time that all processes of the machine have used, and of how many CPUs that is; 0 CPUs: unknown."""
+    """CPU time that all processes of the machine have used, and the number of its CPUs; 0 CPUs: unknown."""
     try:
         lines = (_PROC / "stat").read_text().splitlines()
     except OSError:

@@ -1,22 +1,22 @@
-"""Whether a change made a script faster: pairs of runs, one after the other, and a test on them."""
+"""Whether a change made a script faster: a t test on pairs of runs, one without and one with it."""
 
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# The 95 % points of Student's t, one-sided, for 1, 2, 3 ... degrees of freedom.
+# One-sided 95 % points of Student's t for 1, 2, 3 ... degrees of freedom.
 _T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 
 
 @dataclass(frozen=True)
 class Gain:
-    """How many times as many steps per second a change gives.
+    """The ratio of steps per second with a change to those without.
 
     Attributes:
         times: the geometric mean over the pairs.
-        low, high: one-sided bounds at 95 %, each for itself; NaN for a single pair.
-        least: of a pair; NaN where it is not known.
+        low, high: one-sided 95 % bounds; NaN for a single pair.
+        least: the smallest ratio of a pair; NaN if unknown.
     """
 
     times: float
@@ -40,14 +40,10 @@ class Gain:
 
 
 def gain_of(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:
-    """From pairs of seconds per step: a one-sided t test on the logarithms of their ratios.
-
-    Args:
-        before_s: without the change, pair by pair.
-        after_s: with it.
+    """One-sided t test on the logarithms of the ratios of seconds per step, pair by pair.
 
     Raises:
-        ValueError: no pair, or not as many of both.
+        ValueError: no pair, or different numbers of values.
     """
     logs = [math.log(before / after) for before, after in zip(before_s, after_s, strict=True)]
     if not logs:

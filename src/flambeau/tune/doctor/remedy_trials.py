@@ -7,21 +7,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from flambeau.tune.doctor.causes import in_order
-from flambeau.tune.doctor.formatting import Cause, of_package
+from flambeau.tune.doctor.formatting import Cause
 from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.doctor.remedies import Remedy
 from flambeau.tune.doctor.trial import Script
+from flambeau.tune.watch.code_origin import in_package
 from flambeau.tune.watch.plan import Plan
 
-_NO_HOPE = 1.01  # a first pair below this is not tried again
-_CLEAR = 1.5  # a gain that, seen in each pair, is believed without a test; chosen
-_SOME = 1.1  # a mean gain below which a test refutes a cause on a busy machine, too; chosen
-_FIRST_SHARE = 0.6  # of the time, for first pairs; the rest is for what has shown a gain; chosen
+_NO_HOPE = 1.01  # after a first pair below this, no second one
+_CLEAR = 1.5  # a gain that needs no test if each pair shows it; chosen
+_SOME = 1.1  # a smaller mean gain refutes a cause even on a busy machine; chosen
+_FIRST_SHARE = 0.6  # of the time, for first pairs; the rest repeats those with a gain; chosen
+_CONFIRMED_BY_TRIALS = ("threads", "many workers", "debug mode")
+_READERS = ("read", "decode", "transform", "collate")
+_TEXTS = {
+    "threads": "more threads run than there are CPUs, and wait for each other",
+    "many workers": "there are more workers than CPUs to run them",
+}
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A remedy and what came of it; `gain` is None where its trial failed, for the reason in `failure`."""
+    """A remedy and its measured gain; `gain` is None if it was not measured, for the reason in `failure`."""
 
     remedy: Remedy
     gain: Gain | None
@@ -37,15 +44,12 @@ def try_remedies(
     enough_s: float,
     say: Callable[[str], None],
 ) -> list[Tried]:
-    """Run the script with each remedy between two runs without it, in turn.
+    """Run the script with each remedy between two runs without it.
 
     Args:
-        script: that is to become faster.
-        remedies: the most promising first; those for which no time is left are not tried.
-        plan: of a trial without a change.
-        rounds: pairs per remedy; one that shows no gain at the first is not tried again.
-        enough_s: no new trial begins after so many seconds, and no first pair of a remedy late in them.
-        say: takes a line on what goes on.
+        remedies: the most promising first.
+        rounds: pairs per remedy; one without gain in the first pair gets no other.
+        enough_s: no new trial begins after it, and no first pair late in it.
     """
     start = time.monotonic()
     pairs: dict[str, list[tuple[float, float]]] = {one.name: [] for one in remedies}
@@ -53,9 +57,9 @@ def try_remedies(
     before = None
     for number in range(rounds):
         share = _FIRST_SHARE if number == 0 < rounds - 1 else 1.0
-        # The largest gains are tried again first, for it is they that are to be sure.
-        for remedy in sorted(remedies, key=lambda one: -_seen(pairs[one.name])):
-            hopeless = number and _seen(pairs[remedy.name]) < _NO_HOPE
+        # Repeat the largest gains first: they most need to be certain.
+        for remedy in sorted(remedies, key=lambda one: -_best_gain(pairs[one.name])):
+            hopeless = number and _best_gain(pairs[remedy.name]) < _NO_HOPE
             late = time.monotonic() > start + share * enough_s
             if remedy.name in failures or hopeless or late:
                 continue
@@ -68,7 +72,7 @@ def try_remedies(
             if with_it.failure is not None:
                 failures[remedy.name] = with_it.failure
             elif before.failure is None and after.failure is None:
-                # The two runs around it: a machine that slows down, does so for both.
+                # The mean of the runs before and after cancels a slow drift of the machine.
                 base = math.sqrt(before.step_s * after.step_s)
                 pairs[remedy.name].append((base, with_it.step_s))
             before = after
@@ -77,8 +81,8 @@ def try_remedies(
     ]
 
 
-def _seen(pairs: Sequence[tuple[float, float]]) -> float:
-    """The largest gain of a remedy so far; 0 where it has not been tried."""
+def _best_gain(pairs: Sequence[tuple[float, float]]) -> float:
+    """The largest gain of a remedy so far; 0 if it has not been tried."""
     return max((base / with_it for base, with_it in pairs), default=0.0)
 
 
@@ -89,63 +93,52 @@ def _tried(remedy: Remedy, pairs: Sequence[tuple[float, float]], failure: str) -
     return Tried(remedy, gain_of(before, after))
 
 
-def told_by_trials(
+def causes_after_trials(
     causes: Sequence[Cause], tried: Sequence[Tried], *, was_busy: bool = False
 ) -> list[Cause]:
-    """Causes as the trials show them: what helps is what was missing.
+    """Causes of the watched run, corrected by the trials: what helps is what was slow.
 
-    Args:
-        causes: of the watched run.
-        tried: what was changed.
-        was_busy: other programs took CPUs, so that a single pair of runs refutes nothing. They take more from
-            a script with fewer threads.
+    On a busy machine a single pair of runs refutes nothing: other programs take more CPU time from a script
+    with fewer threads.
     """
-    found = list(causes)
+    updated = list(causes)
     measured = []
     for one in tried:
         if one.gain is None or one.remedy.is_bound or not _is_clear(one.gain):
             continue
         share = 1 - 1 / one.gain.times
         kind = one.remedy.kind
-        if kind in _SEEN_BY_TRIALS:
-            text = next((c.text for c in found if c.kind == kind), _TEXTS.get(kind, ""))
-            found = [c for c in found if c.kind != kind]
+        if kind in _CONFIRMED_BY_TRIALS:
+            text = next((c.text for c in updated if c.kind == kind), _TEXTS.get(kind, ""))
+            updated = [c for c in updated if c.kind != kind]
             measured.append(Cause(kind, share, "", text))
         elif kind == "few workers":
-            waits = next((c for c in found if c.kind in _READERS), None)
+            waits = next((c for c in updated if c.kind in _READERS), None)
             if waits is not None and share >= waits.share / 2:
-                # The user's own line can be written anew, so it stays the cause.
-                kind = kind if of_package(waits.where) else waits.kind
+                # The user can rewrite their own line, so it stays the cause.
+                kind = kind if in_package(waits.where) else waits.kind
                 text = f"{waits.text}; more workers help"
-                found[found.index(waits)] = Cause(kind, waits.share, waits.where, text)
-    # These slow down whatever else is seen, so they come first; and where leaving them did not help, last.
+                updated[updated.index(waits)] = Cause(kind, waits.share, waits.where, text)
+    # Measured causes slow down everything else, so they come first; refuted ones come last.
     refuted = {
         one.remedy.kind
         for one in tried
         if one.gain is not None
         and _refutes(one.gain, was_busy=was_busy)
-        and one.remedy.kind in _SEEN_BY_TRIALS
+        and one.remedy.kind in _CONFIRMED_BY_TRIALS
     }
-    rest = in_order([c for c in found if c.kind not in refuted])
-    return in_order(measured) + rest + [c for c in found if c.kind in refuted]
+    rest = in_order([c for c in updated if c.kind not in refuted])
+    return in_order(measured) + rest + [c for c in updated if c.kind in refuted]
 
 
 def _is_clear(gain: Gain) -> bool:
-    """Faster by the test, or in each pair by more than any noise, for a few pairs make a weak test."""
+    """Faster by the test; or by more than any noise in each pair, as the test is weak for a few pairs."""
     return gain.verdict == "faster" or gain.least >= _CLEAR
 
 
 def _refutes(gain: Gain, *, was_busy: bool) -> bool:
     if _is_clear(gain):
         return False
-    if was_busy:  # where pairs differ much, a test says nothing
+    if was_busy:  # pairs differ so much that the test says nothing
         return gain.is_tested and gain.times < _SOME
     return gain.is_tested or gain.times < _NO_HOPE
-
-
-_SEEN_BY_TRIALS = ("threads", "many workers", "debug mode")
-_READERS = ("read", "decode", "transform", "collate")
-_TEXTS = {
-    "threads": "more threads run than there are CPUs, and wait for each other",
-    "many workers": "there are more workers than CPUs to run them",
-}

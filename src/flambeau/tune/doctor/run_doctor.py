@@ -1,4 +1,4 @@
-"""`flambeau doctor` from top to bottom: watch a script, find what it waits for, try what would help."""
+"""`flambeau doctor` for a script: watch it, find what it waits for, try what would help."""
 
 import dataclasses
 from collections.abc import Callable
@@ -10,25 +10,25 @@ from flambeau.tune.doctor.answer import Answer, Table
 from flambeau.tune.doctor.causes import Findings, findings_of
 from flambeau.tune.doctor.formatting import Cause, graph_breaks_line, percent, reasons_in_full
 from flambeau.tune.doctor.remedies import remedies_for
-from flambeau.tune.doctor.remedy_trials import Tried, told_by_trials, try_remedies
+from flambeau.tune.doctor.remedy_trials import Tried, causes_after_trials, try_remedies
 from flambeau.tune.doctor.shares import PHASES, shares_of
 from flambeau.tune.doctor.trial import Script, Trial
 from flambeau.tune.watch.plan import Plan
 
-_RANKS = 8  # whose shares are shown one beside the other; chosen
-_BUSY = 0.25  # CPUs that other programs keep busy, from which on they are worth a word; chosen
+_RANKS = 8  # up to so many ranks get a column of their own; chosen
+_BUSY = 0.25  # CPUs that other programs keep busy before a note says so; chosen
 
 
 @dataclass(frozen=True)
 class Options:
-    """How long is looked, and how much is tried.
+    """How long to watch, and how much to try.
 
     Attributes:
-        seconds: of the watched window, at least.
-        steps: of it, at least, unless four times the seconds are over.
+        seconds: minimum length of the watched window.
+        steps: minimum number of its steps, unless four times the seconds are over.
         rounds: pairs of runs per change; 0 tries none.
-        budget_s: after which no new trial begins.
-        trace: where a time line of some steps goes; None for none.
+        budget_s: no new trial begins after it.
+        trace: file for a time line of some steps.
     """
 
     seconds: float = 8.0
@@ -40,14 +40,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found.
-
-    Attributes:
-        findings: of the watched run.
-        causes: what the time goes to, the first one first, after the trials.
-        tried: what was changed, with the gain.
-        alone_per_s: batches per second of the loader alone; None where it was not asked.
-    """
+    """The causes after the trials, the most important first, and what was tried."""
 
     findings: Findings
     causes: tuple[Cause, ...]
@@ -56,53 +49,41 @@ class Diagnosis:
 
     @property
     def others_cpus(self) -> float:
-        """How many CPUs other processes have kept busy meanwhile, which makes figures noisy."""
+        """How many CPUs other processes kept busy meanwhile, which makes figures noisy."""
         machine = self.findings.trial.machine
         return 0.0 if machine is None else machine.others_cpus
 
     @property
-    def peers(self) -> list[str]:
-        """To whom the script was connected over the network, as far as that was seen."""
-        machine = self.findings.trial.machine
-        return [] if machine is None else sorted(machine.peers)
-
-    @property
-    def was_busy(self) -> bool:
-        """Whether they have kept enough of them busy to say so."""
-        return self.others_cpus > _BUSY
-
-    @property
     def notes(self) -> list[str]:
-        """What there is to know besides, in sentences."""
-        found = [graph_breaks_line(self.findings.trial.trainers[0])]
-        if self.was_busy:
-            found.append(
+        """Further sentences about the run."""
+        lines = [graph_breaks_line(self.findings.trial.trainers[0])]
+        if self.others_cpus > _BUSY:
+            lines.append(
                 f"Other processes kept {self.others_cpus:.1f} CPUs busy meanwhile: look again when the "
                 "machine is quiet."
             )
         if self.alone_per_s is not None:
-            found.append(f"The loader alone gives {self.alone_per_s:.4g} batches per second.")
-        return [line for line in found if line]
+            lines.append(f"The loader alone gives {self.alone_per_s:.4g} batches per second.")
+        return [line for line in lines if line]
 
     @property
     def verdict(self) -> str:
-        """One line: what it waits for, and what helps most."""
+        """One line: what the script waits for, and what helps most."""
         if not self.causes:
             return "nothing takes longer than it must"
         text = self.causes[0].text
-        helps = [
-            one
+        faster = [
+            (one.gain.times, one.remedy.name)
             for one in self.tried
             if one.gain is not None and one.gain.verdict == "faster" and not one.remedy.is_bound
         ]
-        if helps:
-            best = max(helps, key=lambda one: one.gain.times if one.gain else 0.0)
-            assert best.gain is not None
-            text += f"; {best.remedy.name} makes it {best.gain.times:.2f} times as fast (measured)"
+        if faster:
+            times, name = max(faster, key=lambda pair: pair[0])
+            text += f"; {name} makes it {times:.2f} times as fast (measured)"
         return text
 
     def as_json(self) -> dict[str, Any]:
-        """For a program."""
+        """The object that `--json` prints."""
         trial = self.findings.trial
         first = trial.trainers[0]
         return {
@@ -117,7 +98,7 @@ class Diagnosis:
             "graph_breaks": first["graph_breaks"],
             "device": first["device"],
             "others_cpus": self.others_cpus,
-            "peers": self.peers,
+            "peers": [] if trial.machine is None else sorted(trial.machine.peers),
             "shares": self.findings.shares,
             "ranks": [{"rank": one["rank"], "shares": shares_of(one)} for one in trial.trainers],
             "data": {
@@ -131,9 +112,9 @@ class Diagnosis:
         }
 
 
-def answer_of(found: Diagnosis) -> Answer:
-    """As it is shown."""
-    trial = found.findings.trial
+def answer_of(diagnosis: Diagnosis) -> Answer:
+    """The diagnosis as tables and sentences."""
+    trial = diagnosis.findings.trial
     first = trial.trainers[0]
     workers = first["loader"].get("num_workers")
     about = (
@@ -141,22 +122,24 @@ def answer_of(found: Diagnosis) -> Answer:
         f"{f'{len(trial.trainers)} processes, ' * (len(trial.trainers) > 1)}"
         f"{'' if workers is None else f'{workers} workers, '}{first['threads']} threads, {first['device']}"
     )
-    parts: list[Table | str] = [_table_of_shares(found)]
-    if len(found.causes) > 1:
-        parts += ["Also:", *(f"- {cause.text}" for cause in found.causes[1:])]
-    if found.tried:
-        order = sorted(found.tried, key=lambda one: -one.gain.times if one.gain else 0.0)
+    parts: list[Table | str] = [_table_of_shares(diagnosis)]
+    if len(diagnosis.causes) > 1:
+        parts += ["Also:", *(f"- {cause.text}" for cause in diagnosis.causes[1:])]
+    if diagnosis.tried:
+        order = sorted(diagnosis.tried, key=lambda one: -one.gain.times if one.gain else 0.0)
         heads = ("change", "predicted", "measured", "", "how")
         parts.append(Table(heads, tuple(map(_row, order))))
-        parts += reasons_in_full((o.remedy.name, o.failure) for o in found.tried if o.gain is None)
-    verdict = f"{found.verdict[0].upper()}{found.verdict[1:]}."
-    return Answer(about, verdict, (*parts, *found.notes), found.as_json())
+        parts += reasons_in_full(
+            (o.remedy.name, o.failure) for o in diagnosis.tried if o.gain is None
+        )
+    verdict = f"{diagnosis.verdict[0].upper()}{diagnosis.verdict[1:]}."
+    return Answer(about, verdict, (*parts, *diagnosis.notes), diagnosis.as_json())
 
 
-def _table_of_shares(found: Diagnosis) -> Table:
-    """On average, and of some ranks each for itself."""
-    trainers = found.findings.trial.trainers
-    shares = {"share": found.findings.shares}
+def _table_of_shares(diagnosis: Diagnosis) -> Table:
+    """The mean shares, and those of each rank if there are few."""
+    trainers = diagnosis.findings.trial.trainers
+    shares = {"share": diagnosis.findings.shares}
     if 1 < len(trainers) <= _RANKS:
         shares |= {f"rank {one['rank']}": shares_of(one) for one in trainers}
     rows = [
@@ -192,11 +175,6 @@ def _remedy_as_json(one: Tried) -> dict[str, Any]:
 def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) -> Diagnosis:
     """Watch a script, and try what would help.
 
-    Args:
-        script: what is to be watched.
-        options: how long.
-        say: takes lines on what goes on.
-
     Raises:
         InputError: the script makes no steps, or cannot be started.
     """
@@ -209,7 +187,14 @@ def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) ->
     findings = findings_of(trial)
     if not options.rounds:
         return Diagnosis(findings, findings.causes, (), None)
-    plan = _short(options)
+    # The compared runs are shorter, and no stack is sampled in them.
+    plan = Plan(
+        watches=False,
+        warmup_steps=5,
+        warmup_s=1.5,
+        steps=min(10, options.steps),
+        seconds=options.seconds / 2,
+    )
     alone = None
     if findings.shares["data"] >= 0.05 and trial.trainers[0]["loader"]:
         say(f"waits for data {percent(findings.shares['data'])} of the time: reading them alone")
@@ -224,35 +209,17 @@ def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) ->
         say=say,
     )
     was_busy = trial.machine is not None and trial.machine.others_cpus > _BUSY
-    causes = told_by_trials(findings.causes, tried, was_busy=was_busy)
+    causes = causes_after_trials(findings.causes, tried, was_busy=was_busy)
     return Diagnosis(findings, tuple(causes), tuple(tried), alone)
-
-
-def _short(options: Options) -> Plan:
-    """Of the runs that are compared: shorter, and nobody looks at stacks."""
-    return Plan(
-        watches=False,
-        warmup_steps=5,
-        warmup_s=1.5,
-        steps=min(10, options.steps),
-        seconds=options.seconds / 2,
-    )
 
 
 def watched_on_one_thread(
     script: Script, plan: Plan, trial: Trial, *, say: Callable[[str], None]
 ) -> Trial:
-    """A watched run as it was, but what was seen in it comes from another one, if the machine was busy.
+    """On a busy machine, watch once more on one thread, and take the samples from that run.
 
-    Threads that compute together wait for each other: one that has no CPU holds up all of them, so what they
-    compute becomes many times as long while the rest of a step becomes somewhat longer. On one thread all
-    parts become longer alike, and their shares are nearly those on a machine that is quiet.
-
-    Args:
-        script: that was watched.
-        plan: by which it was watched.
-        trial: what came of it.
-        say: takes a line that tells of it.
+    Threads that compute together wait for each other: one without a CPU holds up all, so computing takes many
+    times as long, the rest of a step only somewhat longer. On one thread all parts slow down alike.
     """
     others = 0.0 if trial.machine is None else trial.machine.others_cpus
     first = trial.trainers[0]
@@ -263,16 +230,11 @@ def watched_on_one_thread(
     if len(again.trainers) != len(trial.trainers):
         return trial
     pairs = zip(trial.trainers, again.trainers, strict=True)
-    return dataclasses.replace(trial, trainers=[with_looks_of(*pair) for pair in pairs])
+    return dataclasses.replace(trial, trainers=[with_samples_of(*pair) for pair in pairs])
 
 
-def with_looks_of(trainer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """A process with its own clocks, in which the looks and operations of another one were seen.
-
-    Args:
-        trainer: whose steps and waiting were clocked; see `StepWatch`.
-        other: in which was looked.
-    """
+def with_samples_of(trainer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The clocks of one process with the samples and operations of another one; see `StepWatch`."""
     longer = trainer["seconds"] / other["seconds"]
     slower = trainer["step_s"] / other["step_s"]
     return trainer | {

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as shares of it, from what one watched run has recorded."""
+"""Where the time of a step goes, as shares, from what one watched run has recorded."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -20,12 +20,12 @@ PHASES = (
     "compile",
 )
 """What a step's time is divided into."""
-_PLAUSIBLE = 1.2  # of what a GPU computes in a profiled step to a step of the window; chosen
+_PLAUSIBLE = 1.2  # largest ratio of GPU time in a profiled step to the time of a step; chosen
 
 
 @dataclass(frozen=True)
 class Row:
-    """Seconds that a thread was seen at one thing."""
+    """Seconds for which samples showed a thread at one thing."""
 
     thread: str
     phase: str
@@ -38,32 +38,32 @@ class Row:
 
     @property
     def where(self) -> str:
-        """FILE:LINE; '' where no line of the user's or of a library is known."""
+        """FILE:LINE; '' if no line of the user or of a library is known."""
         return f"{self.file}:{self.line}" if self.file else ""
 
 
 def rows_of(process: Mapping[str, Any]) -> list[Row]:
-    """What was seen in a trainer or worker."""
+    """The stack samples of a trainer or worker."""
     return [Row(*row) for row in process["seen"]]
 
 
 def shares_of(trainer: Mapping[str, Any]) -> dict[str, float]:
-    """By phase the share of the window of one process; they add up to 1.
+    """The share of each phase in the window of one process; they add up to 1.
 
-    Waiting for a DataLoader is clocked; the rest of the time is divided as the looks at the stack fell. Where
-    no DataLoader was iterated, as by `Run` or DALI, the looks say what data take, too.
+    Waiting for a DataLoader is clocked; stack samples divide the rest, or all of the time if no DataLoader is
+    iterated, as with `Run` or DALI.
     """
     total = max(trainer["seconds"], 1e-9)
-    seen: dict[str, float] = defaultdict(float)
+    sampled: dict[str, float] = defaultdict(float)
     for row in rows_of(trainer):
         if row.thread == "main":
-            seen[row.phase if row.phase in PHASES else "python"] += row.seconds
-    if not sum(seen.values()):
-        seen["python"] = 1.0
+            sampled[row.phase if row.phase in PHASES else "python"] += row.seconds
+    if not sum(sampled.values()):
+        sampled["python"] = 1.0
     is_clocked = trainer["batches"] * 2 >= trainer["steps"]
     if is_clocked:
-        seen.pop("data", None)
-        ends = seen.pop("worker start", 0.0)  # those that are ended by nobody's wish for a batch
+        sampled.pop("data", None)
+        ends = sampled.pop("worker start", 0.0)  # includes workers that end outside of any next()
         clocked = {
             "data": min(trainer["waited_s"] / total, 1.0),
             "worker start": min(max(trainer["started_s"], ends) / total, 1.0),
@@ -72,30 +72,36 @@ def shares_of(trainer: Mapping[str, Any]) -> dict[str, float]:
     else:
         clocked = {}
         left = 1.0
-    looked_at = sum(seen.values()) or 1.0
+    sampled_s = sum(sampled.values()) or 1.0
     return {
-        phase: clocked.get(phase, 0.0) + left * seen.get(phase, 0.0) / looked_at for phase in PHASES
+        phase: clocked.get(phase, 0.0) + left * sampled.get(phase, 0.0) / sampled_s
+        for phase in PHASES
     }
 
 
+def loader_line(loader: Mapping[str, Any]) -> str:
+    """FILE:LINE where the DataLoader was made; '' if unknown."""
+    place = loader.get("place")
+    return f"{place[0]}:{place[1]}" if place else ""
+
+
 def mean_shares(trial: Trial) -> dict[str, float]:
-    """Of all ranks."""
+    """`shares_of`, averaged over all ranks."""
     each = [shares_of(trainer) for trainer in trial.trainers]
     return {phase: sum(one[phase] for one in each) / len(each) for phase in PHASES}
 
 
 def device_share(trial: Trial) -> float:
-    """Share of the time in which a GPU computes, of all ranks the least; 0 without one.
+    """The smallest share of the time that a GPU computes, over all ranks; 0 without a GPU.
 
-    And 0 where it is not known: three steps were profiled, and if they are much longer than others, they say
-    nothing of a usual one.
+    Also 0 if the profiled steps are much longer than others, so that they say nothing about a normal step.
     """
     shares = [_on_device(trainer, "device_s") for trainer in trial.trainers]
     return 0.0 if max(shares) > _PLAUSIBLE else min(1.0, *shares)
 
 
 def active_share(trial: Trial) -> float:
-    """Likewise, but also with copies from and to the host and exchanges with other processes."""
+    """Like `device_share`, but with copies from and to the host and exchanges with other processes."""
     return min(1.0, *(_on_device(trainer, "active_s") for trainer in trial.trainers))
 
 
@@ -105,33 +111,33 @@ def _on_device(trainer: Mapping[str, Any], name: str) -> float:
 
 @dataclass(frozen=True)
 class DataWork:
-    """What making a batch consists of, wherever that is done.
+    """What making a batch consists of, in workers or in the process that trains.
 
     Attributes:
         shares: by kind (read, decode, transform, collate, send, pin), of the time that is not idle.
-        places: by kind, lines with their share of that kind, the largest first.
+        lines: by kind, lines with their share of that kind, the largest first.
         idle: share of the readers' time with nothing to do.
-        blocked: share of the time that is not idle in which no CPU is used: reading, sleeping.
+        blocked: share of the time that is not idle without CPU: reading, sleeping.
     """
 
     shares: dict[str, float]
-    places: dict[str, list[tuple[str, float]]]
+    lines: dict[str, list[tuple[str, float]]]
     idle: float
     blocked: float
 
     @property
     def first(self) -> str:
-        """The kind that takes most; '' if nothing was seen."""
+        """The kind that takes most; '' if nothing was sampled."""
         return max(self.shares, key=lambda kind: self.shares[kind], default="")
 
 
 def data_work(trial: Trial) -> DataWork:
-    """By the workers if there are any, else by the process that trains."""
+    """From the samples of the workers if there are any, else of the process that trains."""
     rows = [row for worker in trial.workers for row in rows_of(worker)]
     if not rows:
         rows = [r for one in trial.trainers for r in rows_of(one) if r.phase == "data"]
     busy: dict[str, float] = defaultdict(float)
-    places: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    lines: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     idle = blocked = 0.0
     for row in rows:
         kind = kind_of(row)
@@ -139,12 +145,12 @@ def data_work(trial: Trial) -> DataWork:
             idle += row.seconds if row.thread == "main" else 0.0
             continue
         busy[kind] += row.seconds
-        places[kind][row.where] += row.seconds
+        lines[kind][row.where] += row.seconds
         blocked += row.seconds if row.waits and kind != "send" else 0.0
     total = sum(busy.values()) or 1.0
     return DataWork(
         {kind: seconds / total for kind, seconds in busy.items()},
-        {kind: _by_share(found) for kind, found in places.items()},
+        {kind: _by_share(seconds) for kind, seconds in lines.items()},
         idle / (idle + total),
         blocked / total,
     )
@@ -163,11 +169,11 @@ def kind_of(row: Row) -> str:
 
 def by_line(rows: Iterable[Row], phases: tuple[str, ...]) -> dict[str, float]:
     """Seconds of the main thread by line, in these phases."""
-    found: dict[str, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float)
     for row in rows:
         if row.thread == "main" and row.phase in phases:
-            found[row.where] += row.seconds
-    return dict(found)
+            seconds[row.where] += row.seconds
+    return dict(seconds)
 
 
 def _by_share(seconds: Mapping[str, float]) -> list[tuple[str, float]]:

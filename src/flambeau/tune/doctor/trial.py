@@ -1,4 +1,4 @@
-"""One run of a script, watched from outside, for as many steps as are asked for."""
+"""One run of a script, watched from outside for a given number of steps."""
 
 import dataclasses
 import json
@@ -22,12 +22,12 @@ from flambeau.tune.watch import startup
 from flambeau.tune.watch.plan import Plan
 
 _STARTUP = Path(startup.__file__).parent
-_LOOK_EVERY_S = 0.05
-_LOOK_AT_MACHINE_S = 0.5
-_OTHERS_S = 60.0  # that ranks wait for each other's results
-_EXIT_S = 5.0  # that a script takes to end when it has made its last step; chosen
+_POLL_S = 0.05
+_POLL_MACHINE_S = 0.5
+_OTHERS_S = 60.0  # wait for the results of other ranks
+_EXIT_S = 5.0  # wait for the script to end after its last step; chosen
 _KEPT_BYTES = 2**16  # of what a script prints; chosen
-_LINES = 12  # of them in a message; chosen
+_LINES = 12  # of its output in a message; chosen
 _LONGEST_LINE = 300
 _TRAINERS = "[0-9]*[0-9].json"
 _ENDING = signal.SIGTERM, signal.SIGHUP
@@ -40,10 +40,8 @@ class Trial:
     Attributes:
         trainers: a dict per process that made steps, by rank; see `StepWatch`.
         workers: a dict per process of a DataLoader.
-        alone_per_s: batches per second of the loader alone; None where that was not asked for.
-        machine: what ran short.
-        whole_s: seconds of the run from its start.
-        failure: why there are no steps; None where there are.
+        alone_per_s: batches per second of the loader alone.
+        failure: why there are no steps.
     """
 
     trainers: list[dict[str, Any]]
@@ -55,7 +53,7 @@ class Trial:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step; of several ranks, which wait for each other, the mean."""
+        """Seconds per step: the mean of all ranks, which wait for each other."""
         return math.fsum(one["step_s"] for one in self.trainers) / len(self.trainers)
 
 
@@ -64,11 +62,9 @@ class Script:
     """A command of the user, to be run in trials.
 
     Attributes:
-        command: as the shell would run it.
-        sandbox: where it runs.
-        limit_s: of a whole trial; what has made no step by then has failed. So has what takes nearly all of
-            the memory, before the kernel kills some process or other, and what fills the disk.
-        peers: to whom it was connected over the network in all its trials, as far as that was seen.
+        limit_s: a trial without its steps fails after it. A trial also fails when it takes nearly all memory
+            (before the kernel kills an arbitrary process) or fills the disk.
+        peers: network connections that were seen in its trials.
     """
 
     command: Sequence[str]
@@ -77,11 +73,10 @@ class Script:
     peers: set[str] = field(default_factory=set)
 
     def run(self, plan: Plan, *, before_removal: Callable[[Path], None] = lambda _: None) -> Trial:
-        """Run it until its steps are counted, and end it.
+        """Run it until its steps are counted, then end it.
 
         Args:
-            plan: what is watched, and what is different.
-            before_removal: called with the folder of the trial, in which runs of flambeau have theirs.
+            before_removal: called with the trial's folder, in which runs of flambeau have theirs.
 
         Raises:
             InputError: the command cannot be started, or its Python has no flambeau.
@@ -97,7 +92,7 @@ class Script:
                 process = self.sandbox.start(self.command, folder, _environment(folder), output)
                 output.started()
                 ended = self._wait(process, folder, machine, end=began + self.limit_s)
-                machine.look()
+                machine.poll()
                 self.peers.update(machine.peers)
                 self.sandbox.end_processes(folder)
                 output.close()
@@ -124,20 +119,15 @@ class Script:
                 output.close()
 
     def _wait(
-        self,
-        process: "subprocess.Popen[bytes]",
-        folder: Path,
-        machine: MachineWatch,
-        *,
-        end: float,
+        self, process: "subprocess.Popen[bytes]", folder: Path, machine: MachineWatch, *, end: float
     ) -> str:
-        """Wait until all processes that make steps have recorded theirs; why that was ended, or nothing."""
+        """Wait until all processes that make steps have written theirs; why the wait ended early, or ''."""
         looked = first_done = 0.0
         while process.poll() is None:
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
             now = time.monotonic()
-            if now - looked > _LOOK_AT_MACHINE_S:
-                machine.look()
+            if now - looked > _POLL_MACHINE_S:
+                machine.poll()
                 looked = now
                 if machine.is_out_of_memory:
                     most, limit = _gib(machine.most_bytes), _gib(machine.limit_bytes)
@@ -154,7 +144,7 @@ class Script:
             world = json.loads(done[0].read_text(encoding="utf-8"))["world"]
             if len(done) >= max(training, min(world, os.cpu_count() or 1)):
                 results = _read_all(folder, _TRAINERS)
-                if not any("steps" in one for one in results):  # so it ends, and its code will tell
+                if not any("steps" in one for one in results):  # it ends, with an exit code
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_EXIT_S)
                 return ""
@@ -169,7 +159,7 @@ class Script:
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end what runs inside, as Ctrl-C does: what has a session of its own gets none."""
+    """SIGTERM and SIGHUP raise SystemExit inside, so that the script, which has its own session, is ended."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -188,7 +178,7 @@ def _raise_exit(number: int, _: object) -> NoReturn:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """Of a script: its Python finds the watch; Weights & Biases keeps to the disk, which is a sandbox."""
+    """The script's Python finds the watch; Weights & Biases writes to the disk, which is a sandbox."""
     paths = [f"{_STARTUP}", *filter(None, [os.environ.get("PYTHONPATH")])]
     changed = {"PYTHONPATH": os.pathsep.join(paths), "FLAMBEAU_WATCH": f"{folder}"}
     if os.environ.get("WANDB_MODE") != "disabled":
@@ -201,7 +191,7 @@ def _read_all(folder: Path, pattern: str) -> list[dict[str, Any]]:
 
 
 def _failure(process: "subprocess.Popen[bytes]", folder: Path) -> str:
-    """Why there are no figures, in words."""
+    """A sentence on why there are no figures."""
     if (python := folder / "no_flambeau").exists():
         raise InputError(
             f"{python.read_text()} runs the script and has no flambeau: install it there, too"
@@ -222,10 +212,7 @@ def _gib(number: int) -> str:
 
 
 class ScriptOutput:
-    """A pipe for a script to print to, read as fast as it prints.
-
-    `close` it when the script has ended.
-    """
+    """A pipe for a script to print to, read as fast as it prints; `close` it when the script has ended."""
 
     def __init__(self) -> None:
         reading, self._writing = os.pipe()
@@ -239,19 +226,19 @@ class ScriptOutput:
         return self._writing
 
     def started(self) -> None:
-        """The script has its end of the pipe; ours would keep it open for ever."""
+        """Close our writing end, now that the script has its own; else the pipe would never end."""
         os.close(self._writing)
         self._writing = -1
 
     def close(self) -> None:
-        """Wait for the last bytes; a process that nobody could end may hold the pipe open."""
+        """Wait at most two seconds for the last bytes: a process that still runs may hold the pipe open."""
         if self._writing >= 0:
             self.started()
         self._thread.join(2.0)
 
     @property
     def last_lines(self) -> str:
-        """Its last lines, each with its begin and end if it is long."""
+        """The last lines, long ones without their middle."""
         lines = self._kept.decode(errors="replace").splitlines()[-_LINES:]
         return "\n".join(_shortened(line) for line in lines).strip()
 

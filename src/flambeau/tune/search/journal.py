@@ -1,4 +1,4 @@
-"""The trials of `flambeau tune`, a line of JSON each, in a file that a kill may have cut anywhere."""
+"""The trials of `flambeau tune`, one JSON line each, in a file that may have been cut off anywhere."""
 
 import dataclasses
 import json
@@ -7,44 +7,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.tune.search.levers import AsItIs, Choice
+from flambeau.tune.search.levers import Choice, RunFacts
 
 Row = dict[str, Any]
-"""A trial: key, choice, step_s, bytes, start_s, failure, and where they are known losses, run and loader."""
+"""A trial: key, choice, step_s, bytes, start_s, failure; if known also losses, run and loader."""
 
 
 class Journal:
-    """Rows of one search, appended one by one, and those of an interrupted one to be taken up.
-
-    Args:
-        file: that need not be there.
-        key: of the search; rows of others are passed over.
-    """
+    """Appends the trials of the search `key`, and gives back those of an interrupted one."""
 
     def __init__(self, file: Path, key: str) -> None:
         self._file, self._key = file, key
-        # A line that cannot be read is None: its trial is run again, and those around it stay.
+        # An unreadable line is None: only its own trial is run again.
         self._earlier: list[Row | None] = self._read()
 
     def take(self, choice: Choice) -> Row | None:
-        """The row of an interrupted search, if this trial was its next one; it is given once."""
+        """The row of an interrupted search if this trial was its next one; each row is returned once."""
         wanted = dict(choice)
-        at = next((n for n, row in enumerate(self._earlier) if row is not None), None)
-        if at is None:
+        index = next((n for n, row in enumerate(self._earlier) if row is not None), None)
+        if index is None:
             self._earlier.clear()
             return None
-        row = self._earlier[at]
+        row = self._earlier[index]
         if row is not None and row["choice"] == wanted:
-            del self._earlier[: at + 1]
+            del self._earlier[: index + 1]
             return row
-        if at:  # the one that is asked for may be in the line before
+        if index:  # the unreadable line before may have been this trial
             del self._earlier[0]
-        else:  # from where two searches part, nothing of the earlier one counts
+        else:  # the searches differ from here on
             self._earlier.clear()
         return None
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Append a trial of this search, on a line of its own whatever the file ends with."""
+        """Append a trial of this search, on a new line even if the last one was cut off."""
         line = json.dumps({"key": self._key, **row}).encode() + b"\n"
         with self._file.open("ab+") as file:
             if file.tell():
@@ -60,18 +55,18 @@ class Journal:
         for line in self._file.read_bytes().splitlines():
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError):  # cut off, or no row at all
+            except (ValueError, RecursionError):  # cut off, or no JSON
                 rows.append(None)
                 continue
             if isinstance(row, dict) and row.get("key") != self._key and "key" in row:
                 continue
             rows.append(row if is_row(row) else None)
-        # What was wrong with the run as it is has been put right, or else fails again soon.
+        # A failure without any lever has been fixed since, or soon fails again.
         return [row for row in rows if row is None or row["choice"] or not row["failure"]]
 
 
 def is_row(row: object) -> bool:
-    """Whether it has what a trial has, in its types: a line may be cut, edited, or of another version."""
+    """Whether it has the fields of a trial: a line may be cut, edited, or of another version."""
     if not isinstance(row, dict):
         return False
     choice, failure = row.get("choice"), row.get("failure")
@@ -85,8 +80,8 @@ def is_row(row: object) -> bool:
         and _is_number(row.get("start_s"))
         and isinstance(row.get("losses", []), list)
         and all(_is_number(loss, is_finite=False) for loss in row.get("losses", []))
-        and _tells_the_run(row.get("run"))
-        and _tells_the_loader(row.get("loader"))
+        and _is_run_facts(row.get("run"))
+        and _is_loader_facts(row.get("loader"))
     )
 
 
@@ -96,10 +91,12 @@ def _is_number(value: object, *, is_finite: bool = True) -> bool:
     return not is_finite or (math.isfinite(value) and value >= 0)
 
 
-def _tells_the_run(run: object) -> bool:
+def _is_run_facts(run: object) -> bool:
     if run is None:
         return True
-    if not isinstance(run, dict) or not run.keys() <= {f.name for f in dataclasses.fields(AsItIs)}:
+    if not isinstance(run, dict) or not run.keys() <= {
+        f.name for f in dataclasses.fields(RunFacts)
+    }:
         return False
     counts = [run.get("batch_size"), run.get("accumulate", 1)]
     others = [value for name, value in run.items() if name not in ("batch_size", "accumulate")]
@@ -108,7 +105,7 @@ def _tells_the_run(run: object) -> bool:
     )
 
 
-def _tells_the_loader(loader: object) -> bool:
+def _is_loader_facts(loader: object) -> bool:
     if loader is None:
         return True
     if not isinstance(loader, dict) or not isinstance(loader.get("repeats"), bool):

@@ -1,4 +1,4 @@
-"""What can be set for speed: of `flambeau train` by its flags, of any script from outside."""
+"""What can be set for speed: in `flambeau train` by its flags, in any script from outside."""
 
 import shlex
 import shutil
@@ -13,27 +13,27 @@ from flambeau.images.native.kernel import kernel
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
 
-_MICRO_BATCHES = 2, 4, 8  # parts of a forward pass; chosen
-_WAITS = 0.02  # share of waiting below which more workers could save no more than that; chosen
+_MICRO_BATCHES = 2, 4, 8  # parts that a forward pass is split into; chosen
+_WAITS = 0.02  # with less waiting for data, more workers gain almost nothing; chosen
 _LARGER_BATCHES = 2, 4  # times the samples of a step; chosen
-_LARGER_SIDE = 8 / 7  # of images that are stored for crops: 256 for 224, as is usual
+_LARGER_SIDE = 8 / 7  # of images that are stored for crops: the common 256 for 224
 
 Choice = Mapping[str, str]
-"""Levers that are set, by name, with their values; what is not in it is as the user has it."""
+"""Levers that are set, with their values; all others are as the user has them."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One position of a lever.
+    """One value of a lever.
 
     Attributes:
         value: as the user reads it.
         words: flags of `flambeau train`.
         change: of a script, see `watch/changes.py`.
         environment: variables.
-        samples: of a step, in those of a step as it is: what a larger batch costs is counted per sample.
-        packs: flags of `flambeau pack`: the trial reads such a copy of its data; None where it reads them.
-        advice: what to do for it, where it is no setting of the same training: it is shown, and never chosen.
+        samples: of a step, relative to the original: the cost of a larger batch is counted per sample.
+        packs: flags of `flambeau pack` for the copy of the data that the trial reads; None for no copy.
+        advice: what to do to get it, if it is another training: then it is reported and never chosen.
     """
 
     value: str
@@ -47,14 +47,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Lever:
-    """Something that can be set in several ways.
+    """Something that can be set to several values.
 
     Attributes:
-        name: of the setting of `flambeau train`, or in words.
-        settings: to be tried, in order; one that is slower than the one before it ends the list.
-        is_rounding: results differ by more than rounding of float32, so the loss is looked at.
-        reference: full precision, whose loss is the one that those of all levers are compared with.
-        costs_start: the run takes longer until its first step, which has to pay for itself.
+        settings: to be tried in order; one that is slower than the one before ends the list.
+        is_rounding: results differ by more than float32 rounding, so the loss is checked.
+        reference: full precision; its loss is what others are compared with.
+        costs_start: it delays the first step, which has to pay off.
     """
 
     name: str
@@ -64,21 +63,20 @@ class Lever:
     costs_start: bool = False
 
     def setting(self, value: str) -> Setting:
-        """The position of this value."""
+        """The setting with this value."""
         known = (*self.settings, *filter(None, [self.reference]))
         return next(one for one in known if one.value == value)
 
 
 @dataclass(frozen=True)
-class AsItIs:
-    """What the first trial has shown of a run of `flambeau train` without any lever.
+class RunFacts:
+    """What the first trial shows about a run of `flambeau train`; None if unknown.
 
     Attributes:
         batch_size: samples of a forward pass.
         accumulate: forward passes of a step.
-        workers: processes that read; None where it is not known.
-        data_wait: share of the time in which it waits for data; None likewise.
-        image_size: pixels of a side; None likewise.
+        data_wait: share of the time in which it waits for data.
+        image_size: pixels per side.
     """
 
     batch_size: int
@@ -89,20 +87,20 @@ class AsItIs:
 
 
 @dataclass(frozen=True)
-class LoaderAsItIs:
-    """What the first trial has shown of the DataLoader of a script.
+class LoaderFacts:
+    """What the first trial shows about the DataLoader of a script.
 
     Attributes:
-        repeats: its data set is iterable and asks for no worker's share: each worker gives every sample.
-        shared: iterable data sets that do ask; see `watch/worker_shares.py`.
+        repeats: its iterable data set does not split its samples: each worker gives every sample.
+        shared: iterable data sets that do split them; see `watch/worker_shares.py`.
     """
 
     repeats: bool
     shared: tuple[str, ...] = ()
 
 
-FirstTrial = AsItIs | LoaderAsItIs | None
-"""What a trial tells: of `flambeau train`, of a script with a DataLoader, nothing."""
+TrialFacts = RunFacts | LoaderFacts | None
+"""Of `flambeau train`, of a script with a DataLoader, or unknown."""
 
 
 def levers_of_train(
@@ -110,22 +108,15 @@ def levers_of_train(
     *,
     objective: str,
     device: torch.device,
-    run: AsItIs | None = None,
+    run: RunFacts | None = None,
     folder: str | None = None,
 ) -> list[Lever]:
-    """Levers of `flambeau train` that the user has not set.
-
-    Args:
-        given: the arguments of train.
-        objective: throughput or memory.
-        run: as it is; None where it is not known.
-        folder: of its images; None where they are no folder.
-    """
-    levers = _all_of_train(objective, device, run)
+    """Levers of `flambeau train` that its arguments, `given`, do not set; `folder` is that of its images."""
+    levers = _train_levers(objective, device, run)
     if run is not None and folder is not None and objective == "throughput":
-        levers.append(Lever("packed copy", _packed(run, folder)))
-    if run is not None and not _is_given("parts", given):  # which cut a step already
-        levers += _of_batch(objective, run)
+        levers.append(Lever("packed copy", _packed_settings(run, folder)))
+    if run is not None and not _is_given("parts", given):  # parts already split a step
+        levers += _batch_levers(objective, run)
     free = [one for one in levers if not any(_is_given(name, given) for name in _flags_of(one))]
     return [one for one in free if one.settings]
 
@@ -139,7 +130,7 @@ def _flags_of(lever: Lever) -> set[str]:
     return words | {lever.name}
 
 
-def _all_of_train(objective: str, device: torch.device, run: AsItIs | None) -> list[Lever]:
+def _train_levers(objective: str, device: torch.device, run: RunFacts | None) -> list[Lever]:
     # `auto` takes bf16 where that is native, else fp16 on a GPU and fp32 on a CPU.
     others = {"cuda": ["tf32", "fp16"]} if native_bf16(device) else {"cuda": ["fp32"]}
     values = others.get(device.type, ["fp32"] if native_bf16(device) else [])
@@ -148,47 +139,46 @@ def _all_of_train(objective: str, device: torch.device, run: AsItIs | None) -> l
     if objective == "memory":
         return [rounding, Lever("recompute", _flags("recompute", "*"))]
     compiled = _flags("compile", "default") if _can_compile(device) else ()
-    # Threads first: too many for the CPUs there are cost most of all, and nothing else shows its worth then.
-    found = [
+    # Threads first: too many for the CPUs cost most of all, and hide the gain of everything else.
+    levers = [
         Lever("threads", _threads(device)),
         Lever("workers", _flags("workers", *_worker_counts(run))),
         rounding,
         Lever("compile", compiled, costs_start=True),
     ]
-    if _is_fed(run):  # what the model does is worth more trials than its data
-        found.append(found.pop(1))
-    return found
+    if _is_fed(run):  # trials of the model promise more than those of its data
+        levers.append(levers.pop(1))
+    return levers
 
 
-def _of_batch(objective: str, run: AsItIs) -> list[Lever]:
-    """Smaller forward passes for the same step, and other steps, which are reported only."""
+def _batch_levers(objective: str, run: RunFacts) -> list[Lever]:
+    """Smaller forward passes for the same step; and larger steps, which are only reported."""
+
+    def setting(value: str, size: int, accumulate: int, **other: Any) -> Setting:
+        words = ("--batch-size", f"{size}", "--accumulate", f"{accumulate}")
+        return Setting(value, words=words, **other)
+
     parts = [
         (run.batch_size // count, run.accumulate * count)
         for count in _MICRO_BATCHES
         if run.batch_size % count == 0 and run.batch_size > count
     ]
-    micro = tuple(
-        Setting(f"{size} x {count}", words=_batch_words(size, count)) for size, count in parts
-    )
-    # Batch norm sees fewer images at once, so the loss is looked at.
+    micro = tuple(setting(f"{size} x {count}", size, count) for size, count in parts)
+    # Batch norm sees fewer images at once, so the loss is checked.
     levers = [Lever("micro-batch", micro, is_rounding=True)]
     if objective == "throughput":
-        larger = [
-            Setting(
-                f"{size}",
-                words=_batch_words(size, run.accumulate),
-                samples=times,
-                advice="another training, so it is not chosen",
-            )
-            for times in _LARGER_BATCHES
-            for size in [run.batch_size * times]
-        ]
-        levers.append(Lever("batch", tuple(larger)))
+        advice = "another training, so it is not chosen"
+        sizes = [(times, run.batch_size * times) for times in _LARGER_BATCHES]
+        larger = tuple(
+            setting(f"{size}", size, run.accumulate, samples=times, advice=advice)
+            for times, size in sizes
+        )
+        levers.append(Lever("batch", larger))
     return levers
 
 
-def _packed(run: AsItIs, folder: str) -> tuple[Setting, ...]:
-    """The same images in one file, and smaller ones, where the run waits for them."""
+def _packed_settings(run: RunFacts, folder: str) -> tuple[Setting, ...]:
+    """The same images in one file, and smaller ones, if the run waits for data."""
     if run.data_wait is None or _is_fed(run):
         return ()
     copies: dict[str, tuple[str, ...]] = {"same pixels": ("--segments",) if kernel() else ()}
@@ -202,17 +192,8 @@ def _packed(run: AsItIs, folder: str) -> tuple[Setting, ...]:
     )
 
 
-def _batch_words(size: int, accumulate: int) -> tuple[str, ...]:
-    return ("--batch-size", f"{size}", "--accumulate", f"{accumulate}")
-
-
-def levers_of_script(device: torch.device, loader: LoaderAsItIs | None = None) -> list[Lever]:
-    """What can be changed in any script from outside.
-
-    Args:
-        device: that the script is expected to use.
-        loader: as it is; None where it is not known.
-    """
+def levers_of_script(device: torch.device, loader: LoaderFacts | None = None) -> list[Lever]:
+    """What can be changed in any script from outside."""
 
     def switch(name: str, change: str) -> Lever:
         return Lever(name, (Setting("yes", change={change: True}),))
@@ -222,36 +203,32 @@ def levers_of_script(device: torch.device, loader: LoaderAsItIs | None = None) -
 
     is_cuda = device.type == "cuda"
     keeps_freed = Setting("yes", environment=KEEP_FREED)
-    tf32, bf16 = (
-        Setting("tf32", change={"tf32": True}),
-        Setting("bf16", change={"autocast": "bfloat16"}),
-    )
-    rounding = () if not native_bf16(device) else (tf32, bf16) if is_cuda else (bf16,)
-    found = [
+    rounding: tuple[Setting, ...] = ()
+    if native_bf16(device):
+        rounding = (Setting("bf16", change={"autocast": "bfloat16"}),)
+        if is_cuda:
+            rounding = (Setting("tf32", change={"tf32": True}), *rounding)
+    foreach = Setting("foreach", change={"foreach": True})
+    fused = Setting("fused", change={"fused": True})
+    levers = [
         Lever("threads", _threads(device)),
-        *_of_workers(loader),
+        *_worker_levers(loader),
         Lever("prefetch", numbers("prefetch", 4, 8)),
         Lever("keep freed memory", (keeps_freed,) if can_keep_freed() and not is_cuda else ()),
         *([switch("pin memory", "pin")] if is_cuda else []),
-        Lever(
-            "optimizer",
-            (
-                Setting("foreach", change={"foreach": True}),
-                Setting("fused", change={"fused": True}),
-            ),
-        ),
+        Lever("optimizer", (foreach, fused)),
         switch("channels_last", "channels_last"),
         *([switch("cudnn.benchmark", "cudnn_benchmark")] if is_cuda else []),
         Lever("precision", rounding, is_rounding=True),
     ]
     if _can_compile(device):
         compiled = Setting("yes", change={"compile": True})
-        found.append(Lever("compile", (compiled,), costs_start=True))
-    return [one for one in found if one.settings]
+        levers.append(Lever("compile", (compiled,), costs_start=True))
+    return [one for one in levers if one.settings]
 
 
-def _of_workers(loader: LoaderAsItIs | None) -> list[Lever]:
-    """How many read, and whether they stay, where that does not change what is read."""
+def _worker_levers(loader: LoaderFacts | None) -> list[Lever]:
+    """Their number, and whether they persist, unless that changes which samples are read."""
     if loader is not None and loader.repeats:
         return []
     shared = [] if loader is None else list(loader.shared)
@@ -267,20 +244,20 @@ def _can_compile(device: torch.device) -> bool:
     return device.type == "cuda" or shutil.which("g++") is not None
 
 
-def _is_fed(run: AsItIs | None) -> bool:
+def _is_fed(run: RunFacts | None) -> bool:
     """It hardly waits for data."""
     return run is not None and run.data_wait is not None and run.data_wait < _WAITS
 
 
-def _worker_counts(run: AsItIs | None) -> list[str]:
-    """0, and powers of two up to twice the CPUs, but for the number there is and those that cannot help."""
+def _worker_counts(run: RunFacts | None) -> list[str]:
+    """0 and powers of two up to twice the CPUs, without the present number and those that cannot help."""
     counts = [0]
     while (count := max(1, 2 * counts[-1])) <= 2 * usable_cpus():
         counts.append(count)
     now = None if run is None else run.workers
     most = counts[-1]
     if now is not None and _is_fed(run):
-        most = 2 * now  # for a model that other levers have made faster
+        most = 2 * now  # as other levers may make the model faster
     return [f"{count}" for count in counts if count != now and count <= most]
 
 

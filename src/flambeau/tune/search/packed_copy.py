@@ -1,4 +1,4 @@
-"""A packed copy of the images of a training, made for trials and removed with them."""
+"""A packed copy of the images of a training, made for trials and removed after them."""
 
 import shutil
 import subprocess
@@ -7,29 +7,19 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-_SHARE_OF_DISK = 0.25  # of what is free; chosen
+_SHARE_OF_DISK = 0.25  # of the free space; chosen
 
 
 class PackedCopies:
-    """Copies of one folder of images, each made when a trial first asks for it.
+    """Copies of the folder `data`, in a hidden folder in `parent`, each made when a trial first needs it."""
 
-    Args:
-        data: the folder.
-        place: where a hidden folder for them is made, and removed by `close`.
-        limit_s: what packing may take.
-    """
-
-    def __init__(self, data: Path, place: Path, *, limit_s: float) -> None:
-        self._data, self._place, self._limit_s = data, place, limit_s
+    def __init__(self, data: Path, parent: Path, *, limit_s: float) -> None:
+        self._data, self._parent, self._limit_s = data, parent, limit_s
         self._folder: Path | None = None
         self._made: dict[tuple[str, ...], Path | str] = {}
 
     def copy(self, flags: Sequence[str]) -> Path | str:
-        """What `flambeau train` takes as DATA in place of the folder, or why there is none.
-
-        Args:
-            flags: of `flambeau pack`.
-        """
+        """What `flambeau train` takes as DATA instead of the folder, or a sentence on why there is none."""
         key = tuple(flags)
         if key not in self._made:
             self._made[key] = self._pack(key)
@@ -44,8 +34,8 @@ class PackedCopies:
         if not self._fits():
             return f"a copy might take more than {_SHARE_OF_DISK:.0%} of the free disk"
         if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix=".flambeau-tune-", dir=self._place))
-        # This format keeps the names of images, so that the same ones are held out.
+            self._folder = Path(tempfile.mkdtemp(prefix=".flambeau-tune-", dir=self._parent))
+        # TFRecord keeps the names of images, so that the same ones are held out.
         file = self._folder / f"{len(self._made)}.tfrecord"
         command = [sys.executable, "-m", "flambeau", "pack", f"{self._data}", f"{file}", *flags]
         try:
@@ -58,7 +48,7 @@ class PackedCopies:
         return next(path for path in (file, file.with_stem(f"{file.stem}_train")) if path.exists())
 
     def _fits(self) -> bool:
-        most = shutil.disk_usage(self._place).free * _SHARE_OF_DISK
+        most = shutil.disk_usage(self._parent).free * _SHARE_OF_DISK
         total = 0
         for file in self._data.rglob("*"):
             total += file.stat().st_size if file.is_file() else 0

@@ -1,4 +1,4 @@
-"""`flambeau tune` from top to bottom: trials in processes of their own, noted one by one, and their sum."""
+"""`flambeau tune`: trials in separate processes, noted one by one, and the search over them."""
 
 import dataclasses
 import hashlib
@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from flambeau.trainer.settings.settings import FIELDS
 from flambeau.tune.doctor.remedies import REPEATS
 from flambeau.tune.doctor.trial import Script, Trial, signals_raise
 from flambeau.tune.search.journal import Journal
-from flambeau.tune.search.levers import AsItIs, Choice, FirstTrial, Lever, LoaderAsItIs, Setting
+from flambeau.tune.search.levers import Choice, Lever, LoaderFacts, RunFacts, Setting, TrialFacts
 from flambeau.tune.search.packed_copy import PackedCopies
-from flambeau.tune.search.search import Found, Measured, Search
+from flambeau.tune.search.search import Measured, Search, SearchResult
 from flambeau.tune.watch.plan import Plan
 
 _LOSS_LINES = 3  # of metrics.jsonl, ten steps each
@@ -34,14 +34,14 @@ _SCRIPTS = ("", ".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini")
 
 @dataclass(frozen=True)
 class Options:
-    """How the search is done.
+    """How to search.
 
     Attributes:
         objective: throughput, seconds per step; memory, bytes that the processes hold.
-        budget_s: no new comparison begins after so many seconds.
-        rounds: pairs of trials for a value that promises something.
+        budget_s: no new comparison begins after it.
+        rounds: pairs of trials for a promising value.
         seconds: that a trial times steps.
-        planned_s: of the run that is to be tuned, as it is; against it a longer start is counted.
+        planned_s: length of the run that is tuned; a longer start is weighed against it.
         loss_bound: share by which the loss of the first steps may differ in another precision.
     """
 
@@ -54,15 +54,12 @@ class Options:
 
 
 class Trials:
-    """Runs trials and notes each in a file, from which an interrupted search goes on.
+    """Runs trials and notes each in a file, from which an interrupted search continues.
 
     Args:
-        script: the user's, or `flambeau train`.
-        is_train: it is `flambeau train`, which has flags and a folder with its losses.
-        options: of the search.
-        data_at: where in the command the folder of images stands, of which copies may be tried.
-        journal: the file; a line per trial.
-        say: takes lines on what goes on.
+        is_train: the script is `flambeau train`, which has flags and a folder with its losses.
+        data_at: index in the command of the folder of images, if copies of it may be tried.
+        journal: the file; one line per trial.
     """
 
     def __init__(
@@ -81,12 +78,12 @@ class Trials:
             folder = Path(script.command[data_at])
             self.copies = PackedCopies(folder, journal.parent, limit_s=script.limit_s)
         self.levers: dict[str, Lever] = {}
-        """By name; a trial may set those that are in it."""
-        self.newest: FirstTrial = None
+        """Those that a trial may set, by name."""
+        self.facts: TrialFacts = None
         """What the newest trial has shown."""
         self._options, self._say = options, say
-        asked = json.dumps([list(script.command), options.objective, options.seconds])
-        key = hashlib.sha256(asked.encode() + _files_in(script.command)).hexdigest()[:16]
+        search = json.dumps([list(script.command), options.objective, options.seconds])
+        key = hashlib.sha256(search.encode() + _files_in(script.command)).hexdigest()[:16]
         self._journal = Journal(journal, key)
         self.num_reused = 0
         """Trials of an earlier call that were not run again."""
@@ -104,11 +101,16 @@ class Trials:
             self.num_run += 1
             row = {"choice": dict(choice), **self._run(choice)}
             self._journal.add(row)
-        self.newest = first_trial_in(row)
+        self.facts = trial_facts(row)
         cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
         if cost is not None:
             cost /= math.prod(one.samples for one in self._settings(choice))
         return Measured(cost, row["start_s"], tuple(row.get("losses", ())), row["failure"])
+
+    def close(self) -> None:
+        """Remove the packed copies."""
+        if self.copies is not None:
+            self.copies.close()
 
     def _settings(self, choice: Choice) -> list[Setting]:
         return [self.levers[name].setting(value) for name, value in choice.items()]
@@ -122,11 +124,11 @@ class Trials:
             if isinstance(copy, str):
                 return _row(Trial([], failure=copy)) | {"losses": [], "run": None}
             command[self._data_at] = f"{copy}"
-        words = [word for one in settings for word in one.words]
+        command += [word for one in settings for word in one.words]
         change = {name: value for one in settings for name, value in one.change.items()}
         environment = {name: value for one in settings for name, value in one.environment.items()}
         if environment:
-            change.pop("threads", None)  # the variable says it, as the user will
+            change.pop("threads", None)  # the variable sets it, as the user will
         plan = Plan(
             watches=False,
             warmup_steps=5,
@@ -135,36 +137,32 @@ class Trials:
             seconds=self._options.seconds,
             change=change,
         )
-        command += words
         if self._is_train and "--log-every" not in self._script.command:
             command += ["--log-every", _LOG_EVERY]
         command = ["env", *(f"{k}={v}" for k, v in environment.items()), *command]
-        found: dict[str, Any] = {"losses": [], "run": None}
+        facts: dict[str, Any] = {"losses": [], "run": None}
 
         def read_run(folder: Path) -> None:
             for metrics in folder.glob(f"{RUNS}/*/metrics.jsonl"):
                 lines = _first_lines(metrics)
-                found["losses"] = [line["train_loss"] for line in lines]
-                found["run"] = _as_it_is(metrics.with_name("config.toml"), lines)
+                facts["losses"] = [line["train_loss"] for line in lines]
+                facts["run"] = _run_facts(metrics.with_name("config.toml"), lines)
 
         script = dataclasses.replace(self._script, command=command)
         trial = script.run(plan, before_removal=read_run if self._is_train else lambda _: None)
-        return _row(trial) | found
+        return _row(trial) | facts
 
 
-def first_trial_in(row: Mapping[str, Any]) -> FirstTrial:
-    """What a row of the journal tells of its run, or of the loader of a script."""
+def trial_facts(row: Mapping[str, Any]) -> TrialFacts:
+    """What a row of the journal says about its run, or about the loader of a script."""
     if row.get("run"):
-        return AsItIs(**row["run"])
+        return RunFacts(**row["run"])
     loader = row.get("loader")
-    return LoaderAsItIs(loader["repeats"], tuple(loader["shared"])) if loader else None
+    return LoaderFacts(loader["repeats"], tuple(loader["shared"])) if loader else None
 
 
 def _files_in(command: Sequence[str]) -> bytes:
-    """What the scripts and configs that a command names say: an edited one is another one.
-
-    A log or a checkpoint, which each trial writes anew, is none of them.
-    """
+    """Hashes of the scripts and configs that a command names, not of the logs that each trial writes."""
     digests = b""
     for path in (Path(name) for word in command for name in (word, word.partition("=")[2])):
         with suppress(OSError):  # too long for a name
@@ -192,22 +190,22 @@ def _row(trial: Trial) -> dict[str, Any]:
 
 
 def _first_lines(file: Path) -> list[dict[str, Any]]:
-    """The first lines of a run that have a loss of training, as many as there are."""
+    """The first lines of a run with a training loss."""
     if not file.exists():
         return []
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:20]]
     return [row for row in rows if "train_loss" in row][:_LOSS_LINES]
 
 
-def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The fields of `AsItIs` by the settings that a run has resolved; None if it has not."""
+def _run_facts(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The fields of `RunFacts` from the run's resolved settings; None if there are none."""
     if not file.exists():
         return None
     settings = load_toml(file)
     numbers = {name: settings.get(name) for name in ("batch_size", "accumulate", "workers")}
     if not all(isinstance(number, int) for number in numbers.values()):
         return None
-    # The first line has the warm-up in it.
+    # The first line includes the warm-up.
     waits = [line["data_wait"] for line in lines[1:] if "data_wait" in line]
     return numbers | {
         "data_wait": min(waits, default=None),
@@ -217,53 +215,25 @@ def _as_it_is(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] 
 
 def tune(
     script: Script,
-    levers_of: Callable[[FirstTrial], Sequence[Lever]],
+    levers_of: Callable[[TrialFacts], Sequence[Lever]],
     options: Options,
     *,
     is_train: bool,
     journal: Path,
     say: Callable[[str], None],
     data_at: int | None = None,
-) -> Found:
+) -> SearchResult:
     """Find the best setting of levers.
 
     Args:
-        script: the user's, or `flambeau train` with the user's arguments.
-        levers_of: those to be tried, the most promising first, by what the run is as it is.
-        options: how.
-        is_train: what it is.
-        journal: file with a line per trial.
-        say: takes lines on what goes on.
-        data_at: where in the command the folder of images stands, of which copies may be tried.
+        levers_of: gives the levers to try, the most promising first, from the facts of the first trial.
+        is_train, journal, data_at: see `Trials`.
 
     Raises:
-        InputError: the script makes no step as it is.
+        InputError: the script makes no step without any lever.
     """
     trials = Trials(script, options, is_train=is_train, data_at=data_at, journal=journal, say=say)
-    with signals_raise():
-        try:
-            return _search(trials, levers_of, options, journal=journal, say=say)
-        finally:
-            if trials.copies is not None:
-                trials.copies.close()
-
-
-def _search(
-    trials: Trials,
-    levers_of: Callable[[FirstTrial], Sequence[Lever]],
-    options: Options,
-    *,
-    journal: Path,
-    say: Callable[[str], None],
-) -> Found:
     began = time.monotonic()
-    first = trials.measure({})
-    if first.cost is None:
-        raise InputError(first.failure)
-    levers = levers_of(trials.newest)
-    if isinstance(trials.newest, LoaderAsItIs) and trials.newest.repeats:
-        say(f"workers and persistent workers are {REPEATS}")
-    trials.levers = {lever.name: lever for lever in levers}
 
     def is_over(more: int) -> bool:
         used_s = time.monotonic() - began
@@ -276,31 +246,33 @@ def _search(
         left_s=options.planned_s,
         loss_bound=options.loss_bound,
     )
-    found = search.run(levers, first=first)
-    if trials.num_reused:
-        say(
-            f"{trials.num_reused} trials of an earlier call were taken from {os.path.relpath(journal)}"
-        )
-    return found
+    with signals_raise(), closing(trials):
+        first = trials.measure({})
+        if first.cost is None:
+            raise InputError(first.failure)
+        levers = levers_of(trials.facts)
+        if isinstance(trials.facts, LoaderFacts) and trials.facts.repeats:
+            say(f"workers and persistent workers are {REPEATS}")
+        trials.levers = {lever.name: lever for lever in levers}
+        result = search.run(levers, first=first)
+        if trials.num_reused:
+            file = os.path.relpath(journal)
+            say(f"{trials.num_reused} trials of an earlier call were taken from {file}")
+    return result
 
 
-def tuned_toml(found: Found, given: Mapping[str, Any] | None = None) -> str:
-    """The chosen flags of `flambeau train` as a file for `--config`, with the rest as comments.
-
-    Args:
-        found: the result.
-        given: settings of the user's own file for `--config`, which this one takes the place of.
-    """
+def tuned_toml(result: SearchResult, given: Mapping[str, Any] | None = None) -> str:
+    """A file for `--config` with the chosen flags and the settings of the user's own file, `given`."""
     values = dict(given or {})
     comments = []
-    for setting in found.settings:
+    for setting in result.settings:
         values |= _values_of(setting.words)
         comments += [f"# in the environment: {k}={v}\n" for k, v in setting.environment.items()]
     return as_toml(values).decode() + "".join(comments)
 
 
 def _values_of(words: Sequence[str]) -> dict[str, Any]:
-    """Settings by name out of flags: with a value in the setting's type, or without one for yes and --no-."""
+    """Settings by name from flags: values in the setting's type; without a value true, or false for --no-."""
     values: dict[str, Any] = {}
     for flag, word in itertools.zip_longest(words, words[1:], fillvalue="--"):
         if not flag.startswith("--"):

@@ -1,4 +1,4 @@
-"""The search: one lever after the other, each accepted only if it is surely better than what there is."""
+"""The search: one lever after the other, accepted only if it is surely better than the choice so far."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -8,18 +8,17 @@ from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.search.levers import Choice, Lever, Setting
 
 _HOPELESS = 1.01  # a first pair below this is not repeated; chosen
-_WORSE = 0.9  # a value that is so much worse ends a lever's list; chosen
+_WORSE = 0.9  # a value with a smaller gain ends a lever's list; chosen
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one trial has found.
+    """The figures of one trial.
 
     Attributes:
-        cost: seconds per step, or bytes: what is to be small; None where the trial failed.
+        cost: seconds per step, or bytes: the quantity to minimize; None if the trial failed.
         start_s: seconds until the steps were timed.
-        losses: means of the first steps, ten by ten, as far as the trial came; none where they are not known.
-        failure: why there is no cost.
+        losses: means of ten steps each from the start; empty if unknown.
     """
 
     cost: float | None
@@ -33,12 +32,9 @@ class Step:
     """One value of a lever that was tried.
 
     Attributes:
-        lever, value: which.
-        gain: against the choice so far; None where it failed or was refused.
-        note: why.
+        gain: against the choice so far; None if it failed or was refused.
         is_chosen: it is part of the result.
-        alone: against nothing set: the gain, where nothing was chosen yet; else it is measured in the end for
-            what is chosen. None where it was not.
+        alone: gain against no lever at all; for a chosen value measured at the end if it was not the first.
     """
 
     lever: str
@@ -50,14 +46,12 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Found:
-    """The result.
+class SearchResult:
+    """What the search has chosen.
 
     Attributes:
-        choice: levers that are set.
-        settings: what that means.
         steps: everything that was tried, in order.
-        together: the whole choice against nothing set; None where nothing is, or no time was left.
+        together: gain of the whole choice against none; None if nothing is chosen or no time was left.
     """
 
     choice: dict[str, str]
@@ -74,10 +68,9 @@ class Search:
     """Tries levers in turn.
 
     Args:
-        measure: runs a trial.
-        rounds: pairs of trials for a value that promises something.
-        is_over: whether no time is left for so many more trials; no new comparison begins then.
-        left_s: seconds that the planned run takes as it is, against which a longer start is counted.
+        rounds: pairs of trials for a promising value.
+        is_over: whether no time is left for so many more trials; then no new comparison begins.
+        left_s: length of the planned run in seconds, against which a longer start is weighed.
         loss_bound: share by which the loss of the first steps may differ from that in full precision.
     """
 
@@ -96,13 +89,8 @@ class Search:
         self._reference: Choice = {}
         self._reference_losses: tuple[float, ...] | None = None
 
-    def run(self, levers: Sequence[Lever], *, first: Measured) -> Found:
-        """Search: lever after lever, and then once more what may be better, in twice as many pairs.
-
-        Args:
-            levers: the most promising first.
-            first: what a trial with nothing set has found.
-        """
+    def run(self, levers: Sequence[Lever], *, first: Measured) -> SearchResult:
+        """Search lever by lever, then repeat what may be better in twice as many pairs."""
         choice: dict[str, str] = {}
         self._newest = {}, first
         self._reference = {one.name: one.reference.value for one in levers if one.reference}
@@ -116,19 +104,19 @@ class Search:
                 choice[lever.name] = best.value
                 tried = [replace(one, is_chosen=one is best) for one in tried]
             steps += tried
-        steps = self._look_again(levers, steps, choice)
+        steps = self._repeat_uncertain(levers, steps, choice)
         together = None
         if choice and not self._is_over(0):
             together = self._compare({}, choice, patient_rounds=self._rounds)[0]
-        if together is not None and together.times < 1.0:  # what the tests let through by chance
+        if together is not None and together.times < 1.0:  # the tests have accepted noise
             choice = {}
         steps = [self._with_alone(one, choice) for one in steps]
         known = {lever.name: lever for lever in levers}
         settings = tuple(known[name].setting(value) for name, value in choice.items())
-        return Found(choice, settings, tuple(steps), together)
+        return SearchResult(choice, settings, tuple(steps), together)
 
     def _with_alone(self, step: Step, choice: Choice) -> Step:
-        """What a chosen value gives without the others that are chosen."""
+        """Measure what a chosen value gives without the other chosen ones."""
         if choice.get(step.lever) != step.value:
             return replace(step, is_chosen=False)
         if step.alone is not None or self._is_over(0):
@@ -149,44 +137,42 @@ class Search:
     def _try_setting(
         self, lever: Lever, setting: Setting, choice: Choice, *, patient_rounds: int | None = None
     ) -> Step:
-        """On top of a choice; the step says that it is chosen if it may be."""
+        """On top of a choice; `is_chosen` says whether the value may be chosen."""
         other = {**choice, lever.name: setting.value}
         gain, base, tried = self._compare(choice, other, patient_rounds=patient_rounds)
         note = self._objection(lever, setting, gain, base, tried)
         is_better = gain is not None and gain.verdict == "faster" and not note
         return Step(lever.name, setting.value, gain, note, is_better, None if choice else gain)
 
-    def _look_again(
+    def _repeat_uncertain(
         self, levers: Sequence[Lever], steps: Sequence[Step], choice: dict[str, str]
     ) -> list[Step]:
-        """The steps, with new ones for those that promise something and are not sure; adds to the choice."""
+        """Repeat promising but uncertain steps; returns all steps and adds to the choice."""
         known = {lever.name: lever for lever in levers}
-        found = list(steps)
+        updated = list(steps)
 
         def promise(number: int) -> float:
-            gain = found[number].gain
+            gain = updated[number].gain
             is_open = gain is not None and gain.verdict == "no difference seen"
-            return gain.times if gain and is_open and not found[number].note else 0.0
+            return gain.times if gain and is_open and not updated[number].note else 0.0
 
-        needed = (
-            2 * (2 * self._rounds) + 2 * self._rounds
-        )  # for this, and for all that is chosen together
-        for number in sorted(range(len(found)), key=promise, reverse=True):
-            name = found[number].lever
+        needed = 6 * self._rounds  # 4 for the pairs here, 2 for the whole choice at the end
+        for number in sorted(range(len(updated)), key=promise, reverse=True):
+            name = updated[number].lever
             if promise(number) < _HOPELESS or name in choice or self._is_over(needed):
                 continue
-            setting = known[name].setting(found[number].value)
+            setting = known[name].setting(updated[number].value)
             step = self._try_setting(known[name], setting, choice, patient_rounds=2 * self._rounds)
             if step.gain is not None:
-                found[number] = step
+                updated[number] = step
             if step.is_chosen:
                 choice[name] = step.value
-        return found
+        return updated
 
     def _objection(
         self, lever: Lever, setting: Setting, gain: Gain | None, base: Measured, tried: Measured
     ) -> str:
-        """Why a value is not taken although it may be better."""
+        """Why a value is not taken although it may be better; '' if nothing speaks against it."""
         if gain is None:
             return tried.failure or base.failure
         if setting.advice:
@@ -211,7 +197,7 @@ class Search:
         return ""
 
     def _losses_in_full_precision(self) -> tuple[float, ...]:
-        """Of a trial that nothing else depends on, run once."""
+        """From one trial, run only for this."""
         if self._reference_losses is None:
             self._reference_losses = self._measure(self._reference).losses
         return self._reference_losses
@@ -219,12 +205,12 @@ class Search:
     def _compare(
         self, base: Choice, other: Choice, *, patient_rounds: int | None = None
     ) -> tuple[Gain | None, Measured, Measured]:
-        """Pairs of trials in turn: without, with, without; the one before serves if it was the same.
+        """Alternate trials without and with; the newest trial without is reused.
 
-        Where the first pair shows nothing, it remains the only one, unless `patient_rounds` gives a number.
+        Without a gain the first pair remains the only one, unless `patient_rounds` gives their number.
         """
         pairs: list[tuple[float, float]] = []
-        before = self._of(base)
+        before = self._measured(base)
         tried = before
         for _ in range(patient_rounds or self._rounds):
             tried = self._measure(other)
@@ -242,7 +228,7 @@ class Search:
         costs, others = zip(*pairs, strict=True)
         return gain_of(costs, others), before, tried
 
-    def _of(self, choice: Choice) -> Measured:
+    def _measured(self, choice: Choice) -> Measured:
         if self._newest is not None and self._newest[0] == choice:
             return self._newest[1]
         return self._measure(choice)

@@ -1,4 +1,4 @@
-"""What the usual advice for a faster training changes for one model on one machine, measured."""
+"""How much the common advice for faster training helps one model on one machine, measured."""
 
 import contextlib
 import copy
@@ -25,9 +25,9 @@ from flambeau.tune.step.step_profile import read_seconds, synchronize, traced
 from flambeau.tune.step.training_steps import Part, Steps, no_part, steps_of_model
 
 BASE = "as it is"
-_WARM_UP = 3  # rounds that count for nothing: memory, kernels; chosen
-_CLOSE = 0.02  # share of the peak below which less memory is of no use; chosen
-_READ_S = 2.0  # of reading per number of workers and round; chosen
+_WARM_UP = 3  # rounds that do not count: memory, kernels; chosen
+_CLOSE = 0.02  # saving a smaller share of the peak is of no use; chosen
+_READ_S = 2.0  # reading time per number of workers and round; chosen
 _READ_ROUNDS = 3
 
 
@@ -36,11 +36,8 @@ class Advice:
     """One line of the list.
 
     Attributes:
-        name: what to change.
-        how: in code.
-        time_s: of a step with it, or of a batch, the median; None where it was not measured.
-        gain: against what it was without it, round by round; None where steps do not tell.
-        verdict: in words.
+        time_s: median of a step with it, or of a batch.
+        gain: against steps without it, round by round; None if steps do not show it.
     """
 
     name: str
@@ -68,17 +65,13 @@ _GPU = ("cudnn.benchmark", "pinned memory", "non_blocking")
 def checklist(
     steps: Steps, *, computes_s: float, rounds: int, enough_s: float
 ) -> tuple[Advice, ...]:
-    """Measure training steps with and without each piece of advice, in turn.
+    """Measure training steps with and without each piece of advice, alternating; the first has none.
 
     Args:
-        steps: whose model is copied and trained alone, in float32 by AdamW, so that one thing changes at a
+        steps: their model is copied and trained alone, in float32 by AdamW, so that one thing changes at a
             time. If they read data, more and fewer workers read them, too.
-        computes_s: of a step, in which it does not wait for data: what workers have to keep up with.
-        rounds: of steps.
+        computes_s: of a step without waiting for data, which workers have to keep up with.
         enough_s: of steps together, after which no new round begins.
-
-    Returns:
-        The step as it is, and then the advice.
 
     Raises:
         InputError: a training step of the model fails.
@@ -89,40 +82,30 @@ def checklist(
     plain = steps_of_model(copy.deepcopy(model), *given, device=device)
     calls = {BASE: _whole(plain), **_variants(model, *given, plain)}
     seconds = interleaved(calls, device=device, rounds=rounds, enough_s=enough_s)
-    found = [Advice(BASE, f"{plain.about} in float32", statistics.median(seconds[BASE]), None, "")]
+    base_s = statistics.median(seconds[BASE])
+    advice = [Advice(BASE, f"{plain.about} in float32", base_s, None, "")]
     for name in _HOW:
         if name in seconds:
             one = _compared(name, seconds)
             verdict = f"{one.verdict}; the run has it" if name in steps.has else one.verdict
-            found.append(dataclasses.replace(one, verdict=verdict))
+            advice.append(dataclasses.replace(one, verdict=verdict))
     if device.type != "cuda":
-        found += [Advice(name, _HOW[name], None, None, "needs a GPU") for name in _GPU]
-    found.append(_deleted(plain, *given))
+        advice += [Advice(name, _HOW[name], None, None, "needs a GPU") for name in _GPU]
+    advice.append(_deleted(plain, *given))
     if steps.read is None:
         why = "needs data: give a run in the place of the model"
-        return (*found, Advice("num_workers", _HOW["num_workers"], None, None, why))
-    return (*found, *_workers(steps.read, computes_s))
+        return (*advice, Advice("num_workers", _HOW["num_workers"], None, None, why))
+    return (*advice, *_workers(steps.read, computes_s))
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    *,
-    device: torch.device,
-    rounds: int,
-    enough_s: float,
+    calls: Mapping[str, Callable[[], object]], *, device: torch.device, rounds: int, enough_s: float
 ) -> dict[str, list[float]]:
-    """Time each call once per round, in a new order each round: what slows a machine slows all of them.
+    """Time each call once per round, in a new order each round, so that a slow phase of the machine hits all.
 
-    Args:
-        calls: by name.
-        device: that is waited for around each.
-        rounds: of which each call is timed in one; a few more come first.
-        enough_s: of timed calls together, after which no new round begins; two are made in any case.
-
-    Returns:
-        By name the seconds of each round.
+    At least two rounds are timed, and none begins after `enough_s` of them.
     """
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     draw = random.Random(0)
     begin = time.perf_counter()
@@ -138,8 +121,8 @@ def interleaved(
             calls[name]()
             synchronize(device)
             if number >= 0:
-                found[name].append(time.perf_counter() - start)
-    return found
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
 
 
 def _whole(steps: Steps) -> Callable[[], None]:
@@ -150,13 +133,13 @@ def _variants(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], plain: Steps
 ) -> dict[str, Callable[[], None]]:
     device = plain.device
-    found: dict[str, Callable[[], None]] = {}
+    calls: dict[str, Callable[[], None]] = {}
 
     def add(name: str, given: tuple[Any, Any] = (args, kwargs), **settings: Any) -> None:
         twin = copy.deepcopy(model)
         if name == "channels_last":
             twin = twin.to(memory_format=torch.channels_last)
-        found[name] = _whole(steps_of_model(twin, *given, device=device, **settings))
+        calls[name] = _whole(steps_of_model(twin, *given, device=device, **settings))
 
     convolves = any(isinstance(one, nn.Conv2d) for one in model.modules())
     if convolves:
@@ -164,19 +147,19 @@ def _variants(
     add("bf16", precision=torch.bfloat16)
     add("fused optimizer", fused=True)
     if device.type == "cpu" and torch.get_num_threads() > 1:
-        found["one thread"] = _around(partial(num_threads, 1), _whole(plain))
+        calls["one thread"] = _within(partial(num_threads, 1), _whole(plain))
     if device.type == "cuda":
         if convolves:
-            found["cudnn.benchmark"] = _around(_benchmark, _whole(plain))
-        found |= _copies(plain, (args, kwargs))
-    return found
+            calls["cudnn.benchmark"] = _within(_benchmark, _whole(plain))
+        calls |= _copies(plain, (args, kwargs))
+    return calls
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
     return tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
 
 
-def _around(
+def _within(
     context: Callable[[], contextlib.AbstractContextManager[None]], call: Callable[[], None]
 ) -> Callable[[], None]:
     def both() -> None:
@@ -197,7 +180,7 @@ def _benchmark() -> Iterator[None]:
 
 
 def _copies(plain: Steps, given: Any) -> dict[str, Callable[[], None]]:
-    """A batch that is copied to the device while the step before still runs there."""
+    """Steps that copy the next batch to the device while the current step still runs there."""
     pageable = tree_map_only(Tensor, lambda tensor: tensor.cpu(), given)
     pinned = tree_map_only(Tensor, lambda tensor: tensor.pin_memory(), pageable)
 
@@ -224,7 +207,7 @@ def _compared(name: str, seconds: Mapping[str, list[float]]) -> Advice:
 
 
 def _deleted(plain: Steps, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advice:
-    """The peak of steps whose output lives until the next one is there, as in most loops, and without."""
+    """The memory peak of steps that keep their output until the next step, as most loops do, and without."""
     kept: list[Any] = []
     args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(plain.device), (args, kwargs))
 
@@ -256,7 +239,7 @@ def _deleted(plain: Steps, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Adv
 
 
 def _workers(read: Callable[[int | None], Generator[Any]], computes_s: float) -> list[Advice]:
-    """Batches of a run's data, and whether they come faster than a step takes them."""
+    """Read a run's data with several numbers of workers; do batches come faster than a step takes?"""
     counts = [0]
     while (count := max(1, 2 * counts[-1])) <= usable_cpus():
         counts.append(count)
@@ -264,10 +247,10 @@ def _workers(read: Callable[[int | None], Generator[Any]], computes_s: float) ->
     for _ in range(_READ_ROUNDS):
         for count in counts:
             seconds[count].append(read_seconds(read(count), enough_s=_READ_S))
-    return [_of_workers(count, seconds, computes_s) for count in counts]
+    return [_worker_advice(count, seconds, computes_s) for count in counts]
 
 
-def _of_workers(count: int, seconds: Mapping[int, list[float]], computes_s: float) -> Advice:
+def _worker_advice(count: int, seconds: Mapping[int, list[float]], computes_s: float) -> Advice:
     time_s = statistics.median(seconds[count])
     step = f"the step, which computes for {computes_s * 1000:.3g} ms"
     if count == 0:

@@ -1,4 +1,4 @@
-"""`flambeau doctor` of a run or a model: what a step costs here, and what the usual advice gives."""
+"""`flambeau doctor` of a run or a model: what a step costs here, and what the common advice gives."""
 
 import contextlib
 import dataclasses
@@ -23,19 +23,19 @@ _KINDS = 5
 _MODULES = 8
 _FUNCTIONS = 6
 _OWNERS = 5
-_WAITS = 0.1  # share of the time that a step may wait for data before a line says so; chosen
-_RECORDED = 3  # steps whose memory is written
+_WAITS = 0.1  # a step that waits for data for a larger share gets a hint; chosen
+_RECORDED = 3  # steps whose memory is recorded
 
 
 @dataclasses.dataclass(frozen=True)
-class Looks:
-    """How much is measured, and written.
+class StepOptions:
+    """How much is measured and written.
 
     Attributes:
-        rounds: of each piece of advice; 0 tries none.
+        rounds: per piece of advice; 0 tries none.
         budget_s: of them together.
-        trace: file for a time line, which ui.perfetto.dev opens; None for none.
-        memory: file for each block of a CUDA device's memory, for pytorch.org/memory_viz; None for none.
+        trace: file for a time line, which ui.perfetto.dev opens.
+        memory: file for all blocks of a CUDA device's memory, for pytorch.org/memory_viz.
     """
 
     rounds: int = 15
@@ -44,34 +44,29 @@ class Looks:
     memory: Path | None = None
 
 
-def answer_of_steps(steps: Steps, looks: Looks, *, say: Callable[[str], None]) -> Answer:
-    """Measure steps, and try what is advised.
-
-    Args:
-        steps: of a run or a model.
-        looks: how long.
-        say: takes lines on what goes on.
+def answer_of_steps(steps: Steps, options: StepOptions, *, say: Callable[[str], None]) -> Answer:
+    """Measure steps of a run or a model, and try the common advice.
 
     Raises:
         InputError: a step fails, or the device has no memory that can be recorded.
         WorkerLost: a process that reads data has died.
     """
-    if looks.memory is not None and steps.device.type != "cuda":
+    if options.memory is not None and steps.device.type != "cuda":
         raise InputError(
             f"--memory records the memory of a CUDA device, and the steps run on {steps.device}\n"
             "Leave it out: the answer says what lives at the peak, on any device"
         )
     with _failing_as_input():
         say("measuring steps")
-        profile = profile_steps(steps, trace=looks.trace)
-        if looks.memory is not None:
-            _record_memory(steps, looks.memory)
+        profile = profile_steps(steps, trace=options.trace)
+        if options.memory is not None:
+            _record_memory(steps, options.memory)
         advice: tuple[Advice, ...] = ()
-        if looks.rounds:
+        if options.rounds:
             say("trying the usual advice, a minute or two")
             computes_s = profile.step.median_s - profile.waits_s
             advice = checklist(
-                steps, computes_s=computes_s, rounds=looks.rounds, enough_s=looks.budget_s
+                steps, computes_s=computes_s, rounds=options.rounds, enough_s=options.budget_s
             )
     about = f"{steps.about}; {profile.steps} steps on {_device_name(steps.device)}"
     data = {"about": steps.about, "device": _device_name(steps.device)}
@@ -83,7 +78,7 @@ def answer_of_steps(steps: Steps, looks: Looks, *, say: Callable[[str], None]) -
 
 @contextlib.contextmanager
 def _failing_as_input() -> Iterator[None]:
-    """The model is the user's: what it raises is reported in a line."""
+    """The model is the user's: its errors are reported in one line."""
     try:
         yield
     except (InputError, WorkerLost):
@@ -105,7 +100,7 @@ def _record_memory(steps: Steps, file: Path) -> None:
 
 
 def _device_name(device: torch.device) -> str:
-    """What a reader of figures has to know of it."""
+    """The name of a GPU; threads of a CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -133,7 +128,7 @@ def _verdict(profile: StepProfile, advice: Sequence[Advice]) -> str:
 
 
 def _lines(profile: StepProfile) -> list[str]:
-    """What follows from the figures."""
+    """Sentences that follow from the figures."""
     step_s = profile.step.median_s
     waits_s = profile.waits_s
     lines = []
@@ -201,7 +196,7 @@ def _advice_row(one: Advice) -> tuple[str | None, ...]:
 
 
 def _table_of_modules(profile: StepProfile) -> Table:
-    """Sums over modules of a kind, and then the slowest alone."""
+    """Sums over modules of the same type, then the slowest modules."""
     kinds: dict[str, list[ModuleTime]] = defaultdict(list)
     for one in profile.modules:
         kinds[one.kind].append(one)
@@ -231,5 +226,5 @@ def _table_of_modules(profile: StepProfile) -> Table:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Three digits; more before the point if there are more."""
+    """Three digits, or more if there are more before the point."""
     return f"{seconds * 1000:.3g}" if seconds < 0.9995 else f"{seconds * 1000:.0f}"

@@ -1,4 +1,4 @@
-"""What lives at the peak of a training step, and who allocated it, as the allocator tells the profiler."""
+"""What is allocated at the memory peak of a training step, and by which module, from torch's profiler."""
 
 import json
 import tempfile
@@ -13,15 +13,15 @@ from torch.profiler import profile
 from flambeau.tune.step.training_steps import Steps
 
 MODULE = "module "
-"""Before the name of a module, in ranges of the profiler."""
+"""Prefix of a module's name in ranges of the profiler."""
 BACKWARD = "autograd::engine::evaluate_function: "
-"""Before the name of a node of the backward pass, in torch's own."""
+"""Prefix that torch gives the name of a node of the backward pass."""
 _CATEGORIES = ("user_annotation", "cpu_op")
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who has allocated what lives at the peak: a module, or an operation of the backward pass."""
+    """A module, or an operation of the backward pass, with the bytes that it holds at the peak."""
 
     name: str
     size_bytes: int
@@ -32,9 +32,9 @@ class StepMemory:
     """Bytes of tensors at the peak.
 
     Attributes:
-        there_before: bytes of parameters and buffers.
-        peak_bytes: beside what was there before: parameters, buffers, the optimizer's state.
-        owners: of what lives then, the largest first.
+        there_before: of parameters and buffers.
+        peak_bytes: without what was there before the step: parameters, buffers, the optimizer's state.
+        owners: of what is allocated at the peak, the largest first.
     """
 
     there_before: int
@@ -43,7 +43,7 @@ class StepMemory:
 
 
 def chrome_trace(seen: profile) -> bytes:
-    """What a profiler has seen, as JSON that ui.perfetto.dev opens; it gives it once."""
+    """A profiler's events as JSON that ui.perfetto.dev opens; a profiler exports them only once."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         seen.export_chrome_trace(str(file))
@@ -51,11 +51,9 @@ def chrome_trace(seen: profile) -> bytes:
 
 
 def memory_of(trace: bytes, steps: Steps) -> StepMemory | None:
-    """At the peak of what a profiler has seen; None where torch reports no memory of the device.
+    """Memory at the peak of profiled steps; None if torch reports none of the device.
 
-    Args:
-        trace: of a profiler with `profile_memory`, and ranges for modules.
-        steps: that it has seen.
+    The profiler needs `profile_memory`, and ranges for modules.
     """
     live: dict[int, tuple[int, str]] = {}
     at_peak: dict[int, tuple[int, str]] = {}
@@ -66,7 +64,7 @@ def memory_of(trace: bytes, steps: Steps) -> StepMemory | None:
         if size > 0:
             live[address] = (size, owner)
         elif live.pop(address, None) is None:
-            continue  # it was there before
+            continue  # allocated before the trace
         now += size
         if now > peak:
             peak = now
@@ -86,7 +84,7 @@ def memory_of(trace: bytes, steps: Steps) -> StepMemory | None:
 
 
 def _owned(trace: bytes, *, on_cpu: bool) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each report of the allocator, in order, and in which module or operation it came."""
+    """Each report of the allocator in order, with the module or operation it belongs to."""
     events = json.loads(trace)["traceEvents"]
     reports = [
         e
@@ -94,7 +92,7 @@ def _owned(trace: bytes, *, on_cpu: bool) -> Iterator[tuple[dict[str, Any], str]
         if e.get("name") == "[memory]" and (e["args"].get("Device Type") == 0) == on_cpu
     ]
     spans = [e for e in events if e.get("ph") == "X" and e.get("cat") in _CATEGORIES]
-    # A range that begins with a report comes before it; of two, the outer one.
+    # At the same time a range comes before a report, and the outer range before the inner one.
     order = [(e["ts"], -e["dur"], e) for e in spans] + [(e["ts"], 1.0, e) for e in reports]
     open_: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for now, _, event in sorted(order, key=lambda row: row[:2]):

@@ -1,6 +1,6 @@
 """Where time and memory of a training step go: parts, operations, modules, Python, data.
 
-Three passes, so that none disturbs another: a clock alone, `torch.profiler`, `cProfile`.
+Three separate passes: a clock alone, `torch.profiler`, `cProfile`.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from flambeau.inspection.watched_forward import hooked
 from flambeau.tune.step.step_memory import BACKWARD, MODULE, StepMemory, chrome_trace, memory_of
 from flambeau.tune.step.training_steps import WAIT, Steps, no_part
 
-_WARM_UP = 3  # steps that count for nothing; chosen
-_STEPS = 20  # that are timed, at most
-_ENOUGH_S = 10.0  # of timed steps; two are made in any case
+_WARM_UP = 3  # steps that do not count; chosen
+_STEPS = 20  # timed at most
+_ENOUGH_S = 10.0  # of timed steps; at least two are made
 _OF_THE_PROFILER = "Activity Buffer Request"  # has a time on the device, too
-_TRACED = 3  # steps that torch.profiler sees: each has thousands of operations
+_TRACED = 3  # steps under torch.profiler: each has thousands of operations
 
 
 @dataclass(frozen=True)
 class PartTime:
-    """Seconds: the median, and between which two values half of them are."""
+    """Seconds: the median and the quartiles."""
 
     name: str
     median_s: float
@@ -43,7 +43,7 @@ class PartTime:
 
 @dataclass(frozen=True)
 class OperationTime:
-    """An operation of torch, without those that it calls: seconds and calls per step, share of all."""
+    """An operation of torch without those that it calls: seconds and calls per step, share of all."""
 
     name: str
     self_s: float
@@ -53,7 +53,7 @@ class OperationTime:
 
 @dataclass(frozen=True)
 class ModuleTime:
-    """A module, without the modules in it: seconds per step."""
+    """A module without the modules in it: seconds per step."""
 
     name: str
     kind: str
@@ -62,13 +62,13 @@ class ModuleTime:
 
     @property
     def total_s(self) -> float:
-        """Of both."""
+        """Forward and backward."""
         return self.forward_s + self.backward_s
 
 
 @dataclass(frozen=True)
 class FunctionTime:
-    """A Python function, without what it calls: seconds and calls per step."""
+    """A Python function without what it calls: seconds and calls per step."""
 
     name: str
     file: str
@@ -79,18 +79,15 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What `profile_steps` finds.
+    """The result of `profile_steps`, each list by time, the longest first.
 
     Attributes:
-        steps: that were timed.
-        step: the whole of it.
-        parts: in order.
-        operations: by time; on a GPU by that of their kernels.
-        modules: by time; of those that take part.
-        functions: of Python, by time.
-        python_s: seconds of Python functions per step, under cProfile, which makes them slower.
-        read_s: seconds per batch of the data alone, with nothing else to do; None without data.
-        memory: at the peak; None where torch reports none of the device.
+        steps: number of timed steps.
+        parts: in the order of a step.
+        operations: on a GPU by the time of their kernels.
+        python_s: seconds of Python functions per step, under cProfile, which slows them down.
+        read_s: seconds per batch of the data alone; None without data.
+        memory: at the peak; None if torch reports none of the device.
     """
 
     steps: int
@@ -105,22 +102,17 @@ class StepProfile:
 
     @property
     def waits_s(self) -> float:
-        """Of a step, for its data."""
+        """Seconds of a step in which it waits for data."""
         return sum(part.median_s for part in self.parts if part.name == WAIT)
 
 
 def profile_steps(steps: Steps, *, trace: Path | None = None) -> StepProfile:
-    """Measure steps.
-
-    Args:
-        steps: to measure; some are made to warm up.
-        trace: file for what ui.perfetto.dev opens, compressed where its name ends in .gz; None for none.
-    """
+    """Measure steps, after some to warm up; `trace` is a file for ui.perfetto.dev, compressed if a .gz."""
     for _ in range(_WARM_UP):
         steps.step(no_part)
     whole, parts = _timed(steps)
-    seen = traced(steps, _TRACED)
-    time_line = chrome_trace(seen)
+    profiler = traced(steps, _TRACED)
+    time_line = chrome_trace(profiler)
     if trace is not None:
         trace.write_bytes(gzip.compress(time_line, 6) if trace.suffix == ".gz" else time_line)
     on_device = len(_activities(steps.device)) > 1
@@ -130,8 +122,8 @@ def profile_steps(steps: Steps, *, trace: Path | None = None) -> StepProfile:
         steps=len(whole),
         step=summary("step", whole),
         parts=tuple(summary(name, seconds) for name, seconds in parts.items()),
-        operations=_operations(seen, on_device=on_device),
-        modules=_modules(steps, seen, on_device=on_device),
+        operations=_operations(profiler, on_device=on_device),
+        modules=_modules(steps, profiler, on_device=on_device),
         functions=functions,
         python_s=python_s,
         read_s=read_s,
@@ -140,29 +132,19 @@ def profile_steps(steps: Steps, *, trace: Path | None = None) -> StepProfile:
 
 
 def summary(name: str, seconds: Sequence[float]) -> PartTime:
-    """Of at least two values."""
+    """Median and quartiles of at least two values."""
     low, median, high = statistics.quantiles(seconds, n=4, method="inclusive")
     return PartTime(name, median, low, high)
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for what the device still has to do; on a CPU that is nothing."""
+    """Wait for the device; does nothing on a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
-def device_name(device: torch.device) -> str:
-    """What a reader of figures has to know of it."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    threads = torch.get_num_threads()
-    return (
-        f"{device}, {threads} thread{'s' * (threads > 1)}" if device.type == "cpu" else str(device)
-    )
-
-
 def _timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
-    """Seconds of whole steps and of their parts; the device is waited for after each part."""
+    """Seconds of whole steps and of their parts; the device is synchronized after each part."""
     parts: dict[str, list[float]] = defaultdict(list)
     whole: list[float] = []
 
@@ -185,43 +167,42 @@ def _timed(steps: Steps) -> tuple[list[float], dict[str, list[float]]]:
 
 
 def traced(steps: Steps, count: int) -> profile:
-    """So many steps as torch's profiler sees them, with calls of modules as ranges, and the allocator."""
-    watched = _activities(steps.device)
-    seen = profile(activities=watched, profile_memory=True, acc_events=True)
-    with _modules_recorded(steps.model), seen:
+    """Steps under torch's profiler, with modules as ranges, and the allocator."""
+    profiler = profile(activities=_activities(steps.device), profile_memory=True, acc_events=True)
+    with _modules_recorded(steps.model), profiler:
         for number in range(count):
             with record_function(f"step {number}"):
                 steps.step(record_function)
             synchronize(steps.device)
-    return seen
+    return profiler
 
 
 def _activities(device: torch.device) -> list[ProfilerActivity]:
-    """What torch's profiler can see of it: on other devices than these the CPU's part alone."""
-    found = [ProfilerActivity.CPU]
+    """What torch's profiler can record: on devices other than these only the CPU's part."""
+    activities = [ProfilerActivity.CPU]
     if device.type in ("cuda", "xpu"):
-        found.append(getattr(ProfilerActivity, device.type.upper()))
-    return found
+        activities.append(getattr(ProfilerActivity, device.type.upper()))
+    return activities
 
 
-def _operations(seen: profile, *, on_device: bool) -> tuple[OperationTime, ...]:
+def _operations(profiler: profile, *, on_device: bool) -> tuple[OperationTime, ...]:
     rows = [
         (row.key, row.self_device_time_total if on_device else row.self_cpu_time_total, row.count)
-        for row in seen.key_averages()
+        for row in profiler.key_averages()
         if row.device_type.name == "CPU" and not row.is_user_annotation
     ]
     all_us = sum(time_us for _, time_us, _ in rows) or 1.0
-    found = [
+    operations = [
         OperationTime(name, time_us / 1e6 / _TRACED, time_us / all_us, count / _TRACED)
         for name, time_us, count in rows
         if time_us > 0 and name != _OF_THE_PROFILER
     ]
-    return tuple(sorted(found, key=lambda one: -one.self_s))
+    return tuple(sorted(operations, key=lambda one: -one.self_s))
 
 
 @contextlib.contextmanager
 def _modules_recorded(model: nn.Module) -> Iterator[None]:
-    """Calls of modules are ranges of the profiler, in its trace too."""
+    """Calls of modules become ranges of the profiler, in its trace too."""
     names = {module: name for name, module in model.named_modules()}
     open_: list[Any] = []
 
@@ -236,10 +217,10 @@ def _modules_recorded(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def _modules(steps: Steps, seen: profile, *, on_device: bool) -> tuple[ModuleTime, ...]:
-    """Forward from the ranges; backward by autograd's number, which an operation and its gradient share."""
-    # The device's own rows repeat what the operations that asked for it show.
-    events = [e for e in seen.events() or [] if e.device_type.name == "CPU"]
+def _modules(steps: Steps, profiler: profile, *, on_device: bool) -> tuple[ModuleTime, ...]:
+    """Forward from the ranges; backward by the sequence number, which an operation and its gradient share."""
+    # The device's rows repeat the times of the operations that started its kernels.
+    events = [e for e in profiler.events() or [] if e.device_type.name == "CPU"]
     forward: dict[str, float] = defaultdict(float)
     backward: dict[str, float] = defaultdict(float)
     owners: dict[int, str] = {}
@@ -254,10 +235,10 @@ def _modules(steps: Steps, seen: profile, *, on_device: bool) -> tuple[ModuleTim
             if (owner := owners.get(event.sequence_nr, "")).startswith(MODULE):
                 backward[owner] += us
         elif event.sequence_nr >= 0 and not around.startswith(BACKWARD):
-            # Operations that need no gradient show the number that the next one gets.
+            # Operations without gradient have the number of the next one, which overwrites it.
             owners[event.sequence_nr] = around
     kinds = {MODULE + name: type(module).__name__ for name, module in steps.model.named_modules()}
-    found = [
+    modules = [
         ModuleTime(
             name.removeprefix(MODULE),
             kinds.get(name, ""),
@@ -266,11 +247,11 @@ def _modules(steps: Steps, seen: profile, *, on_device: bool) -> tuple[ModuleTim
         )
         for name in forward
     ]
-    return tuple(sorted(found, key=lambda one: -one.total_s))
+    return tuple(sorted(modules, key=lambda one: -one.total_s))
 
 
 def _around(event: FunctionEvent) -> str:
-    """The module, or the node of the backward pass, in which something happens; '' outside."""
+    """The module, or the node of the backward pass, around an event; '' if none."""
     outer = event.cpu_parent
     while outer is not None:
         if outer.name.startswith((MODULE, BACKWARD)):
@@ -283,7 +264,7 @@ def _around(event: FunctionEvent) -> str:
 
 
 def _python(steps: Steps) -> tuple[tuple[FunctionTime, ...], float]:
-    """Functions that are written in Python; what they call in C, torch's operations too, is not theirs."""
+    """Functions written in Python, without what they call in C, such as torch's operations."""
     profiler = cProfile.Profile()
     profiler.enable()
     try:
@@ -293,22 +274,17 @@ def _python(steps: Steps) -> tuple[tuple[FunctionTime, ...], float]:
         profiler.disable()
     stats: dict[tuple[str, int, str], tuple[int, int, float, float, Any]]
     stats = pstats.Stats(profiler).stats  # type: ignore[attr-defined]
-    found = [
+    functions = [
         FunctionTime(name, file, line, self_s / _TRACED, calls / _TRACED)
         for (file, line, name), (_, calls, self_s, _, _) in stats.items()
         if file != "~"
     ]
-    found.sort(key=lambda one: -one.self_s)
-    return tuple(found), sum(one.self_s for one in found)
+    functions.sort(key=lambda one: -one.self_s)
+    return tuple(functions), sum(one.self_s for one in functions)
 
 
 def read_seconds(batches: Generator[Any], *, enough_s: float = _ENOUGH_S) -> float:
-    """Seconds per batch, with nobody who computes meanwhile; the first one starts the workers.
-
-    Args:
-        batches: without end; they are closed.
-        enough_s: of reading.
-    """
+    """Seconds per batch while nothing computes, not counting the first one, which starts the workers."""
     with contextlib.closing(batches):
         next(batches)
         count = 0

@@ -25,28 +25,25 @@ from flambeau.trainer.trial_training import trial_training
 from flambeau.user_code import first_line
 
 Part = Callable[[str], AbstractContextManager[Any]]
-"""Goes around a part of a step, by its name."""
+"""A context manager for a named part of a step."""
 
 WAIT = "wait for data"
-"""The part of a run's step that its data take."""
-_LONG = "1000000st"  # so that no run is over before it is measured
+"""The part of a run's step that waits for its data."""
+_LONG = "1000000st"  # so that no run ends before it is measured
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Something that makes one training step after another.
+    """Makes one training step after another.
 
     Attributes:
-        step: makes one; the parts that it consists of go through its argument.
-        model: that is trained.
-        device: where.
+        step: makes one; its argument wraps each part.
         about: what a step is, in words.
-        read: batches of the run's data alone, without end, by so many workers, None being those of the run;
-            None for a model on random numbers.
-        args: of the model, tensors in any nesting, by which it can be trained alone; those on the device
-            'meta' have a shape and no values.
-        kwargs: likewise.
-        has: advice of the checklist that a run follows already.
+        read: endless batches of the run's data, by so many workers, or as many as the run has if None; None
+            for a model on random numbers.
+        args, kwargs: of the model, tensors in any nesting, to train it alone; those on the device 'meta' have
+            no values.
+        has: advice of the checklist that the run already follows.
     """
 
     step: Callable[[Part], None]
@@ -60,7 +57,7 @@ class Steps:
 
 
 def no_part(_: str) -> AbstractContextManager[Any]:
-    """Around a part of a step that nobody looks at."""
+    """Does nothing around a part of a step."""
     return contextlib.nullcontext()
 
 
@@ -77,10 +74,7 @@ def steps_of_model(
 
     Args:
         model: with values; it is moved to the device and trained.
-        args: of the model, tensors in any nesting; those on the device 'meta' get random values.
-        kwargs: likewise.
-        device: to run on.
-        fused: all parameters in one kernel of the optimizer.
+        args, kwargs: of the model, tensors in any nesting; those on the device 'meta' get random values.
         precision: of autocast in the forward pass; None for none.
 
     Raises:
@@ -119,20 +113,12 @@ def steps_of_model(
 def steps_of_run(
     path: Path, *, trust: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Steps]:
-    """Steps as a run makes them, with its data, loss, precision and optimizer; the run stays as it is.
+    """Steps as a run makes them, with its data, loss, precision and optimizer; the run itself is not changed.
 
-    The weights are new ones, the model is not compiled, and a folder of its own is removed in the end.
-
-    Args:
-        path: folder of a run of `flambeau train`.
-        trust: run the code that it names, also where nothing shows that this user has made it.
-        say: takes the line that names what is run.
-
-    Yields:
-        The steps.
+    The weights are new, the model is not compiled, and a temporary folder is removed at the end.
 
     Raises:
-        InputError: no such run, or its data are not there any more, or have changed.
+        InputError: no such run of `flambeau train`, or its data are missing or have changed.
     """
     folder = RunFolder(path)
     stored = folder.read_existing()
@@ -154,7 +140,9 @@ def steps_of_run(
         compression="none",
         compile="none",
         stop_within=None,
-        parts=None if settings.sync_bn else settings.parts,  # parts with it are not done one by one
+        parts=None
+        if settings.sync_bn
+        else settings.parts,  # with it parts are not computed in turn
     )
     alone = prepared.settings
     with trial_training(prepared) as training:
@@ -184,7 +172,7 @@ def _about(settings: ResolvedSettings) -> str:
         f"{settings.model}, {settings.batch_size} images of {settings.image_size} pixels, "
         f"{settings.optimizer}, {settings.precision}, {settings.workers} workers"
     )
-    # The modules of a compiled model are not called one by one.
+    # The modules of a compiled model are not called separately.
     return text if settings.compile == "none" else f"{text}, not compiled"
 
 

@@ -1,4 +1,4 @@
-"""The start of watching: when torch has been imported, in whichever process that is."""
+"""Starts the watch in any process of the script as soon as torch has been imported there."""
 
 import importlib.abc
 import importlib.machinery
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Finds torch once, as it would have been found, and is called when its import is done."""
+    """An import hook that finds torch as usual, once, and starts the watch after its import."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -37,11 +37,7 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
 
 def begin_when_torch_comes(folder: Path) -> None:
-    """Watch this process if it imports torch.
-
-    Args:
-        folder: of the trial; see `plan.py`.
-    """
+    """Watch this process if it imports torch; `folder` is that of the trial, see `plan.py`."""
     sys.meta_path.insert(0, _AfterTorch(folder))
 
 
@@ -53,12 +49,12 @@ def _begin(folder: Path) -> None:
     from flambeau.tune.watch.worker_watch import watch_worker
 
     plan = Plan.read(folder)
-    when_begun = apply_changes(plan.change)
-    watch = StepWatch(folder, plan, watch_loaders(plan.change, folder), when_begun)
+    on_first_step = apply_changes(plan.change)
+    watch = StepWatch(folder, plan, watch_loaders(plan.change, folder), on_first_step)
     watch.install()
 
     def in_fork() -> None:
-        # A process that trains, such as one of mp.spawn's by fork, makes steps of its own.
+        # A forked process may itself train, as with mp.start_processes(start_method="fork").
         watch.restart_in_fork()
         if plan.watches:
             watch_worker(folder, os.getppid())

@@ -1,16 +1,16 @@
-"""One thing done differently for one trial, from outside of the script.
+"""Changes that a trial makes to the script from outside.
 
-Changes by name, with what they are given:
+By name, with their values:
 
-- of every DataLoader, see `loader_clock.py`: workers (a number; of iterable data sets for the classes in
-  shared only, see `worker_shares.py`), prefetch (a number), persistent, pin,
-  cached (how many batches are kept), alone (seconds), fast;
-- of the process: threads and worker_threads (at most), keep_freed, tf32, cudnn_benchmark, no_anomaly,
+- every DataLoader, see `loader_clock.py`: workers (a number; of iterable data sets only for the classes in
+  shared, see `worker_shares.py`), prefetch (a number), persistent, pin, cached (number of batches to keep),
+  alone (seconds), fast;
+- the process: threads and worker_threads (at most), keep_freed, tf32, cudnn_benchmark, no_anomaly,
   no_profiler, no_saves;
-- of optimizers: fused, foreach, set_to_none;
-- of the model, which is every module with parameters to train that is called from outside of modules:
+- optimizers: fused, foreach, set_to_none;
+- the model, that is every module with trainable parameters that is called from outside of modules:
   channels_last, autocast (the name of a dtype), compile;
-- of calls that wait for the device, see `waiting_calls.py`: skip_waits (lines).
+- calls that wait for the device, see `waiting_calls.py`: skip_waits (lines).
 """
 
 import functools
@@ -29,17 +29,14 @@ from torch.utils.data import get_worker_info
 from flambeau.recipes.setup.freed_memory import keep_freed_memory
 from flambeau.tune.watch.waiting_calls import skip_waiting_calls
 
-_OF_MODEL = ("channels_last", "autocast", "compile")
+_MODEL_CHANGES = ("channels_last", "autocast", "compile")
 
 
 def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
-    """Make the changes of this trial; those of data loaders are made elsewhere.
-
-    Args:
-        change: by name.
+    """Make the changes of this trial, except those of data loaders.
 
     Returns:
-        What is to be called when the first step has been made.
+        To be called after the first step.
     """
     if "threads" in change:
         _limit_threads(change["threads"])
@@ -64,13 +61,13 @@ def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
         torch.backends.cudnn.benchmark = True
     if "skip_waits" in change:
         skip_waiting_calls(change["skip_waits"])
-    if any(name in change for name in _OF_MODEL):
+    if any(name in change for name in _MODEL_CHANGES):
         return _change_models(change)
     return lambda: None
 
 
 def _limit_threads(most: int) -> None:
-    """Now, and whatever the script says later; the one thread of a worker stays one."""
+    """Now, and in later calls of the script; a worker keeps its one thread."""
     set_threads = torch.set_num_threads
     set_threads(min(most, torch.get_num_threads()))
     torch.set_num_threads = lambda nthreads: set_threads(min(most, nthreads))
@@ -78,7 +75,7 @@ def _limit_threads(most: int) -> None:
 
 
 def _limit_threads_of_workers(most: int) -> None:
-    """Of torch in the processes of a DataLoader, and of OpenCV, which takes as many as there are CPUs."""
+    """Limit torch in DataLoader workers, and OpenCV, which by default uses all CPUs."""
     set_threads = torch.set_num_threads
 
     def limited(nthreads: int) -> None:
@@ -93,7 +90,7 @@ def _limit_threads_of_workers(most: int) -> None:
 
 
 def _change_optimizers(way: str) -> None:
-    """Each optimizer that torch can run in this way, fused or foreach, is made so."""
+    """Set this option, fused or foreach, in all of torch's optimizers that have it."""
     other = {"fused": "foreach", "foreach": "fused"}[way]
 
     def changed(kind: type[Optimizer]) -> None:
@@ -146,11 +143,11 @@ def _silence_profiler() -> None:
 
 
 def _change_models(change: Mapping[str, Any]) -> Callable[[], None]:
-    """Models are changed when they are first called; until the first step is over, all are found."""
+    """Change each model at its first call, until the first step is over."""
     known: set[int] = set()
 
     def before(module: nn.Module, _: Any) -> None:
-        # A module within one that was changed is changed with it.
+        # Submodules were changed together with their model.
         if id(module) in known or not any(p.requires_grad for p in module.parameters()):
             return
         known.update(id(one) for one in module.modules())
@@ -160,10 +157,9 @@ def _change_models(change: Mapping[str, Any]) -> Callable[[], None]:
 
 
 def change_model(model: nn.Module, change: Mapping[str, Any]) -> None:
-    """Change one model in place; its parameters stay the ones that an optimizer has.
+    """Change one model in place; its parameters stay those that the optimizer has.
 
     Args:
-        model: that is about to be called.
         change: channels_last, autocast, compile.
     """
     if change.get("channels_last"):

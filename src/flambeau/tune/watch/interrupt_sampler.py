@@ -1,4 +1,4 @@
-"""Looks that the main thread takes itself, between two of its instructions, at the signals of a timer."""
+"""Stack samples that the main thread takes of itself, between two instructions, on a timer's signal."""
 
 import atexit
 import ctypes
@@ -14,21 +14,21 @@ from types import FrameType
 from flambeau.tune.watch.stack_phases import Activity, activity_of
 from flambeau.tune.watch.stack_sampler import (
     INTERVAL_S,
-    KERNEL_ASKED,
-    Seen,
+    KERNEL_STATE_PHASES,
+    Predicate,
+    StackSample,
     StackSampler,
     Threads,
-    Truth,
-    look_at,
     phase_of,
+    sample_thread,
 )
-from flambeau.tune.watch.thread_state import OWN_THREADS, waits_for
+from flambeau.tune.watch.thread_state import WATCH_THREADS, waits_for
 
-_FROM_END = 3  # of the real-time signals; who takes one takes the first or the last; chosen
+_FROM_END = 3  # which real-time signal: other programs take the first or the last ones; chosen
 _MONOTONIC, _TO_THREAD = 1, 4  # CLOCK_MONOTONIC, SIGEV_THREAD_ID of Linux
-_IDLE = 0.25  # share of the time between two looks from which on the kernel is asked; chosen
-_ASKED_FOR_S = 0.5  # from then on; chosen
-_PAUSED_S = 5 * INTERVAL_S  # between two looks while seconds do not count; chosen
+_IDLE = 0.25  # a larger share without CPU between two samples starts kernel queries; chosen
+_KERNEL_S = 0.5  # for so long; chosen
+_PAUSED_S = 5 * INTERVAL_S  # between two samples while seconds do not count; chosen
 
 
 class _Event(ctypes.Structure):
@@ -44,7 +44,7 @@ class _Event(ctypes.Structure):
 
 
 class _Times(ctypes.Structure):
-    """`struct itimerspec`: seconds and nanoseconds of the interval, and until the first time."""
+    """`struct itimerspec`: interval and time until the first signal, in seconds and nanoseconds."""
 
     _fields_ = tuple(
         (name, ctypes.c_long) for name in ("every_s", "every_ns", "first_s", "first_ns")
@@ -68,25 +68,23 @@ class _Timer:
             raise OSError("no timer")
 
     def set(self, seconds: float) -> None:
-        """Once, after a time below a second; 0 takes it back."""
+        """Fire once after less than a second; 0 cancels it."""
         times = _Times(0, 0, 0, int(1e9 * seconds))
         self._libc.timer_settime(self._id, 0, ctypes.byref(times), None)
 
 
 class InterruptSampler:
-    """Counts seconds by what the main thread does; to be made in that thread.
+    """Counts seconds by what the main thread does; make it in that thread.
 
-    It looks at a random time, wherever that is; another thread could do so only where this one gives up the
-    GIL. Within a call of C the look comes when that ends, and counts for all of it. While the thread sleeps,
-    another one asks the kernel what for.
-
-    Args: see `StackSampler`.
+    It samples at random times, anywhere in the code; another thread could do so only where the main thread
+    gives up the GIL. Within a call of C the sample is taken when the call ends, and counts for all of it.
+    While the main thread sleeps, another thread asks the kernel what it waits for.
 
     Raises:
-        OSError: this is not Linux, not the main thread, or there is no signal or timer for it.
+        OSError: not Linux, not the main thread, or no free signal or timer.
     """
 
-    def __init__(self, threads: Threads, is_on: Truth, evaluates: Truth) -> None:
+    def __init__(self, threads: Threads, is_on: Predicate, evaluates: Predicate) -> None:
         if sys.platform != "linux":
             raise OSError("the timer is Linux's")
         if threading.current_thread() is not threading.main_thread():
@@ -101,45 +99,45 @@ class InterruptSampler:
         self._main = threading.get_native_id()
         self._seconds: dict[Activity, float] = defaultdict(float)
         self._waits: dict[Activity, Counter[str]] = defaultdict(Counter)
-        self._of_others: dict[tuple[str, Seen], float] = defaultdict(float)
-        self._states: list[str] = []  # that the kernel has reported since the last look
-        self._asked = threading.Event()
-        self._asked_until = 0.0
+        self._other_threads: dict[tuple[str, StackSample], float] = defaultdict(float)
+        self._states: list[str] = []  # reported by the kernel since the last sample
+        self._asks_kernel = threading.Event()
+        self._asks_until = 0.0
         self._last = time.perf_counter()
         self._last_used = time.thread_time()
         self._is_over = self._was_on = False
-        # The handler stays: a signal that is on its way when the timer stops would end the process.
-        signal.signal(number, self._look)
-        signal.siginterrupt(number, False)  # calls of the kernel go on, where they can
+        # The handler stays: without it, a signal that arrives after the timer stops ends the process.
+        signal.signal(number, self._sample)
+        signal.siginterrupt(number, False)  # system calls are restarted where possible
         self._timer = _Timer(number)
         atexit.register(self.stop)
 
     @property
-    def seconds(self) -> dict[tuple[str, Seen], float]:
-        """By thread and activity; a look counts for the time since the one before."""
-        found = dict(self._of_others)
+    def seconds(self) -> dict[tuple[str, StackSample], float]:
+        """By thread and activity; a sample counts for the time since the sample before."""
+        result = dict(self._other_threads)
         for activity, seconds in list(self._seconds.items()):
-            phase, kind, place = activity
+            phase, kind, location = activity
             states = dict(self._waits.get(activity, {})) or {"": 1}
             for state, count in states.items():
                 share = count / sum(states.values())
-                found["main", Seen(phase, kind, state, place)] = seconds * share
-        return found
+                result["main", StackSample(phase, kind, state, location)] = seconds * share
+        return result
 
     def start(self) -> None:
-        """Look until `stop`."""
-        threading.Thread(target=self._ask_kernel, name=OWN_THREADS, daemon=True).start()
+        """Sample until `stop`."""
+        threading.Thread(target=self._ask_kernel, name=WATCH_THREADS, daemon=True).start()
         self._last = time.perf_counter()
         self._was_on = True
         self._timer.set(INTERVAL_S)
 
     def stop(self) -> None:
-        """No look begins any more."""
+        """Take no further samples."""
         self._is_over = True
         self._timer.set(0)
-        self._asked.set()
+        self._asks_kernel.set()
 
-    def _look(self, number: int, frame: FrameType | None) -> None:
+    def _sample(self, number: int, frame: FrameType | None) -> None:
         if self._is_over:
             return
         now = time.perf_counter()
@@ -147,12 +145,12 @@ class InterruptSampler:
         elapsed = now - self._last
         used_since = used - self._last_used
         self._last, self._last_used = now, used
-        # What goes wrong here, such as at the end of the stack, must not come up in the midst of the script.
+        # An error here, as when the stack is nearly exhausted, must not surface in the script.
         with suppress(Exception):
             was_on, self._was_on = self._was_on, self._is_on()
             if was_on and self._was_on:
                 self._count(frame, elapsed, is_idle=elapsed - used_since > _IDLE * elapsed)
-        # Never at a fixed time, which might fall in with the steps.
+        # Random, as a fixed interval might coincide with the steps.
         seconds = INTERVAL_S if self._was_on else _PAUSED_S
         self._timer.set(seconds * (0.5 + self._draw.random()))
 
@@ -163,34 +161,29 @@ class InterruptSampler:
         activity = activity._replace(phase=phase_of(activity.phase, evaluates))
         self._seconds[activity] += elapsed
         self._waits[activity].update(states)
-        if is_idle and activity.phase in KERNEL_ASKED:
-            self._asked_until = self._last + _ASKED_FOR_S
-            self._asked.set()
+        if is_idle and activity.phase in KERNEL_STATE_PHASES:
+            self._asks_until = self._last + _KERNEL_S
+            self._asks_kernel.set()
         for name, numbers in self._threads().items():
-            if name != "main" and (seen := look_at(*numbers, evaluates)) is not None:
-                self._of_others[name, seen] += elapsed
+            if name != "main" and (sample := sample_thread(*numbers, evaluates)) is not None:
+                self._other_threads[name, sample] += elapsed
 
     def _ask_kernel(self) -> None:
-        while self._asked.wait() and not self._is_over:
+        while self._asks_kernel.wait() and not self._is_over:
             time.sleep(INTERVAL_S)
-            if time.perf_counter() > self._asked_until:
-                self._asked.clear()
+            if time.perf_counter() > self._asks_until:
+                self._asks_kernel.clear()
             self._states.append(waits_for(self._main))
 
 
 def sampler_of(
     threads: Threads,
-    is_on: Truth = lambda: True,
-    evaluates: Truth = lambda: False,
+    is_on: Predicate = lambda: True,
+    evaluates: Predicate = lambda: False,
     *,
     interrupts: bool = True,
 ) -> InterruptSampler | StackSampler:
-    """The best that there is here.
-
-    Args:
-        threads, is_on, evaluates: see `StackSampler`.
-        interrupts: the main thread may look at itself.
-    """
+    """The best sampler available here; see `StackSampler`."""
     if interrupts:
         with suppress(OSError):
             return InterruptSampler(threads, is_on, evaluates)

@@ -1,4 +1,4 @@
-"""Clocks around every DataLoader of a process, and batches that come in another way for one trial."""
+"""Clocks around every DataLoader of a process, and the changes that trials make to loaders."""
 
 import functools
 import inspect
@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from flambeau.data.loading.batch_samples import tensors_in_batch
 from flambeau.data.loading.workers.transport import over_tensors
 from flambeau.tune.watch.plan import write_whole
-from flambeau.tune.watch.stack_phases import Place, user_line
+from flambeau.tune.watch.stack_phases import CodeLocation, user_line
 from flambeau.tune.watch.worker_shares import WorkerShares, may_change_workers, name_of
 
 _Change = Mapping[str, Any]
-_ALONE_AFTER = 10  # batches, so that what was read ahead is used up; chosen
+_ALONE_AFTER = 10  # batches, so that prefetched ones are used up; chosen
 
 
 @dataclass(slots=True)
@@ -31,17 +31,16 @@ class LoaderClock:
     """Of all loaders of a process.
 
     Attributes:
-        thread: whose waiting counts; Python's number.
-        waited_s: in all for batches, but for the first of an epoch with workers.
-        started_s: until there are workers and the first batch, and until they have ended.
-        batches: that came.
+        thread: the thread whose waiting counts, by Python's number.
+        waited_s: for batches, except for the first of an epoch with workers.
+        started_s: until the workers have given their first batch, and until they have ended.
         last: the loader that gave the last batch.
         lines: where each loader was made.
-        is_inside: of a loader, whose own loaders do not count.
-        evaluates: the last batch was asked for without gradients.
-        pause: batches that do not count any more; then `after_pause` is called.
-        after_pause: takes whether a loader has ended, after which there may be no batch.
-        shares: which data sets ask for their worker's share; None where nobody looks.
+        is_inside: now in a loader; the loaders that it uses do not count.
+        evaluates: the last batch was requested without gradients.
+        pause: batches that do not count; then `after_pause` is called.
+        after_pause: takes whether a loader has ended, after which there may be no further batch.
+        shares: which data sets split their samples among workers; None if not watched.
     """
 
     thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
@@ -49,7 +48,7 @@ class LoaderClock:
     started_s: float = 0.0
     batches: int = 0
     last: DataLoader[Any] | None = None
-    lines: "weakref.WeakKeyDictionary[Any, Place]" = field(
+    lines: "weakref.WeakKeyDictionary[Any, CodeLocation]" = field(
         default_factory=weakref.WeakKeyDictionary
     )
     is_inside: bool = False
@@ -59,29 +58,26 @@ class LoaderClock:
     shares: WorkerShares | None = None
 
     def loader_facts(self) -> dict[str, Any]:
-        """Of the loader that gave the last batch; nothing without one."""
+        """Of the loader that gave the last batch; empty if there was none."""
         loader = self.last
         if loader is None:
             return {}
+        repeats = self.shares is not None and not self.shares.is_split(loader)
+        is_shared = isinstance(loader.dataset, IterableDataset) and not repeats
         return {
             "num_workers": loader.num_workers,
             "pin_memory": bool(loader.pin_memory),
             "persistent_workers": bool(loader.persistent_workers),
             "place": self.lines.get(loader),
-            **self._facts_of_workers(loader),
+            "repeats": repeats,  # more workers would give samples more than once
+            "shared": [name_of(loader.dataset)] if is_shared else [],
         }
-
-    def _facts_of_workers(self, loader: DataLoader[Any]) -> dict[str, Any]:
-        """Whether more of them would give samples more than once, and which iterable data set would not."""
-        repeats = self.shares is not None and not self.shares.are_asked_for(loader)
-        is_shared = isinstance(loader.dataset, IterableDataset) and not repeats
-        return {"repeats": repeats, "shared": [name_of(loader.dataset)] if is_shared else []}
 
 
 class _TimedBatches:
-    """An iterator of a DataLoader; every other attribute is that one's."""
+    """Times the iterator of a DataLoader; all other attributes are that iterator's."""
 
-    # What is read at each step is in slots; scripts may set what they like, and refer to it weakly.
+    # Slots for speed; with a __dict__ and weak references, as the original iterator has.
     __slots__ = ("__dict__", "__weakref__", "_batches", "_clock", "_loader", "_next", "_start_s")
 
     def __init__(
@@ -94,7 +90,7 @@ class _TimedBatches:
     def __iter__(self) -> "_TimedBatches":
         return self
 
-    # What each step runs through is not in the processor's caches: the fewer objects it touches, the better.
+    # Runs once per step with cold caches: the fewer objects it touches, the better.
     def __next__(self) -> Any:
         clock = self._clock
         if clock.pause:
@@ -116,7 +112,7 @@ class _TimedBatches:
         try:
             batch = self._next()
         except BaseException:
-            if self._loader.num_workers:  # which end with their epoch
+            if self._loader.num_workers:  # they end with their epoch
                 clock.started_s += perf_counter() - began
             raise
         finally:
@@ -138,12 +134,7 @@ class _TimedBatches:
 
 
 def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
-    """Put the clocks around DataLoader, once a process.
-
-    Args:
-        change: of this trial: workers, shared, prefetch, pin, persistent, cached, alone, fast.
-        folder: of the trial.
-    """
+    """Put the clocks around DataLoader, once per process, and make a trial's change."""
     shares = WorkerShares(folder)
     shares.watch()
     clock = LoaderClock(shares=shares)
@@ -155,8 +146,8 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
         given = signature.bind(self, *args, **kwargs)
         given.arguments.update(_changed(given.arguments, change))
         make(*given.args, **given.kwargs)
-        if (place := user_line(sys._getframe(1))) is not None:
-            clock.lines[self] = place
+        if (location := user_line(sys._getframe(1))) is not None:
+            clock.lines[self] = location
 
     batches_of = _batches_of(change, iterate, folder)
 
@@ -178,23 +169,23 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
 
 
 def _changed(given: Mapping[str, Any], change: _Change) -> dict[str, Any]:
-    """The arguments of a loader that a trial replaces."""
-    found: dict[str, Any] = {}
+    """The loader arguments that this trial replaces."""
+    changed: dict[str, Any] = {}
     workers = now = given.get("num_workers", 0)
     if may_change_workers(given["dataset"], change):
         workers = change.get("workers", now)
     if workers != now:
-        found["num_workers"] = workers
+        changed["num_workers"] = workers
         if workers == 0:
-            found |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
-            found["multiprocessing_context"] = None
+            changed |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+            changed["multiprocessing_context"] = None
     if change.get("persistent") and workers:
-        found["persistent_workers"] = True
+        changed["persistent_workers"] = True
     if "prefetch" in change and workers:
-        found["prefetch_factor"] = change["prefetch"]
+        changed["prefetch_factor"] = change["prefetch"]
     if change.get("pin"):
-        found["pin_memory"] = True
-    return found
+        changed["pin_memory"] = True
+    return changed
 
 
 def _batches_of(
@@ -202,8 +193,7 @@ def _batches_of(
 ) -> Callable[[Any], Iterator[Any]]:
     """How a loader is iterated in this trial."""
     if "cached" in change:
-        cache = CachedBatches(iterate, change["cached"])
-        return cache.batches
+        return CachedBatches(iterate, change["cached"]).batches
     if "alone" in change:
         return lambda loader: _then_alone(loader, iterate, change["alone"], folder)
     if change.get("fast"):
@@ -223,7 +213,7 @@ def _batches_of(
 def _then_alone(
     loader: Any, iterate: Callable[[Any], Iterator[Any]], seconds: float, folder: Path
 ) -> Iterator[Any]:
-    """Some batches for the script, and then as many as come in some seconds for nobody."""
+    """Some batches for the script, then only reading for some seconds, then an epoch for the script."""
     yield from itertools.islice(iterate(loader), _ALONE_AFTER)
     read = 0
     began = perf_counter()
@@ -239,12 +229,7 @@ def _then_alone(
 
 
 class CachedBatches:
-    """The ceiling of a model: iterates loaders from memory, at no cost, once their first batches were read.
-
-    Args:
-        iterate: reads a loader.
-        count: of batches that are kept of each.
-    """
+    """Iterates loaders from `count` batches in memory: the speed of a training whose data cost nothing."""
 
     def __init__(self, iterate: Callable[[Any], Iterator[Any]], count: int) -> None:
         self._iterate, self._count = iterate, count
@@ -252,7 +237,7 @@ class CachedBatches:
         self._are_changed: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """An epoch of as many batches as the loader has; without end where it does not know."""
+        """An epoch with as many batches as the loader has; endless if it has no length."""
         kept = self._kept.setdefault(loader, [])
         try:
             length = len(loader)
@@ -269,11 +254,11 @@ class CachedBatches:
                     break
         while number != length and kept:
             batch = kept[number % len(kept)]
-            yield self._handed_out(loader, batch)
+            yield self._unchanged(loader, batch)
             number += 1
 
-    def _handed_out(self, loader: Any, batch: Any) -> Any:
-        """The batch itself, or a copy for a script that changes its batches."""
+    def _unchanged(self, loader: Any, batch: Any) -> Any:
+        """The batch itself, or a copy if the script has modified a batch in place."""
         if loader not in self._are_changed and any(
             leaf._version for leaf in tensors_in_batch(batch)
         ):
@@ -282,5 +267,5 @@ class CachedBatches:
 
 
 def _copy(batch: Any) -> Any:
-    """Tensors are new ones; what else is in it is the same."""
+    """New tensors; everything else is shared."""
     return over_tensors(batch, lambda tensor: tensor.detach().clone())

@@ -1,69 +1,58 @@
-"""What the operations of a few steps are, by torch's own profiler: small ones, memory-bound ones, kernels."""
+"""The operations of a few steps, from torch's profiler: small ones, memory-bound ones, GPU kernels."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 _STEPS = 3
-_SMALL_US = 20.0  # an operation that takes less is mostly Python and dispatch; chosen
-# Operations whose time is that of moving their bytes: element by element, or a sum over them.
+_SMALL_US = 20.0  # a shorter operation is mostly Python and dispatch; chosen
+# Operations bound by memory: elementwise ones and reductions.
 _MEMORY_BOUND = (
     "batch_norm", "layer_norm", "group_norm", "aten::add", "aten::mul", "aten::div", "aten::sub", "relu",
     "gelu", "silu", "sigmoid", "tanh", "threshold", "dropout", "softmax", "max_pool", "avg_pool",
     "aten::copy_", "aten::fill_", "aten::sum", "aten::mean", "aten::cat",
 )  # fmt: skip
-
-
-# Of what runs on a GPU, that which computes nothing: copies from and to the host, and kernels that exchange
-# with other processes, which also wait for them.
+# What runs on a GPU and computes nothing: copies from and to the host, and NCCL, which also waits.
 _NO_COMPUTING = ("Memcpy HtoD", "Memcpy DtoH", "nccl")
-_BOUND_KERNELS = (
-    "triton_poi",
-    "triton_red",
-    "triton_per",
-)  # of torch.compile: by element, and sums
+# Kernels of torch.compile: elementwise ones and reductions.
+_BOUND_KERNELS = ("triton_poi", "triton_red", "triton_per")
 
 
 class Operations:
-    """Some steps under the profiler; nothing if the script has one of its own running."""
+    """Profiles a few steps; does nothing if the script already runs a profiler."""
 
     def __init__(self) -> None:
         self._profile: profile | None = None
         self._left = _STEPS
 
     def start(self) -> None:
-        """From here on."""
+        """Profile from here on."""
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)
-        one = profile(activities=activities, acc_events=True)
-        try:
-            one.start()
-        except RuntimeError:  # another one is running
-            return
-        self._profile = one
+        profiler = profile(activities=activities, acc_events=True)
+        with suppress(RuntimeError):  # another profiler is running
+            profiler.start()
+            self._profile = profiler
 
-    def goes_on(self) -> bool:
-        """After a step: whether one more is to be made."""
+    def count_step(self) -> bool:
+        """Count a step; whether to profile another one."""
         self._left -= 1
         return self._profile is not None and self._left > 0
 
-    def found(self, trace: str | None) -> dict[str, Any]:
-        """Figures per step; operations of the CPU, and on a GPU the share of the time that it computes.
-
-        Args:
-            trace: file for a time line, as ui.perfetto.dev opens it; None for none.
-        """
+    def result(self, trace: str | None) -> dict[str, Any]:
+        """Figures per step: operations of the CPU, and the share of the time that a GPU computes."""
         if self._profile is None:
             return {"has_other_profiler": True}
-        seen = self._profile
-        seen.stop()
+        profiler = self._profile
+        profiler.stop()
         events = [
             event
-            for event in seen.events()
+            for event in profiler.events()
             if event.device_type.name == "CPU" and event.name.startswith("aten::")
         ]
         times: dict[str, list[float]] = defaultdict(list)
@@ -72,12 +61,12 @@ class Operations:
         per_step = {name: undisturbed(each, _STEPS) for name, each in times.items()}
         on_device = [
             (event.name, event.time_range.start, event.time_range.end)
-            for event in seen.events()
+            for event in profiler.events()
             if event.device_type.name != "CPU" and not event.is_user_annotation
         ]
         computing = [one for one in on_device if not one[0].startswith(_NO_COMPUTING)]
         if trace is not None:
-            seen.export_chrome_trace(trace)  # compressed where it ends in .gz
+            profiler.export_chrome_trace(trace)  # compressed where it ends in .gz
 
         def seconds(names: Iterable[str]) -> float:
             return sum(sum(per_step[name]) for name in names) / 1e6
@@ -100,7 +89,7 @@ def _is_bound(operation: str) -> bool:
 
 
 def _bound_on_device(events: Iterable[Any], computing: Sequence[tuple[str, float, float]]) -> float:
-    """The share of what a GPU computes that moves bytes: kernels of such operations, and of torch.compile."""
+    """The share of a GPU's computing time that moves bytes: in eager and in compiled kernels."""
     kernels = [kernel for event in events if _is_bound(event.name) for kernel in event.kernels]
     bound: float = sum(one.duration for one in kernels if not one.name.startswith(_NO_COMPUTING))
     bound += sum(end - start for name, start, end in computing if name.startswith(_BOUND_KERNELS))
@@ -109,10 +98,7 @@ def _bound_on_device(events: Iterable[Any], computing: Sequence[tuple[str, float
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """How much of a line these intervals cover: streams of a device compute at the same time.
-
-    Args:
-        intervals: start and end of each, in any order.
+    """The length of the union of intervals in any order, as streams of a device compute at the same time.
 
     Example:
         >>> covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0)])
@@ -127,15 +113,10 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def undisturbed(times: Sequence[float], steps: int) -> list[float]:
-    """Of the times of an operation in some equal steps, one after the other, those of one step.
+    """Times of the calls of one operation in a single step, from those in several equal steps, in order.
 
-    The least of each call over the steps: where other programs take the CPU away, a call of a microsecond
-    takes milliseconds now and then. Of steps that are not equal it is the mean
-    of all calls.
-
-    Args:
-        times: of all calls, in order.
-        steps: how many steps they are of.
+    Each call counts with its minimum over the steps: when other programs take the CPU away, a call of a
+    microsecond sometimes takes milliseconds. If the steps differ, each call counts with the mean of all.
 
     Example:
         >>> undisturbed([3.0, 5.0, 900.0, 4.0], 2)

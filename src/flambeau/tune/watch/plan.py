@@ -1,4 +1,4 @@
-"""What a watched process is to do, as a file in the folder of the trial."""
+"""What a watched process does, as a file in the trial's folder."""
 
 import dataclasses
 import json
@@ -13,12 +13,12 @@ class Plan:
     """Of one run of the script.
 
     Attributes:
-        watches: stacks are looked at; else steps are timed only.
-        warmup_steps, warmup_s: what comes before the window that is timed: so many steps and seconds.
-        steps, seconds: of the window, so many at least; but it ends after four times the seconds.
-        short_s: steps below it are watched in slices, for the watch would take more than 1 % of them.
+        watches: sample stacks; else only time steps.
+        warmup_steps, warmup_s: minimum steps and seconds before the timed window.
+        steps, seconds: minimum of the window, which ends after four times the seconds in any case.
+        short_s: shorter steps are watched in slices, as the watch would take more than 1 % of them.
         change: what is done differently, by name; see `changes.py`.
-        trace: where a time line of some steps is written; None for none.
+        trace: where a time line of some steps is written.
     """
 
     watches: bool = True
@@ -31,17 +31,17 @@ class Plan:
     trace: str | None = None
 
     def write(self, folder: Path) -> None:
-        """Into the folder of a trial."""
+        """Into the trial's folder."""
         (folder / "plan.json").write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> "Plan":
-        """From the folder of a trial."""
+        """From the trial's folder."""
         return cls(**json.loads((folder / "plan.json").read_text(encoding="utf-8")))
 
 
 def write_whole(file: Path, content: object) -> None:
-    """As JSON; a reader sees all of it or nothing."""
+    """Write JSON so that a reader sees all of it or nothing."""
     temporary = file.with_name(f"{file.name}.{os.getpid()}.part")
     temporary.write_text(json.dumps(content), encoding="utf-8")
     temporary.replace(file)

@@ -10,7 +10,7 @@ from flambeau.tune.watch.code_origin import origin_of
 _Rules = Sequence[tuple[str, str, str]]
 _ANY = ".*"
 
-# A module or the package that it is in, the function, and what runs there. The first that fits counts.
+# A module or its package, the function, and what runs there. The first match counts.
 _PHASES: _Rules = (
     ("torch.utils.data._utils.worker", "_worker_loop", "worker"),
     ("torch._dynamo.convert_frame", _ANY, "compile"),
@@ -62,7 +62,7 @@ _KINDS: _Rules = (
     ("multiprocessing.reduction", _ANY, "send"),
     ("torch.utils.data._utils.pin_memory", _ANY, "pin"),
     ("PIL.ImageFile", _ANY, "decode"),
-    # convert("RGB"), with which loaders end, is a copy for photographs.
+    # convert("RGB"), the last call of many loaders, also decodes.
     ("PIL.Image", "open|load|_open|_decode.*|draft|convert|copy", "decode"),
     (".*ImagePlugin", _ANY, "decode"),
     ("PIL", _ANY, "transform"),
@@ -88,21 +88,18 @@ _KINDS: _Rules = (
     ("ssl", _ANY, "read"),
     ("numpy.lib._npyio_impl", _ANY, "read"),
 )
-_USER_KINDS = (
-    (re.compile("collate"), "collate"),
-    (re.compile("transform|augment"), "transform"),
-)
+_USER_KINDS = ((re.compile("collate"), "collate"), (re.compile("transform|augment"), "transform"))
 _EVALUATES = re.compile(
     "_?(run_)?(eval|evaluate|evaluation|validate|validation|val|valid|test)"
     "(_(one_)?(epoch|step|loop|model|set|fn|one))?|evaluation_loop|_evaluate"
 )
-# Of several phases on one stack the outermost counts, but for these: they are what the rest is done for,
-# or, as Lightning's optimizer.step(closure), around all of the step.
+# Of several phases on one stack the outermost counts, with exceptions. The first three count wherever they
+# are. The last two count only alone: Lightning's optimizer.step(closure) is around the whole step.
 _ABOVE_ALL = ("compile", "checkpoint", "evaluation")
 _BELOW_ALL = ("optimizer", "python")
 
 
-class Place(NamedTuple):
+class CodeLocation(NamedTuple):
     """A line of a file, and the function it is in."""
 
     file: str
@@ -111,92 +108,87 @@ class Place(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """What a thread is doing.
+    """What a thread is doing; '' if no rule fits.
 
     Attributes:
-        phase: of the training step; '' where no rule fits.
-        kind: of the work on data; '' likewise.
-        place: the innermost line of the user's, else of a library other than torch's core; None for neither.
+        kind: of the work on data.
+        location: the innermost line of the user, else of a library other than torch.
     """
 
     phase: str
     kind: str
-    place: Place | None
+    location: CodeLocation | None
 
 
 class _Tag(NamedTuple):
-    code: CodeType  # kept alive, so that nothing else gets its number
+    code: CodeType  # kept alive, so that no other object gets its id
     phase: str
     kind: str
     owner: str
 
 
 _Stack = tuple[int, ...]
-# By number, for code of the same text is equal whatever file it is of.
+# By id, because code objects with the same text are equal even from different files.
 _tags: dict[int, _Tag] = {}
-# Phase, kind, and which frame is the place, of a stack of such numbers.
+# For a stack of such ids: phase, kind, and the number of the frame that gives the location.
 _known: dict[_Stack, tuple[str, str, int | None]] = {}
 
 
 def activity_of(frame: FrameType | None) -> Activity:
-    """What runs in a frame and those around it.
-
-    Args:
-        frame: the innermost one.
-    """
+    """What runs in this frame, the innermost one, and in those around it."""
     frames, codes = [], []
-    while frame is not None:  # a look costs what the watched thread cannot do meanwhile
+    while frame is not None:  # must be quick: the watched thread stands still meanwhile
         frames.append(frame)
         codes.append(id(frame.f_code))
         frame = frame.f_back
     stack = tuple(codes)
-    found = _known.get(stack)
-    if found is None:
-        found = _known[stack] = _of_stack(frames)
-    phase, kind, number = found
-    return Activity(phase, kind, None if number is None else _place(frames[number]))
+    known = _known.get(stack)
+    if known is None:
+        known = _known[stack] = _classify(frames)
+    phase, kind, number = known
+    return Activity(phase, kind, None if number is None else _location(frames[number]))
 
 
-def _of_stack(frames: Sequence[FrameType]) -> tuple[str, str, int | None]:
+def _classify(frames: Sequence[FrameType]) -> tuple[str, str, int | None]:
     phase = kind = ""
-    mine: int | None = None
+    user: int | None = None
     library: int | None = None
-    is_own = False  # code of the user's, and no step() of an optimizer that the user has written
+    is_user_code = False  # but not the step() of an optimizer that the user has written
     for number, frame in enumerate(frames):
         tag = _tag_of(frame)
         if tag.owner == "user":
-            is_own = frame.f_code.co_name != "step"
-        if tag.phase == "worker":  # what is around was going on in the trainer when it forked
+            is_user_code = frame.f_code.co_name != "step"
+        if tag.phase == "worker":  # the frames around it are those of the trainer when it forked
             phase = tag.phase
             break
         kind = kind or tag.kind
-        # Buffers and statistics are exchanged within a forward pass, and it is there that a rank waits.
+        # Buffers and statistics are exchanged, and waited for, within a forward pass.
         stays = phase in _ABOVE_ALL or (phase == "communication" and tag.phase not in _ABOVE_ALL)
         if tag.phase and not stays and not (phase and tag.phase in _BELOW_ALL):
-            # A hook or closure of the user's within an optimizer is none of its work.
-            phase = "python" if tag.phase == "optimizer" and is_own else tag.phase
-        if mine is None and tag.owner == "user":
-            mine = number
+            # A hook or closure of the user inside of an optimizer is not the optimizer's work.
+            phase = "python" if tag.phase == "optimizer" and is_user_code else tag.phase
+        if user is None and tag.owner == "user":
+            user = number
         elif library is None and tag.owner == "library":
             library = number
-    return phase, kind, library if mine is None else mine
+    return phase, kind, library if user is None else user
 
 
-def _place(frame: FrameType) -> Place:
-    return Place(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
+def _location(frame: FrameType) -> CodeLocation:
+    return CodeLocation(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
 
 
-def user_line(frame: FrameType | None) -> Place | None:
-    """The innermost line of the user's, from a frame outwards."""
+def user_line(frame: FrameType | None) -> CodeLocation | None:
+    """The innermost line of the user, from a frame outwards."""
     while frame is not None:
         if _tag_of(frame).owner == "user":
-            return _place(frame)
+            return _location(frame)
         frame = frame.f_back
     return None
 
 
 def is_torchs(frame: FrameType) -> bool:
-    """Whether it runs code of torch itself."""
+    """Whether the frame runs code of torch itself."""
     return _tag_of(frame).owner == "torch"
 
 
@@ -207,7 +199,7 @@ def _tag_of(frame: FrameType) -> _Tag:
 
 def _new_tag(frame: FrameType, code: CodeType) -> _Tag:
     name = code.co_name
-    (owner, module) = origin_of(frame)
+    owner, module = origin_of(frame)
     phase = _first(_PHASES, module, name)
     kind = _first(_KINDS, module, name)
     if owner != "torch" and _EVALUATES.fullmatch(name):

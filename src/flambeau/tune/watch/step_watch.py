@@ -1,4 +1,4 @@
-"""The steps of a process that trains: a window in which they are timed, and a few more that are looked at."""
+"""Counts the steps of a process that trains: a window in which they are timed, then some to inspect."""
 
 import atexit
 import itertools
@@ -21,36 +21,30 @@ from flambeau.tune.watch.interrupt_sampler import InterruptSampler, sampler_of
 from flambeau.tune.watch.loader_clock import LoaderClock
 from flambeau.tune.watch.operations import Operations
 from flambeau.tune.watch.plan import Plan, write_whole
-from flambeau.tune.watch.stack_sampler import Seen, StackSampler
+from flambeau.tune.watch.stack_sampler import StackSample, StackSampler
 from flambeau.tune.watch.thread_state import page_faults
 from flambeau.tune.watch.waiting_calls import WaitingCalls
 
-_LOOKED_AT = 5  # steps whose waiting calls are counted; chosen
-_LOOKED_AT_S = 3.0  # and no more than so many seconds of them
-_SLICE_S, _PAUSE_S = 0.5, 2.0  # of short steps some are watched, and then none; chosen
-_UNASKED = 100  # batches until it looks whether that is over; chosen
-_LONGER = 2  # times the seconds of the window, for as many looks; chosen
+_WAITS_STEPS = 5  # steps whose waiting calls are counted; chosen
+_WAITS_S = 3.0  # but at most so many seconds of them
+_SLICE_S, _PAUSE_S = 0.5, 2.0  # short steps are watched in slices with pauses; chosen
+_PAUSE_BATCHES = 100  # batches between checks whether a pause is over; chosen
+_LONGER = 2  # times the seconds of the window with pauses, for as many samples; chosen
 
 
 class StepWatch:
-    """Counts the steps of the first optimizer that makes one; gradient accumulation is inside of a step.
+    """Counts the steps of the first optimizer that makes one; gradient accumulation is part of a step.
 
-    The stages, each begun by a step: warm-up, window, waiting calls, operations, over. Of very short
-    steps a fifth is watched, in slices of a window that is twice as long: the hook, the clock and the looks
-    cost about 5 us a step.
-
-    Args:
-        folder: of the trial, where the results go, and a file that says that the window is open.
-        plan: what is watched.
-        loaders: clocks of the data.
-        when_begun: called at the first step.
+    The stages, each begun by a step: warm-up, window, waiting calls, operations, over. Of very short steps a
+    fifth is watched, in slices of a window that is twice as long: hook, clock and samples cost about 5 us a
+    step. A file exists in the trial's folder while the window is open.
     """
 
     def __init__(
-        self, folder: Path, plan: Plan, loaders: LoaderClock, when_begun: Callable[[], None]
+        self, folder: Path, plan: Plan, loaders: LoaderClock, on_first_step: Callable[[], None]
     ) -> None:
         self._folder, self._plan, self.loaders = folder, plan, loaders
-        self._when_begun = when_begun
+        self._on_first_step = on_first_step
         self._pid = os.getpid()
         self._made = time.perf_counter()
         self._reset()
@@ -59,9 +53,9 @@ class StepWatch:
         self._optimizer: weakref.ref[Optimizer] | None = None
         self._stage: Callable[[float], None] = self._warm_up
         self._count, self._began, self._opened = 0, 0.0, 0.0
-        self._times: list[float] = []  # of the slice under way; the first is its beginning
+        self._times: list[float] = []  # of the current slice; the first is its beginning
         self._slices: list[list[float]] = []
-        self._timed, self._end = 0, 0.0  # whose steps are timed, by `id`, and until when
+        self._timed, self._end = 0, 0.0  # `id` of the optimizer that is timed, and until when
         self._is_short = False
         self._resumes = 0.0
         self._clocked = [0.0] * 5
@@ -73,21 +67,21 @@ class StepWatch:
         self._result: dict[str, Any] = {}
 
     def install(self) -> None:
-        """Steps of any optimizer come here from now on."""
+        """Call `on_step` after each step of any optimizer."""
         self._hook: RemovableHandle | None = register_optimizer_step_post_hook(self.on_step)
         self.loaders.after_pause = self._after_pause
         atexit.register(self._at_exit)
 
     def restart_in_fork(self) -> None:
-        """The steps of a forked process are its own."""
+        """A forked process counts its own steps."""
         self._pid = os.getpid()
         self._reset()
 
     # ------------------------------------------------------------ step by step
 
     def on_step(self, optimizer: Optimizer, _: Any, __: Any) -> None:
-        """An optimizer has made a step; its arguments are of no interest."""
-        if id(optimizer) == self._timed:  # in the window; as little as possible
+        """A hook of torch, after a step of an optimizer."""
+        if id(optimizer) == self._timed:  # in the window: do as little as possible
             now = time.perf_counter()
             self._times.append(now)
             if now >= self._end:
@@ -97,12 +91,12 @@ class StepWatch:
         if first is None:
             self._first_step(optimizer)
             return
-        mine = first()
-        if mine is None:  # the script has made another one, as for a second stage
+        watched = first()
+        if watched is None:  # the script has made another one, as for a second stage
             self._optimizer = weakref.ref(optimizer)
             self._timed = id(optimizer) if self._timed else 0
             self.on_step(optimizer, _, __)
-        elif mine is optimizer:
+        elif watched is optimizer:
             now = time.perf_counter()
             self._count += 1
             self._stage(now)
@@ -110,7 +104,7 @@ class StepWatch:
     def _first_step(self, optimizer: Optimizer) -> None:
         self._optimizer = weakref.ref(optimizer)
         self.loaders.thread = threading.get_ident()
-        self._when_begun()
+        self._on_first_step()
         (self._folder / f"{self._pid}.trains").touch()
         self._threads = {"main": (threading.get_ident(), threading.get_native_id())}
         self._count = 0
@@ -127,7 +121,7 @@ class StepWatch:
                 lambda: self._threads,
                 lambda: not self.loaders.pause,
                 evaluates=lambda: self.loaders.evaluates,
-                interrupts=not compile_counts()[0],  # Dynamo would compile the look, too
+                interrupts=not compile_counts()[0],  # Dynamo would compile the handler, too
             )
             self._sampler.start()
         self._graphs_then = compile_counts()[0]
@@ -154,7 +148,7 @@ class StepWatch:
         self._close_window()
         if plan.watches:
             self._waits.start()
-            self._looked_from = self._count, now
+            self._waits_from = self._count, now
             self._stage = self._in_waits
         else:
             self._finish()
@@ -173,7 +167,7 @@ class StepWatch:
         self._timed = 0
 
     def _pause(self, now: float) -> None:
-        """Leave the next steps alone, if batches of a DataLoader will tell when that ends."""
+        """Leave the next steps unwatched, if batches of a DataLoader will show when to continue."""
         has_batches = self.loaders.batches > self._clock_then[2]
         self._end_slice()
         if has_batches:
@@ -183,25 +177,25 @@ class StepWatch:
             self._begin_slice(now)
 
     def _after_pause(self, is_end: bool) -> None:
-        """A batch is asked for, so no step of an optimizer goes through its hooks now."""
+        """Called when a batch is requested, when no optimizer is running its hooks."""
         self.loaders.pause = 1
         if threading.get_ident() != self.loaders.thread:
             return
         is_over = time.perf_counter() >= self._resumes
         if not is_over and not is_end:
-            self.loaders.pause = _UNASKED
+            self.loaders.pause = _PAUSE_BATCHES
             if self._hook is not None:
                 self._hook.remove()
                 self._hook = None
             return
         if self._hook is None:
             self._hook = register_optimizer_step_post_hook(self.on_step)
-        self.loaders.pause = 0 if is_over else 1  # if no batch comes any more, steps will tell
+        self.loaders.pause = 0 if is_over else 1  # if no further batch comes, steps end the pause
 
     def _in_waits(self, now: float) -> None:
         self._note_gradient()
-        count, began = self._looked_from
-        if self._count - count < _LOOKED_AT and now - began < _LOOKED_AT_S:
+        count, began = self._waits_from
+        if self._count - count < _WAITS_STEPS and now - began < _WAITS_S:
             return
         self._waits.stop()
         self._note_waits()
@@ -209,7 +203,7 @@ class StepWatch:
         self._stage = self._in_operations
 
     def _note_gradient(self) -> None:
-        """Where the gradient is the tensor that it was a step before, it has been filled with zeros."""
+        """A gradient that is the same tensor as a step before has been filled with zeros."""
         optimizer = None if self._optimizer is None else self._optimizer()
         groups = [] if optimizer is None else optimizer.param_groups
         gradients = (p.grad for group in groups for p in group["params"] if p.grad is not None)
@@ -219,13 +213,13 @@ class StepWatch:
         self._gradient = None if gradient is None else weakref.ref(gradient)
 
     def _in_operations(self, _: float) -> None:
-        if self._operations.goes_on():
+        if self._operations.count_step():
             return
-        self._result["operations"] = self._operations.found(self._plan.trace)
+        self._result["operations"] = self._operations.result(self._plan.trace)
         self._finish()
 
     def _over(self, _: float) -> None:
-        """Nothing more is asked of this process, which is about to be ended."""
+        """The last stage: the process is about to be ended."""
 
     # ------------------------------------------------------------ results
 
@@ -269,10 +263,10 @@ class StepWatch:
         }
 
     def _note_waits(self) -> None:
-        steps = max(1, self._count - self._looked_from[0])
+        steps = max(1, self._count - self._waits_from[0])
         self._result["waiting_calls"] = [
-            [place.file, place.line, what, calls / steps, seconds / steps, copied / steps]
-            for (place, what), (calls, seconds, copied) in self._waits.found.items()
+            [location.file, location.line, what, calls / steps, seconds / steps, copied / steps]
+            for (location, what), (calls, seconds, copied) in self._waits.calls.items()
         ]
 
     def _finish(self) -> None:
@@ -296,25 +290,25 @@ class StepWatch:
         )
 
     def _at_exit(self) -> None:
-        """A script that ends before enough steps were counted still records what there was."""
+        """A script that ends before enough steps were counted still records those."""
         if os.getpid() != self._pid or self._stage == self._over or self._optimizer is None:
             return
         if self._stage == self._in_window and (self._slices or len(self._times) > 1):
             self._close_window()
-        self._result["made"] = 1 + self._count  # which does not count the first
+        self._result["made"] = 1 + self._count  # the first step is not in the count
         self._finish()
 
 
-def as_rows(seconds: dict[tuple[str, Seen], float]) -> list[list[Any]]:
-    """What a sampler has seen, for a file: thread, phase, kind, waits, file, line, function, seconds."""
+def as_rows(seconds: dict[tuple[str, StackSample], float]) -> list[list[Any]]:
+    """The samples of a sampler, for a file: thread, phase, kind, waits, file, line, function, seconds."""
     return [
-        [thread, seen.phase, seen.kind, seen.waits, *(seen.place or ("", 0, "")), total]
-        for (thread, seen), total in seconds.items()
+        [thread, one.phase, one.kind, one.waits, *(one.location or ("", 0, "")), total]
+        for (thread, one), total in seconds.items()
     ]
 
 
 def optimizer_facts(optimizer: Optimizer | None) -> dict[str, Any]:
-    """What can be changed in it."""
+    """What remedies need to know about it."""
     if optimizer is None:
         return {}
     group = optimizer.param_groups[0]
@@ -332,27 +326,27 @@ def optimizer_facts(optimizer: Optimizer | None) -> dict[str, Any]:
 
 
 def device_of(optimizer: Optimizer | None) -> str:
-    """Where the model is."""
+    """The device type of the model."""
     if optimizer is None:
         return "cpu"
     return next((p.device.type for g in optimizer.param_groups for p in g["params"]), "cpu")
 
 
 def _device_memory(device: str) -> dict[str, int]:
-    """The most bytes that tensors had on an accelerator, and all that it has; 0 on a CPU and if unknown."""
+    """Peak bytes of tensors on an accelerator, and its memory; 0 on a CPU and if unknown."""
     if device in ("cpu", "meta"):
         return {"device_bytes": 0, "device_limit_bytes": 0}
-    asked = getattr(torch.get_device_module(device), "mem_get_info", None)
+    memory_info = getattr(torch.get_device_module(device), "mem_get_info", None)
     return {
         "device_bytes": int(torch.accelerator.max_memory_allocated()),
-        "device_limit_bytes": 0 if asked is None else int(asked()[1]),
+        "device_limit_bytes": 0 if memory_info is None else int(memory_info()[1]),
     }
 
 
 def compile_counts() -> tuple[int, dict[str, int]]:
-    """Graphs compiled so far, and how often one was broken, by reason (torch's, its first line).
+    """Graphs compiled so far, and graph breaks by reason (the first line of torch's).
 
-    Nothing is imported for it: a process in which torch.compile was not used has (0, {}).
+    Imports nothing: a process that has not used torch.compile has (0, {}).
     """
     if "torch._dynamo" not in sys.modules:
         return 0, {}

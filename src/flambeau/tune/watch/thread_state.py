@@ -1,4 +1,4 @@
-"""What the kernel says that a thread waits for."""
+"""What a thread waits for, as the kernel reports it."""
 
 import functools
 import os
@@ -7,8 +7,8 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-# Numbers of system calls, from the kernel's tables: those that read files or their names, those that sleep,
-# those that wait for another process or machine.
+# Numbers of system calls, from the kernel's tables: those that read files or their names, that sleep, that
+# wait for another process or machine.
 _CALLS = {
     "x86_64": (
         {0, 2, 4, 5, 6, 17, 19, 78, 217, 257, 262, 295, 332},
@@ -28,14 +28,11 @@ def _file_of(thread: int) -> int | None:
 
 
 def waits_for(thread: int) -> str:
-    """What a thread of this process waits for in the kernel.
-
-    Args:
-        thread: its number there, `Thread.native_id`.
+    """What a thread of this process waits for in the kernel, by its `native_id`.
 
     Returns:
-        'file', 'sleep', 'message' (of another process or machine), or '': it computes, waits for a lock, or
-        the kernel does not tell.
+        'file', 'sleep', 'message' (of another process or machine); '' if it computes, waits for a lock, or is
+        unknown.
     """
     file = _file_of(thread)
     known = _CALLS.get(platform.machine())
@@ -54,38 +51,38 @@ def waits_for(thread: int) -> str:
 
 
 def page_faults() -> tuple[int, float]:
-    """How often this process got a page of memory, and its time in the kernel in seconds; 0 where unknown."""
+    """Number of page faults of this process without disk access, and kernel seconds; 0 if unknown."""
     try:
         import resource
-    except ModuleNotFoundError:  # Unix alone has it
+    except ModuleNotFoundError:  # not on Windows
         return 0, 0.0
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_minflt, usage.ru_stime
 
 
 def threads_of_process() -> int:
-    """How many threads this process has; 1 where the kernel does not tell."""
+    """How many threads this process has; 1 if unknown."""
     try:
         return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         return 1
 
 
-OWN_THREADS = "flambeau-doctor"
-"""The name of each thread that watches."""
+WATCH_THREADS = "flambeau-doctor"
+"""The name of all threads of the watch."""
 
 
 def run_times() -> dict[int, float]:
-    """Seconds of CPU that each thread of this process has had, but for our own, by its number."""
-    found: dict[int, float] = {}
-    own = {one.native_id for one in threading.enumerate() if one.name == OWN_THREADS}
+    """CPU seconds of each thread of this process by its number, without the watch's own threads."""
+    used: dict[int, float] = {}
+    watching = {one.native_id for one in threading.enumerate() if one.name == WATCH_THREADS}
     with suppress(OSError):
         for entry in Path("/proc/self/task").iterdir():
             with suppress(OSError, ValueError, IndexError):
-                found[int(entry.name)] = int((entry / "schedstat").read_text().split()[0]) / 1e9
-    return {thread: seconds for thread, seconds in found.items() if thread not in own}
+                used[int(entry.name)] = int((entry / "schedstat").read_text().split()[0]) / 1e9
+    return {thread: seconds for thread, seconds in used.items() if thread not in watching}
 
 
 def forget_files() -> None:
-    """After a fork: the files of the parent's threads say nothing of this process."""
+    """After a fork: the open files belong to the parent's threads."""
     _file_of.cache_clear()

@@ -1,4 +1,4 @@
-"""Calls that make the host wait for the device, with their lines: `.item()`, printing, `if tensor` ..."""
+"""Calls that make the host wait for the device, by line: `.item()`, printing, `if tensor` ..."""
 
 import functools
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.tune.watch.stack_phases import Place, is_torchs, user_line
+from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs, user_line
 
 _METHODS = (
     "item",
@@ -38,36 +38,36 @@ _SHOWN = {
 
 
 class WaitingCalls:
-    """While it is on, calls of these methods are counted and timed by the line of the user's they come from.
+    """Counts and times calls of these methods of Tensor, by the user's line that they come from.
 
-    On a CPU they cost what they take; on a GPU they also wait for all that was asked of it before.
+    On a CPU they cost their own time; on a GPU they also wait for all work that was queued before.
     """
 
     def __init__(self) -> None:
-        self.found: dict[tuple[Place, str], list[float]] = {}
-        """By line and what is called there: calls, seconds, and bytes that were copied to a device."""
+        self.calls: dict[tuple[CodeLocation, str], list[float]] = {}
+        """By line and method: number of calls, seconds, bytes copied to a device."""
         self._is_inside = False
-        self._mine: dict[str, Any] = {}
+        self._original: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Watch Tensor's methods and `torch.cuda.synchronize`."""
+        """Wrap Tensor's methods."""
         for name in _METHODS:
-            self._mine[name] = Tensor.__dict__.get(name)
+            self._original[name] = Tensor.__dict__.get(name)
             setattr(Tensor, name, self._counted(getattr(Tensor, name), name))
 
     def stop(self) -> None:
-        """Tensor is what it was."""
-        for name, before in self._mine.items():
+        """Restore them."""
+        for name, before in self._original.items():
             if before is None:
                 delattr(Tensor, name)
             else:
                 setattr(Tensor, name, before)
-        self._mine.clear()
+        self._original.clear()
 
     def _counted(self, method: Callable[..., Any], name: str) -> Callable[..., Any]:
         @functools.wraps(method)
         def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            # Torch's optimizers read counters that lie on the CPU, at no cost worth a word.
+            # Torch's optimizers read counters on the CPU, which costs almost nothing.
             if self._is_inside or torch.compiler.is_compiling() or is_torchs(sys._getframe(1)):
                 return method(tensor, *args, **kwargs)
             self._is_inside = True
@@ -90,20 +90,16 @@ class WaitingCalls:
             is_pinned = tensor.device.type == "cpu" and tensor.is_pinned()
             copied = tensor.nbytes
             shown = f"copy to {result.device.type}{'' if is_pinned else ', not pinned'}"
-        place = user_line(sys._getframe(2))
-        if place is not None:
-            figures = self.found.setdefault((place, shown), [0, 0.0, 0])
+        location = user_line(sys._getframe(2))
+        if location is not None:
+            figures = self.calls.setdefault((location, shown), [0, 0.0, 0])
             figures[0] += 1
             figures[1] += seconds
             figures[2] += copied
 
 
 def skip_waiting_calls(lines: Collection[str]) -> None:
-    """Calls from these lines give what they gave the first time, for a trial.
-
-    Args:
-        lines: as FILE:LINE.
-    """
+    """Make calls from these lines, each FILE:LINE, return their first result again."""
     answers: dict[tuple[str, int, str], Any] = {}
     wanted = set(lines)
     files = {line.rpartition(":")[0] for line in lines}

@@ -1,8 +1,7 @@
-"""Which iterable data sets ask for their worker's share: one that does not gives each sample in every worker.
+"""Which iterable data sets split their samples among workers; others give each sample in every worker.
 
-What torch documents for an IterableDataset is to ask `get_worker_info` while it is iterated.
-Without workers it asks all the same, and the answer is None: so what workers would do is known before there
-are any.
+Torch documents that an IterableDataset calls `get_worker_info` while it is iterated. Without workers it
+calls it too and gets None: so one knows what workers would do before there are any.
 """
 
 import functools
@@ -16,51 +15,44 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe, get_worker_info
 from torch.utils.data.graph import traverse_dps
 
-_ASKS = ".asks"
-_LOADER = "torch.utils.data.dataloader"  # which asks for itself, too
-_PARTS = "torch.utils.data._utils."  # whose collate does, too
+_SUFFIX = ".asks"
+_LOADER = "torch.utils.data.dataloader"  # calls get_worker_info for itself
+_PARTS = "torch.utils.data._utils."  # its collate does, too
 _FETCHER = f"{_PARTS}fetch"
-_WRAPPER = "torch.utils.data.datapipes.datapipe"  # of what the loader puts around a pipeline
-_OF_SHARES = {
-    "id",
-    "num_workers",
-    "dataset",
-}  # what is read of the answer; for a seed it says nothing
+_WRAPPER = "torch.utils.data.datapipes.datapipe"  # the loader puts these around a pipeline
+# Code that reads one of these fields splits samples; code that reads only the seed does not.
+_SHARE_NAMES = {"id", "num_workers", "dataset"}
 
 
 class WorkerShares:
-    """Watches who asks `get_worker_info`, in the trainer and in its workers.
-
-    Args:
-        folder: of the trial, in which each class of data sets that has asked is noted.
-    """
+    """Notes which data sets call `get_worker_info`, with a file per class in the trial's folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: set[str] = set()
 
     def watch(self) -> None:
-        """From now on, in whatever module the function has got to."""
-        ask = get_worker_info
+        """Replace the function in every module that has imported it."""
+        original = get_worker_info
 
-        @functools.wraps(ask)
-        def asked() -> Any:
-            self._note(sys._getframe(1), ask())
-            return ask()
+        @functools.wraps(original)
+        def noting() -> Any:
+            self._note(sys._getframe(1), original())
+            return original()
 
         for name, module in list(sys.modules.items()):
             is_ours = name.startswith("flambeau.tune.")
-            if not is_ours and getattr(module, "__dict__", {}).get(ask.__name__) is ask:
-                vars(module)[ask.__name__] = asked
+            if not is_ours and getattr(module, "__dict__", {}).get(original.__name__) is original:
+                vars(module)[original.__name__] = noting
 
-    def are_asked_for(self, loader: DataLoader[Any]) -> bool:
-        """Whether workers of this loader read different samples, as far as it has shown."""
+    def is_split(self, loader: DataLoader[Any]) -> bool:
+        """Whether the workers of this loader read different samples, as far as is known."""
         data = loader.dataset
         if not isinstance(data, IterableDataset):
             return True
         if isinstance(data, IterDataPipe) and _has_sharding(data):
             return True
-        return (self._folder / _mark(name_of(data))).exists() or _asks(loader.worker_init_fn)
+        return (self._folder / _mark(name_of(data))).exists() or _splits(loader.worker_init_fn)
 
     def _note(self, frame: FrameType, info: Any) -> None:
         names = set(frame.f_code.co_names)
@@ -68,13 +60,13 @@ class WorkerShares:
         if (
             module == _LOADER
             or module.startswith(_PARTS)
-            or ("seed" in names and not names & _OF_SHARES)
+            or ("seed" in names and not names & _SHARE_NAMES)
         ):
             return
         iterated = _iterated(frame)
         if info is not None and "dataset" in names:  # of a `worker_init_fn`
             iterated = info.dataset
-        if iterated is None:  # a script may ask anywhere
+        if iterated is None:  # a script may call it anywhere
             return
         name = name_of(iterated)
         if name not in self._seen:
@@ -83,7 +75,7 @@ class WorkerShares:
 
 
 def name_of(data: object) -> str:
-    """The class of a data set: what one object of it asks, all do."""
+    """The class of a data set: all its objects behave alike."""
     if isinstance(data, IterDataPipe):
         kinds = {type(part) for part in _parts(data)}
         names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
@@ -94,22 +86,17 @@ def name_of(data: object) -> str:
 
 
 def may_change_workers(data: object, change: Mapping[str, Any]) -> bool:
-    """Whether a trial may give a data set another number of workers.
-
-    Args:
-        data: of a loader that is being made.
-        change: of the trial; `shared` has the classes of iterable data sets that ask for their share.
-    """
+    """Whether a trial may change a data set's number of workers; `shared` lists those that split samples."""
     shared: Collection[str] = change.get("shared", ())
     return not isinstance(data, IterableDataset) or name_of(data) in shared
 
 
 def _mark(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:16] + _ASKS
+    return hashlib.sha256(name.encode()).hexdigest()[:16] + _SUFFIX
 
 
 def _iterated(frame: FrameType | None) -> Any:
-    """The data set that a loader is fetching from; None where none is, as in a `worker_init_fn`."""
+    """The data set that a loader is fetching from; None if none is, as in a `worker_init_fn`."""
     while frame is not None:
         if frame.f_globals.get("__name__") == _FETCHER:
             return getattr(frame.f_locals.get("self"), "dataset", None)
@@ -118,7 +105,7 @@ def _iterated(frame: FrameType | None) -> Any:
 
 
 def _has_sharding(pipe: IterDataPipe[Any]) -> bool:
-    """A pipeline of torch's own has its shares given by the loader, if a part of it takes them."""
+    """The loader splits a torch pipeline if one of its parts supports it."""
     return any(hasattr(part, "apply_sharding") for part in _parts(pipe))
 
 
@@ -130,13 +117,11 @@ def _parts(pipe: IterDataPipe[Any]) -> Iterator[object]:
             graphs.append(inner)
 
 
-def _asks(begin: Callable[..., Any] | None) -> bool:
-    """Whether a `worker_init_fn`, which runs in workers alone, gives their data sets shares."""
-    while isinstance(begin, functools.partial):
-        begin = begin.func
-    code = getattr(begin, "__code__", None)
-    if (
-        begin is None or getattr(begin, "__module__", "") == _LOADER
-    ):  # torch's own, of each pipeline
+def _splits(init_fn: Callable[..., Any] | None) -> bool:
+    """Whether a `worker_init_fn` splits the samples of its data set."""
+    while isinstance(init_fn, functools.partial):
+        init_fn = init_fn.func
+    code = getattr(init_fn, "__code__", None)
+    if code is None or getattr(init_fn, "__module__", "") == _LOADER:  # torch's, for pipelines
         return False
-    return code is not None and {"get_worker_info", "dataset"} <= set(code.co_names)
+    return {"get_worker_info", "dataset"} <= set(code.co_names)

@@ -1,4 +1,4 @@
-"""What the processes of a DataLoader do while their training's window is open."""
+"""What DataLoader workers do while the window of their trainer is open."""
 
 import os
 import threading
@@ -12,33 +12,26 @@ from flambeau.tune.watch.interrupt_sampler import sampler_of
 from flambeau.tune.watch.plan import write_whole
 from flambeau.tune.watch.step_watch import as_rows
 from flambeau.tune.watch.thread_state import (
-    OWN_THREADS,
+    WATCH_THREADS,
     forget_files,
     run_times,
     threads_of_process,
 )
 
 _WRITTEN_EVERY_S = 0.5
-_BUSY = (
-    0.01  # share of the time that a thread has a CPU from which on it is one that computes; chosen
-)
-_KNOWN_AFTER_S = 10.0  # a process that is no worker by then will be none
+_BUSY = 0.01  # a thread with a larger share of CPU time counts as computing; chosen
+_KNOWN_AFTER_S = 10.0  # a process that is no worker by then never becomes one
 
 
 def watch_worker(folder: Path, parent: int) -> None:
-    """Look at this process if it turns out to be a worker; its results are written all the time.
-
-    Args:
-        folder: of the trial.
-        parent: process number of the training that it reads for.
-    """
+    """Watch this process if it turns out to be a worker; its results are written twice per second."""
     forget_files()
     watch = _WorkerWatch(folder, parent)
-    threading.Thread(target=watch.run, name=OWN_THREADS, daemon=True).start()
+    threading.Thread(target=watch.run, name=WATCH_THREADS, daemon=True).start()
 
 
 class _WorkerWatch:
-    """Made in the main thread, which a worker reads in; the rest goes on in another one."""
+    """Made in the main thread, in which a worker reads; `run` in another one."""
 
     def __init__(self, folder: Path, parent: int) -> None:
         self._window = folder / f"{parent}.window"
@@ -83,11 +76,6 @@ def _threads_of_worker() -> dict[str, tuple[int, int]]:
 
 
 def busy_threads(then: Mapping[int, float], now: Mapping[int, float], elapsed_s: float) -> int:
-    """How many threads have computed in a time; pools that libraries have made and nobody uses do not count.
-
-    Args:
-        then, now: seconds of CPU by thread, see `run_times`.
-        elapsed_s: between them.
-    """
+    """How many threads have computed, by `run_times` before and after; idle threads of pools do not count."""
     used = (seconds - then.get(thread, 0.0) for thread, seconds in now.items())
     return sum(seconds > _BUSY * elapsed_s for seconds in used)

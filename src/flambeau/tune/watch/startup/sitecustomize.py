@@ -1,6 +1,6 @@
-"""Python imports this at its start where this folder is in PYTHONPATH; `doctor/trial.py` puts it there.
+"""Python imports this at its start if this folder is in PYTHONPATH, where `doctor/trial.py` puts it.
 
-The module of that name that would have been imported without us is imported too.
+Then it imports the module of the same name that this one hides.
 """
 
 import importlib.machinery
@@ -12,7 +12,7 @@ from pathlib import Path
 _HERE = str(Path(__file__).parent)
 
 
-def _next_of_this_name() -> None:
+def _import_hidden_module() -> None:
     others = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]  # noqa: PTH100
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is not None and spec.loader is not None:
@@ -32,4 +32,4 @@ def _begin() -> None:
 
 
 _begin()
-_next_of_this_name()
+_import_hidden_module()
