@@ -77,7 +77,5 @@ def _run_to(training: Training, bad: BadStep) -> list[str]:
                 continue
             if not run.state.is_bad:
                 return []
-            return run.nan_guard.explained(step - 1) or [
-                "a gradient or its norm is NaN or infinite"
-            ]
+            return run.nan_guard.explain(step - 1) or ["a gradient or its norm is NaN or infinite"]
     raise InputError(f"the run has no step {bad.step}")

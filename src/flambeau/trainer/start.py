@@ -126,7 +126,7 @@ def _note(training: Training, place: RunFolder, *, is_new: bool, found: bool) ->
     if found:  # a resume begins with what has fitted
         MicroBatches(training=training.run.state.micro_batch).write(place.path)
     if is_new:
-        place.note_own()
+        place.record_made_here()
 
 
 def _try_out(
@@ -272,7 +272,7 @@ def _check_code(
     if unnamed:
         place.permission(stored, trust=trust, say=say).ask_for(stored, *unnamed)
     elif named_code(stored):
-        place.note_own()
+        place.record_made_here()
 
 
 def _check_outside(folder: Path, data: str | None) -> None:
@@ -296,7 +296,7 @@ def _report_start(
     progress.listener = listener
     _show(given, prepared, say=progress.show)
     progress.show(f"the run is in {folder}")
-    progress.tell(
+    progress.emit(
         {
             "event": "start",
             "folder": str(folder),
