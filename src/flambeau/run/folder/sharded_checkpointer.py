@@ -29,8 +29,8 @@ from flambeau.parallel.shard_layout import (
     STATE,
     Layout,
     Piece,
-    put_back,
     read_index,
+    split_tensors,
     weights_bytes,
 )
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
@@ -290,7 +290,7 @@ def restore_pieces(
         for name, source, target in overlaps.get(file, ()):
             target.of(tensors[name]).copy_(source.of(pieces[name]))
     state = from_bytes(checkpoint.files[STATE])
-    model, ema = put_back(tensors, state)
+    model, ema = split_tensors(tensors, state)
     return Restored(folder.name, model, ema, state, checkpoint.meta)
 
 

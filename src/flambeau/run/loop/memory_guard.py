@@ -65,7 +65,7 @@ class MemoryGuard:
         self._buffers = BufferCopies(state.model)
         self._inputs: Tensor | None = None
         if ranks.is_first and ranks.watch is not None:
-            ranks.watch.on_wish = self._note_request
+            ranks.watch.on_restart_note = self._note_request
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
@@ -178,7 +178,7 @@ class MemoryGuard:
         say(table)
         self._note(sizes)
         if self._ranks.watch is not None:
-            self._ranks.watch.fail(text, OUT_OF_MEMORY, wish=sizes.as_json())
+            self._ranks.watch.fail(text, OUT_OF_MEMORY, restart_note=sizes.as_json())
 
     def _note_request(self, text: str) -> None:
         """Note the sizes that another rank, which ran out of memory and left, needs at the next start.

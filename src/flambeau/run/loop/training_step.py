@@ -13,7 +13,7 @@ from torch import Tensor
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.parallel.gradient_sync.interface import GradientSync
 from flambeau.parallel.gradient_sync.lockstep import Keep
-from flambeau.parallel.gradient_sync.parts_in_lockstep import PartsInLockstep
+from flambeau.parallel.gradient_sync.sync_batchnorm_parts import SyncBatchNormParts
 from flambeau.run.loop.lr_schedule import LRSchedule
 from flambeau.run.loop.state import ResumableState, TransientState
 
@@ -41,7 +41,7 @@ class TrainingStep:
     loop: TransientState
     schedule: LRSchedule
     sync: GradientSync | None = None
-    _together: PartsInLockstep | None = None
+    _together: SyncBatchNormParts | None = None
 
     def share(self, sync: GradientSync | None, *keeps: Keep) -> None:
         """Exchange the gradients from here on.
@@ -94,7 +94,7 @@ class TrainingStep:
                 if not any(findings.values()):
                     examine(micro)
             return []
-        with together.looked_at() as origins:
+        with together.examined() as origins:
             for micro in batches:
                 together.before_batch(micro)
                 together.do(functools.partial(examine, micro), micro)
