@@ -95,10 +95,6 @@ class RunFolder:
 
         Changed settings that a resume permits are written later, by `update_config`.
 
-        Args:
-            identity: its values are the content of config.toml.
-            files: further files of a new folder, by name.
-
         Returns:
             The configuration that was there; None in a new folder.
 
@@ -134,13 +130,7 @@ class RunFolder:
     def permission(
         self, stored: Mapping[str, Any], *, trust: bool, say: Callable[[str], object]
     ) -> Permission:
-        """The permission to run the code that its configuration names.
-
-        Args:
-            stored: the configuration that was read.
-            trust: the user trusts the folder.
-            say: takes the line that names the code.
-        """
+        """The permission to run the code that its configuration names."""
         return Permission(self.path, self._is_recorded(stored), trust, say)
 
     def record_made_here(self) -> None:
