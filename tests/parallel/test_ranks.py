@@ -52,7 +52,7 @@ def test_a_rank_that_does_not_join_is_named_and_not_waited_for_without_end(
     monkeypatch.setattr(ranks_module, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(ranks_module, "_START_S", 0.6)
     with pytest.raises(InputError, match=f"^rank {absent} has not joined the others within 0.6 s"):
-        ranks_module._name_of_start(dist.HashStore(), rank, 2)
+        ranks_module._start_name(dist.HashStore(), rank, 2)
     said = capsys.readouterr().err
     assert said.startswith(f"flambeau: rank {absent} has not joined the others within 0.2 s: it is")
     assert said.endswith("; waiting for 0.6 s at most\n")

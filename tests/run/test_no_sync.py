@@ -22,7 +22,7 @@ from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.run.loop.lifecycle import Lifecycle
-from flambeau.run.loop.step_metrics import AddingShares, StepMetrics, add_value
+from flambeau.run.loop.step_metrics import StepMetrics, add_value
 from flambeau.trainer.fit import Training, set_up
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import Prepared
@@ -161,7 +161,7 @@ def test_reading_a_batch_asks_nothing_either(
 
 
 def test_a_line_costs_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    window = StepMetrics(torch.device("cpu"), AddingShares())
+    window = StepMetrics(torch.device("cpu"))
     for size in (3, 4):
         window.add_loss(torch.tensor(float(size)), size)
         add_value(window.logged, "a", torch.ones(size), size, window.device)

@@ -23,7 +23,7 @@ from flambeau.parallel.preemption import FLAG
 from flambeau.run import run as run_module
 from flambeau.run.loop.lifecycle import Lifecycle
 from flambeau.run.loop.nan_guard import NotFinite
-from flambeau.run.loop.step_metrics import AddingShares, StepMetrics, add_value
+from flambeau.run.loop.step_metrics import StepMetrics, add_value
 from flambeau.run.run import Run
 
 
@@ -596,7 +596,7 @@ def test_compression_in_one_process_is_said_to_do_nothing(tmp_path: Path, capfd:
 
 
 def test_a_window_that_goes_back_forgets_what_it_had_counted() -> None:
-    window = StepMetrics(torch.device("cpu"), AddingShares())
+    window = StepMetrics(torch.device("cpu"))
     before = window.state_dict()
     add_value(window.logged, "later", 1.0, 2, window.device)
     window.load_state_dict(before)

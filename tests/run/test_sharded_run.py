@@ -16,7 +16,7 @@ from flambeau.parallel.gradient_sync.fsdp import shard_model
 from flambeau.parallel.ranks import join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.run.run import Run
-from flambeau.trainer.verify_run import inspect_run
+from flambeau.trainer.verify_run import verify_run
 
 StartRanks = Callable[..., Any]
 
@@ -95,7 +95,7 @@ def test_equals_one_process(tmp_path: Path, start_ranks: StartRanks, world: int)
         assert found["order"] == expected["order"]
         assert found["result"].weights == "ema"
     same(tmp_path / "pieces", tmp_path / "whole")
-    assert inspect_run(tmp_path / "pieces").good
+    assert verify_run(tmp_path / "pieces").good
     told = [
         json.loads((tmp_path / name / "environment.json").read_text())["model"]
         for name in ("pieces", "whole")

@@ -107,15 +107,15 @@ def test_a_checkpoint_under_way_is_named_as_such(tmp_path: Path) -> None:
     go_on = threading.Event()
     saver = Checkpointer(tmp_path, keep=2)
     snapshot = Snapshot(model={}, ema=None, state={}, meta={})
-    assert saver.goes_on_from() == "the beginning"
+    assert saver.resume_point() == "the beginning"
     saver.save("step-00000001", snapshot, best=None, before=lambda: None)
     saver.wait()
-    assert saver.goes_on_from() == "step-00000001"
+    assert saver.resume_point() == "step-00000001"
     saver.save("step-00000002", snapshot, best=None, before=lambda: assert_set(go_on))
-    assert saver.goes_on_from() == "step-00000002, if that is written in time, else step-00000001"
+    assert saver.resume_point() == "step-00000002, if that is written in time, else step-00000001"
     go_on.set()
     saver.wait()
-    assert saver.goes_on_from() == "step-00000002"
+    assert saver.resume_point() == "step-00000002"
 
 
 def assert_set(event: threading.Event) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.open_data import open_sources
 from flambeau.recipes.data.sample_order import sample_order
-from flambeau.run.loop.resumable_state import ResumableState
+from flambeau.run.loop.state import ResumableState
 from flambeau.trainer.evaluation.sample_history import FILE, SampleHistory, label_suspects
 from flambeau.trainer.fit import fit, set_up
 from flambeau.trainer.parts.auto_settings import resolve

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = folder_for_run(out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
-        from flambeau.trainer.start import Shown, start
+        from flambeau.trainer.start import ProgressOptions, start
 
         with _event_listener(arguments.json_lines, folder) as listener:
             was_finished = start(
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
                 dry_run=arguments.dry_run,
                 find_lr=_draw_curve(arguments.find_lr),
                 trust=arguments.trust,
-                shown=Shown(listener=listener),
+                progress=ProgressOptions(listener=listener),
             )
             if was_finished or not (arguments.dry_run or arguments.find_lr):
                 _report(folder, already=was_finished, listener=listener)
@@ -177,7 +177,7 @@ def _procs(text: str) -> int:
 def _launch(arguments: argparse.Namespace, procs: int) -> int:
     """Run this command, without --procs, in several processes on this machine."""
     from flambeau.parallel.launcher.job_spec import JobSpec
-    from flambeau.parallel.launcher.launch import launch_job
+    from flambeau.parallel.launcher.launch import launch
     from flambeau.run.folder.events_log import note_loss
 
     kept = []
@@ -187,7 +187,7 @@ def _launch(arguments: argparse.Namespace, procs: int) -> int:
             kept.append(word)
         skip = word == "--procs"
     command = [sys.executable, "-m", "flambeau", *kept]
-    code = launch_job(JobSpec(command=command, procs=procs), say=say, note_loss=note_loss)
+    code = launch(JobSpec(command=command, procs=procs), say=say, note_loss=note_loss)
     if arguments.json_lines and code not in (0, 2, EXIT_CODE):  # the first process has reported 2
         why = "a process has ended; standard error says why"
         print_json([{"event": "error", "message": why, "exit_code": code}])

@@ -193,9 +193,9 @@ def _verify_export(path: Path) -> int:
 
 
 def _verify_run(path: Path) -> int:
-    from flambeau.trainer.verify_run import inspect_run
+    from flambeau.trainer.verify_run import verify_run
 
-    report = inspect_run(path)
+    report = verify_run(path)
     for line in report.lines:
         print(line)
     return 0 if report.good else 1

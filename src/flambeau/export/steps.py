@@ -22,7 +22,7 @@ from flambeau.recipes.compress.fake_quantize import fake_quantize, to_integers
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
 from flambeau.recipes.compress.prune_channels import prune_channels
 from flambeau.recipes.compress.reparameterize import reparameterize
-from flambeau.trainer.parts.rounded_model import is_batchnorm
+from flambeau.trainer.parts.qat_model import is_batchnorm
 from flambeau.trainer.prediction.sample_images import SampleImages
 from flambeau.trainer.prediction.trained_model import Trained
 

@@ -1,4 +1,4 @@
-"""By which address and interface this machine reaches others; gloo itself asks the host name."""
+"""The address and interface by which this machine reaches others; gloo only looks up the host name."""
 
 import contextlib
 import socket
@@ -16,7 +16,7 @@ def route(family: int, address: Any) -> str:
         address: of the other machine, as `socket.connect` takes it.
 
     Raises:
-        OSError: there is no way.
+        OSError: there is no route.
     """
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
@@ -24,7 +24,7 @@ def route(family: int, address: Any) -> str:
 
 
 def interface_of(address: str) -> str | None:
-    """The name of the interface that has an IPv4 address of this machine; None where it is not known."""
+    """The name of the interface with this IPv4 address; None if unknown."""
     try:
         import fcntl
     except ImportError:

@@ -10,13 +10,13 @@ from types import FrameType
 from typing import Any, Final
 
 EXIT_CODE: Final = 75
-"""EX_TEMPFAIL of sysexits.h: start the same command again and it resumes."""
+"""EX_TEMPFAIL of sysexits.h: the same command, started again, resumes."""
 
 OUT_OF_MEMORY: Final = 71
-"""EX_OSERR of sysexits.h: start all ranks again, and they train in smaller micro-batches."""
+"""EX_OSERR of sysexits.h: all ranks, started again, train in smaller micro-batches."""
 
 INTERRUPTED: Final = 130
-"""What shells give a process that SIGINT has ended."""
+"""The exit code that shells show for a process ended by SIGINT."""
 
 _SIGNALS = [
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
@@ -38,19 +38,19 @@ class MicroBatchHalved(SystemExit):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C at a prompt or in a notebook has stopped a run that has saved itself."""
+    """Ctrl-C at a prompt or in a notebook has stopped a run, which has saved itself."""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows in the place of a traceback, which would tell nothing."""
+        """What IPython shows instead of a traceback, which would be useless."""
         return ["interrupted"]
 
 
 class StopFlag:
     """Set by SIGTERM, SIGUSR1 or SIGINT; a second SIGINT stops at once.
 
-    Under the command that is the end of the process: KeyboardInterrupt would be lost where Python happens to
-    be in a `__del__`, and every file being written survives a kill at any moment. Elsewhere the process
-    belongs to the user (a notebook), and KeyboardInterrupt is raised.
+    In the command `flambeau` that ends the process: a KeyboardInterrupt could get lost in a `__del__`, and
+    every file being written survives a kill at any moment. Elsewhere (a notebook) KeyboardInterrupt is
+    raised.
     """
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class StopFlag:
         self._pid = os.getpid()
 
     def install(self, owner: object, *, is_command: bool = False) -> None:
-        """Take the signals over, in the main thread; elsewhere Python allows no handlers.
+        """Install the handlers; only in the main thread, as Python allows no others.
 
         Args:
-            owner: whoever calls `restore` later.
+            owner: calls `restore` later.
             is_command: the process is the command `flambeau`, and ends with its run.
         """
         if os.getpid() != self._pid:
-            StopFlag.__init__(self)  # what a parent has left says nothing about this process
+            StopFlag.__init__(self)  # drop the state of the parent process
         self._owners.add(owner)
         self._is_command = self._is_command or is_command
         if self._previous or threading.current_thread() is not threading.main_thread():
@@ -80,23 +80,23 @@ class StopFlag:
             self._previous[number] = signal.signal(number, self._handle)
 
     def restore(self, owner: object) -> None:
-        """Give the signals back to whoever had them, when the last owner is done with them."""
+        """Restore the previous handlers once the last owner is done."""
         self._owners.discard(owner)
         if self._owners:
             return
         self._is_command = False
-        if self.signal == "SIGINT":  # of a run that an error has ended: no business of the next one
+        if self.signal == "SIGINT":  # for a run that an error has ended, not for the next one
             self.signal = None
         while self._previous:
             number, handler = self._previous.popitem()
             signal.signal(number, signal.SIG_IGN if self._ending else handler)
 
     def answer(self) -> BaseException:
-        """A run has saved itself, and leaves by raising what this returns.
+        """The exception with which a run that has saved itself leaves.
 
-        That is Preempted; after Ctrl-C at a prompt a KeyboardInterrupt, so that the session and its variables
-        stay. Under the command the process ends now: no signal that comes late may change its exit code, so
-        they are ignored from here on, and not given back by `restore`.
+        That is Preempted, or after Ctrl-C at a prompt a KeyboardInterrupt, which keeps the session. The
+        command ends now: later signals are ignored, even after `restore`, so that they cannot change its exit
+        code.
         """
         is_at_prompt = self.signal == "SIGINT" and hasattr(sys, "ps1") and not self._is_command
         self.signal = None
@@ -105,12 +105,12 @@ class StopFlag:
 
     @property
     def seconds(self) -> float:
-        """Since the run was asked to stop; 0 if it was not."""
+        """Seconds since the run was asked to stop; 0 if it was not."""
         return 0.0 if self.signal is None else time.monotonic() - self._since
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ending or os.getpid() != self._pid:
-            return  # a forked child has its own ways to end
+            return  # a forked child ends in its own way
         before, self.signal = self.signal, signal.Signals(number).name
         if before is None:
             self._since = time.monotonic()
@@ -126,9 +126,9 @@ class StopFlag:
 
 
 def _say(line: str) -> None:
-    """From a signal handler, where print is not safe."""
+    """Write from a signal handler, where print is not safe."""
     os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"\n{line}\n".encode())
 
 
 FLAG = StopFlag()
-"""The flag of this process: signals are per process, too."""
+"""The only one of this process, as signals are per process."""

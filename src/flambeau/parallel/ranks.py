@@ -1,4 +1,4 @@
-"""The processes of one training, as torchrun or `flambeau launch` has started them: one in most cases."""
+"""The processes of one training, started by torchrun or `flambeau launch`; often just one."""
 
 import contextlib
 import dataclasses
@@ -25,11 +25,10 @@ from flambeau.parallel.watchdog.failure_detector import PACE, Member
 from flambeau.parallel.watchdog.watchdog import LOST_PEER, Watchdog
 from flambeau.terminal import say
 
-_START_S = 600  # for all ranks to import what they need and to come
+_START_S = 600  # for all ranks to import and join
 _PATIENCE_S = 30  # of waiting for them, before the user is warned
-_GROUP_TIMEOUT = datetime.timedelta(
-    minutes=30
-)  # of torch's collectives; the watchdog reports long before
+# Of torch's collectives; the watchdog reports long before.
+_GROUP_TIMEOUT = datetime.timedelta(minutes=30)
 _T = TypeVar("_T")
 
 
@@ -42,16 +41,15 @@ class FailedElsewhere(SystemExit):
 
 
 class Ranks:
-    """This process among those of the job, and how it talks to them. Every method is called by all alike.
+    """This process among those of the job, and its exchange with them. All ranks call every method alike.
 
     Args:
-        rank: of this process, from 0.
-        world: how many there are.
+        world: number of ranks.
         group: of torch, for objects and tensors on the CPU; None in a world of one.
 
     Attributes:
         host: name of this machine.
-        watch: the thread that names lost ranks, between `begin_watch` and `end_watch`.
+        watch: the watchdog, between `begin_watch` and `end_watch`.
     """
 
     def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None) -> None:
@@ -62,7 +60,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which alone writes files and talks to the user."""
+        """Whether this is rank 0, which alone writes files and prints."""
         return self.rank == 0
 
     def begin_watch(self, stall_timeout_s: float) -> None:
@@ -80,17 +78,17 @@ class Ranks:
                 connect=_connect,
                 prefix=self.broadcast(f"flambeau/{uuid.uuid4().hex}"),
                 stall_timeout_s=stall_timeout_s,
-                asked=lambda: FLAG.signal,
+                stop_signal=lambda: FLAG.signal,
                 pace=dataclasses.replace(PACE, store_s=store_s),
             )
             self.watch.start()
         self.watch.resume(stall_timeout_s)
 
     def end_watch(self) -> None:
-        """End the watch; while an exception passes through, report it to the other ranks instead.
+        """End the watchdog; if an exception is passing through, report it to the other ranks instead.
 
         Raises:
-            FailedElsewhere: in place of an error that the loss of another rank has caused.
+            FailedElsewhere: instead of an error that the loss of another rank has caused.
         """
         self._num_watching -= 1
         if self.watch is None or self._num_watching > 0:
@@ -98,22 +96,21 @@ class Ranks:
         watch = self.watch
         error = sys.exc_info()[1]
         if isinstance(error, GeneratorExit):
-            watch.pause()  # `break`, or an error on its way to sys.excepthook: not known yet
+            watch.pause()  # `break`, or an error on its way to sys.excepthook: unknown yet
         elif error is None or isinstance(error, SystemExit):
             watch.stop()
             self.watch = None
         elif isinstance(error, (InputError, OSError, KeyboardInterrupt)):
-            # The command catches these; what it does not catch, the watchdog sees in sys.excepthook.
+            # The command catches these; the watchdog sees all others in sys.excepthook.
             watch.fail(f"{type(error).__name__}: {error}", 2)
         elif (cause := watch.explain(error)) is not None:
             raise FailedElsewhere(cause) from None
 
     def note_losses(self, run: Path, note: Callable[[str], object]) -> None:
-        """Let the loss of a rank be noted in the folder of a run: by our launcher, or by rank 0 if it lives.
+        """Have the loss of a rank noted in a run folder: by our launcher, or else by rank 0.
 
         Args:
-            run: the folder.
-            note: takes how a rank was lost, in the thread of the watchdog.
+            note: takes how a rank was lost, in the watchdog's thread.
         """
         if not self.is_first:
             return
@@ -124,13 +121,13 @@ class Ranks:
             self.watch.note = note
 
     def beat(self, phase: str) -> None:
-        """Report to the other ranks' watchdogs what comes next here."""
+        """Report to the watchdogs what comes next here."""
         if self.watch is not None:
             self.watch.beat(phase)
 
     @property
     def stops_next(self) -> bool:
-        """It is settled that the job stops at the next point where it may."""
+        """Whether it is settled that the job stops at the next possible point."""
         return FLAG.signal is not None if self.watch is None else self.watch.stops_next
 
     def stop_signal(self) -> str | None:
@@ -156,7 +153,7 @@ class Ranks:
         return value  # type: ignore[no-any-return]
 
     def each(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns here; all ranks run it, and go on only if it has failed on none.
+        """What `work` returns here; all ranks run it, and continue only if it has failed on none.
 
         Raises:
             InputError: on rank 0, with the message of the first rank that failed.
@@ -190,7 +187,7 @@ class Ranks:
         return values
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors, equal in number and shapes on all ranks, by those of rank 0."""
+        """Overwrite tensors, of equal number and shapes on all ranks, with those of rank 0."""
         if self.world == 1:
             return
         with torch.no_grad():
@@ -201,20 +198,20 @@ class Ranks:
                     tensor.copy_(sent)
 
     def worst(self, flag: Tensor) -> None:
-        """Replace a tensor by its maximum over all ranks, elementwise; does not wait for a CUDA device."""
+        """Replace a tensor by its elementwise maximum over all ranks, without waiting for a CUDA device."""
         if self.world > 1:
             dist.all_reduce(flag, op=dist.ReduceOp.MAX)
 
     def add_up(self, total: Tensor) -> None:
-        """Replace a tensor by its sum over all ranks, elementwise; does not wait for a CUDA device."""
+        """Replace a tensor by its elementwise sum over all ranks, without waiting for a CUDA device."""
         if self.world > 1:
             dist.all_reduce(total)
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to train with ranks that disagree; the facts must be picklable and not large.
+        """Refuse to train with ranks that disagree; facts must be small and picklable.
 
         Raises:
-            InputError: on rank 0, naming a rank and what is different there.
+            InputError: on rank 0, naming a rank and what differs there.
             FailedElsewhere: on the others.
         """
         everyone = self.gather((self.host, dict(facts)))
@@ -240,20 +237,20 @@ def _refuse_difference(everyone: Sequence[tuple[str, dict[str, Any]]]) -> None:
 
 
 def join_ranks() -> Ranks:
-    """The ranks of the job that this process belongs to; joins torch's process group if need be.
+    """The ranks of the job of this process; joins torch's process group if necessary.
 
     Raises:
-        InputError: the environment that the launcher sets is incomplete.
+        InputError: the launcher's environment variables are incomplete.
     """
     world = int(_variable("WORLD_SIZE", "1"))
     joined = _JOINED.get((os.getpid(), dist.group.WORLD, world))
     if joined is None:
         joined = _join(world)
-        _JOINED[os.getpid(), dist.group.WORLD, world] = joined  # the group that there is by now
+        _JOINED[os.getpid(), dist.group.WORLD, world] = joined  # _join may have made the group
     return joined
 
 
-# By process, process group and world: whoever asks gets the same object, with one watchdog.
+# By process, process group and world: all callers share one object, with one watchdog.
 _JOINED: dict[tuple[int, dist.ProcessGroup | None, int], Ranks] = {}
 
 
@@ -280,20 +277,20 @@ def _join(world: int) -> Ranks:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         rank = int(_variable("RANK", "0"))
         store = _connect()
-        store = PrefixStore(_name_of_start(store, rank, world), store)
+        store = PrefixStore(_start_name(store, rank, world), store)
         dist.init_process_group(
             backend, store=store, rank=rank, world_size=world, timeout=_GROUP_TIMEOUT
         )
     else:
         dist.init_process_group(backend, timeout=_GROUP_TIMEOUT)
-    # Until all have joined: a rank that ends at once, with an error of its settings, would leave the others
-    # waiting for its connection, or with an error of sockets in the place of its own.
+    # Wait until all have joined: if a rank ended at once, with an error in its settings, the others would
+    # wait for its connection, or report a socket error instead of its own.
     dist.all_reduce(torch.zeros(1))
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
 
 
 def _connect() -> Store:
-    """To the store of the job: the agent's, or the one that rank 0 serves."""
+    """Connect to the store of the job: the agent's, or the one that rank 0 serves."""
     return TCPStore(
         os.environ["MASTER_ADDR"],
         int(_variable("MASTER_PORT", "0")),
@@ -303,19 +300,19 @@ def _connect() -> Store:
     )
 
 
-def _name_of_start(store: Store, rank: int, world: int) -> str:
-    """A name that the ranks of this start of the job share and those of earlier ones did not.
+def _start_name(store: Store, rank: int, world: int) -> str:
+    """A name that the ranks of this start of the job share, and earlier starts did not use.
 
-    The agent's store lives on when it starts ranks again, and torch 2.15 would then read where the ranks of
-    the last time listened, and find none there. So each rank registers under a new random word, and rank 0
-    answers each rank that it sees until all have acknowledged.
+    The agent's store survives when it starts ranks again, and torch 2.15 would then read the addresses of the
+    previous ranks. So each rank registers under a new random word, and rank 0 answers each word that it sees
+    until all ranks have acknowledged.
     """
     word = uuid.uuid4().hex
     started_at = time.monotonic()
     has_warned = False
     if rank:
         store.set(f"flambeau/came/{rank}", word)
-        _wait_for_first(store, f"flambeau/answer/{word}", tells=rank == 1)
+        _wait_for_first(store, f"flambeau/answer/{word}", warns=rank == 1)
         name = store.get(f"flambeau/answer/{word}").decode()
         store.set(f"flambeau/{name}/{rank}", "")
         return name
@@ -339,13 +336,13 @@ def _name_of_start(store: Store, rank: int, world: int) -> str:
     return word
 
 
-def _wait_for_first(store: Store, key: str, *, tells: bool) -> None:
-    """Until rank 0 has written a key; one of the other ranks tells the user that this takes long."""
+def _wait_for_first(store: Store, key: str, *, warns: bool) -> None:
+    """Wait until rank 0 has written a key; one of the other ranks warns the user of a long wait."""
     try:
         store.wait([key], datetime.timedelta(seconds=_PATIENCE_S))
         return
     except dist.DistStoreError:
-        if tells:
+        if warns:
             say(f"flambeau: {_absent(0, _PATIENCE_S)}; waiting for {_START_S} s at most")
     try:
         store.wait([key], datetime.timedelta(seconds=_START_S - _PATIENCE_S))
@@ -361,9 +358,9 @@ def _absent(rank: int, waited_s: int) -> str:
 
 
 def _choose_interface(address: str, port: int) -> None:
-    """Let gloo listen where the other machines are, unless the user has said where.
+    """Let gloo listen where the other machines are, unless the user has set the interface.
 
-    It takes the address that the host name resolves to, which on many machines is the loopback's.
+    By default it uses the address of the host name, which on many machines is that of the loopback.
     """
     if "GLOO_SOCKET_IFNAME" not in os.environ:
         with contextlib.suppress(OSError):
@@ -372,12 +369,12 @@ def _choose_interface(address: str, port: int) -> None:
 
 
 def local_rank() -> int:
-    """The number of this process on its machine; 0 where no launcher has started it."""
+    """The number of this process on its machine; 0 without a launcher."""
     return int(_variable("LOCAL_RANK", "0"))
 
 
 def local_world() -> int:
-    """How many processes of the job are on this machine."""
+    """The number of the job's processes on this machine."""
     return int(_variable("LOCAL_WORLD_SIZE", "1"))
 
 

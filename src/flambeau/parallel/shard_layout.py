@@ -1,4 +1,4 @@
-"""Which part of a tensor a rank holds, and how the pieces in a checkpoint make up the whole."""
+"""Which piece of a tensor a rank holds, and how the pieces of a checkpoint form the whole."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ STATE = "training_state.pt"
 
 @dataclass(frozen=True)
 class Piece:
-    """Which part of a tensor a rank holds.
+    """A rectangular part of a tensor.
 
     Attributes:
         shape: of the whole tensor.
@@ -34,11 +34,11 @@ class Piece:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> "Piece":
-        """All of a tensor."""
+        """The whole tensor."""
         return cls(tuple(shape), (0,) * len(shape), tuple(shape))
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The part of a whole tensor, as a view."""
+        """This part of a whole tensor, as a view."""
         for dim, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
             tensor = tensor.narrow(dim, offset, size)
         return tensor
@@ -46,11 +46,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which parts of a run this rank holds.
+    """The pieces of a run that this rank holds.
 
     Attributes:
-        model: of parameters and buffers (and their averages), by name.
-        parameters: of those of the optimizer, in its order.
+        model: of parameters, buffers and their averages, by name.
+        parameters: of the optimizer's parameters, in its order.
     """
 
     model: Mapping[str, Piece]
@@ -58,16 +58,16 @@ class Layout:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether `shard_model`, or torch's `fully_shard`, has been there; does not import FSDP to find out."""
+    """Whether `shard_model` or torch's `fully_shard` was applied; does not import FSDP."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(model, fsdp.FSDPModule)
 
 
 def read_index(data: bytes, folder: Path) -> dict[str, Any]:
-    """The tensors of a checkpoint in pieces by name: dtype, shape, and each piece's file, offsets, sizes.
+    """The tensors of a sharded checkpoint by name: dtype, shape, and file, offsets and sizes of each piece.
 
     Args:
-        data: the content of sharding.json, verified.
+        data: the verified content of sharding.json.
         folder: of the checkpoint, for the error.
 
     Raises:
@@ -81,10 +81,10 @@ def read_index(data: bytes, folder: Path) -> dict[str, Any]:
     return tensors
 
 
-def put_back(
+def split_tensors(
     tensors: Mapping[str, Tensor], state: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-    """Model and averages out of the tensors of a checkpoint in pieces; the optimizer's go into `state`."""
+    """Split the tensors of a sharded checkpoint into model and averages; the optimizer's go into `state`."""
     kinds: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
     for key, tensor in tensors.items():
         kind, _, rest = key.partition("/")
@@ -96,10 +96,10 @@ def put_back(
 
 
 def unsharded(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """The files of a verified checkpoint as one process would have written them.
+    """The files of a verified checkpoint as a single process would have written them.
 
     Args:
-        files: content by name; of a checkpoint that is not in pieces they come back as they are.
+        files: content by name; returned unchanged if the checkpoint is not sharded.
     """
     if INDEX not in files:
         return files
@@ -113,11 +113,11 @@ def unsharded(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
                 shards[file] = safetensors.torch.load(files[file])
             Piece((), piece["offsets"], piece["sizes"]).of(whole).copy_(shards[file].pop(name))
     state = from_bytes(files[STATE])
-    model, ema = put_back(tensors, state)
+    model, ema = split_tensors(tensors, state)
     plain = {"model.safetensors": weights_bytes(model), STATE: to_bytes(state)}
     return plain if ema is None else {**plain, "ema.safetensors": weights_bytes(ema)}
 
 
 def weights_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """A .safetensors file of these tensors; 'format: pt' is what loaders look for."""
+    """A .safetensors file of these tensors, with the 'format: pt' that loaders expect."""
     return bytes(safetensors.torch.save(dict(tensors), metadata={"format": "pt"}))

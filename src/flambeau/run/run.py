@@ -9,8 +9,8 @@
         for images, targets in run.evaluate(test_data):
             run.log(val_accuracy=model(images).argmax(1) == targets)
 
-Kill it anywhere and start it again: it goes on to the same bits.
-Start it by torchrun: all processes together do what one would do.
+Kill it anywhere and start it again: it continues to the same bits.
+Start it with torchrun: all processes together do what one would do.
 """
 
 import contextlib
@@ -35,16 +35,16 @@ from flambeau.run.folder.checkpointer import restore
 from flambeau.run.folder.published_weights import Result
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.batch_reader import BatchDraws
-from flambeau.run.loop.evaluation_mode import beside_training, evaluated_batches
+from flambeau.run.loop.evaluation_mode import evaluated_batches, generators_restored
 from flambeau.run.loop.lifecycle import Lifecycle, closed_when_dropped
 from flambeau.run.loop.memory_guard import MemoryGuard
 from flambeau.run.loop.nan_guard import NanGuard
 from flambeau.run.loop.rank_checks import check_ranks, gathered_means
 from flambeau.run.loop.recorder import Recorder
 from flambeau.run.loop.run_parts import make_parts, make_state, share_model
+from flambeau.run.loop.state import TransientState
 from flambeau.run.loop.step_metrics import add_value
 from flambeau.run.loop.training_step import TrainingStep
-from flambeau.run.loop.transient_state import TransientState
 from flambeau.run.options.advice import Advice
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import declares
@@ -52,6 +52,11 @@ from flambeau.run.options.run_options import Explain, OnBad, RunOptions
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.track import Track
 from flambeau.sandbox.inside import folder_for_run
+
+# One step, from a batch of `batches()` to the next, is in six modules: this one; loop/batch_reader.py seeds
+# the generators and moves data to the device; loop/training_step.py does backward and the optimizer's step;
+# loop/step_metrics.py counts the loss; loop/lifecycle.py writes what is due between two steps; and
+# loop/state.py says which of them writes each field.
 
 
 class Run:
@@ -80,8 +85,8 @@ class Run:
         self.device = parts.amp.device
         self.progress = parts.progress
         self.result: Result | None = None
-        """What the finished run has published; None while it is not finished."""
-        # What other processes, files and signals are asked for comes last, and is given back on an error.
+        """What the finished run has published; None before."""
+        # What touches other processes, files and signals comes last, and is undone on an error.
         with contextlib.ExitStack() as resources:
             if not self._replays:
                 self._ranks.begin_watch(options.stall_timeout)
@@ -125,12 +130,12 @@ class Run:
                 nan_guard=self.nan_guard,
                 memory=self._memory,
                 step=self._step,
-                replays=self._replays,
+                options=options,
             )
             self._begin(options, resources)
 
     def _begin(self, options: RunOptions, resources: contextlib.ExitStack) -> None:
-        """Claim the folder, catch signals, go on from the newest checkpoint, and share the model."""
+        """Claim the folder, catch signals, continue from the newest checkpoint, and share the model."""
         if options.replay_from is not None:
             self.state.load(restore(Path(options.replay_from)))
         else:
@@ -263,7 +268,7 @@ class Run:
         """
 
     def epochs(self) -> Iterator[int]:
-        """Epochs from where the run stands to its end; then the weights are published.
+        """The epochs from the current one to the last; then the weights are published.
 
         Yields:
             The number of the epoch, from 0.
@@ -279,16 +284,10 @@ class Run:
                 return
             if not lifecycle.holds:
                 raise RuntimeError("this run is closed: make it again, with Run(...), to continue")
-            if state.step == 0 and state.position == 0:
-                lifecycle.save(
-                    wait=True
-                )  # the trial: better to learn now that the folder takes none
-            self.progress.start(state, self.plan, world=self._ranks.world)
-            self._loop.next_event = self.plan.next_event(state.step)
-            self.state.window.restart_clock()
-            # A position in an epoch means that its evaluation may still be owed.
+            lifecycle.begin_epochs()
+            # After a resume at the end of an epoch's batches, its evaluation may still be missing.
             while not lifecycle.is_over or state.position:
-                lifecycle.preempt_if_asked()
+                lifecycle.preempt_if_signalled()
                 yield self._recorder.start_epoch()
                 lifecycle.end_epoch()
             if state.stopped:
@@ -299,23 +298,24 @@ class Run:
             self.close()
 
     def stop(self) -> None:
-        """End the run here, as a finished one, which publishes its weights and is not trained again.
+        """End the run after the current step, as finished: its weights are published.
 
-        The step under way is the last, and the rest of the epoch's loop body is done. Of several processes
-        any may call it: the run then ends at the next checkpoint or end of an epoch, where they agree.
+        The loop's body for this epoch still runs to its end. Any of several processes may call it: all then
+        end the run at the next checkpoint or end of an epoch, where they agree.
         """
-        self._loop.asks_to_stop = True
+        self._loop.stop_requested = True
 
     @property
     def epochs_since_best(self) -> int:
-        """Whole epochs since `best` was better than ever before, or the run began, or its extension."""
+        """Whole epochs since `best` last improved, or since the run or its extension began."""
         return (self.state.step - (self.state.best.improved_at or 0)) // self.plan.steps_per_epoch
 
     def batches(self) -> Iterator[Any]:
-        """The rest of this epoch, batch after batch, on the model's device.
+        """The remaining batches of this epoch, on the model's device.
 
-        Before each one torch's generators are seeded by (seed, epoch, position), so a resume has the dropout
-        of a run that was never stopped. Between two steps it writes what is due, and raises as `epochs` says.
+        Before each one torch's generators are seeded by (seed, epoch, position), so a resume draws the same
+        dropout as a run that was never stopped. Lines and checkpoints that are due are written between two
+        steps; it raises what `epochs` raises.
         """
         state = self.state
         loop = self._loop
@@ -323,7 +323,7 @@ class Run:
         sync = self._step.sync
         watch = self._ranks.watch
         lifecycle = self._lifecycle
-        lifecycle.end_batch()  # of a body that left an earlier `run.batches()`
+        lifecycle.end_batch()  # if the body left an earlier `run.batches()`
         self._step.start_epoch()
         while state.position < state.data_length and not lifecycle.is_over:
             start = time.perf_counter()
@@ -331,8 +331,12 @@ class Run:
                 watch.beat("waiting for data")
             if loop.stream is None:
                 self._recorder.before_fork()
-                # In no variable here, which would keep its workers when the run ends in this generator.
-                loop.stream = self._recorder.shown(self._parts.stream(state.epoch, state.position))
+                # Not a local variable: it would keep the workers alive when the run ends in this generator.
+                loop.stream = self._recorder.shown(
+                    self._parts.reader.to_device(
+                        self._parts.loader.stream(epoch=state.epoch, position=state.position)
+                    )
+                )
             micro = next(loop.stream)
             window.wait_s += time.perf_counter() - start
             loop.begin(micro, step=state.step)
@@ -352,16 +356,16 @@ class Run:
         self._recorder.end_batches()
 
     def steps(self, loss_of: Callable[[Any], Tensor], *, halves: bool = True) -> Iterator[int]:
-        """The loop over `batches` with a function for its body: `step(loss_of(batch))` in `halving`.
+        """The loop over `batches` with a function as its body: `step(loss_of(batch))` in `halving`.
 
-        With `parts` and SyncBatchNorm it is the only way: all parts of a step are under way at once.
+        `parts` with SyncBatchNorm needs it, because all parts of a step are computed together.
 
         Args:
             loss_of: from a batch to its loss, as `step` takes it; may log values of the batch.
-            halves: out of memory halves the micro-batch, as `halving` says.
+            halves: out of memory halves the micro-batch, as in `halving`.
 
         Yields:
-            How many steps are done, after each.
+            The number of steps done, after each step.
         """
 
         def do(batch: Any) -> None:
@@ -381,18 +385,18 @@ class Run:
     def halving(self) -> contextlib.AbstractContextManager[None]:
         """Around a batch's forward pass, `step` and `log`: out of memory there halves the micro-batch.
 
-        The step begins again with the same samples, in twice as many forward passes; nothing that was logged
-        inside counts twice. A batch of an evaluation is cut in two. Of several processes all leave with exit
-        code 71 instead: started again, they go on from the newest checkpoint in smaller micro-batches.
+        The step starts over with the same samples, in twice as many forward passes; values that were logged
+        inside count once. A batch of an evaluation is cut in two. Several processes all leave with exit code
+        71 instead; started again, they continue from the newest checkpoint in smaller micro-batches.
         """
         return self._memory.around()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context of `precision` for the forward pass and the loss."""
+        """The autocast context of `precision`, for the forward pass and the loss."""
         return self._parts.amp.autocast()
 
     def step(self, loss: Tensor) -> None:
-        """Backward; at the end of a global batch also clip, step, average and count. Waits for nothing.
+        """Backward; at the end of a global batch also clip, step and update the average. Waits for nothing.
 
         Args:
             loss: 0-d, the mean over the samples of the last batch.
@@ -411,11 +415,11 @@ class Run:
             self.progress.step()
 
     def log(self, **values: Any) -> None:
-        """Count values of the last batch; their mean over samples is the figure in metrics.jsonl.
+        """Count values of the last batch; metrics.jsonl gets their mean over samples.
 
         Args:
-            values: by name; a mean over the batch (0-d or a number), or values of each sample (N, ...). By
-                the name of one of `metrics`: what its update takes, such as (logits, targets).
+            values: by name: a mean over the batch (0-d or a number), or values of each sample (N, ...). For a
+                name in `metrics`: what its `update` takes, such as (logits, targets).
         """
         loop = self._loop
         metrics = self._parts.metrics
@@ -431,21 +435,21 @@ class Run:
     def evaluate(
         self, data: Dataset[Any] | Iterable[Any], *, on_bad: OnBad | None = None
     ) -> Iterator[Any]:
-        """All batches of a data set, each sample once, with the model in evaluation and no gradients.
+        """The batches of a data set, each sample once, with the model in evaluation mode and no gradients.
 
-        The averaged weights stand in the model meanwhile, if there are any. What is logged meanwhile
-        becomes one line of metrics.jsonl. Randomness in here neither depends on training nor changes it.
+        Inside, the model has the averaged weights if there are any, and what is logged becomes one line of
+        metrics.jsonl. Its random draws neither depend on training nor change it.
         """
         ema = self.state.ema
         loop = self._loop
         means = dict[int, dict[str, MeanOnDevice]]()
         is_within_step = loop.is_partial
         if loop.is_out_of_memory:
-            return  # the batch comes again, and then this
+            return  # the batch is repeated, and then this evaluation
         if self.plan.has_line(self.state.step, loop.done) and not self.state.is_bad:
-            self._lifecycle.flush()  # before the line of the evaluation
+            self._lifecycle.flush()  # this line comes before that of the evaluation
         with self.state.window.paused():
-            with beside_training(loop, self._parts.metrics):
+            with loop.evaluating(), generators_restored(), self._parts.metrics.counting():
                 loop.evaluated = means.setdefault(0, {})
                 self._draws.seed_evaluation(self.state.epoch)
                 self._step.share_statistics()
@@ -465,11 +469,11 @@ class Run:
                 )
             figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
             self._parts.bad.report()
-            if not is_within_step:  # else at the end of the step: gradients are in no checkpoint
-                self._lifecycle.preempt_if_asked()
+            if not is_within_step:  # else at the end of the step: checkpoints hold no gradients
+                self._lifecycle.preempt_if_signalled()
             if figures:
                 self._lifecycle.record(figures)
 
     def close(self) -> None:
-        """Wait for the checkpoint under way, stop the workers, release the folder. `epochs` does it."""
+        """Wait for the checkpoint being written, stop the workers, release the folder. `epochs` calls it."""
         self._lifecycle.close()

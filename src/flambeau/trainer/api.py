@@ -1,6 +1,6 @@
-"""From Python: `train` trains a model, `load` gives it to call on images, `evaluate` its figures.
+"""From Python: `train` trains a model, `load` loads one to call on images, `evaluate` measures it.
 
-What the commands `flambeau train`, `predict` and `evaluate` do is done by the same functions.
+The commands `flambeau train`, `predict` and `evaluate` use the same functions.
 """
 
 import contextlib
@@ -33,17 +33,17 @@ from flambeau.trainer.prediction.trained_model import Trained, at_size, load_tra
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
 from flambeau.trainer.settings.stored_settings import canonical
-from flambeau.trainer.start import Shown, start
+from flambeau.trainer.start import ProgressOptions, start
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training has come to.
+    """The outcome of a training.
 
     Attributes:
         folder: of the run; `load` and `evaluate` take it.
-        weights: which ones were published in model.safetensors: the averaged, the best, or the last.
-        step: at which they were.
+        weights: which weights model.safetensors holds: averaged, best, or last.
+        step: the step that they are from.
         metrics: of the last evaluation of exactly these weights; None where one was not finite.
     """
 
@@ -53,7 +53,6 @@ class TrainingResult:
     metrics: Mapping[str, float | None]
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
         rows = {"weights": self.weights, "step": self.step, **self.metrics, "folder": self.folder}
         return html_table("finished run", rows)
 
@@ -90,7 +89,7 @@ def _train(
             say=terminal_say,
             fresh=fresh,
             trust=trust,
-            shown=Shown(bar, track=functions),
+            progress=ProgressOptions(bar, track=functions),
         )
     result = published(RunFolder(folder))
     assert result is not None
@@ -173,19 +172,18 @@ def train(
     """Train an image classifier as `flambeau train` does; the same call again continues its run.
 
     The settings are the command's: `batch_size=64` is `--batch-size 64`, `flip=False` is `--no-flip`.
-    What it says goes to standard error. What it sets for the process (seeds, deterministic algorithms,
-    threads) is afterwards as it was.
+    Messages go to standard error. What it sets for the process (seeds, deterministic algorithms, threads)
+    is restored at the end.
 
     Args:
-        data: what the command takes; None trains on the embedded Fashion-MNIST.
-        out: the run folder; None is that of the command: runs/NAME, and a hash if settings are given.
+        data: as for the command; None trains on the embedded Fashion-MNIST.
+        out: the run folder; None: as for the command, runs/NAME with a hash if settings are given.
         fresh: start again; an existing run is renamed, not deleted.
         bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
-        track: what gets the lines of metrics.jsonl: names of trackers, as for `--track`, or functions of a
-            step and its figures, such as `lambda step, figures: print(step, figures)`. None for those of the
-            run.
-        trust: run the files of code that the folder of the run, or of its teacher, names and this call does
-            not, also where nothing shows that you have made that folder here.
+        track: trackers that get the lines of metrics.jsonl: names, as for `--track`, or functions of a step
+            and its figures, such as `lambda step, figures: print(step, figures)`. None: those of the run.
+        trust: run files of code that the folder of the run, or of its teacher, names and this call does not,
+            even if nothing shows that you have made that folder here.
         image_size: side of the square training images, in pixels (None: from the images, at most 224; from 8
             to 16384).
         eval_size: side of the images in evaluation and prediction, if it differs from image_size (from 8 to
@@ -291,25 +289,25 @@ def train(
             if that usually takes less time.
 
     Returns:
-        What the run has published, also where it was finished before.
+        What the run has published, even if it was finished before.
 
     Raises:
-        InputError: whatever the user can fix; a folder that holds a run of other settings, say.
+        InputError: whatever the user can fix, such as a folder that holds a run of other settings.
         TypeError: a setting that does not exist.
         Preempted: SIGTERM, SIGUSR1 or SIGINT came, and the run is saved: the same call continues it. At a
-            prompt KeyboardInterrupt.
+            prompt it is KeyboardInterrupt.
 
     Example:
         >>> result = train("photos/", model="resnet18", epochs=5)  # doctest: +SKIP
         >>> load(result.folder)("cat.jpg")  # doctest: +SKIP
         Predictions('cat' 98.3%)
     """
-    raise AssertionError("_train is called in its place")
+    raise AssertionError("_train is called instead")
 
 
 @contextlib.contextmanager
 def _in_words_of_python() -> Iterator[None]:
-    """Errors name the arguments of `train`, where those of the command would name its flags."""
+    """Errors name the arguments of `train` instead of the command's flags."""
     try:
         yield
     except InputError as error:
@@ -324,7 +322,7 @@ def _as_argument(flag: re.Match[str]) -> str:
 
 @contextlib.contextmanager
 def _process_restored() -> Iterator[None]:
-    """What a training sets for the whole process is put back; a notebook goes on with its own."""
+    """Restore the process-wide settings that a training changes; a notebook continues with its own."""
     deterministic = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -354,11 +352,11 @@ def load(
 
     Args:
         run: folder of a run of `flambeau train`.
-        image_size: side of the images as the model shall see them, pixels; None for that of the training.
-        trust: run the file of code that the folder names as its model, also where nothing shows that you
-            have made the folder here; of your own runs it is not needed.
-        say: takes a line that names such a file, and one where the weights are not those of a finished run,
-            or the file of the model has changed; None for standard error and for a warning.
+        image_size: side of the images for the model, pixels; None for that of the training.
+        trust: run the file of code that the folder names as its model, even if nothing shows that you have
+            made the folder here; your own runs do not need it.
+        say: takes a line that names such a file, and warnings: weights of an unfinished run, or a changed
+            file of the model. None: standard error, and Python warnings.
 
     Returns:
         A function of images; see `Predictor`.
@@ -390,16 +388,16 @@ def evaluate(
     """Measure a model on labelled images, each counted once.
 
     Args:
-        run: folder of a run, or what `load` gave.
-        data: what `flambeau train` takes; its validation part counts, if any.
-        image_size: as of `load`.
+        run: folder of a run, or what `load` returned.
+        data: as for `flambeau train`; its validation part is used, if any.
+        image_size: as for `load`.
         flip_tta: average the probabilities of each image and its mirror image.
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable images to leave out.
-        download: fetch what is missing of a data set by name.
-        trust: as of `load`.
+        download: download what is missing of a data set by name.
+        trust: as for `load`.
         progress: show a bar on a terminal or in a notebook.
-        say: as of `load`.
+        say: as for `load`.
 
     Returns:
         The figures and the predictions; printing it shows them.
@@ -436,7 +434,7 @@ def measure(
     skip_bad_images: int = 0,
     progress: bool = False,
 ) -> Evaluation:
-    """The same of a model that is loaded, on a source of its classes."""
+    """Like `evaluate`, with a loaded model and a source of its classes."""
     loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     counters = trained.facts.task.counters(trained.device)
     with CountBar(len(source), unit="images", shown=progress) as bar:
@@ -473,5 +471,5 @@ def _loaded(
         if text.startswith(RUNNING):
             terminal_say(text)
         else:
-            warnings.warn(text, stacklevel=3)  # at the line that has called load or evaluate
+            warnings.warn(text, stacklevel=3)  # at the caller of load or evaluate
     return at_size(trained, image_size)

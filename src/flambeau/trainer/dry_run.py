@@ -1,4 +1,4 @@
-"""The first steps of a training without a trace: `flambeau train --dry-run`."""
+"""The first steps of a training, leaving nothing: `flambeau train --dry-run`."""
 
 import statistics
 import time
@@ -19,7 +19,7 @@ from flambeau.trainer.settings.settings import BY_FLAGS
 from flambeau.trainer.trial_training import trial_training
 
 _STEPS = 6
-_ENOUGH_S = 20.0  # of steps; the first one is made in any case
+_ENOUGH_S = 20.0  # of steps; there is always a first one
 
 
 def dry_run(
@@ -28,21 +28,13 @@ def dry_run(
     say: Callable[[str], None],
     micro_batch: int | Literal["auto"] | None = None,
 ) -> None:
-    """Make all that a training needs, train for some steps in a folder that is removed, and say their cost.
-
-    Args:
-        prepared, micro_batch: as for `set_up`.
-        say: takes lines for the user.
-
-    Raises:
-        InputError: whatever would prevent the training.
-    """
+    """Make everything that a training needs, train for some steps, and say their cost; nothing is left."""
     ranks = join_ranks()
     with trial_training(prepared, micro_batch=micro_batch) as training:
         try:
             seconds = _first_steps(training, world=ranks.world)
             is_finite = not training.run.state.amp.halted
-        except NotFinite:  # which names a file of the temporary folder
+        except NotFinite:  # its message names a file in the temporary folder
             is_finite = False
         if not is_finite:
             raise InputError(
@@ -54,7 +46,7 @@ def dry_run(
 
 
 def _first_steps(training: Training, *, world: int) -> list[float]:
-    """Seconds of each of the first steps, with the wait for their data."""
+    """Seconds of each of the first steps, including the wait for data."""
     run = training.run
     seconds = list[float]()
 
@@ -63,13 +55,13 @@ def _first_steps(training: Training, *, world: int) -> list[float]:
 
     for _ in run.epochs():
         start = time.perf_counter()
-        # Several ranks that halve would be started again, for which this leaves nothing.
+        # Several ranks that halve would be started again, but nothing is left to start from.
         for _ in run.steps(loss_of, halves=world == 1):
             if run.device.type != "cpu":
                 torch.accelerator.synchronize()
             seconds.append(time.perf_counter() - start)
             start = time.perf_counter()
-            # Several ranks stop together, by the number of steps alone.
+            # Several ranks stop together, after the same number of steps.
             if len(seconds) == _STEPS or (world == 1 and sum(seconds) > _ENOUGH_S):
                 run.close()
                 return seconds

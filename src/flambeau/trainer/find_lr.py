@@ -1,4 +1,4 @@
-"""The learning-rate range test of a run that is to be trained: `flambeau train --find-lr`."""
+"""The learning-rate range test of a training: `flambeau train --find-lr`."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -13,7 +13,9 @@ from flambeau.trainer.fit import Training, batch_loss
 from flambeau.trainer.parts.data import Prepared
 from flambeau.trainer.trial_training import trial_training
 
-_LOW, _HIGH, _STEPS = 1e-6, 10.0, 100
+_LOW = 1e-6
+_HIGH = 10.0
+_STEPS = 100
 
 
 def find_lr(
@@ -22,15 +24,7 @@ def find_lr(
     say: Callable[[str], None],
     micro_batch: int | Literal["auto"] | None = None,
 ) -> LRCurve:
-    """Train with a rising learning rate in a folder that is removed, all else as the run will have it.
-
-    Args:
-        prepared, micro_batch: as for `set_up`.
-        say: takes lines for the user.
-
-    Raises:
-        InputError: whatever would prevent the training.
-    """
+    """Train with a rising learning rate in a temporary folder, otherwise like the real run."""
     brief = prepared.but(
         epochs=None,
         duration=f"{_STEPS}st",
@@ -55,7 +49,7 @@ def find_lr(
 
 
 def _losses(training: Training) -> Generator[float]:
-    """Makes a step for each; ends early where a gradient is not finite."""
+    """The loss of each step, which it makes; ends early if a gradient is not finite."""
     run = training.run
     counted = list[tuple[float, int]]()
 

@@ -46,7 +46,7 @@ from flambeau.trainer.parts.fine_tuning import (
 )
 from flambeau.trainer.parts.model import check_training, make_model, normalizer
 from flambeau.trainer.parts.optimizer import new_optimizer
-from flambeau.trainer.parts.rounded_model import rounded
+from flambeau.trainer.parts.qat_model import qat_model
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, read_images
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
@@ -54,12 +54,12 @@ from flambeau.trainer.settings.settings import BY_FLAGS, parse_betas
 from flambeau.trainer.tasks.task import Task
 
 Datasets = tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]
-"""Those of training and of evaluation."""
+"""For training and for evaluation."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """A run that is ready to go, and what its loop needs."""
+    """A run that is ready to start, and what its loop needs."""
 
     run: Run
     task: Task
@@ -70,12 +70,12 @@ class Training:
     loss_of: TrainingLoss
     early_stop: int
     bad_images: BadImages
-    evaluations: RunEvaluations | None  # none in a replay, which leaves nothing
+    evaluations: RunEvaluations | None  # None in a replay, which writes nothing
     ranks: Ranks
 
 
 def fit(training: Training) -> None:
-    """Train to the end of the run, evaluating after each epoch; the run publishes the weights."""
+    """Train to the end of the run, with an evaluation after each epoch; the run publishes the weights."""
     run, model, normalize = training.run, training.model, training.normalize
     bad_val_images = training.bad_images.report_to(training.val.describe)
     training.loss_of.keeps_inputs = True
@@ -106,7 +106,7 @@ def fit(training: Training) -> None:
 
 
 def batch_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
-    """The loss of the batch under way; its figures and the loss of each image are noted."""
+    """The loss of the current batch; logs its figures, and the loss of each image."""
     run = training.run
     loss, logits = training.loss_of.with_logits(images, targets, step=run.state.step)
     if logits is not None:
@@ -117,7 +117,7 @@ def batch_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
 
 
 def _keep_for_report(training: Training, evaluations: RunEvaluations, *, is_last: bool) -> None:
-    """What was evaluated, and the first batch, for the report that the run writes at its end."""
+    """Keep the evaluation and the first batch for the report that the run writes at its end."""
     run = training.run
     history: SampleHistory = run.state.user["sample_history"]
     if is_last:
@@ -146,15 +146,10 @@ def set_up(
     """Make everything that `fit` runs.
 
     Args:
-        prepared: its settings and data.
-        bar: show a progress bar on a terminal.
         replay_from: a checkpoint folder to start from, writing nothing.
-        micro_batch: samples per forward pass, if fewer than the settings say; 'auto' finds out how many fit.
-        before_run: called when all but the run is made, so when most mistakes have been found.
+        micro_batch: samples per forward pass, if fewer than in the settings; 'auto' finds how many fit.
+        before_run: called when everything but the run is made, so after most errors.
         track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
-
-    Raises:
-        InputError: whatever the user can fix.
     """
     settings = prepared.settings
     facts = prepared.facts
@@ -164,7 +159,9 @@ def set_up(
     data = train_data, _ = datasets(prepared)
     model, lines = new_model(settings, facts, train, ranks, folder=folder, replay_from=replay_from)
     optimizer = ranks.each(lambda: make_optimizer(settings, model))
-    lines += report(settings, model, optimizer)  # before Run, which may put pieces into it
+    lines += report(
+        settings, model, optimizer
+    )  # before Run, which may replace parameters by pieces
     normalize = normalizer(facts, device)
     called, loss_of = make_loss(model, settings, facts, ranks, normalize=normalize)
     micro_batch, more_lines = try_batches(
@@ -178,7 +175,9 @@ def set_up(
         micro_batch=micro_batch,
     )
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
-    evaluations = None if replay_from else _kept(folder, ranks, data, facts, settings.data)
+    evaluations = (
+        None if replay_from else _run_evaluations(folder, ranks, data, facts, settings.data)
+    )
     ranks.first(before_run)
     options: dict[str, Any] = {
         **run_options(settings),
@@ -211,12 +210,11 @@ def set_up(
     )
 
 
-def _kept(
+def _run_evaluations(
     folder: Path, ranks: Ranks, data: Datasets, facts: DataFacts, path: str | None
 ) -> RunEvaluations:
-    """What keeps the answers of a run for its report, in the first process."""
     train, val = data
-    place = None if path is None else Path(path)
+    data_path = None if path is None else Path(path)
     return RunEvaluations(
         folder if ranks.is_first else None,
         train,
@@ -224,14 +222,14 @@ def _kept(
         facts.classes,
         normalized_by=(facts.mean, facts.std),
         has_unit=facts.pixels != "float",
-        find=functools.partial(almost_free, train.source, val.source, place),
+        check_data=functools.partial(almost_free, train.source, val.source, data_path),
     )
 
 
 def _explainer(
     model: nn.Module, loss_of: TrainingLoss
 ) -> Callable[[Any, Sequence[str], int], list[str]]:
-    """Where a batch of a step first becomes NaN or infinite."""
+    """For `Run(explain=...)`: what in the batch of a step is not finite first."""
 
     def explain_batch(batch: Any, names: Sequence[str], step: int) -> list[str]:
         return explain(model, lambda: loss_of(*batch, step=step), names)
@@ -247,7 +245,7 @@ def make_loss(
     *,
     normalize: Callable[[Tensor], Tensor],
 ) -> tuple[nn.Module, TrainingLoss]:
-    """The model as the loop calls it, and its loss."""
+    """The model as the loop calls it (compiled if set), and its loss."""
     device = pick_device(settings.device)
     teacher = ranks.each(lambda: make_teacher(settings, facts, device))
     called = compiled(model, settings)
@@ -268,16 +266,16 @@ def try_batches(
     normalize: Callable[[Tensor], Tensor],
     micro_batch: int | Literal["auto"] | None,
 ) -> tuple[int | None, list[str]]:
-    """Find out how many samples fit, where that is asked for, and compile for them; lines that say so.
+    """Find how many samples fit if `micro_batch` is 'auto', and compile the model for its batch sizes.
 
     Returns:
-        Samples per forward pass, of all processes together; None for what the settings say. And the lines.
+        Samples per forward pass of all processes (None: as the settings say), and lines for the user.
     """
     device = pick_device(settings.device)
     first_loss = functools.partial(loss_of, step=0)
     lines: list[str] = []
     if micro_batch == "auto":
-        with torch.compiler.set_stance("force_eager"):  # else each size would be compiled
+        with torch.compiler.set_stance("force_eager"):  # otherwise each size would be compiled
             micro_batch, line = find_micro_batch(
                 model, optimizer, settings, data[0], ranks, loss_of=first_loss, device=device
             )
@@ -302,7 +300,7 @@ def try_batches(
 
 
 def set_up_torch(settings: ResolvedSettings) -> torch.device:
-    """Set what belongs to the process: determinism, float32 precision, threads, memory, seeds; the device."""
+    """Set determinism, float32 precision, threads, memory and seeds of the process; returns the device."""
     device = pick_device(settings.device)
     make_deterministic(warn_only=True)
     use_float32(settings.precision, device)
@@ -322,24 +320,24 @@ def new_model(
     folder: Path,
     replay_from: Path | None,
 ) -> tuple[nn.Module, list[str]]:
-    """The model before its first step, frozen, recomputed and sharded as the settings say; lines to print.
+    """The model before its first step, frozen, recomputed and sharded as set, and lines for the user.
 
-    Rank 0 alone loads weights; the others get them from it later.
+    Only rank 0 loads weights; the others get them from it later.
     """
-    # With a checkpoint the weights are there: no download, which may have become impossible.
+    # A checkpoint has the weights: do not download them, which may have become impossible.
     started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
     loads = not started and ranks.is_first
     shards = settings.shard == "fsdp" and replay_from is None
-    # To be sharded, it goes to the device block by block.
-    placed = dataclasses.replace(settings, device="cpu") if shards else settings
+    # A model to be sharded moves to the device block by block.
+    on_device = dataclasses.replace(settings, device="cpu") if shards else settings
     lines: list[str] = []
 
     def make() -> nn.Module:
-        model = make_model(placed, facts, pretrained=settings.pretrained and loads)
+        model = make_model(on_device, facts, pretrained=settings.pretrained and loads)
         if settings.weights is not None and loads:
             lines.append(load_weights(model, settings.weights))
         inputs = functools.partial(_first_inputs, model, settings, facts, train)
-        model = rounded(model, settings, facts, inputs if loads else None)
+        model = qat_model(model, settings, facts, inputs if loads else None)
         check_training(model, settings, facts, world=settings.parts or ranks.world)
         if settings.sync_bn and max(ranks.world, settings.parts or 1) > 1:
             model = convert_sync_batchnorm(model)
@@ -360,15 +358,15 @@ def new_model(
 def _first_inputs(
     model: nn.Module, settings: ResolvedSettings, facts: DataFacts, train: Source
 ) -> list[Tensor]:
-    """Batches of the network's own input, spread over the training images."""
+    """Batches of normalized images, spread over the training images."""
     device = pick_device(settings.device)
-    alike = dataclasses.replace(settings, eval_size=None)
-    trained = Trained(model, alike, facts, device, normalizer(facts, device))
+    settings = dataclasses.replace(settings, eval_size=None)
+    trained = Trained(model, settings, facts, device, normalizer(facts, device))
     return read_images(trained, train, RANGE_IMAGES).normalized(trained)
 
 
 def new_history(facts: DataFacts, device: torch.device) -> dict[str, SampleHistory]:
-    """What the run notes of each sample, as an object that its checkpoints hold."""
+    """The sample history, as an object for `Run(state=...)`."""
     history = facts.task.history(
         facts.train_samples, fingerprint=facts.train_fingerprint, device=device
     )
@@ -395,7 +393,6 @@ def run_options(settings: ResolvedSettings) -> dict[str, Any]:
 
 
 def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
-    """The optimizer of a run."""
     groups = parameter_groups(settings, model)
     return new_optimizer(
         settings.optimizer,
@@ -408,7 +405,7 @@ def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
 
 
 def make_schedule(settings: ResolvedSettings) -> str | NamedSchedule | ReduceOnPlateau:
-    """What `Run` takes as the schedule."""
+    """The argument `schedule` of `Run`."""
     if settings.plateau is None:
         return settings.named_schedule()
     patience, factor = settings.plateau

@@ -1,4 +1,4 @@
-"""The loss of `flambeau train`: normalise, erase, mix, ask the network and its teacher."""
+"""The loss of `flambeau train`: normalize, erase, mix, call the network and its teacher."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +17,15 @@ from flambeau.trainer.parts.data import DataFacts, teacher_sha256
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 
-_SHOWN = 16  # images of a batch that are kept to be looked at
+_SHOWN = 16  # images of a batch that are kept for the report
 
 
 class TrainingLoss:
     """From uint8 images (N, C, S, S) and targets (N,) to the loss, 0-d float32.
 
     Args:
-        model: that is trained.
-        facts: of its data.
-        device: of the model.
         normalize: from uint8 images to float32 ones.
-        teacher: None learns from the labels alone.
+        teacher: None: learn from the labels alone.
     """
 
     def __init__(
@@ -39,7 +36,7 @@ class TrainingLoss:
         *,
         device: torch.device,
         normalize: Callable[[Tensor], Tensor],
-        teacher: "AskedTeacher | None",
+        teacher: "AdaptedTeacher | None",
     ) -> None:
         self._model, self._settings = model, settings
         self._device = device
@@ -49,17 +46,17 @@ class TrainingLoss:
         self._class_weights = None if weights is None else torch.tensor(weights, device=device)
         self._normalize, self._teacher = normalize, teacher
         self.inputs: Tensor | None = None
-        """Some images of a batch as the model was given them, once `keeps_inputs` was set."""
+        """Some images of a batch as the model gets them, once `keeps_inputs` is set."""
         self.keeps_inputs = False
 
     def __call__(self, images: Tensor, targets: Tensor, *, step: int) -> Tensor:
-        """The loss of a batch of a step; what is random in it comes from torch's default generator."""
+        """The loss of a batch of a step; its random draws come from torch's default generator."""
         return self.with_logits(images, targets, step=step)[0]
 
     def with_logits(
         self, images: Tensor, targets: Tensor, *, step: int
     ) -> tuple[Tensor, Tensor | None]:
-        """The same, and the logits, (N, classes); None for mixed images, which have no single class."""
+        """The loss and the logits, (N, classes); None for mixed images, which have no single class."""
         settings = self._settings
         draw = torch.default_generator
         x = self._normalize(images)
@@ -77,27 +74,23 @@ class TrainingLoss:
         with autocast(self._device, self._precision):
             logits = self._model(x)
             if self._teacher is not None:
-                asked = self._teacher(x)
+                teacher_logits = self._teacher(x)
         loss = self._task.loss(
             logits, targets, smoothing=settings.label_smoothing, weight=self._class_weights
         )
         plain_logits = None if alpha else logits.detach()
         if self._teacher is None:
             return loss, plain_logits
-        learned = distillation_loss(logits, asked, temperature=self._teacher.temperature)
-        return torch.lerp(loss, learned, self._teacher.weight), plain_logits
+        distilled = distillation_loss(logits, teacher_logits, temperature=self._teacher.temperature)
+        return torch.lerp(loss, distilled, self._teacher.weight), plain_logits
 
 
-class AskedTeacher:
-    """A trained network that sees what the student sees, and answers for the student's classes.
+class AdaptedTeacher:
+    """A trained network that gets the student's inputs and returns logits of the student's classes.
 
     Args:
-        trained: the teacher.
-        facts: of the student's data.
-        image_size: of the student, pixels.
-        device: of the student.
         weight: share of the teacher in the loss.
-        temperature: that softens the probabilities of both.
+        temperature: softens the probabilities of both.
 
     Raises:
         InputError: other classes, another number of channels, or pixels of another unit.
@@ -136,13 +129,13 @@ class AskedTeacher:
         self._order = None if theirs.classes == ours.classes else torch.tensor(order, device=device)
         their_size = trained.image_size
         self._size = None if their_size == image_size else their_size
-        # From the student's normalisation to the teacher's.
+        # From the student's normalization to the teacher's.
         std = torch.tensor(theirs.std, device=device).view(1, -1, 1, 1)
         mean = torch.tensor(theirs.mean, device=device).view(1, -1, 1, 1)
         self._scale = torch.tensor(ours.std, device=device).view(1, -1, 1, 1) / std
         self._shift = (torch.tensor(ours.mean, device=device).view(1, -1, 1, 1) - mean) / std
         self._is_same = (theirs.mean, theirs.std) == (ours.mean, ours.std)
-        self._ask = Teacher(trained.model.to(device))
+        self._network = Teacher(trained.model.to(device))
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (N, classes) for images (N, C, S, S) as the student gets them."""
@@ -151,14 +144,14 @@ class AskedTeacher:
         if self._size is not None:
             size = (self._size, self._size)
             x = F.interpolate(x, size, mode="bilinear", antialias=True)
-        logits: Tensor = self._ask(x)
+        logits: Tensor = self._network(x)
         return logits if self._order is None else logits.index_select(1, self._order)
 
 
 def make_teacher(
     settings: ResolvedSettings, facts: DataFacts, device: torch.device
-) -> AskedTeacher | None:
-    """The teacher that a run is to have, on the device of the training.
+) -> AdaptedTeacher | None:
+    """The teacher of a run, if any, on the device of the training.
 
     Raises:
         InputError: not a finished run, of other data, or changed since this run was started.
@@ -171,9 +164,9 @@ def make_teacher(
             f"the weights in {teacher} have changed since the run was started; restore them, or "
             "start again with --fresh or another --out"
         )
-    # Whether its code may run was asked where the run was opened: `ask_for_teacher`.
+    # `check_teacher_code` has asked whether its code may run.
     trained = load_trained(Path(teacher), trust=True, say=lambda text: None)
-    return AskedTeacher(
+    return AdaptedTeacher(
         trained,
         facts,
         image_size=settings.image_size,

@@ -1,4 +1,4 @@
-"""Runs the step again that stopped a run, and says where in the model it goes wrong first."""
+"""Replays the step that stopped a run, and says where in the model it goes wrong first."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +17,15 @@ from flambeau.trainer.trial_training import trial_training
 
 
 def replay_nan_step(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> int:
-    """Go from the checkpoint before the step to the step itself, exactly as the run did.
+    """Run from the checkpoint before the step to the step itself, exactly as the run did.
 
     Args:
-        path: the file that the stopped run has written.
-        trust: run the code that the run names, also where nothing shows that this user has made it.
-        say: takes lines for the user.
+        trust: run the code that the run names, even if nothing shows that this user has made it.
 
     Returns:
-        0 if the step was bad again, 1 if it was not.
+        0 if the step was bad again, 1 if not.
 
     Raises:
-        InputError: the file, the run or its data are not there any more.
         NotFinite: an earlier step is bad this time.
     """
     bad = BadStep.read(path)
@@ -65,7 +62,7 @@ def replay_nan_step(path: Path, *, trust: bool = False, say: Callable[[str], Non
 
 
 def _run_to(training: Training, bad: BadStep) -> list[str]:
-    """What is not finite in the bad step, in the order in which it happens."""
+    """What is not finite in the bad step, in order of occurrence."""
     run = training.run
 
     def loss_of(batch: Any) -> Tensor:
@@ -77,7 +74,5 @@ def _run_to(training: Training, bad: BadStep) -> list[str]:
                 continue
             if not run.state.is_bad:
                 return []
-            return run.nan_guard.explained(step - 1) or [
-                "a gradient or its norm is NaN or infinite"
-            ]
+            return run.nan_guard.explain(step - 1) or ["a gradient or its norm is NaN or infinite"]
     raise InputError(f"the run has no step {bad.step}")

@@ -1,6 +1,6 @@
-"""A training from its settings to its end: what its folder holds already, its data, its loop.
+"""A training from its settings to its end: the existing run, the data, the loop.
 
-What the command `flambeau train` and `flambeau.trainer.api.train` have in common.
+Shared by the command `flambeau train` and `flambeau.trainer.api.train`.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from flambeau.trainer.parts.class_weights import class_lines
 from flambeau.trainer.parts.data import (
     DataFacts,
     Prepared,
-    ask_for_teacher,
+    check_teacher_code,
     check_unchanged,
     open_data,
 )
@@ -43,12 +43,11 @@ from flambeau.trainer.settings.stored_settings import from_stored
 
 
 @dataclasses.dataclass(frozen=True)
-class Shown:
-    """To whom a training tells what happens, besides the lines for the user.
+class ProgressOptions:
+    """Who follows a training, besides the lines for the user.
 
     Attributes:
-        bar: show a progress bar on a terminal.
-        listener: takes what happens, as a program wants it, on the first process.
+        listener: receives events on the first process, for a program.
         track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
     """
 
@@ -67,37 +66,34 @@ def start(
     dry_run: bool = False,
     find_lr: Callable[[LRCurve], None] | None = None,
     trust: bool = False,
-    shown: Shown = Shown(),
+    progress: ProgressOptions = ProgressOptions(),
 ) -> bool:
-    """Train, or continue, with the watchdog between the processes from beginning to end.
+    """Train, or continue, with the watchdog between the processes running from start to end.
 
     Args:
         settings: canonical.
         given: those of them that the user gave.
-        say: takes lines for the user, on the first process.
-        fresh: set a run aside that is in the folder.
-        dry_run: train for some steps and leave nothing.
-        find_lr: takes the curve of a learning-rate range test, which is made in place of the training.
-        trust: run code that the folder of the run or of its teacher names, and `given` does not, also
-            where nothing shows that this user has made that folder.
-        shown: to whom.
+        find_lr: takes the curve of a learning-rate range test, which is made instead of the training.
+        trust: run code that only the folder of the run or of its teacher names, even if nothing shows that
+            this user has made that folder.
 
     Returns:
         Whether the run was finished before.
-
-    Raises:
-        InputError: whatever the user can fix.
     """
-    batch, given, ranks = parse_batch_size(settings.batch_size), _with_number(given), join_ranks()
+    batch = parse_batch_size(settings.batch_size)
+    given = _with_number(given)
+    ranks = join_ranks()
     ranks.begin_watch(settings.stall_timeout)
     with _ended_watch(ranks), _out_of_memory_refused():
-        place = RunFolder(folder, advice=BY_FLAGS)
-        stored = None if fresh else ranks.first(lambda: _stored(given, place))
+        run_folder = RunFolder(folder, advice=BY_FLAGS)
+        stored = None if fresh else ranks.first(lambda: _stored(given, run_folder))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
         resumed = None if stored is None else given
-        ranks.first(lambda: _check_code(stored or settings, resumed, place, trust=trust, say=say))
-        prepared = _open(settings, stored, place, ranks)
-        if stored is not None and ranks.first(lambda: _is_finished(stored, place, say)):
+        ranks.first(
+            lambda: _check_code(stored or settings, resumed, run_folder, trust=trust, say=say)
+        )
+        prepared = _open(settings, stored, run_folder, ranks)
+        if stored is not None and ranks.first(lambda: _is_finished(stored, run_folder, say)):
             return True
         noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
         micro_batch: int | Literal["auto"] | None = noted or ("auto" if batch.finds else None)
@@ -108,25 +104,19 @@ def start(
         training = set_up(
             prepared,
             folder=folder,
-            bar=shown.bar,
-            track=shown.track,
+            bar=progress.bar,
+            track=progress.track,
             micro_batch=micro_batch,
-            before_run=lambda: _set_aside(place, say) if fresh else None,
+            before_run=lambda: _set_aside(run_folder, say) if fresh else None,
         )
-        if ranks.is_first:
-            _note(training, place, is_new=stored is None, found=micro_batch == "auto")
-        # Only now: nothing has prevented it, and no error is lost below many lines.
-        _report_start(training, given, prepared, folder=folder, listener=shown.listener)
+        if ranks.is_first and micro_batch == "auto":  # a resume starts with what has fitted
+            MicroBatches(training=training.run.state.micro_batch).write(folder)
+        if ranks.is_first and stored is None:
+            run_folder.record_made_here()
+        # Only now, so that many lines do not hide an error.
+        _report_start(training, given, prepared, folder=folder, listener=progress.listener)
         _fit(training)
         return False
-
-
-def _note(training: Training, place: RunFolder, *, is_new: bool, found: bool) -> None:
-    """What later commands need to know of this start."""
-    if found:  # a resume begins with what has fitted
-        MicroBatches(training=training.run.state.micro_batch).write(place.path)
-    if is_new:
-        place.note_own()
 
 
 def _try_out(
@@ -137,7 +127,7 @@ def _try_out(
     micro_batch: int | Literal["auto"] | None,
     say: Callable[[str], None],
 ) -> None:
-    """What leaves no run: a learning-rate range test if its curve is asked for, else a dry run."""
+    """A learning-rate range test if its curve is wanted, else a dry run; neither leaves anything."""
     ranks = join_ranks()
     ranks.first(lambda: _show(given, prepared, say=say))
     if find_lr is None:
@@ -148,7 +138,7 @@ def _try_out(
 
 
 def _with_number(given: Mapping[str, Any], /) -> dict[str, Any]:
-    """Of a `batch_size` of 'auto:N' the number alone is a setting of the run."""
+    """With the number of a `batch_size` of 'auto:N', which alone is a setting of the run."""
     given = {**given}
     if parse_batch_size(given.get("batch_size")).finds:
         num = parse_batch_size(given.pop("batch_size")).num
@@ -166,7 +156,7 @@ def _ended_watch(ranks: Ranks) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _out_of_memory_refused() -> Iterator[None]:
-    """Out of memory is an error that the user can fix, wherever it happened."""
+    """Raise InputError for out of memory anywhere, because the user can fix it."""
     try:
         yield
     except InputError:
@@ -178,51 +168,51 @@ def _out_of_memory_refused() -> Iterator[None]:
         raise InputError(f"out of memory ({why:.200})\n{BY_FLAGS.save_memory}") from error
 
 
-def _set_aside(place: RunFolder, say: Callable[[str], None]) -> None:
-    aside = place.set_aside()
+def _set_aside(folder: RunFolder, say: Callable[[str], None]) -> None:
+    aside = folder.set_aside()
     if aside is not None:
-        say(f"the run that was in {place.path} is now in {aside}")
+        say(f"the run that was in {folder.path} is now in {aside}")
 
 
 def _open(
-    settings: Settings, stored: ResolvedSettings | None, place: RunFolder, ranks: Ranks
+    settings: Settings, stored: ResolvedSettings | None, folder: RunFolder, ranks: Ranks
 ) -> Prepared:
-    """A run, new or stored, with nothing left open, and its data."""
+    """The settings of a new or stored run, with nothing left open, and its data."""
     wanted = stored or settings
     if (
         stored is None and wanted.extend is not None
-    ):  # also with --fresh, before the run is set aside
+    ):  # also with --fresh, before setting a run aside
         raise InputError(
-            f"extend = {wanted.extend!r} is for a finished run, and this would be a new one in {place.path}: "
-            "leave it out, or name the folder of one"
+            f"extend = {wanted.extend!r} is for a finished run, and this would be a new one in "
+            f"{folder.path}: leave it out, or name the folder of one"
         )
     check_download(settings.download, *([] if wanted.data is None else [wanted.data]))
     if wanted.download:
-        ranks.first(lambda: bool(open_data(wanted)))  # one fetches, all read
+        ranks.first(lambda: bool(open_data(wanted)))  # one downloads, all read
     train, val = ranks.each(lambda: open_data(wanted))
     if stored is not None:
         resolved = stored
-        facts = ranks.first(lambda: DataFacts.read(place.dataset))
+        facts = ranks.first(lambda: DataFacts.read(folder.dataset))
     else:
         resolved, facts = ranks.first(lambda: resolve(settings, train, val))
-    moved = None if stored is None else ranks.first(lambda: _moved(place, stored.data))
+    moved = None if stored is None else ranks.first(lambda: _moved(folder, stored.data))
     ranks.each(lambda: check_unchanged(facts, train, val, settings=resolved, moved=moved))
     return Prepared(resolved, facts, train, val)
 
 
-def _is_finished(settings: ResolvedSettings, place: RunFolder, say: Callable[[str], None]) -> bool:
-    """Whether nothing is left to do, nor added now by `extend`."""
-    extended = (place.read_config() or {}).get("extend")
-    return finished(place, say=say) is not None and settings.extend == extended
+def _is_finished(settings: ResolvedSettings, folder: RunFolder, say: Callable[[str], None]) -> bool:
+    """Whether nothing is left to do, and `extend` adds nothing."""
+    extended = (folder.read_config() or {}).get("extend")
+    return finished(folder, say=say) is not None and settings.extend == extended
 
 
-def _moved(place: RunFolder, data: str | None) -> str | None:
-    """Where a run has its data from, and that they are asked for at another place now; None if not."""
-    before = (place.read_config() or {}).get("data")
+def _moved(folder: RunFolder, data: str | None) -> str | None:
+    """A sentence on where the data were and are now, if these differ; else None."""
+    before = (folder.read_config() or {}).get("data")
     if before == data:
         return None
     names = [EMBEDDED_NAME if path is None else path for path in (before, data)]
-    return f"the run in {place.path} is of {names[0]}, and {names[1]} is something else"
+    return f"the run in {folder.path} is of {names[0]}, and {names[1]} is something else"
 
 
 def _fit(training: Training) -> None:
@@ -236,43 +226,44 @@ def _fit(training: Training) -> None:
         training.run.close()
 
 
-def _stored(given: Mapping[str, Any], place: RunFolder) -> ResolvedSettings | None:
-    """The settings of the run that exists already: what is not said again is as it was. Else None."""
-    stored = place.read_config()
+def _stored(given: Mapping[str, Any], folder: RunFolder) -> ResolvedSettings | None:
+    """The settings of the run in the folder, with those given now; None for a new run."""
+    stored = folder.read_config()
     if stored is None:
         return None
     if "model" not in stored:
         raise InputError(
-            f"{place.path} holds a run of a script, not of `flambeau train`\n"
+            f"{folder.path} holds a run of a script, not of `flambeau train`\n"
             "Choose another folder with --out, or set this one aside with --fresh"
         )
-    # Also what a machine or an older default had chosen.
-    place.check_same({k: v for k, v in stored.items() if k in given}, Identity(given, FIELDS))
-    settings = dataclasses.replace(from_stored(stored, place.config), **given)
+    # Compares even what a machine or an older default had chosen.
+    folder.check_same({k: v for k, v in stored.items() if k in given}, Identity(given, FIELDS))
+    settings = dataclasses.replace(from_stored(stored, folder.config), **given)
     if settings.extend is None or parse_duration(settings.extend, name="extend").amount:
         return settings
-    return dataclasses.replace(settings, extend=None)  # taken back, if nothing of it was trained
+    return dataclasses.replace(settings, extend=None)  # withdrawn, if none of it was trained
 
 
 def _check_code(
     settings: Settings,
     given: Mapping[str, Any] | None,
-    place: RunFolder,
+    folder: RunFolder,
     *,
     trust: bool,
     say: Callable[[str], None],
 ) -> None:
     """Refuse code that only a folder names, unless its user has made that folder here or trusts it.
 
-    `given` are the settings that the user gave to a run that exists; None for a new one.
+    Args:
+        given: settings that the user gave to an existing run; None for a new one.
     """
-    ask_for_teacher(settings.teacher, trust=trust, say=say)
-    stored = {} if given is None else place.read_config() or {}
+    check_teacher_code(settings.teacher, trust=trust, say=say)
+    stored = {} if given is None else folder.read_config() or {}
     unnamed = [name for name in named_code(stored) if stored[name] != (given or {}).get(name)]
     if unnamed:
-        place.permission(stored, trust=trust, say=say).ask_for(stored, *unnamed)
+        folder.permission(stored, trust=trust, say=say).ask_for(stored, *unnamed)
     elif named_code(stored):
-        place.note_own()
+        folder.record_made_here()
 
 
 def _check_outside(folder: Path, data: str | None) -> None:
@@ -291,12 +282,12 @@ def _report_start(
     folder: Path,
     listener: Callable[[Mapping[str, Any]], None] | None,
 ) -> None:
-    """What is about to be trained, for the user and for a program that listens."""
+    """Say what is about to be trained, to the user and to a listening program."""
     progress, state = training.run.progress, training.run.state
     progress.listener = listener
     _show(given, prepared, say=progress.show)
     progress.show(f"the run is in {folder}")
-    progress.tell(
+    progress.emit(
         {
             "event": "start",
             "folder": str(folder),
@@ -311,7 +302,7 @@ def _report_start(
 
 
 def _show(given: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], None]) -> None:
-    """Every setting with its value, those that were given first: nothing is hidden."""
+    """Print every setting with its value, given ones first."""
     settings = prepared.settings
     train = prepared.train
     val = prepared.val
@@ -331,7 +322,7 @@ def _show(given: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], 
 
 
 def _wrapped(head: str, texts: Sequence[str], *, indent: int) -> str:
-    """Texts behind a heading, in lines that fit the terminal; none of them is broken."""
+    """Texts after a heading, in lines that fit the terminal; no text is broken."""
     lines = [head]
     width = columns()
     for text in texts:

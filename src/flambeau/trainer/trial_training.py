@@ -1,4 +1,4 @@
-"""A training that leaves nothing: dry runs, range tests and replays all train a bit in one of these."""
+"""A training that leaves nothing, for dry runs, range tests and replays."""
 
 import contextlib
 import shutil
@@ -19,20 +19,15 @@ def trial_training(
     replay_from: Path | None = None,
     micro_batch: int | Literal["auto"] | None = None,
 ) -> Iterator[Training]:
-    """A training that is ready to go, and silent; closed at the end, its folder removed.
+    """A silent training that is ready to start; closed at the end, and its folder removed.
 
     Args:
-        prepared: as for `set_up`.
-        replay_from: a checkpoint folder of the run to start from; None starts at its beginning.
-        micro_batch: as for `set_up`.
-
-    Raises:
-        InputError: whatever would prevent the training.
+        replay_from: a checkpoint folder of the run; None starts at its beginning.
     """
     ranks = join_ranks()
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-trial-"))
     if replay_from is None:
-        prepared = prepared.but(extend=None, track="none")  # both are of the run in its own folder
+        prepared = prepared.but(extend=None, track="none")  # these belong to the real run folder
     try:
         training = set_up(
             prepared,
@@ -41,7 +36,7 @@ def trial_training(
             replay_from=replay_from,
             micro_batch=micro_batch,
         )
-        # Silent from here: Ctrl-C leaves nothing to go on.
+        # Silent from here: after Ctrl-C there is nothing to continue.
         training.run.progress.silent = True
         try:
             yield training

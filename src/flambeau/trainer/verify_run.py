@@ -1,4 +1,4 @@
-"""What `flambeau verify` says of a run: nothing is changed in it, and no code that it names is run."""
+"""`flambeau verify` for a run: changes nothing in it, and runs no code that it names."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -28,19 +28,15 @@ from flambeau.weights.safetensors_file import read_safetensors
 
 
 @dataclass(frozen=True)
-class Inspection:
+class Verification:
     """Lines for the user; `good` if everything is whole and a resume would be exact."""
 
     lines: Sequence[str]
     good: bool
 
 
-def inspect_run(path: Path) -> Inspection:
-    """Verify every checkpoint, and compare what a resume depends on with what is here now.
-
-    Raises:
-        InputError: not a run folder.
-    """
+def verify_run(path: Path) -> Verification:
+    """Verify every checkpoint, and compare what a resume depends on with the present."""
     folder = RunFolder(path)
     stored = folder.read_existing()
     lines: list[str] = []
@@ -66,7 +62,7 @@ def inspect_run(path: Path) -> Inspection:
         lost += _unreadable_facts(folder, stored)
         lines += [f"DAMAGED: {reason}" for reason in lost]
         lines.append("finished: there is nothing to resume")
-        return Inspection(lines, good=not damaged and whole is not False and not lost)
+        return Verification(lines, good=not damaged and whole is not False and not lost)
     why = _inexact(folder, stored, newest)
     if why:
         lines += [f"a resume would not be exact: {reason}" for reason in why]
@@ -79,15 +75,15 @@ def inspect_run(path: Path) -> Inspection:
         data = named_code(stored).get("data")
         if data is not None:
             lines.append(f"if {data} still gives the same images: it is code, and was not run")
-    return Inspection(lines, good=not damaged and not why)
+    return Verification(lines, good=not damaged and not why)
 
 
 def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] | None) -> list[str]:
-    """Why going on would not give the bits of a run that was never stopped."""
+    """Why a resume would not give the bits of an uninterrupted run."""
     if newest is None:
         return ["there is no whole checkpoint"]
     reasons = _lost_metrics(folder, newest)
-    if "model" not in stored:  # a run of the user's own loop: its data are not known here
+    if "model" not in stored:  # a run of a user's loop: its data are unknown
         then = newest["exactness"]
         return reasons + changes(then, {**then, "torch": torch.__version__})
     settings = from_stored(stored, folder.config)
@@ -97,10 +93,10 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
         now = exactness_facts(pick_device(settings.device), compiled=settings.compile != "none")
         then = newest["exactness"]
         if (processes := then.get("processes", 1)) > 1 or settings.parts is not None:
-            # As many as then, with as many threads each, is what whoever starts the command decides.
+            # The next command decides on the number of processes and threads.
             now["threads"] = then["threads"]
             reasons += [POWERSGD_FORGETS] if settings.compression == "powersgd" else []
-        if "processes" in then:  # else a run in parts, whose bits do not depend on them
+        if "processes" in then:  # missing in a run in parts, whose bits do not depend on it
             now["processes"] = processes
         reasons += changes(then, now)
     except InputError as error:
@@ -109,11 +105,7 @@ def _inexact(folder: RunFolder, stored: dict[str, Any], newest: dict[str, Any] |
 
 
 def _check_data(settings: ResolvedSettings, facts: DataFacts) -> None:
-    """Refuse data and a model file that are not those of the run, as far as can be seen without code.
-
-    Raises:
-        InputError: they are others, or not there.
-    """
+    """Raise InputError if the data or the model's file have changed, as far as visible without code."""
     if "data" in named_code(vars(settings)):
         check_model_file(facts, settings.model)
         return
@@ -122,7 +114,7 @@ def _check_data(settings: ResolvedSettings, facts: DataFacts) -> None:
 
 
 def _unreadable_facts(folder: RunFolder, stored: Mapping[str, Any]) -> list[str]:
-    """Why dataset.json, which a prediction needs, cannot be read; a script's run has none."""
+    """Why dataset.json, which predictions need, cannot be read; a script's run has none."""
     try:
         if "model" in stored:
             dataset_facts(folder.dataset)
@@ -132,7 +124,7 @@ def _unreadable_facts(folder: RunFolder, stored: Mapping[str, Any]) -> list[str]
 
 
 def _lost_metrics(folder: RunFolder, newest: dict[str, Any]) -> list[str]:
-    """What is wrong with metrics.jsonl, whose lines up to the checkpoint a resume keeps."""
+    """What is wrong with metrics.jsonl up to the checkpoint."""
     size, crc32 = newest.get("metrics_bytes", 0), newest.get("metrics_crc32")
     name = folder.metrics.name
     if not folder.metrics.is_file():
@@ -146,9 +138,9 @@ def _lost_metrics(folder: RunFolder, newest: dict[str, Any]) -> list[str]:
 
 
 def _added_metrics(folder: RunFolder, last: dict[str, Any]) -> list[str]:
-    """What metrics.jsonl of a finished run has beyond its last checkpoint, which is as old as its last line.
+    """What a finished run's metrics.jsonl has beyond its last checkpoint, which is as old as its last line.
 
-    Unless that was written before the end of the epoch, where evaluations may have come after it.
+    Only after a checkpoint at the end of an epoch; otherwise evaluations may have followed it.
     """
     size = folder.metrics.stat().st_size if folder.metrics.is_file() else 0
     more = size - last.get("metrics_bytes", size)

@@ -25,9 +25,9 @@ def test_a_rank_that_failed_before_the_first_look_is_a_failure(tmp_path: Path) -
     report(ranks.folder, 0, code=3)
     ranks.poll()  # as the launcher does until somebody has started
     watched = Round(
-        ranks, None, place="here", signals=[], num_restarts=(0, 0), say=lambda text: None
+        ranks, None, rendezvous="here", signals=[], num_restarts=(0, 0), say=lambda text: None
     )
-    assert ranks.started and watched.look()
+    assert ranks.started and watched.poll()
     assert watched.outcome is not None and watched.outcome.code == 1
     host, process = socket.gethostname(), os.getpid()
     line = f"rank 0 of 2 (host {host}, process {process}) ended with exit code 3"
@@ -41,9 +41,9 @@ def restarted(folder: Path, *, can_halve: bool) -> tuple[Round, list[str]]:
     report(ranks.folder, 1, code=OUT_OF_MEMORY)
     ranks.poll()
     watched = Round(
-        ranks, None, place="here", signals=[], num_restarts=(0, 0), can_halve=can_halve, say=said.append
+        ranks, None, rendezvous="here", signals=[], num_restarts=(0, 0), can_halve=can_halve, say=said.append
     )  # fmt: skip
-    assert watched.look()
+    assert watched.poll()
     return watched, said
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from flambeau.errors import InputError
-from flambeau.parallel.launcher import attempt, job, job_status, rendezvous_address
+from flambeau.parallel.launcher import attempt, job, rendezvous_address, rendezvous_store
 from flambeau.parallel.launcher import launch as launch_module
 from flambeau.parallel.launcher.job_spec import JobSpec
 from flambeau.parallel.launcher.launch import launch, launch_job
@@ -304,7 +304,7 @@ ENDS = {  # what ranks do, the exit code, and how the last line says that rank 1
 QUICK: dict[Any, Any] = {  # what else takes half a minute
     (job, "_LAST_CALL_S"): 1,
     # Torch's store looks up the name of whom it accepts; a lost packet to the name server blocks it for 5 s.
-    (job_status, "_SILENT_S"): 8.0,
+    (rendezvous_store, "_SILENT_S"): 8.0,
 }
 NOT_HERE: dict[Any, Any] = {(rendezvous_address, "_is_of_this_machine"): lambda *_: False}
 
@@ -948,7 +948,7 @@ def test_a_port_of_another_program_is_named(num_nodes: int, words: str, start: S
         other.bind(("", 0))
         other.listen()
         place = f"localhost:{other.getsockname()[1]}"
-        patch = {(job_status, "STORE_S"): 2}
+        patch = {(rendezvous_store, "STORE_S"): 2}
         ended = start("", nodes=(num_nodes,) * 2, rendezvous=place, patch=patch).end()
     assert ended.code == 2
     assert len(ended.err) == 1
@@ -1064,16 +1064,16 @@ def test_a_program_that_is_not_there_is_named(command: list[str]) -> None:
 
 def test_a_host_is_found_by_its_addresses() -> None:
     """A name, an address of version 4 or 6; another machine's address is no place to hold it."""
-    place = rendezvous_address.find_place("localhost:29500")
+    place = rendezvous_address.find_rendezvous("localhost:29500")
     assert (place.is_here, place.local_addr, place.interface) == (True, "localhost", "lo")
     assert str(place) == "localhost:29500"
-    assert rendezvous_address.find_place("127.0.0.1:1").interface == "lo"
+    assert rendezvous_address.find_rendezvous("127.0.0.1:1").interface == "lo"
     assert (
-        rendezvous_address.find_place("localhost:1", local_addr="127.0.0.1").local_addr
+        rendezvous_address.find_rendezvous("localhost:1", local_addr="127.0.0.1").local_addr
         == "127.0.0.1"
     )
     if Path("/proc/sys/net/ipv6/conf/lo/disable_ipv6").exists():
-        place = rendezvous_address.find_place("[::1]:29500")
+        place = rendezvous_address.find_rendezvous("[::1]:29500")
         assert (place.host, str(place)) == ("::1", "[::1]:29500")
 
 
@@ -1082,6 +1082,6 @@ def test_a_host_behind_a_name_that_leads_elsewhere_says_so_itself(
 ) -> None:
     monkeypatch.setattr(rendezvous_address, "_is_of_this_machine", lambda *_: False)
     assert [
-        rendezvous_address.find_place("localhost:29500", node_rank=rank).is_here
+        rendezvous_address.find_rendezvous("localhost:29500", node_rank=rank).is_here
         for rank in (0, 1, None)
     ] == [True, False, False]

@@ -28,7 +28,7 @@ def _often() -> Iterator[None]:
 def _ranks(world: int) -> tuple[HashStore, list[StopAgreement], list[str | None]]:
     asked: list[str | None] = [None] * world
     ranks = [
-        StopAgreement(rank=rank, world=world, asked=lambda rank=rank: asked[rank])
+        StopAgreement(rank=rank, world=world, stop_signal=lambda rank=rank: asked[rank])
         for rank in range(world)
     ]
     return HashStore(), ranks, asked

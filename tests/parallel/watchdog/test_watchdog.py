@@ -83,7 +83,7 @@ class _Rank:
             connect=lambda: TCPStore("127.0.0.1", port, None, False, timedelta(seconds=5)),
             prefix="start-1",
             stall_timeout_s=stall_timeout_s,
-            asked=lambda: self.asked,
+            stop_signal=lambda: self.asked,
             say=self.say,
             pace=_PACE,
         )

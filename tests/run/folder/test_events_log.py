@@ -25,7 +25,7 @@ def test_a_line_for_each_event(tmp_path: Path) -> None:
 
 
 def test_the_file_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events_log, "_MOST_BYTES", 100)
+    monkeypatch.setattr(events_log, "_MAX_BYTES", 100)
     log = EventsLog(tmp_path / "events.jsonl", lambda: 0)
     for _ in range(10):
         log.add("x" * 50)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flambeau.errors import InputError
-from flambeau.run.options.track import options_of, tracker_list
+from flambeau.run.options.track import tracker_list, tracker_options
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.settings.stored_settings import canonical
 
@@ -51,4 +51,4 @@ def test_one_spelling() -> None:
 )
 def test_options_stand_behind_the_name(options: tuple[str, ...]) -> None:
     (name,) = tracker_list(":".join(("tensorboard", *options)))
-    assert options_of(name) == options
+    assert tracker_options(name) == options

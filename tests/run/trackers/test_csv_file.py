@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flambeau.run.trackers.csv_file import CsvFile
-from flambeau.run.trackers.tracker import Place, RunFacts
+from flambeau.run.trackers.tracker import Position, RunFacts
 
 Points = list[tuple[int, dict[str, float]]]
 
@@ -67,13 +67,13 @@ def test_columns_grow_and_rows_before_them_stay(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     file.line(1, {"loss": 0.5})
     assert not path.exists()
-    file.flush(Place(1, 1))
+    file.flush(Position(1, 1))
     assert path.read_text() == "step,loss\n1,0.5\n"
     file.line(2, {"loss": 0.25})
-    file.flush(Place(2, 1))
+    file.flush(Position(2, 1))
     file.line(2, {'a "b", c': 1})
-    file.flush(Place(2, 2))
+    file.flush(Position(2, 2))
     assert path.read_text() == 'step,loss,"a ""b"", c"\n1,0.5,\n2,0.25,\n2,,1\n'
     file.line(3, {"loss": 0.125})  # not flushed, and taken back
-    assert file.go_back(Place(2, 1)) == (2, 0)
+    assert file.rewind(Position(2, 1)) == (2, 0)
     assert path.read_text() == 'step,loss,"a ""b"", c"\n1,0.5,\n'

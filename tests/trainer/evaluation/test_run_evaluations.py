@@ -40,7 +40,7 @@ def evaluations(
         ["a", "b"],
         normalized_by=([0.5], [0.5]),
         has_unit=True,
-        find=find,
+        check_data=find,
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flambeau.data.sources.open_data import open_sources
 from flambeau.errors import InputError
 from flambeau.trainer.fit import Training, fit, set_up
-from flambeau.trainer.loss import AskedTeacher
+from flambeau.trainer.loss import AdaptedTeacher
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import DataFacts, Prepared, datasets
 from flambeau.trainer.parts.model import build_model, normalizer
@@ -279,7 +279,7 @@ def test_a_teacher_sees_the_images_as_it_was_trained(
 ) -> None:
     teacher, ours = trained(classes, size, mean), facts(["a", "b", "c"], 0.3)
     images = torch.randint(0, 256, (5, 3, 8, 8), dtype=torch.uint8)
-    asked = AskedTeacher(teacher, ours, **ASKED)
+    asked = AdaptedTeacher(teacher, ours, **ASKED)
     got = asked(normalizer(ours, torch.device("cpu"))(images))
     seen = teacher.normalize(images)
     if size != 8:
@@ -301,7 +301,7 @@ def test_a_teacher_sees_the_images_as_it_was_trained(
 )
 def test_a_teacher_of_something_else_is_refused(ours: DataFacts, words: str) -> None:
     with pytest.raises(InputError, match=words):
-        AskedTeacher(trained(["a", "b", "c"], 8), ours, **ASKED)
+        AdaptedTeacher(trained(["a", "b", "c"], 8), ours, **ASKED)
 
 
 def test_learning_from_a_run(flambeau: Any, images: Path, model_file: Path, tmp_path: Path) -> None:

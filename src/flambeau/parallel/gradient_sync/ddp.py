@@ -1,8 +1,8 @@
 """Equal models on all ranks: torch's DistributedDataParallel without its wrapper around the model.
 
-The user's loop calls its own model. DDP holds the parameters alone, through a module whose forward pass does
-nothing: calling it before a batch is what prepares its reducer, which then averages the gradients while
-backward still runs, however the parameters are used.
+The user's loop calls its own model. DDP gets the parameters alone, in a module whose forward pass does
+nothing: calling it before a batch prepares DDP's reducer, which then averages the gradients during backward,
+however the parameters are used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,9 +23,8 @@ from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
 COMPRESSIONS = ("none", "fp16", "bf16", "powersgd")
 _WIRE = {"fp16": torch.float16, "bf16": torch.bfloat16}
-_POWER_SGD_START = (
-    100  # steps without compression, in which gradients change most; chosen, untested
-)
+# The first steps, in which gradients change most, are not compressed; chosen, untested.
+_POWER_SGD_START = 100
 _Reduce = Callable[[Any, GradBucket], torch.futures.Future[Tensor]]
 
 
@@ -40,13 +39,13 @@ class _Bucket(NamedTuple):
 class Replicas:
     """Averages the gradients of a model over the ranks, and keeps its other state equal.
 
-    The first step of a process is reduced after backward, in DDP's own buckets: only then it is known
+    The first step of a process is reduced after backward, in DDP's own buckets, because only then it is known
     whether every parameter gets a gradient on every rank. If so, DDP overlaps from the second step on.
 
     Args:
-        model: the same on all ranks; must not be wrapped.
+        model: the same on all ranks, not wrapped.
         ranks: more than one.
-        compression: of the gradients on the wire: 'none', 'fp16', 'bf16' or 'powersgd'.
+        compression: of the exchanged gradients: 'none', 'fp16', 'bf16' or 'powersgd'.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, compression: str = "none") -> None:
@@ -71,8 +70,8 @@ class Replicas:
         )
         self._reduce = _reduction(self._compression)
         self._ddp.register_comm_hook(None, _annotated(self._on_bucket))
-        # After its first backward DDP forms its buckets anew, in the order in which gradients came. With an
-        # order that depends on the model alone, a resumed process adds in the order of one never stopped.
+        # After its first backward DDP rebuilds its buckets in the order in which gradients came. That order
+        # must depend on the model alone, so that a resumed process adds in the same order.
         for _ in range(2):
             self._buckets.clear()
             self._ddp(touch=True).backward()
@@ -90,9 +89,9 @@ class Replicas:
         return self._reduce(state, bucket)
 
     def start_epoch(self) -> None:
-        """Check whether the set of trained parameters has changed.
+        """Check whether other parameters are trained now.
 
-        All get rank 0's running statistics: a normalisation that its owner froze normalises with them.
+        All ranks get rank 0's running statistics: a frozen normalization layer normalizes with them.
         """
         self.share_statistics({})
         trained = [p for p in self._model.parameters() if p.requires_grad]
@@ -100,12 +99,12 @@ class Replicas:
             self._start()
 
     def before_batch(self, micro: MicroBatch) -> None:
-        """Prepare for the forward pass and backward of a micro-batch."""
+        """Prepare for the forward and backward pass of a micro-batch."""
         for norm in self._norms:
             norm.counted = None if micro.all_have else bool(micro.size)
         if self._overlaps is None:
-            # In the first step of a process, too: a resumed one continues like one never stopped.
-            self._see_written(starts=micro.part == 1)
+            # Again in the first step of each process, so that a resume continues like an unstopped run.
+            self._find_written_buffers(starts=micro.part == 1)
         if self._broadcast:
             buffers = dict(self._model.named_buffers())
             self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
@@ -113,13 +112,13 @@ class Replicas:
             self._ddp()
 
     def after_part(self) -> None:
-        """Nothing is to be done before the last one."""
+        """Nothing to do before the last one."""
 
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Make the gradients the averages over the ranks, see GradientSync.
 
         Raises:
-            RuntimeError: another set of parameters got gradients than in the first step.
+            RuntimeError: other parameters got gradients than in the first step.
         """
         missing = [n for n, p in zip(self._names, self._parameters, strict=True) if p.grad is None]
         if self._overlaps:
@@ -130,20 +129,20 @@ class Replicas:
                 )
             return ()
         if self._overlaps is None:
-            self._decide(missing)
-            self._see_written()
+            self._decide_overlap(missing)
+            self._find_written_buffers()
         self._average(has_missing=not self._overlaps)
         return ()
 
-    def _see_written(self, *, starts: bool = False) -> None:
-        """Find which buffers a forward pass writes, from the start of a process's first step."""
+    def _find_written_buffers(self, *, starts: bool = False) -> None:
+        """Find which buffers a forward pass writes, since the start of a process's first step."""
         now = buffer_versions(self._model)
         if starts:
             self._versions = now
         changed = [name for name in now if now[name] != self._versions.get(name)]
         self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
 
-    def _decide(self, missing: list[str]) -> None:
+    def _decide_overlap(self, missing: list[str]) -> None:
         missing = sorted(set().union(*self._ranks.gather(missing)))
         self._overlaps = not missing
         if missing and self._compression != "none":
@@ -156,7 +155,7 @@ class Replicas:
         )
 
     def _average(self, *, has_missing: bool) -> None:
-        """Average all gradients now; one that is missing here counts as zero if others have it."""
+        """Average all gradients now; a missing one counts as zero if another rank has it."""
         absent: set[Tensor] = set()
         if has_missing:
             present = torch.tensor([float(p.grad is not None) for p in self._parameters])
@@ -172,7 +171,7 @@ class Replicas:
                     view.zero_()
                 else:
                     view.copy_(p.grad)
-            # The operations of DDP's hooks, so that the bits are the same.
+            # The same operations as in DDP's hooks, for the same bits.
             sent = bucket.buffer.to(_WIRE.get(self._compression, bucket.buffer.dtype))
             sent.div_(self._ranks.world)
             works.append((dist.all_reduce(sent, async_op=True), sent))
@@ -185,11 +184,11 @@ class Replicas:
                 p.grad = None if p in absent else view
 
     def roll_back(self) -> None:
-        """Forget what compression has kept of earlier gradients: one that was not finite is still in it."""
+        """Forget what compression keeps of earlier gradients, which may not be finite."""
         self._reduce = _reduction(self._compression)
 
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:
-        """Give all ranks the running statistics of rank 0, which are the ones that are saved."""
+        """Give all ranks the running statistics of rank 0, which are the saved ones."""
         self._ranks.broadcast_tensors([*self._model.buffers(), *also.values()])
 
 
@@ -211,7 +210,7 @@ class _Carrier(nn.Module):
 
 
 class _Touch(torch.autograd.Function):
-    """A link of a chain: hands a zero on, and gives its parameter a gradient of zeros."""
+    """A link of a chain: passes a zero on, and gives its parameter a gradient of zeros."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, chain: Tensor) -> Tensor:
@@ -225,11 +224,11 @@ class _Touch(torch.autograd.Function):
 
 
 def _view(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """The place of a gradient in its bucket, in the strides of the parameter, as DDP itself fills it.
+    """A gradient's memory in its bucket, in the strides of the parameter, as DDP fills it.
 
-    Fused optimizers pair the two by their place in memory, whatever the strides say.
+    Fused optimizers pair parameters and gradients by memory order, whatever the strides.
     """
-    strides = torch.empty_like(parameter).stride()  # those of a dense parameter are its own
+    strides = torch.empty_like(parameter).stride()  # a dense parameter keeps its strides
     return gradient.as_strided(parameter.size(), strides, gradient.storage_offset())
 
 
@@ -241,7 +240,7 @@ def _reduction(compression: str) -> _Reduce:
         )
 
         def reduce(_: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-            # What it keeps from step to step would make all that follow a skipped step NaN, too.
+            # After a skipped step, NaN in the state that it keeps would spread to all later steps.
             for kept in (state.error_dict, state.q_memory_dict):
                 if (tensor := kept.get(bucket.index())) is not None:
                     tensor.masked_fill_(~tensor.isfinite().all(), 0)
@@ -259,14 +258,14 @@ def _reduction(compression: str) -> _Reduce:
 def _one_by_one(
     future: torch.futures.Future[Tensor], bucket: GradBucket
 ) -> torch.futures.Future[Tensor]:
-    """PowerSGD starts collectives from callbacks, which gloo runs in an order of each rank's own."""
+    """PowerSGD starts collectives in callbacks, which gloo runs in a different order on each rank."""
     if bucket.buffer().device.type == "cpu":
         future.wait()
     return future
 
 
 def _annotated(hook: _Reduce) -> _Reduce:
-    """As a function: DDP reads the annotations of its hook, which a bound method hides from it."""
+    """A plain function: DDP reads the annotations of its hook, which a bound method hides."""
 
     def on_bucket(state: object, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         return hook(state, bucket)

@@ -1,10 +1,10 @@
-"""Steps in parts, whose gradients are summed in a fixed order: equal bits, whoever computes which part.
+"""Steps in fixed parts: equal bits, whichever process computes which part.
 
-Each part is computed alone. Its gradients are added in one tree over the parts
-(recipes/parallel/fixed_order_sum.py), and what it does to the running statistics of BatchNorm is done in the
-order of the parts. Both hold for one process as well, so that it has the bits of any number.
+Each part is computed alone. Gradients are summed in one tree over the parts
+(recipes/parallel/fixed_order_sum.py), and the running statistics of BatchNorm are updated in the order of the
+parts. One process does the same, so its bits equal those of any number.
 
-With SyncBatchNorm the parts of a process are computed beside each other (parts_in_lockstep.py).
+With SyncBatchNorm the parts of a process are computed together (sync_batchnorm_parts.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,23 +17,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.interface import buffer_versions
-from flambeau.parallel.gradient_sync.parts_in_lockstep import PartsInLockstep
-from flambeau.parallel.gradient_sync.rows_of_parts import RowsOfParts
+from flambeau.parallel.gradient_sync.sync_batchnorm_parts import GatheredRows, SyncBatchNormParts
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.parallel.fixed_order_sum import FixedOrderSum
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
 
 class FixedParts:
-    """A `GradientSync` of one or several processes.
+    """A `GradientSync` for one or several processes.
 
     Args:
-        model: the same on all ranks; must not be wrapped.
-        ranks: that share the parts.
+        model: the same on all ranks, not wrapped.
+        ranks: share the parts.
         parts: of a step.
 
     Attributes:
-        together: computes the parts beside each other, where they need each other; else None.
+        together: computes the parts together if the model has SyncBatchNorm; else None.
 
     Raises:
         InputError: the model has something that depends on more than one part.
@@ -43,9 +42,9 @@ class FixedParts:
         self._model, self._ranks, self._parts = model, ranks, parts
         self.averages_over = 1
         norms = list(_with_statistics(model))
-        self.together: PartsInLockstep | None = None
+        self.together: SyncBatchNormParts | None = None
         if any(isinstance(m, SyncBatchNorm) for m in model.modules()):
-            self.together = PartsInLockstep(model, ranks, parts=parts)
+            self.together = SyncBatchNormParts(model, ranks, parts=parts)
         self._statistics = _RunningStatistics(norms)
         self._versions: dict[str, tuple[int, int]] | None = None
         self._is_checked = False
@@ -58,13 +57,13 @@ class FixedParts:
         self._sum = FixedOrderSum(self._trained, parts=self._parts)
 
     def start_epoch(self) -> None:
-        """Check whether the set of trained parameters has changed."""
+        """Check whether other parameters are trained now."""
         trained = [p for p in self._model.parameters() if p.requires_grad]
         if list(map(id, trained)) != list(map(id, self._trained)):
             self._start()
 
     def before_batch(self, micro: MicroBatch) -> None:
-        """Put the running statistics back to what they were at the start of the step."""
+        """Reset the running statistics to those at the start of the step."""
         self._dealt = micro.dealt
         if self.together is not None:
             self.together.before_batch(micro)
@@ -79,22 +78,22 @@ class FixedParts:
 
     @property
     def _has_any(self) -> bool:
-        """Whether a part of this step is this rank's; else it computes a stand-in."""
+        """Whether this rank has a part in this step; otherwise it computes a stand-in."""
         return any(part < self._dealt for part in self._sum.own)
 
     def after_part(self) -> None:
-        """Take the gradients of a part, and what it did to the running statistics."""
+        """Take the gradients and running statistics of a part."""
         if not self._is_checked:
-            self._refuse_written()
+            self._check_buffers()
         if self._has_any:
             self._sum.take()
             self._statistics.take()
             return
-        for p in self._trained:  # a stand-in: there are fewer parts than ranks
+        for p in self._trained:  # a stand-in, as there are fewer parts than ranks
             p.grad = None
 
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
-        """Make the gradients the sums over all parts, and the running statistics those after all of them."""
+        """Make the gradients the sums over all parts, and update the running statistics."""
         self._is_checked = True
         self._sum.send(parts=self._dealt)
         self._statistics.send(self._ranks, dealt=self._dealt, parts=self._parts)
@@ -104,7 +103,7 @@ class FixedParts:
             self.together.end_step()
         return ()
 
-    def _refuse_written(self) -> None:
+    def _check_buffers(self) -> None:
         now = buffer_versions(self._model)
         before = self._versions or {}
         written = sorted(name for name in now if now[name] != before.get(name))
@@ -115,17 +114,17 @@ class FixedParts:
             )
 
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:
-        """They are equal on all ranks."""
+        """They are equal on all ranks already."""
 
     def roll_back(self) -> None:
-        """Nothing of earlier steps is kept."""
+        """Nothing is kept from earlier steps."""
 
 
 class _RunningStatistics:
     """The running mean and variance of all BatchNorm layers, updated in the order of the parts.
 
-    Each part starts from those of the step's start, r, and its c calls of a layer make a r + b of them, with
-    a = (1 - momentum)^c. Then x becomes a x + b, part after part.
+    Each part starts from the statistics r of the step's start, and its c calls of a layer give a r + b, with
+    a = (1 - momentum)^c. The update is x -> a x + b, part by part.
     """
 
     def __init__(self, layers: Sequence[_BatchNorm]) -> None:
@@ -146,7 +145,7 @@ class _RunningStatistics:
         self._counters = _not_none(*(m.num_batches_tracked for m in self._layers))
 
     def begin_step(self) -> None:
-        """The statistics from which each part of this step starts."""
+        """Note the statistics from which each part of this step starts."""
         self._made.clear()
         self._counted.clear()
         if self._layers:
@@ -155,22 +154,21 @@ class _RunningStatistics:
             self._counted.append(torch.stack(self._counters))
 
     def put_back(self) -> None:
-        """As they were when the step began; the counters go on."""
+        """Reset them to the start of the step; the counters continue."""
         if self._layers:
             with torch.no_grad():
                 torch._foreach_copy_(self._live, list(self._starts))
 
     def take(self) -> None:
-        """What a part has made of them."""
+        """Note what a part has made of them."""
         if self._layers:
             self._made.append(torch.cat(self._live))
             self._counted.append(torch.stack(self._counters))
 
     def send(self, ranks: Ranks, *, dealt: int, parts: int) -> None:
-        """Begin to exchange what all parts have made of them.
+        """Start to exchange the statistics of all parts.
 
         Args:
-            ranks: that share the parts.
             dealt: parts of this step.
             parts: of a step, at most.
         """
@@ -178,14 +176,14 @@ class _RunningStatistics:
             return
         width = len(self._before) + len(self._layers)
         mine = self._updates() if self._made else self._before.new_zeros(0, width)
-        self._rows = RowsOfParts(mine, ranks, parts=parts, dealt=dealt)
+        self._rows = GatheredRows(mine, ranks, parts=parts, dealt=dealt)
 
     def end_step(self) -> None:
-        """Update them by all parts, in their order."""
+        """Update them with all parts, in order."""
         if not self._layers:
             return
-        updates = self._rows.arrived()
-        # A row per part; the tensors have one shape on any number of ranks, and so one order of operations.
+        updates = self._rows.wait()
+        # A row per part: the shapes, and so the order of operations, do not depend on the number of ranks.
         made, calls = updates.split([len(self._before), len(self._layers)], dim=1)
         keeps = (self._keeps**calls)[:, self._layer_of]
         added = made - keeps * self._before
@@ -198,7 +196,7 @@ class _RunningStatistics:
             torch._foreach_copy_(self._counters, list(counts.unbind()))
 
     def _updates(self) -> Tensor:
-        """Of this rank's parts: the statistics that each has made, and its calls of each layer."""
+        """Of this rank's parts: the statistics of each, and its number of calls of each layer."""
         made = torch.stack(self._made)
         calls = torch.stack(self._counted).diff(dim=0)
         return torch.cat([made, calls.to(made.dtype)], dim=1)
@@ -212,7 +210,7 @@ def _with_statistics(model: nn.Module) -> Iterator[_BatchNorm]:
     """The BatchNorm layers whose running statistics each part updates by itself; none with SyncBatchNorm.
 
     Raises:
-        InputError: one that cannot be in a step in parts.
+        InputError: a layer cannot be computed in parts.
     """
     is_synced = any(isinstance(m, SyncBatchNorm) for m in model.modules())
     for name, module in model.named_modules():

@@ -1,10 +1,10 @@
-"""A model of which each rank keeps a part, by torch's FSDP2, for models too big for one device.
+"""A model sharded over ranks by torch's FSDP2, for models too large for one device.
 
 A rank holds a piece of every parameter, of its gradient and of its optimizer state. A block of the model is
-gathered for its forward and for its backward pass, and dropped after each.
+gathered for its forward and backward pass, and freed after each.
 
-The rest of a run works on the pieces as plain tensors that share FSDP's memory: fused optimizers (torch's
-fused SGD knows no DTensor), averages of the weights, copies for checkpoints, all as without sharding.
+The rest of a run sees the pieces as plain tensors that share FSDP's memory, so fused optimizers (torch's
+fused SGD does not support DTensor), weight averages and checkpoint copies work as without sharding.
 """
 
 import math
@@ -27,8 +27,8 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, Piece
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
-UNIT_BYTES = 4 << 20  # smaller blocks are gathered with what is around them; chosen, untested
-# What they do to an element depends on that element alone, so a piece may be stepped without the others.
+UNIT_BYTES = 4 << 20  # smaller blocks are gathered with the surrounding one; chosen, untested
+# Optimizers that treat each element alone, so that a piece can be stepped without the others.
 _ELEMENTWISE = (
     optim.SGD,
     optim.Adam,
@@ -54,18 +54,18 @@ def shard_model(
 ) -> None:
     """Leave each rank a piece of every parameter, in place; all ranks call it with the same model.
 
-    The weights and buffers of rank 0 count. The model may lie on the CPU: it moves to the device block by
-    block, so the device never holds all of it. Make the optimizer after it, over `model.parameters()`.
+    The weights and buffers of rank 0 count. The model may be on the CPU: it moves to the device block by
+    block, so the device never holds all of it. Make the optimizer afterwards, over `model.parameters()`.
 
     Args:
-        model: dense; not compiled, not sharded yet.
-        ranks: of the job; torch's process group must be up.
+        model: not compiled, not sharded yet.
+        ranks: of the job; torch's process group must exist.
         device: of this rank.
-        gather_dtype: gather parameters in bfloat16 or float16, for a model that is called under autocast
-            alone: half the traffic, and no half-precision copy of them lives until backward. It is not the
-            training of autocast any more: what that keeps in float32 (norms, position embeddings, sums of a
-            residual stream that starts from one) is rounded. A block with BatchNorm stays in float32.
-        unit_bytes: how large the parameters of a block must be to be gathered alone.
+        gather_dtype: gather parameters in bfloat16 or float16, for a model that is only called under
+            autocast: half the traffic, and no half-precision copy lives until backward. Unlike plain autocast
+            it also rounds what autocast keeps in float32 (norms, position embeddings, sums of a residual
+            stream that starts from one). A block with BatchNorm stays in float32.
+        unit_bytes: size of the parameters from which a block is gathered alone.
 
     Raises:
         InputError: no process group, or parameters that FSDP cannot shard.
@@ -75,44 +75,44 @@ def shard_model(
     _settle(list(model.buffers()), ranks, device)
     for unit in [*units(model, unit_bytes), model]:
         _settle([p for p in unit.parameters() if not isinstance(p, DTensor)], ranks, device)
-        # Also the root: else an evaluation would leave its gathered weights behind, and the next forward
-        # pass would take them for the present ones.
+        # Also the root: otherwise an evaluation would leave its weights gathered, and the next forward pass
+        # would use these old ones.
         fully_shard(
             unit, mesh=mesh, reshard_after_forward=True, mp_policy=_policy(unit, gather_dtype)
         )
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            # The first gathering allocates for good. Under a user's inference_mode it would make tensors that
-            # no backward pass may use.
+            # The first gathering allocates permanently. In a user's inference_mode it would make tensors that
+            # no backward pass can use.
             module.unshard()
             module.reshard()
 
 
 def units(model: nn.Module, unit_bytes: int = UNIT_BYTES) -> list[nn.Module]:
-    """The blocks of a model that are gathered one at a time, inner ones first; what is left goes together.
+    """The blocks of a model that are gathered one at a time, inner ones first; the rest is gathered together.
 
-    A block is an item of a Sequential, ModuleList or ModuleDict that is made of modules, has a sibling of
-    its class, shares no parameter with the rest of the model, and has at least `unit_bytes` of them that no
-    inner block has.
+    A block is an item of a Sequential, ModuleList or ModuleDict that consists of modules, has a sibling of
+    its class, shares no parameter with the rest of the model, and has at least `unit_bytes` of parameters
+    outside of inner blocks.
     """
     owners: dict[nn.Parameter, set[nn.Module]] = {}
     for module in model.modules():
         for p in module.parameters(recurse=False):
             owners.setdefault(p, set()).add(module)
-    found: list[nn.Module] = []
+    blocks: list[nn.Module] = []
     taken: set[nn.Parameter] = set()
     for block in _repeated(model):
         inside, parameters = set(block.modules()), set(block.parameters())
         size_bytes = sum(p.numel() * p.element_size() for p in parameters - taken)
         if size_bytes >= unit_bytes and all(owners[p] <= inside for p in parameters):
-            found.append(block)
+            blocks.append(block)
             taken |= parameters
-    return found
+    return blocks
 
 
 def _repeated(model: nn.Module) -> Iterator[nn.Module]:
     containers = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-    for container in reversed(list(model.modules())):  # what is inside comes before what it is in
+    for container in reversed(list(model.modules())):  # inner ones first
         if isinstance(container, containers):
             classes = Counter(map(type, container.children()))
             for child in container.children():
@@ -140,33 +140,33 @@ def _check(model: nn.Module) -> None:
 
 def _policy(unit: nn.Module, gather_dtype: torch.dtype | None) -> MixedPrecisionPolicy:
     if any(isinstance(module, _BatchNorm) for module in unit.modules()):
-        gather_dtype = None  # its kernels want weights of the type of its running statistics
-    # Autocast casts the inputs, where it has to, and not at every block.
+        gather_dtype = None  # its kernels need weights of the dtype of its running statistics
+    # Autocast casts the inputs where needed, instead of at every block.
     return MixedPrecisionPolicy(
         param_dtype=gather_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
 
 
 def _settle(tensors: list[Tensor], ranks: Ranks, device: torch.device) -> None:
-    """Bring tensors to the device, contiguous as FSDP wants them, with the values of rank 0."""
+    """Move tensors to the device, contiguous as FSDP needs them, with the values of rank 0."""
     for tensor in tensors:
         tensor.data = tensor.data.to(device, memory_format=torch.contiguous_format)
     ranks.broadcast_tensors(tensors)
 
 
 class Shards:
-    """What a rank holds of a sharded model, with the methods of GradientSync.
+    """A rank's pieces of a sharded model, with the methods of GradientSync.
 
-    Gradients are averaged and dealt out in every backward pass, also where they are accumulated: leaving
-    that out would keep whole gradients on each rank.
+    Gradients are reduced and scattered in every backward pass, even while accumulating: otherwise each rank
+    would hold whole gradients.
 
     Args:
-        model: what `shard_model` has sharded.
-        max_norm: clip the norm of all gradients of all ranks together; None does not.
+        model: sharded by `shard_model`.
+        max_norm: clip the norm of all gradients of all ranks together; None: do not clip.
 
     Attributes:
-        pieces: a module with the names and buffers of the model whose parameters are this rank's pieces.
-        norm: 0-d float32: of the last gradients, of all ranks, before clipping.
+        pieces: a module with the names and buffers of the model, whose parameters are this rank's pieces.
+        norm: 0-d float32: norm of the last gradients of all ranks, before clipping.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, max_norm: float | None = None) -> None:
@@ -177,13 +177,13 @@ class Shards:
         self._versions: dict[str, tuple[int, int]] | None = None
         self._broadcast: list[str] = []
         self._is_stepped = False
-        # FSDP keeps the memory of the pieces; only `model.to` and load_state_dict(assign=True) would move it.
+        # FSDP does not move the pieces; only `model.to` and load_state_dict(assign=True) would.
         self._pairs = {
             p: nn.Parameter(_local(p.detach()), requires_grad=p.requires_grad)
             for p in model.parameters()
         }
         self.pieces = self._mirror(model, {})
-        # Of the last rank: if it has a weight that is trained, all have.
+        # If the last rank has a trained weight, all have.
         sizes = [len(p) for p in model.parameters() if p.requires_grad]
         last = ranks.world - 1
         self._all_train = any(last * math.ceil(n / ranks.world) < n for n in sizes)
@@ -192,7 +192,7 @@ class Shards:
     def _mirror(self, module: nn.Module, seen: dict[nn.Module, nn.Module]) -> nn.Module:
         if module not in seen:
             mirror = seen[module] = nn.Module()
-            mirror._buffers = module._buffers  # itself: a forward pass may put in another tensor
+            mirror._buffers = module._buffers  # the same dict: a forward pass may replace a tensor
             mirror._non_persistent_buffers_set = module._non_persistent_buffers_set
             for name, p in module._parameters.items():
                 mirror._parameters[name] = None if p is None else self._pairs[p]
@@ -201,17 +201,16 @@ class Shards:
         return seen[module]
 
     def adopt(self, optimizer: Optimizer) -> Layout:
-        """Let an optimizer step the pieces in place of the model's parameters; before its first step.
+        """Let an optimizer step the pieces instead of the model's parameters; before its first step.
 
         Args:
-            optimizer: over parameters of the model; must work element by element.
+            optimizer: over parameters of the model; must work elementwise.
 
         Returns:
-            Where the pieces lie, of the model and of this optimizer.
+            The layout of the pieces, of the model and of this optimizer.
 
         Raises:
-            InputError: an optimizer that looks at a whole parameter (Muon, Adafactor, LBFGS), or that is
-                not known not to.
+            InputError: an optimizer that uses whole parameters (Muon, Adafactor, LBFGS), or is not known.
             ValueError: it has stepped already.
         """
         if not isinstance(optimizer, _ELEMENTWISE):
@@ -220,18 +219,20 @@ class Shards:
                 f"shard = 'fsdp' steps every rank's piece of a parameter alone, which is right for {names} "
                 f"and those derived from them; {type(optimizer).__name__} is none of them"
             )
-        # Adagrad's is born with it.
-        if any(float(own.get("step", 1)) for own in optimizer.state.values()):
+        # Adagrad makes its state, with step 0, in its constructor.
+        if any(float(entries.get("step", 1)) for entries in optimizer.state.values()):
             raise ValueError("the optimizer has a state already: adopt it before the first step")
         pieces = {id(piece): _piece(p) for p, piece in self._pairs.items()}
         adopted = []
         for group in optimizer.param_groups:
             for p in group["params"]:
-                own = optimizer.state.pop(p, {})
-                if own and self._pairs[p].numel():  # as of all others: none for an empty piece
+                entries = optimizer.state.pop(p, {})
+                if (
+                    entries and self._pairs[p].numel()
+                ):  # an empty piece has no state in any optimizer
                     optimizer.state[self._pairs[p]] = {
                         name: t.to_local() if isinstance(t, DTensor) else t
-                        for name, t in own.items()
+                        for name, t in entries.items()
                     }
             group["params"] = [self._pairs[p] for p in group["params"]]
             adopted += [pieces[id(p)] for p in group["params"]]
@@ -246,10 +247,10 @@ class Shards:
         )
 
     def start_epoch(self) -> None:
-        """Nothing to do: FSDP looks in each step at what is frozen."""
+        """Nothing to do: FSDP checks in each step what is frozen."""
 
     def roll_back(self) -> None:
-        """Nothing to do: no gradient is kept from one step to the next."""
+        """Nothing is kept from earlier gradients."""
 
     def before_batch(self, micro: MicroBatch) -> None:
         """Prepare for the forward pass of a micro-batch."""
@@ -262,36 +263,36 @@ class Shards:
             self._ranks.broadcast_tensors([buffers[name] for name in self._broadcast])
 
     def after_part(self) -> None:
-        """Nothing is to be done before the last one."""
+        """Nothing to do before the last one."""
 
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
-        """Hand the gradients to the pieces, clipped; before the optimizer's step.
+        """Hand the clipped gradients to the pieces, before the optimizer's step.
 
-        If one is not finite on one rank, all become NaN on all, so that every rank skips the same step.
+        If one is not finite on any rank, all become NaN on all ranks, so that all skip the same step.
 
         Args:
-            scale: 0-d: by what the loss was multiplied (fp16).
+            scale: 0-d: the factor of the loss (fp16).
 
         Returns:
-            The norm, which is not finite if a gradient is not; in fp16 none, as the gradients are checked.
+            The norm, which is not finite if a gradient is not; nothing in fp16, where gradients are checked.
 
         Raises:
-            InputError: in fp16 a rank has no weight that is trained.
+            InputError: in fp16 a rank has no trained weight.
         """
         if scale is not None and not self._all_train:
-            # Without a gradient it could not see that a step is skipped, and its loss scale would grow.
+            # Without a gradient that rank would not see skipped steps, and its loss scale would grow.
             raise InputError(
                 f"shard = 'fsdp' leaves the last of {self._ranks.world} processes no weight that is trained, "
                 "which fp16 needs: use fewer processes, or bf16"
             )
         if not self._is_stepped:
-            # Buffers that a forward pass writes and may read again are rank 0's, as those of Replicas.
+            # As in Replicas, buffers that a forward pass writes and may read again come from rank 0.
             now = buffer_versions(self._model)
             self._is_stepped = True
             changed = [name for name in now if now[name] != (self._versions or {}).get(name)]
             self._broadcast = sorted(set().union(*self._ranks.gather(changed)))
         gradients: list[Tensor] = []
-        # In float64, as the square of a large norm is beyond float32.
+        # In float64, because the square of a large norm overflows float32.
         total = torch.zeros((), dtype=torch.float64, device=self.norm.device)
         with torch.no_grad():
             for p, piece in self._pairs.items():
@@ -306,17 +307,17 @@ class Shards:
             self.norm = (total.sqrt() if scale is None else total.sqrt() / scale).float()
             factor = self.norm * 0 + 1
             if self._max_norm is not None:
-                # As torch.nn.utils.clip_grad_norm_.
+                # As in torch.nn.utils.clip_grad_norm_.
                 factor = factor * (self._max_norm / (self.norm + 1e-6)).clamp_(max=1.0)
             if gradients:
                 torch._foreach_mul_(gradients, factor)
         return [self.norm] if scale is None else []
 
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:
-        """Give all ranks the buffers of rank 0, which are the ones that are saved.
+        """Give all ranks the buffers of rank 0, which are the saved ones.
 
         Args:
-            also: their averages, by the names of the model; those of parameters stay as they are.
+            also: averages by the model's names; those of buffers come from rank 0, those of parameters stay.
         """
         pieces = {name for name, _ in self.pieces.named_parameters(remove_duplicate=False)}
         averages = [t for name, t in also.items() if name not in pieces]

@@ -1,7 +1,7 @@
-"""Functions that wait for each other: each in a thread of its own, of which one runs at a time, in order.
+"""Functions that wait for each other: each in its own thread, of which one runs at a time, in fixed order.
 
-Whoever runs finds all as it has left it, as in a process of its own. Threads, because what waits is a forward
-or a backward pass, somewhere in the middle.
+Threads, because they wait in the middle of a forward or backward pass. Whoever runs finds gradients, buffers
+and generators as it left them, as in a process of its own.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch import Tensor
 from flambeau.errors import InputError
 
 Keep = Callable[[], Callable[[], None]]
-"""Notes what is the running function's own, and clears it; what it returns puts it back."""
+"""Saves and clears state that belongs to the running function; returns what restores it."""
 
 
 class UnevenMeetings(InputError):
@@ -24,11 +24,11 @@ class UnevenMeetings(InputError):
 
 
 class _Stopped(BaseException):
-    """Another function of the round has failed, and this one is to end."""
+    """Another function of the round has failed, so this one must end."""
 
 
 class _Turn:
-    """One function of a round: it runs when it may `go`."""
+    """One function of a round, which runs when it may `go`."""
 
     def __init__(self) -> None:
         self.go = threading.Semaphore(0)
@@ -40,18 +40,18 @@ class Lockstep:
     """Runs rounds of functions that meet on their way.
 
     Args:
-        device: of what they compute.
+        device: of their computations.
         most: functions of a round.
-        uneven: what to say where they have not met equally often.
+        uneven: the message if they have not met equally often.
 
     Attributes:
-        keeps: what each function has for itself.
+        keeps: save and restore what each function needs for itself.
     """
 
     def __init__(self, device: torch.device, *, most: int, uneven: str) -> None:
         self.keeps: list[Keep] = []
         self._device, self._most, self._uneven = device, most, uneven
-        # Its threads are kept from round to round: OpenMP has threads of its own for each.
+        # Kept from round to round, because OpenMP makes threads for each of them.
         self._pool: ThreadPoolExecutor | None = None
         self._begin_round()
 
@@ -65,15 +65,14 @@ class Lockstep:
 
     @property
     def is_running(self) -> bool:
-        """Whether whoever asks is one of the functions."""
+        """Whether the caller is one of the functions."""
         return self._current is not None
 
     def do(self, work: Callable[[], None], *, is_last: bool) -> None:
-        """Begin a function of a round, which runs to where it meets the others; the last one ends with all.
+        """Run a function of a round until it meets the others; the last one ends with all.
 
         Args:
-            work: the function.
-            is_last: no other of the round follows.
+            is_last: no other function of the round follows.
 
         Raises:
             UnevenMeetings: they have not met equally often.
@@ -98,11 +97,11 @@ class Lockstep:
             raise failed from None
 
     def meet(self, given: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """Called by each function: what `combine` makes of the tensors that they give, in their order.
+        """Called by each function: `combine` of the tensors that they give, in their order.
 
         Args:
             given: of one shape and dtype.
-            combine: called once, when the last one has come.
+            combine: called once, after the last one has given its tensor.
         """
         turn = self._current
         assert turn is not None
@@ -111,17 +110,18 @@ class Lockstep:
             shapes = {(tensor.shape, tensor.dtype) for tensor in self._given}
             if len(self._given) != len(self._turns) + 1 or len(shapes) > 1:
                 raise UnevenMeetings(self._uneven)
-            self._found, self._given = combine(self._given), []
+            self._combined = combine(self._given)
+            self._given = []
         if self._turns:
             put_back = [keep() for keep in self.keeps]
             self._after(turn).go.release()
             self._wait_for(turn)
             for put in put_back:
                 put()
-        return self._found
+        return self._combined
 
     def close(self) -> None:
-        """End functions that wait for one that does not come, and all threads; more rounds may follow."""
+        """End waiting functions and all threads; more rounds may follow."""
         self._stop(_Stopped())
         if self._pool is not None:
             self._pool.shutdown()
@@ -166,7 +166,7 @@ class Lockstep:
 
 
 def _prepare_thread(device: torch.device, num_threads: int) -> None:
-    """Both belong to a thread; how many others compute with it decides the bits."""
+    """Both settings belong to a thread; the number of threads affects the bits."""
     torch.set_num_threads(num_threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -174,7 +174,7 @@ def _prepare_thread(device: torch.device, num_threads: int) -> None:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """No thread or memory of autograd's is shared with another function."""
+    """Share no autograd thread or cache with another function."""
     cached = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:

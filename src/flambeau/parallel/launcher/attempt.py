@@ -9,20 +9,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from flambeau.parallel.launcher.job_status import NEVER_AGAIN, Ending, RoundStatus
 from flambeau.parallel.launcher.rank_processes import RankProcesses
+from flambeau.parallel.launcher.rendezvous_store import NEVER_AGAIN, Ending, RoundStatus
 from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED, OUT_OF_MEMORY
 from flambeau.parallel.watchdog.watchdog import LOST_PEER
 
 _GRACE_S = 1.5  # between SIGTERM and SIGKILL, once a rank has failed
-_SAVE_S = 60.0  # the same where ranks may save first, because a node joins
-_ROOT_S = 2.0  # ranks that have lost a peer wait so long for that peer's own report
-_LAST_WORDS_S = 0.1  # between the end of a rank and the word of who has ended it
-_STOPPED_S = 10.0  # a rank that was stopped so long is named, and killed if it ought to end
-_LOOK_AWAY_S = 1.0  # counted at most between two looks: this process may have been stopped as well
+_SAVE_S = 60.0  # the same if ranks may save first, because a node joins
+_ROOT_S = 2.0  # to wait for the report of a lost peer itself
+_REPORT_S = 0.1  # between the end of a rank and the report of the watchdog that ended it
+_STOPPED_S = 10.0  # a rank stopped for this time is named, and killed if it is to end
+_MAX_PASSED_S = 1.0  # counted between two polls: this process may have been stopped as well
 _BY_SIGNAL = "by SIGSTOP or another such signal"
 _CAUSE_CHARS = 300
-_LOST = 2  # weight of a failure that is that of a peer
+_LOST = 2  # weight of a failure that a peer has caused
 
 
 class Outcome(NamedTuple):
@@ -38,19 +38,18 @@ class Outcome(NamedTuple):
 
 
 class Round:
-    """Watches the ranks of this machine, and ends all of them for one that failed, here or elsewhere.
+    """Watches the ranks of this machine, and ends all of them if one fails, here or elsewhere.
 
     Args:
-        ranks: of this machine.
-        status: of the other machines, if there are any.
-        place: where the machines meet, for people.
-        signals: grows by what the ranks are to be sent.
+        status: of the other machines, if any.
+        rendezvous: where the machines meet, for messages.
+        signals: grows by the signals to forward to the ranks.
         num_restarts: how often ranks have failed before, and how often they may.
-        can_halve: a rank that has run out of memory is no failure, for it trains in smaller parts then.
+        can_halve: running out of memory is no failure, because ranks then train in smaller micro-batches.
         say: prints a line.
 
     Attributes:
-        outcome: of the job; None while it goes on.
+        outcome: of the job; None while it continues.
         ending: why the ranks have ended, unless they were done.
     """
 
@@ -59,7 +58,7 @@ class Round:
         ranks: RankProcesses,
         status: RoundStatus | None,
         *,
-        place: str,
+        rendezvous: str,
         signals: Sequence[signal.Signals],
         num_restarts: tuple[int, int],
         can_halve: bool = True,
@@ -67,7 +66,7 @@ class Round:
     ) -> None:
         self.outcome: Outcome | None = None
         self.ending: Ending | None = None
-        self._ranks, self._status, self._place, self._say = ranks, status, place, say
+        self._ranks, self._status, self._rendezvous, self._say = ranks, status, rendezvous, say
         self._signals = signals
         self._num_sent = 0
         self._num_restarts = num_restarts
@@ -77,20 +76,20 @@ class Round:
         self._lost_at: float | None = None
         self._looked_at = time.monotonic()
         self._stopped_s: dict[int, float] = {}
-        self._told_stopped: set[int] = set()
+        self._said_stopped: set[int] = set()
         self._host = socket.gethostname()
 
-    def look(self) -> bool:
-        """Do what is due; whether the round is over."""
+    def poll(self) -> bool:
+        """Do what is due; returns whether the round is over."""
         self._ranks.poll()
-        for number in sorted(self._ranks.codes.keys() - self._noted):  # some before the first look
+        for number in sorted(self._ranks.codes.keys() - self._noted):
             self._noted.add(number)
             self._note(number, self._ranks.codes[number])
         codes = list(self._ranks.codes.values())
         is_running = self._ranks.is_running
         if self._signals.count(signal.SIGINT) > 1:
             if is_running:  # for a moment
-                self._ranks.kill()  # again: some may have been starting
+                self._ranks.kill()  # again, because some may have been starting
                 return False
             ending = Ending(f"interrupted on host {self._host}", INTERRUPTED, 0)
             return self._end(ending, Outcome(INTERRUPTED, "interrupted"))
@@ -101,10 +100,10 @@ class Round:
         stopped = self._stopped_ranks()
         if is_running and (self._signals or EXIT_CODE in codes):
             if not stopped:
-                return False  # they save; whoever has asked for it may lose patience
+                return False  # they save; the user can press Ctrl-C again
             self._failures += map(self._could_not_end, stopped)
         else:
-            self._tell_stopped(stopped)
+            self._say_stopped(stopped)
         if not is_running and not self._failures:
             return self._all_ended_well(codes)
         root = self._root()
@@ -113,24 +112,24 @@ class Round:
         return self._fail(root)
 
     def _stopped_ranks(self) -> list[int]:
-        """Who has stood still for too long, or has since it was sent a signal."""
+        """The ranks that have been stopped for too long, counted anew after each forwarded signal."""
         now = time.monotonic()
         before = self._stopped_s
-        passed_s, self._looked_at = min(now - self._looked_at, _LOOK_AWAY_S), now
+        passed_s, self._looked_at = min(now - self._looked_at, _MAX_PASSED_S), now
         self._stopped_s = {n: before.get(n, 0.0) + passed_s for n in self._ranks.stopped()}
         return [n for n, stopped_s in self._stopped_s.items() if stopped_s >= _STOPPED_S]
 
-    def _tell_stopped(self, numbers: Sequence[int]) -> None:
-        for number in set(numbers) - self._told_stopped:
+    def _say_stopped(self, numbers: Sequence[int]) -> None:
+        for number in set(numbers) - self._said_stopped:
             pid = self._ranks.started[number].pid
             self._say(
                 f"flambeau: {self._name(number)} has been stopped for {_STOPPED_S:.0f} s, {_BY_SIGNAL}: "
                 f"kill -CONT {pid} lets it go on"
             )
-        self._told_stopped = set(numbers)
+        self._said_stopped = set(numbers)
 
     def _could_not_end(self, number: int) -> Ending:
-        """A rank that ought to save and leave, and takes no signal but SIGKILL."""
+        """A rank that should save and leave, but reacts only to SIGKILL."""
         name = self._name(number)
         return Ending(f"{name} was stopped, {_BY_SIGNAL}, and had to be killed", 1, 0)
 
@@ -139,10 +138,10 @@ class Round:
         return _name_of(rank.rank, rank.world, self._host, rank.pid)
 
     def _all_ended_well(self, codes: Sequence[int]) -> bool:
-        """The ranks of this machine have ended as they should; the job ends when all have."""
+        """The ranks of this machine have ended as they should; the job ends when those of all nodes have."""
         outcome = stopped(codes) if any(codes) else Outcome(0)
         if not {0, EXIT_CODE}.issuperset(codes):
-            # A signal has ended them, without an agreement with the ranks of other nodes.
+            # A signal has ended them, without agreeing with the ranks of other nodes.
             reason = f"stopped by {self._signals[0].name} on host {self._host}"
             return self._end(Ending(reason, outcome.code, 0), outcome)
         if self._status is not None:
@@ -153,15 +152,15 @@ class Round:
         return self._end(None, outcome)
 
     def _lost(self) -> str | None:
-        """Who has not been heard of for too long."""
+        """The node that has been silent for too long, in words."""
         if self._status is None:
             return None
         if self._status.is_cut_off:
-            return f"lost the node that holds the rendezvous, {self._place}"
+            return f"lost the node that holds the rendezvous, {self._rendezvous}"
         return self._status.silent_node
 
     def _root(self) -> Ending | None:
-        """What is wrong, as far as it is known here."""
+        """What is wrong, as far as known here."""
         if self._failures:
             return min(self._failures, key=lambda failure: failure.weight)
         if self._status is not None and self._status.ending is not None:
@@ -170,7 +169,7 @@ class Round:
         return None if lost is None else Ending(lost, 1, _LOST + 1)
 
     def _may_learn_more(self) -> bool:
-        """Ranks that have lost a peer are no cause: the peer is, and may still be ending."""
+        """Whether a peer that other ranks have lost may still report the cause itself."""
         self._lost_at = self._lost_at or time.monotonic()
         known = None if self._status is None else self._status.ending
         is_only_node = self._status is None or self._status.num_nodes == 1
@@ -179,36 +178,35 @@ class Round:
         return waited < _ROOT_S and not alone and (known is None or known.weight >= _LOST)
 
     def _fail(self, root: Ending) -> bool:
-        """End the ranks for the failure of one, here or on another node, or because a node joins."""
-        is_own = root in self._failures
-        if is_own and root.code == -signal.SIGKILL:
-            time.sleep(_LAST_WORDS_S)
+        """End the ranks because one failed, here or on another node, or because a node joins."""
+        is_local = root in self._failures
+        if is_local and root.code == -signal.SIGKILL:
+            time.sleep(_REPORT_S)
             causes = [self._cause(number) for number in self._ranks.started]
             root = dataclasses.replace(root, line=_explained(root.line, causes))
         root = dataclasses.replace(root, is_final=self._is_final(root))
-        found = self._tell(root)
-        may_save = (
-            not found.is_failure and found.code != OUT_OF_MEMORY
-        )  # those wait for the lost rank
+        ending = self._publish(root)
+        # After running out of memory they wait in vain for the lost rank.
+        may_save = not ending.is_failure and ending.code != OUT_OF_MEMORY
         self._ranks.end(_SAVE_S if may_save else _GRACE_S)
         if self._status is not None:
             self._status.refresh()
-            found = self._status.ending or found
-        self.ending = found
-        if self._signals and _is_stop(found.code, self._signals):
-            # The signal has come to a rank first: it is sent to all processes of a job by some.
-            self.outcome = stopped([found.code])
-        elif self._is_final(found):
-            was_reported = is_own and found == root and root.code in NEVER_AGAIN
-            self.outcome = Outcome(found.final_code, None if was_reported else found.line)
+            ending = self._status.ending or ending
+        self.ending = ending
+        if self._signals and _is_stop(ending.code, self._signals):
+            # The signal reached a rank first: some schedulers send it to all processes of a job.
+            self.outcome = stopped([ending.code])
+        elif self._is_final(ending):
+            was_reported = is_local and ending == root and root.code in NEVER_AGAIN
+            self.outcome = Outcome(ending.final_code, None if was_reported else ending.line)
         else:
             count, most = self._num_restarts
-            again = f" (restart {count + 1} of {most})" if found.is_failure else ""
-            self._say(f"flambeau: {found.line}; starting the ranks again{again}")
+            again = f" (restart {count + 1} of {most})" if ending.is_failure else ""
+            self._say(f"flambeau: {ending.line}; starting the ranks again{again}")
         return True
 
-    def _tell(self, ending: Ending) -> Ending:
-        """Publish it; what counts among the nodes may be another."""
+    def _publish(self, ending: Ending) -> Ending:
+        """Publish it; returns the one that counts among all nodes."""
         if self._status is None:
             return ending
         self._status.publish(ending)
@@ -224,18 +222,17 @@ class Round:
         )
 
     def _end(self, ending: Ending | None, outcome: Outcome) -> bool:
-        """The job is over."""
         if ending is not None:
-            self._tell(dataclasses.replace(ending, is_final=True))
+            self._publish(dataclasses.replace(ending, is_final=True))
         self.ending, self.outcome = ending, outcome
         return True
 
     def _note(self, number: int, code: int) -> None:
-        """A rank has ended on its own: keep it in mind if that is a failure."""
+        """A rank has ended by itself: note it if that is a failure."""
         if code in (0, EXIT_CODE) or _is_stop(code, self._signals):
             return
         line = _line_of(self._name(number), code, self._cause(number), lost_peer=LOST_PEER)
-        # SIGABRT is what a rank gives itself, perhaps because of another one.
+        # A rank aborts itself (SIGABRT), perhaps because of another one.
         weight = 0 if code < 0 and -code != signal.SIGABRT else _LOST if code == LOST_PEER else 1
         is_failure = code != OUT_OF_MEMORY or not self._can_halve
         self._failures.append(Ending(line, code, weight, is_failure=is_failure))
@@ -245,33 +242,33 @@ class Round:
 
 
 def _is_stop(code: int, signals: Sequence[signal.Signals]) -> bool:
-    """Whether a signal that was passed on has ended a rank, which had no answer to it."""
+    """Whether a forwarded signal has ended a rank that did not handle it."""
     return any(code in (-number, 128 + number) for number in signals)
 
 
 def stopped(codes: Sequence[int]) -> Outcome:
-    """The outcome of ranks that were asked to stop; `codes` are theirs, or negative signals."""
+    """The outcome of ranks that were asked to stop, from their exit codes, or negative signals."""
     if {INTERRUPTED, -signal.SIGINT} & set(codes):
         return Outcome(INTERRUPTED, "interrupted")
     return Outcome(EXIT_CODE)
 
 
-# ---------------------------------------------------------------- what is said of a rank that has ended
+# ---------------------------------------------------------------- messages about a rank that has ended
 
 
 def _name_of(rank: int, world: int, host: str, process: int) -> str:
-    """A rank for people; `flambeau.parallel.watchdog.failure_detector` uses the same words."""
+    """The name of a rank in messages, the same as in `flambeau.parallel.watchdog.failure_detector`."""
     return f"rank {rank} of {world} (host {host}, process {process})"
 
 
 def _line_of(name: str, code: int, cause: str, *, lost_peer: int) -> str:
-    """How a rank has ended, and why, as far as that is known.
+    """How a rank has ended, and why, as far as known.
 
     Args:
         name: of the rank, see `_name_of`.
         code: its exit code, negative for a signal.
-        cause: what it has left, see `_cause_of`; a rank's watch may have said it all there already.
-        lost_peer: the code of those who only say that they have lost another one.
+        cause: see `_cause_of`; the rank's watchdog may have written the whole line there.
+        lost_peer: the exit code of ranks that only report the loss of another.
     """
     cause = cause.removeprefix(f"{name} failed: ")
     if cause.startswith(f"{name} ") or (code == lost_peer and cause.startswith("rank")):
@@ -281,7 +278,7 @@ def _line_of(name: str, code: int, cause: str, *, lost_peer: int) -> str:
 
 
 def _explained(line: str, causes: Sequence[str]) -> str:
-    """The line of a killed rank, or what others have left if their watch has ended it."""
+    """The line of a killed rank, or the report of others if their watchdog killed it."""
     name = line.partition(" was killed by ")[0]
     for cause in causes:
         if cause.startswith(f"{name} ") and not cause.endswith(" was killed"):
@@ -290,7 +287,7 @@ def _explained(line: str, causes: Sequence[str]) -> str:
 
 
 def _cause_of(error_file: Path) -> str:
-    """The first line of what a rank has left in torch's format; nothing if it had no time to."""
+    """The first line of a rank's error file, which has torch's format; empty if there is none."""
     try:
         message = json.loads(error_file.read_bytes())["message"]
         text = message if isinstance(message, str) else message["message"]

@@ -1,7 +1,7 @@
-"""A job on this machine: torch's elastic launch starts its ranks, as often as it takes.
+"""A job on this machine: torch's elastic launch starts its ranks, as often as needed.
 
-Each start of the ranks, together with the other nodes, is one `elastic_launch`: torch loses nodes where
-ranks are started again within one (docs/en/design.md, 'Starting ranks', has the reasons).
+Each start of the ranks, together with the other nodes, is one `elastic_launch`, because torch loses nodes
+when ranks are restarted within one (docs/en/design.md, 'Starting ranks', has the reasons).
 """
 
 import contextlib
@@ -23,18 +23,18 @@ from torch.distributed.elastic.rendezvous.api import RendezvousTimeoutError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flambeau.errors import InputError
-from flambeau.parallel.launcher import job_status, rank_supervisor
+from flambeau.parallel.launcher import rank_supervisor, rendezvous_store
 from flambeau.parallel.launcher.attempt import Outcome, Round, stopped
 from flambeau.parallel.launcher.job_spec import JobSpec
-from flambeau.parallel.launcher.job_status import Background, Ending, RoundStatus
 from flambeau.parallel.launcher.rank_processes import RankProcesses
-from flambeau.parallel.launcher.rendezvous_address import Place
+from flambeau.parallel.launcher.rendezvous_address import Rendezvous
+from flambeau.parallel.launcher.rendezvous_store import Background, Ending, RoundStatus
 from flambeau.parallel.preemption import OUT_OF_MEMORY
 
-_POLL_S = 0.05  # between two looks at the ranks
-_LAST_CALL_S = 10  # for more nodes, once the fewest are there; torch's default is 30
-_AGENT_S = 5.0  # for torch's agent to end once its processes have; a lost store blocks it
-_MOST_HALVINGS = 32  # of a batch: more than there can be, unless nobody writes them down
+_POLL_S = 0.05
+_LAST_CALL_S = 10  # for more nodes, once the minimum is there; torch's default is 30
+_AGENT_S = 5.0  # for torch's agent to end after its processes; a lost store blocks it
+_MAX_HALVINGS = 32  # of a batch: more can only happen if no rank records them
 _PATIENCE_S = 5.0  # of waiting for other nodes, before the user is warned
 
 
@@ -42,25 +42,24 @@ class Job:
     """Runs a job round by round.
 
     Args:
-        spec: what to run.
-        place: where the nodes meet.
+        rendezvous: where the nodes meet.
         folder: an empty one.
-        signals: grows by what the ranks are to be sent.
+        signals: grows by the signals to forward to the ranks.
         say: prints a line.
-        note_loss: takes the folder of a run, and how a rank of it was lost.
+        note_loss: takes a run folder, and how a rank of it was lost.
     """
 
     def __init__(
         self,
         spec: JobSpec,
-        place: Place,
+        rendezvous: Rendezvous,
         folder: Path,
         *,
         signals: Sequence[signal.Signals],
         say: Callable[[str], None],
         note_loss: Callable[[Path, str], object],
     ) -> None:
-        self._spec, self._place, self._folder = spec, place, folder
+        self._spec, self._rendezvous, self._folder = spec, rendezvous, folder
         self._signals, self._say, self._note_loss = signals, say, note_loss
         self._store: Store | None = None
         self._is_host = True
@@ -69,56 +68,60 @@ class Job:
         self._last_line = ""
 
     def run(self) -> Outcome:
-        """Until it ends.
+        """Run the job to its end.
 
         Raises:
-            InputError: other nodes have not come, or claim the same place.
+            InputError: other nodes have not come, or claim the same rank.
         """
         with _quiet():
             outcome = self._stopped()
-            if outcome is None and self._place.port:
+            if outcome is None and self._rendezvous.port:
                 outcome = self._open_store()
             while outcome is None:
                 outcome = self._next_round()
             return outcome
 
     def _stopped(self) -> Outcome | None:
-        """The outcome where a signal comes while there are no ranks."""
+        """The outcome if a signal comes while there are no ranks."""
         return stopped([-number for number in self._signals]) if self._signals else None
 
     def _open_store(self) -> Outcome | None:
-        """The store that all launchers of the job use; an outcome if a signal comes first."""
+        """Open the store that all launchers of the job use; returns an outcome if a signal comes first."""
         spec = self._spec
-        if not self._place.is_here:
+        if not self._rendezvous.is_here:
             self._wait_for_host()
-        opening = Background(lambda: job_status.open_store(self._place, spec.nodes[1], spec.job_id))
-        if not self._wait_for(opening, job_status.STORE_S / 2):
+        opening = Background(
+            lambda: rendezvous_store.open_store(self._rendezvous, spec.nodes[1], spec.job_id)
+        )
+        if not self._wait_for(opening, rendezvous_store.STORE_S / 2):
             return self._stopped()
         if opening.is_alive():
-            raise InputError(job_status.not_ours(self._place))
+            raise InputError(rendezvous_store.not_ours(self._rendezvous))
         self._store, self._is_host = opening.result()
         return None
 
     def _wait_for_host(self) -> None:
-        """Until somebody listens at the rendezvous, or a signal has come."""
-        place = self._place
+        """Wait until somebody listens at the rendezvous, or a signal has come."""
+        rendezvous = self._rendezvous
         timeout_s = self._spec.join_timeout_s
         started_at = time.monotonic()
         has_warned = False
-        while not self._signals and (reason := place.refuses()):
+        while not self._signals and (reason := rendezvous.refuses()):
             waited_s = time.monotonic() - started_at
             if waited_s > timeout_s:
                 raise InputError(
-                    f"nobody has answered at {place} for {timeout_s} s ({reason}): start "
+                    f"nobody has answered at {rendezvous} for {timeout_s} s ({reason}): start "
                     "`flambeau launch` there too, with the same --rdzv and --job-id"
                 )
             if waited_s > _PATIENCE_S and not has_warned:
                 has_warned = True
-                self._say(f"flambeau: waiting for the node at {place}, for {timeout_s} s at most")
+                self._say(
+                    f"flambeau: waiting for the node at {rendezvous}, for {timeout_s} s at most"
+                )
             time.sleep(0.2)
 
     def _wait_for(self, call: Background[Any], timeout_s: float = math.inf) -> bool:
-        """Wait for the end of a call, so long at most; False if a signal has come first."""
+        """Wait for the end of a call, at most this long; False if a signal has come first."""
         deadline = time.monotonic() + timeout_s
         while call.is_alive() and not self._signals and time.monotonic() < deadline:
             call.join(_POLL_S)
@@ -134,19 +137,21 @@ class Job:
         if self._store is not None:
             store = self._store
             node_rank = spec.node_rank if spec.is_ordered else None
-            joining = Background(lambda: job_status.join_round(store, spec.nodes[1], node_rank))
+            joining = Background(
+                lambda: rendezvous_store.join_round(store, spec.nodes[1], node_rank)
+            )
             if not self._wait_for(joining):
                 return self._stopped()
             if isinstance(joining.error, RuntimeError):
                 return self._without_rendezvous(joining.error)
-            found = joining.result()
-            if found is None:
+            joined = joining.result()
+            if joined is None:
                 line = "the job is over; it had as many nodes as it takes without this one"
                 return Outcome(0, line)
-            number = found
-            status = RoundStatus(self._store, found)
+            number = joined
+            status = RoundStatus(self._store, joined)
         self._num_rounds += 1
-        # A node that was left behind in a round may come to the same one again.
+        # Not named after the round: a node that was left behind may join the same one again.
         folder = self._folder / f"{self._num_rounds}"
         variables = {"TORCHELASTIC_RESTART_COUNT": f"{number}", "TORCHELASTIC_RUN_ID": spec.job_id}
         ranks = RankProcesses(folder, spec.procs, variables)
@@ -158,7 +163,7 @@ class Job:
             if status is not None and outcome is not None:
                 status.leave(is_host=self._is_host)
         finally:
-            ranks.release(1)  # also those that torch's agent starts after all
+            ranks.release(1)  # even ranks that torch's agent starts late
             if status is not None:
                 status.end()
         return outcome
@@ -166,7 +171,7 @@ class Job:
     def _wait_for_start(
         self, ranks: RankProcesses, status: RoundStatus | None, agent: Background[None]
     ) -> Outcome | None:
-        """Until there are ranks, or it is known why there will be none."""
+        """Wait until there are ranks, or it is known why there will be none."""
         started_at = time.monotonic()
         has_warned = False
         while not ranks.started:
@@ -187,31 +192,31 @@ class Job:
                 return None
             if not has_warned and time.monotonic() > started_at + _PATIENCE_S:
                 has_warned = True
-                self._say(f"flambeau: waiting for the other nodes at {self._place}")
+                self._say(f"flambeau: waiting for the other nodes at {self._rendezvous}")
         return None
 
     def _watch(
         self, ranks: RankProcesses, status: RoundStatus | None, agent: Background[None]
     ) -> Outcome | None:
-        """Until the ranks have ended."""
+        """Watch the ranks until they have ended."""
         first = next(iter(ranks.started.values()))
         if status is not None:
-            status.ranks_started(first.node, first.num_nodes, self._place.local_name)
+            status.ranks_started(first.node, first.num_nodes, self._rendezvous.local_name)
         self._say_shape((first.world, first.num_nodes))
         watched = Round(
             ranks,
             status,
-            place=str(self._place),
+            rendezvous=str(self._rendezvous),
             signals=self._signals,
             num_restarts=(self._num_restarts, self._spec.max_restarts),
-            can_halve=self._num_halvings < _MOST_HALVINGS,
+            can_halve=self._num_halvings < _MAX_HALVINGS,
             say=self._say,
         )
-        while not watched.look():
+        while not watched.poll():
             time.sleep(_POLL_S)
         self._note_ending(watched.ending, ranks.run)
         is_done = watched.outcome is not None and watched.outcome.code == 0
-        ranks.release(0 if is_done else 1)  # 0 has torch's agent wait for those of the other nodes
+        ranks.release(0 if is_done else 1)  # with 0 torch's agent waits for the other nodes
         agent.join(_AGENT_S)
         return watched.outcome
 
@@ -221,11 +226,11 @@ class Job:
         if ending is not None and ending.is_failure:
             self._num_restarts += 1
             self._last_line = ending.line
-            if run is not None and ending.code not in job_status.NEVER_AGAIN:
+            if run is not None and ending.code not in rendezvous_store.NEVER_AGAIN:
                 self._note_loss(run, ending.line)
 
     def _say_shape(self, shape: tuple[int, int]) -> None:
-        """After a restart, how many ranks there are, if that is another number."""
+        """After a restart, say the number of ranks and nodes if it has changed."""
         if self._shape not in (None, shape):
             ranks, nodes = (
                 f"{n} {what}{'s' * (n != 1)}"
@@ -235,19 +240,19 @@ class Job:
         self._shape = shape
 
     def _launch(self, number: int, folder: Path) -> None:
-        """Torch's launch of one round; `RankProcesses.release` has its processes end."""
-        spec, place = self._spec, self._place
+        """Torch's launch of one round; `RankProcesses.release` ends its processes."""
+        spec, rendezvous = self._spec, self._rendezvous
         supervise = (
             "import runpy, sys; sys.exit(runpy.run_path(sys.argv[1])['supervise'](sys.argv[2:]))"
         )
-        # Torch takes each argument for a template, in which $$ is $.
+        # Torch treats each argument as a template, in which $$ is $.
         command = [word.replace("$", "$$") for word in spec.command]
         command = [word.replace("$${local_rank}", "${local_rank}") for word in command]
         settings: dict[str, Any] = {
             "is_host": self._is_host,
             "join_timeout": spec.join_timeout_s,
             "last_call_timeout": min(_LAST_CALL_S, spec.join_timeout_s),
-            "read_timeout": job_status.STORE_S,
+            "read_timeout": rendezvous_store.STORE_S,
         }
         if spec.is_ordered:
             settings = {"rank": spec.node_rank, "timeout": spec.join_timeout_s}
@@ -257,12 +262,12 @@ class Job:
             nproc_per_node=spec.procs,
             logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
             run_id=f"{spec.job_id}-{number}",
-            rdzv_endpoint=str(place),
+            rdzv_endpoint=str(rendezvous),
             rdzv_backend="static" if spec.is_ordered else "c10d",
             rdzv_configs=settings,
             max_restarts=0,
             monitor_interval=_POLL_S,
-            local_addr=place.local_addr,
+            local_addr=rendezvous.local_addr,
         )
         elastic_launch(config, sys.executable)(
             *("-I", "-S", "-c", supervise, rank_supervisor.__file__),
@@ -270,30 +275,30 @@ class Job:
         )
 
     def _without_rendezvous(self, error: Exception | None) -> Outcome:
-        """What it means that the nodes cannot meet, or not any more."""
-        place = self._place
+        """The outcome if the nodes cannot meet, or no longer."""
+        rendezvous = self._rendezvous
         if isinstance(error, ChildFailedError):
             rank, failure = error.get_first_failure()
             return Outcome(1, f"rank {rank} could not be started: {failure.message}")
         in_vain = isinstance(error, (RendezvousTimeoutError, DistStoreError))
         if self._shape is None:
             what = (
-                f"not enough nodes have come to {place} in time"
+                f"not enough nodes have come to {rendezvous} in time"
                 if in_vain
-                else f"the job at {place} is over, or was given up there"
+                else f"the job at {rendezvous} is over, or was given up there"
             )
             raise InputError(
                 f"{what}: start `flambeau launch` on each node, with the same --rdzv, --nnodes and --job-id"
             ) from error
-        reason = f"lost the node that holds the rendezvous, {place}"
+        reason = f"lost the node that holds the rendezvous, {rendezvous}"
         if in_vain:
-            reason = f"not enough nodes have come back to {place} in time"
+            reason = f"not enough nodes have come back to {rendezvous} in time"
         return Outcome(1, f"{self._last_line}; {reason}" if self._last_line else reason)
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's own log lines from the user, unless LOGLEVEL asks for them."""
+    """Hide torch's own log lines, unless LOGLEVEL is set."""
     loggers = [getLogger(f"torch.distributed.{name}") for name in ("elastic", "launcher")]
     before = [logger.propagate for logger in loggers]
     handler = NullHandler()

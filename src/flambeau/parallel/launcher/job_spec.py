@@ -1,4 +1,4 @@
-"""What a launcher is asked for, and what of that cannot be. No torch here: it is checked at once."""
+"""The arguments of a launcher, and their checks. No torch here, so that errors come at once."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from flambeau.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """The arguments of `launch`, which says what they are."""
+    """The arguments of `launch`, which documents them."""
 
     command: Sequence[str]
     procs: int
@@ -23,11 +23,11 @@ class JobSpec:
 
     @property
     def is_ordered(self) -> bool:
-        """The nodes have ranks of their own: torch's static rendezvous takes them."""
+        """The nodes have given ranks: torch's static rendezvous supports them."""
         return self.node_rank is not None and self.nodes[0] == self.nodes[1] > 1
 
     def check(self) -> None:
-        """Refuse what cannot be."""
+        """Raise InputError for invalid arguments."""
         if not self.command or shutil.which(self.command[0]) is None:
             name = "".join(self.command[:1])
             raise InputError(f"there is no program {name!r} to run on the ranks")

@@ -1,4 +1,4 @@
-"""Start the ranks of a job on this machine, alone or together with other nodes.
+"""Starts the ranks of a job on this machine, alone or together with other nodes.
 
 `job` runs them, through torch's elastic launch.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 from flambeau.errors import InputError
 from flambeau.parallel.launcher.job_spec import JobSpec
-from flambeau.parallel.launcher.rendezvous_address import LOOPBACK, find_place
+from flambeau.parallel.launcher.rendezvous_address import LOOPBACK, find_rendezvous
 
 _PROCS_PER_CPU = 8  # enough to try out a job on a small machine; chosen
-_FOLDER = "flambeau-launch-"  # begins the names of our folders among the temporary ones
-# A terminal that is closed sends SIGHUP, which no rank expects: to them it is SIGTERM.
+_FOLDER = "flambeau-launch-"  # prefix of our temporary folders
+# A closed terminal sends SIGHUP, which no rank expects: they get SIGTERM.
 _FORWARDED_AS = {
     getattr(signal, name): getattr(signal, sent)
     for name, sent in (
@@ -48,26 +48,26 @@ def launch(
 ) -> int:
     """Run a command on ranks of this machine and wait for them.
 
-    Each rank has the environment that torchrun gives (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...). None
-    outlives this process. SIGTERM, SIGUSR1 and the first Ctrl-C go to the ranks, which have as long as they
-    need; the second Ctrl-C ends them. A rank that is stopped (SIGSTOP) is named, and killed when it is to
-    end. The other ranks end soon after one that fails.
+    Each rank has the environment of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...). None outlives
+    this process. SIGTERM, SIGUSR1 and the first Ctrl-C are forwarded to the ranks, which have unlimited time;
+    the second Ctrl-C kills them. A rank that is stopped (SIGSTOP) is named, and killed if it is to end. If
+    one rank fails, the others end soon after.
 
     Args:
         command: program and arguments; `${local_rank}` in them becomes the rank's number on this machine.
         procs: ranks on this machine.
-        nodes: the fewest and the most machines; with fewer than the most the job goes on without lost ones.
-        rendezvous: HOST:PORT, the same on all nodes, with one of them as HOST; needed for more than one.
+        nodes: minimum and maximum number of machines; below the maximum the job continues without lost ones.
+        rendezvous: HOST:PORT, the same on all nodes, with one of them as HOST; needed for several nodes.
         job_id: a name, the same on all nodes.
-        node_rank: the place of this node among the others; without it torch sorts them.
+        node_rank: the rank of this node; without it torch sorts the nodes.
         max_restarts: how often all ranks are started again after one has failed.
         local_addr: by which other nodes reach this machine.
         join_timeout_s: how long to wait for other nodes.
         say: prints a line to the user.
 
     Returns:
-        0 if all ranks are done, 75 if they have saved themselves and want to be started again, 2 if one of
-        them has refused its input, 130 after Ctrl-C, 1 after any other failure: the last line names it.
+        0 if all ranks are done, 75 if they have saved and are to be started again, 2 if one of them has
+        refused its input, 130 after Ctrl-C, 1 after any other failure: the last line names it.
 
     Raises:
         InputError: an argument is wrong, a port is taken, a host unknown, or other nodes have not come.
@@ -97,24 +97,24 @@ def launch_job(
     Args:
         spec: the arguments of `launch`.
         say: prints a line to the user.
-        note_loss: takes the folder of the run that rank 0 has named, and a line on how a rank was lost.
+        note_loss: takes the run folder that rank 0 has reported, and a line on how a rank was lost.
 
     Returns, Raises:
-        What `launch` does.
+        As `launch`.
     """
     spec.check()
     _check_procs(spec.procs)
     with _noted_signals() as signals, _folder() as folder:
         code, line = _run(spec, signals, folder, say, note_loss)
     if line is not None:
-        # A rank may have left a progress bar in this line of a terminal.
+        # A rank may have left a progress bar in the current line.
         say(("\n" if sys.stderr.isatty() else "") + f"flambeau: {line}")
     return code
 
 
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for this launcher; those of killed ones, whose locks are free, are removed."""
+    """A folder for this launcher; those of killed launchers, whose locks are free, are removed."""
     import fcntl
 
     for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
@@ -136,7 +136,7 @@ def _folder() -> Iterator[Path]:
 
 
 def _check_procs(procs: int) -> None:
-    """Refuse so many ranks that they would bring the machine to a halt; as many as it has GPUs may be."""
+    """Refuse more ranks than the machine can bear; as many as it has GPUs are always allowed."""
     with _quiet_torch():
         from flambeau.recipes.setup.environment import usable_cpus
     limit = max(_PROCS_PER_CPU * usable_cpus(), auto_procs())
@@ -148,7 +148,7 @@ def _check_procs(procs: int) -> None:
 
 
 def auto_procs() -> int:
-    """As many ranks as this machine has GPUs, or one."""
+    """The number of GPUs of this machine, or one."""
     with _quiet_torch():
         import torch
     return max(1, torch.cuda.device_count())
@@ -162,31 +162,34 @@ def _run(
     note_loss: Callable[[Path, str], object],
 ) -> tuple[int, str | None]:
     """The exit code, and a last line for the user."""
-    place = LOOPBACK
+    rendezvous = LOOPBACK
     if spec.rendezvous is not None:
-        place = find_place(spec.rendezvous, node_rank=spec.node_rank, local_addr=spec.local_addr)
+        rendezvous = find_rendezvous(
+            spec.rendezvous, node_rank=spec.node_rank, local_addr=spec.local_addr
+        )
     with _quiet_torch():
         from flambeau.parallel.launcher.job import Job
-    with _variables(_of_ranks(spec.procs, place.interface if spec.nodes[1] > 1 else None)):
-        return Job(spec, place, folder, signals=signals, say=say, note_loss=note_loss).run()
+    interface = rendezvous.interface if spec.nodes[1] > 1 else None
+    with _environment(_rank_environment(spec.procs, interface)):
+        return Job(spec, rendezvous, folder, signals=signals, say=say, note_loss=note_loss).run()
 
 
-def _of_ranks(procs: int, interface: str | None) -> dict[str, str]:
-    """Variables for the ranks that the user has not set."""
+def _rank_environment(procs: int, interface: str | None) -> dict[str, str]:
+    """Environment variables for the ranks, except those that the user has set."""
     from flambeau.recipes.setup.environment import usable_cpus
 
-    found = {"OMP_NUM_THREADS": str(max(1, usable_cpus() // procs))}
+    values = {"OMP_NUM_THREADS": str(max(1, usable_cpus() // procs))}
     if interface is not None:
-        # Gloo itself asks the host name, which may lead to 127.0.1.1.
-        found["GLOO_SOCKET_IFNAME"] = interface
-    found = {name: value for name, value in found.items() if not os.environ.get(name)}
-    # Torch's own handlers of signals would replace ours; a name that is none keeps them out.
-    return found | {"TORCHELASTIC_SIGNALS_TO_HANDLE": "none"}
+        # By default gloo looks up the host name, which may lead to 127.0.1.1.
+        values["GLOO_SOCKET_IFNAME"] = interface
+    values = {name: value for name, value in values.items() if not os.environ.get(name)}
+    # Keeps torch from replacing our signal handlers: "none" is not the name of a signal.
+    return values | {"TORCHELASTIC_SIGNALS_TO_HANDLE": "none"}
 
 
 @contextlib.contextmanager
 def _noted_signals() -> Iterator[list[signal.Signals]]:
-    """Take the signals over; the list grows by what is to be sent to the ranks.
+    """Handle the signals; the yielded list grows by those to forward to the ranks.
 
     Outside of the main thread Python allows no handlers, and the list stays empty.
     """
@@ -195,7 +198,7 @@ def _noted_signals() -> Iterator[list[signal.Signals]]:
     try:
         if threading.current_thread() is threading.main_thread():
             for number, sent in _FORWARDED_AS.items():
-                # nohup has SIGHUP ignored, and means it.
+                # nohup ignores SIGHUP on purpose.
                 if signal.getsignal(number) is not signal.SIG_IGN or number == signal.SIGINT:
 
                     def note(*_: Any, sent: signal.Signals = sent) -> None:
@@ -210,7 +213,7 @@ def _noted_signals() -> Iterator[list[signal.Signals]]:
 
 
 @contextlib.contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -225,9 +228,9 @@ def _variables(values: Mapping[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_torch() -> Iterator[None]:
-    """For the first import of torch: its C++ code reports a store that is gone on 20 lines of its own."""
+    """For the first import of torch, whose C++ code prints 20 lines when a store is gone."""
     if "TORCH_CPP_LOG_LEVEL" in os.environ:
         yield
     else:
-        with _variables({"TORCH_CPP_LOG_LEVEL": "FATAL"}):
+        with _environment({"TORCH_CPP_LOG_LEVEL": "FATAL"}):
             yield

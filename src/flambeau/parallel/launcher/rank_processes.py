@@ -1,4 +1,4 @@
-"""The ranks on this machine, as their supervisors report them: who has ended, and how to end the others."""
+"""The ranks on this machine, as their supervisors report them, and how to end them."""
 
 import contextlib
 import json
@@ -19,10 +19,9 @@ class Rank(NamedTuple):
 
     Attributes:
         rank: its number in the job.
-        world: how many there are.
+        world: number of ranks.
         node: number of its machine in the job.
-        num_nodes: how many there are.
-        pid: its process.
+        num_nodes: number of machines.
         supervisor: the process of `rank_supervisor`.
     """
 
@@ -38,13 +37,13 @@ class RankProcesses:
     """The ranks of one start.
 
     Args:
-        folder: a new one, through which `rank_supervisor` reports; it is made here.
+        folder: made here; `rank_supervisor` reports through it.
         num_ranks: how many there will be.
-        environment: variables for the ranks, beyond those that torch's agent sets.
+        environment: variables for the ranks, in addition to those of torch's agent.
 
     Attributes:
-        started: those who are there, by their number on this machine.
-        codes: exit codes of those who have ended; negative for a signal.
+        started: the started ranks, by their number on this machine.
+        codes: exit codes of those that have ended; negative for a signal.
     """
 
     def __init__(self, folder: Path, num_ranks: int, environment: Mapping[str, str]) -> None:
@@ -59,7 +58,7 @@ class RankProcesses:
 
     @property
     def run(self) -> Path | None:
-        """The folder of the run that the ranks train in, if the first one is here and has reported it."""
+        """The run folder of the ranks, if the first one is on this machine and has reported it."""
         for number in self.started:
             with contextlib.suppress(FileNotFoundError):
                 return Path(os.fsdecode((self.folder / f"{number}.run").read_bytes()))
@@ -67,11 +66,11 @@ class RankProcesses:
 
     @property
     def is_running(self) -> bool:
-        """Whether one of them had not ended, or not started, when `poll` looked."""
+        """Whether one of them had not ended, or not started, at the last `poll`."""
         return len(self.codes) < self._num_ranks
 
     def poll(self) -> None:
-        """Take note of who has started and who has ended."""
+        """Update who has started and who has ended."""
         for number in range(self._num_ranks):
             if number not in self.started and (text := self._read(f"{number}.started")):
                 self.started[number] = Rank(*json.loads(text))
@@ -82,21 +81,21 @@ class RankProcesses:
         self._deliver()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to each rank, not to its data workers; those who start later get it then."""
+        """Send a signal to each rank, but not to its data workers; ranks that start later get it then."""
         self._signals.append(number)
         self._deliver()
 
     def kill(self) -> None:
-        """End all ranks at once, and what they have started."""
+        """Kill all ranks and the processes that they have started."""
         for number in self._alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.started[number].pid, signal.SIGKILL)
-            if _is_stopped(self.started[number].supervisor):  # it would never tell
+            if _is_stopped(self.started[number].supervisor):  # it would never report the end
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.started[number].supervisor, signal.SIGKILL)
 
     def end(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL for those who still live after a while."""
+        """SIGTERM, and after the grace time SIGKILL."""
         deadline = time.monotonic() + grace_s
         self.send(signal.SIGTERM)
         self._wait_until(deadline)
@@ -104,7 +103,7 @@ class RankProcesses:
         self._wait_until(time.monotonic() + 5)  # longer if stuck in the kernel
 
     def stopped(self) -> list[int]:
-        """The numbers of those that stand still by a signal such as SIGSTOP, or whose supervisor does."""
+        """The numbers of ranks that SIGSTOP or a similar signal has stopped, or their supervisors."""
         return [
             number
             for number in self._alive()
@@ -149,7 +148,7 @@ def _is_gone(pid: int) -> bool:
 
 
 def _is_stopped(pid: int) -> bool:
-    """Where there is no /proc, nobody can tell."""
+    """False where there is no /proc."""
     try:
         return state_and_start(pid)[0] == "T"  # not "t", which is that of a debugger
     except OSError:

@@ -1,7 +1,7 @@
-"""Starts one rank, reports how it ends, and ends it when the launcher is gone.
+"""Starts one rank, reports how it ends, and kills it if the launcher is gone.
 
-Torch's agent starts one for each rank: by path, isolated and without site-packages, so that it costs 20 ms
-and a few megabytes. That is why it imports the standard library alone.
+Torch's agent starts one for each rank: by path, isolated and without site-packages, so that it takes 20 ms
+and a few megabytes. It therefore imports the standard library alone.
 """
 
 import contextlib
@@ -18,7 +18,8 @@ from pathlib import Path
 _POLL_S = 0.05
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _SAVED = 75  # flambeau.parallel.preemption.EXIT_CODE
-_NOT_FOR_US = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
+# The launcher forwards them to the rank; some schedulers send them to every process.
+_IGNORED = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 
 
 def supervise(arguments: Sequence[str]) -> int:
@@ -28,16 +29,14 @@ def supervise(arguments: Sequence[str]) -> int:
         arguments: process id of the launcher, its folder for these ranks, the program, its arguments.
 
     Returns:
-        The exit code, as the launcher has chosen it.
+        The exit code that the launcher has chosen.
     """
     launcher = int(arguments[0])
     folder = Path(arguments[1])
     command = arguments[2:]
-    if (folder / "released").exists():  # torch's agent starts ranks that nobody wants any more
+    if (folder / "released").exists():  # torch's agent starts ranks that are no longer needed
         return 1
-    for (
-        name
-    ) in _NOT_FOR_US:  # the launcher forwards them; some schedulers send them to every process
+    for name in _IGNORED:
         signal.signal(getattr(signal, name), lambda *_: None)
     number = os.environ["LOCAL_RANK"]
     variables = json.loads((folder / "environment").read_text())
@@ -57,7 +56,7 @@ def supervise(arguments: Sequence[str]) -> int:
         if not has_ended and (code := rank.poll()) is not None:
             has_ended = True
             if code not in (0, _SAVED):
-                _kill_group(rank.pid)  # at once: the kernel may soon give its number to others
+                _kill_group(rank.pid)  # at once: the kernel may soon reuse its number
             _write(folder / f"{number}.ended", str(code))
         if has_ended and (folder / "released").exists():
             return int((folder / "released").read_text())
@@ -67,7 +66,7 @@ def supervise(arguments: Sequence[str]) -> int:
 
 
 def _die_with_parent() -> Callable[[], object] | None:
-    """What the rank does before its program: on Linux it asks for SIGKILL when this process ends."""
+    """For Popen's preexec_fn: on Linux the rank gets SIGKILL when this process ends."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl
@@ -75,13 +74,13 @@ def _die_with_parent() -> Callable[[], object] | None:
 
 
 def _kill_group(pid: int) -> None:
-    """SIGKILL for a rank and what it has started."""
+    """SIGKILL for a rank and the processes that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if all are gone
         os.killpg(pid, signal.SIGKILL)
 
 
 def _write(path: Path, text: str) -> None:
-    """Whole, or not at all."""
+    """Write a file whole, or not at all."""
     part = path.with_suffix(f"{path.suffix}.part")
     with contextlib.suppress(FileNotFoundError):  # the launcher has given up
         part.write_text(text)

@@ -1,4 +1,7 @@
-"""The place where the nodes of a job meet, as one of them sees it. No torch here: it is looked up at once."""
+"""The address where the nodes of a job meet, as one of them sees it.
+
+No torch here, so that errors come at once.
+"""
 
 import contextlib
 import socket
@@ -8,15 +11,15 @@ from flambeau.errors import InputError
 from flambeau.parallel.network_interface import interface_of, route
 
 
-class Place(NamedTuple):
+class Rendezvous(NamedTuple):
     """The rendezvous as this machine sees it.
 
     Attributes:
-        host: its name or address, as the user gave it.
-        port: 0 for any that is free.
-        is_here: this launcher holds it, if no other one of this machine does.
+        host: name or address, as the user gave it.
+        port: 0: any free one.
+        is_here: this launcher serves it, unless another one on this machine does.
         local_addr: how other nodes reach this machine.
-        interface: the network interface that has this address, if it is known.
+        interface: the network interface with this address, if known.
     """
 
     host: str
@@ -42,37 +45,37 @@ class Place(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-LOOPBACK = Place("127.0.0.1", 0, True, "127.0.0.1")
-"""Where the only node of a job meets itself."""
+LOOPBACK = Rendezvous("127.0.0.1", 0, True, "127.0.0.1")
+"""For a job of one node."""
 
 
-def find_place(
-    rendezvous: str, *, node_rank: int | None = None, local_addr: str | None = None
-) -> Place:
-    """Look a rendezvous up.
+def find_rendezvous(
+    endpoint: str, *, node_rank: int | None = None, local_addr: str | None = None
+) -> Rendezvous:
+    """Look up a rendezvous.
 
     Args:
-        rendezvous: HOST:PORT.
-        node_rank: 0 says that it is here, whatever the host's name leads to; others that it is not.
-        local_addr: how other nodes reach this machine; by default the address that leads to the host.
+        endpoint: HOST:PORT.
+        node_rank: 0 means that it is here, whatever the host's name leads to; others that it is not.
+        local_addr: how other nodes reach this machine; by default the address from which it reaches the host.
 
     Raises:
-        InputError: that is no HOST:PORT, or nobody knows the host.
+        InputError: not HOST:PORT, or an unknown host.
     """
-    host, _, digits = rendezvous.rpartition(":")
+    host, _, digits = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not digits.isdecimal() or not 0 < int(digits) < 2**16:
-        raise InputError(f"a rendezvous is HOST:PORT, such as node1:29500; got {rendezvous!r}")
-    found = _look_up(host, int(digits))
+        raise InputError(f"a rendezvous is HOST:PORT, such as node1:29500; got {endpoint!r}")
+    addresses = _look_up(host, int(digits))
     if local_addr is not None:
         _look_up(local_addr, None)
-    family, _, _, _, address = found[0]
-    is_local = any(_is_of_this_machine(family, address) for family, _, _, _, address in found)
+    family, _, _, _, address = addresses[0]
+    is_local = any(_is_of_this_machine(family, address) for family, _, _, _, address in addresses)
     if local_addr is None:
-        # Other nodes reach the host by the name that they were given as well.
+        # Other nodes reach the host by its name too.
         local_addr = host if is_local else _route(family, address)
     is_here = is_local if node_rank is None else node_rank == 0
-    return Place(host, int(digits), is_here, local_addr, _interface(local_addr))
+    return Rendezvous(host, int(digits), is_here, local_addr, _interface(local_addr))
 
 
 def _look_up(host: str, port: int | None) -> list[Any]:
@@ -86,7 +89,7 @@ def _look_up(host: str, port: int | None) -> list[Any]:
 
 
 def _is_of_this_machine(family: int, address: Any) -> bool:
-    """Only an address of one's own can be bound; torch asks the host name instead, and can be wrong."""
+    """Only a local address can be bound; torch looks up the host name instead, and can be wrong."""
     with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.bind((address[0], 0, *address[2:]))
         return True
@@ -101,11 +104,13 @@ def _route(family: int, address: Any) -> str:
 
 
 def _interface(local_addr: str) -> str | None:
-    """Which network interface has an address of this machine."""
+    """The network interface of an address of this machine."""
     with contextlib.suppress(OSError):
         address = str(socket.getaddrinfo(local_addr, None, socket.AF_INET)[0][4][0])
         if address.startswith("127.") and local_addr not in ("localhost", address):
-            # Debian's /etc/hosts has a machine's own name lead to 127.0.1.1, which no other node can reach.
-            address = route(socket.AF_INET, ("192.0.2.1", 9))  # RFC 5737: nobody has it
+            # Debian's /etc/hosts maps the host name to 127.0.1.1, which no other node can reach.
+            address = route(
+                socket.AF_INET, ("192.0.2.1", 9)
+            )  # RFC 5737: an address that nobody has
         return interface_of(address)
     return None

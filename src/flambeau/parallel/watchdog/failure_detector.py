@@ -1,4 +1,4 @@
-"""Which rank was killed, is silent or has stalled, as far as one rank can find out about the others."""
+"""Finds which rank was killed, is silent or has stalled, as far as one rank can know."""
 
 import contextlib
 import json
@@ -29,10 +29,10 @@ from flambeau.parallel.watchdog.store_client import StoreClient
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds; chosen so that the job of a killed rank is gone within 10 s.
+    """Seconds, chosen so that the job of a killed rank is gone within 10 s.
 
     Attributes:
-        poll_s: between two checks of the store, of the neighbour, and of a request to stop.
+        poll_s: between two checks of the store, of the neighbour, and of a stop request.
         beat_s: between two heartbeats.
         grace_s: for the main thread to end by itself when the job fails.
         store_s: for an answer of the store, before it counts as lost.
@@ -57,14 +57,14 @@ class Failure:
     """Why the job ends.
 
     Attributes:
-        ranks: that caused it; empty if none did.
+        ranks: that caused it; may be empty.
         cause: one line.
         by: the rank that found it, and prints it.
         host: of that rank.
         stack: of the first of `ranks`, as text.
         is_silent: their threads do not run, so they cannot end by themselves.
         time_s: since 1970.
-        wish: what the rank that leaves asks the first one to note for the next start.
+        restart_note: for rank 0 to note for the next start.
     """
 
     ranks: list[int]
@@ -74,7 +74,7 @@ class Failure:
     stack: str = ""
     is_silent: bool = False
     time_s: int = field(default_factory=lambda: int(time.time()))
-    wish: str = ""
+    restart_note: str = ""
 
     @property
     def text(self) -> str:
@@ -90,10 +90,9 @@ class Member:
     """A process of the job.
 
     Attributes:
-        rank: of this process.
         world: number of ranks.
         host: name of this machine.
-        store_rank: the rank whose process serves the store, if one of them does.
+        store_rank: the rank whose process serves the store, if any.
     """
 
     rank: int
@@ -103,12 +102,11 @@ class Member:
 
 
 class FailureDetector:
-    """What one rank knows of the others. Made in the thread that it watches, used by another one.
+    """What one rank knows about the others. Made in the thread that it watches, used in another one.
 
     Args:
         member: this process.
-        progress: of the thread to be watched.
-        pace: how often it checks.
+        progress: of the watched thread.
     """
 
     def __init__(self, member: Member, progress: ProgressTracker, pace: Pace) -> None:
@@ -123,7 +121,7 @@ class FailureDetector:
         self._store_rank_frames = "[]"
 
     def name(self, rank: int) -> str:
-        """What messages call a rank."""
+        """The name of a rank in messages."""
         process = self._peers[rank] if self._peers else self.me if rank == self._rank else None
         where = "" if process is None else f" (host {process.host}, process {process.pid})"
         return f"rank {rank} of {self._world}{where}"
@@ -135,14 +133,14 @@ class FailureDetector:
         return failure.by == self._rank or (elsewhere and here[:1] == [self._rank])
 
     def write_heartbeat(self, store: Store, *, has_left: bool = False) -> None:
-        """Write a heartbeat and the stack; at first also register this rank and look up the others."""
+        """Write a heartbeat and the stack; the first time also register this rank and look up the others."""
         store.set(f"stack/{self._rank}", frames_of(self._main))
         store.set(f"beat/{self._rank}", json.dumps(self._progress.heartbeat(has_left=has_left)))
         if not self._peers:
             store.set(f"who/{self._rank}", json.dumps(self.me))
             self._find_peers(store)
         elif self._store_rank is not None and not has_left:
-            # When that rank stops, so does the store, and its stack cannot be read any more.
+            # If that rank stops, so does the store, and its stack can no longer be read.
             self._store_rank_frames = store.get(f"stack/{self._store_rank}").decode()
 
     def report(
@@ -153,21 +151,22 @@ class FailureDetector:
         *,
         stack: str = "",
         is_silent: bool = False,
-        wish: str = "",
+        restart_note: str = "",
     ) -> Failure:
         """Publish to all ranks why the job ends.
 
         Returns:
-            What was published first, which may be the failure that another rank reported.
+            The failure that was published first, perhaps by another rank.
         """
-        failure = Failure(ranks, cause, self._rank, self.me.host, stack, is_silent, wish=wish)
-        own = json.dumps(asdict(failure))
-        first = store.compare_set("failure", "", own)
+        failure = Failure(
+            ranks, cause, self._rank, self.me.host, stack, is_silent, restart_note=restart_note
+        )
+        first = store.compare_set("failure", "", json.dumps(asdict(failure)))
         store.add("changes", 1)
         return Failure(**json.loads(first))
 
     def missing_neighbour(self, client: StoreClient) -> Failure | None:
-        """Whether the neighbour on this machine has ended before its run did."""
+        """The failure of the neighbour on this machine, if it has ended before its run did."""
         neighbour = self._neighbour
         if neighbour is None or not self._peers[neighbour].is_gone:
             return None
@@ -177,7 +176,7 @@ class FailureDetector:
         return client.call(lambda store: self.report(store, [neighbour], self._killed(neighbour)))
 
     def kill_neighbour(self, failure: Failure) -> None:
-        """Kill the neighbour if it caused the failure and cannot end itself (it is stopped, for example)."""
+        """Kill the neighbour if it caused the failure and cannot end by itself, as when it is stopped."""
         neighbour = self._neighbour
         if neighbour is not None and failure.is_silent and neighbour in failure.ranks:
             process = self._peers[neighbour]
@@ -186,10 +185,9 @@ class FailureDetector:
                     os.kill(process.pid, signal.SIGKILL)
 
     def stall(self, client: StoreClient, *, has_lost_peer: bool) -> Failure | None:
-        """Why this rank makes no progress, if that lasts too long: a silent rank or else the slowest one.
+        """Why this rank makes no progress, if that lasts too long: a silent rank, or else the slowest one.
 
         Args:
-            client: of the store.
             has_lost_peer: a connection to another rank is broken, so look for a silent rank at once.
         """
         stalled_s = self._progress.stalled_s
@@ -222,13 +220,15 @@ class FailureDetector:
         return client.call(self._reporting(ranks, self._stall_text(ranks, beat), is_silent=False))
 
     def loss_of_store(self, address: str, error: str) -> Failure:
-        """The failure to report when the store is lost. Each machine finds out for itself."""
-        own = self.me.pid_namespace
+        """The failure to report when the store is lost; each machine finds out by itself."""
+        namespace = self.me.pid_namespace
         here = [self._rank]
-        if own:
-            here = [r for r, peer in enumerate(self._peers) if peer.pid_namespace == own] or here
+        if namespace:
+            here = [
+                r for r, peer in enumerate(self._peers) if peer.pid_namespace == namespace
+            ] or here
         gone: list[int] = []
-        for _ in range(5):  # a process closes its connections before it is seen to be gone
+        for _ in range(5):  # a process closes its connections a moment before it is gone
             gone = gone or [rank for rank in here if self._peers and self._peers[rank].is_gone]
             time.sleep(0.1)
         loss = f"lost the rendezvous store at {address}: {error}"
@@ -252,9 +252,10 @@ class FailureDetector:
             return
         self._peers = [Process(*json.loads(value)) for value in store.multi_get(keys)]
         to_the_left = [(self._rank - step) % self._world for step in range(1, self._world)]
-        own = self.me.pid_namespace
+        namespace = self.me.pid_namespace
         self._neighbour = next(
-            (r for r in to_the_left if own and self._peers[r].pid_namespace == own), None
+            (r for r in to_the_left if namespace and self._peers[r].pid_namespace == namespace),
+            None,
         )
 
     def _reporting(
@@ -277,17 +278,17 @@ class FailureDetector:
         return f"{self.name(rank)} was killed"
 
     def _silence_text(
-        self, ranks: Sequence[int], beat: Heartbeat | None, own: Heartbeat | None
+        self, ranks: Sequence[int], beat: Heartbeat | None, mine: Heartbeat | None
     ) -> str:
         who = self._names(ranks)
         if beat is None:
             return f"{who} not started at all"
         text = f"{who} been silent for {self._pace.silent_s:.0f} s, last seen {beat.phase}"
-        # A heartbeat a second: short steps have gone on since, as this rank, which waits for it, knows.
-        if own is None or (further := own.point - beat.point) <= 0:
+        # Its last heartbeat may be a second old, while this rank, which waits for it, is further.
+        if mine is None or (further := mine.point - beat.point) <= 0:
             return text
         steps = f"{further} step{'s' * (further > 1)} further"
-        return f"{text}; rank {self._rank}, which waits for it, is {steps} ({own.phase})"
+        return f"{text}; rank {self._rank}, which waits for it, is {steps} ({mine.phase})"
 
     def _stall_text(self, ranks: Sequence[int], beat: Heartbeat) -> str:
         return (

@@ -1,4 +1,4 @@
-"""The heartbeat that each rank writes, and how a stalled rank is found in the heartbeats of all."""
+"""The heartbeat that each rank writes, and how a stalled rank is found from all heartbeats."""
 
 import contextlib
 import json
@@ -16,21 +16,20 @@ LEFT: Final = "left"
 """The phase of a rank whose run is over."""
 
 SAVING: Final = "saving"
-"""The phase in which ranks wait for a disk."""
+"""The phase in which ranks wait for the disk."""
 
 _PATIENCE: Final = 10
-"""How many times longer saving may take, and any phase once (compilation, cudnn's search). Chosen."""
+"""Saving, and the first time of any phase (compilation, cudnn's search), may take so much longer. Chosen."""
 _NUM_FRAMES: Final = 20
 
 
 class Process(NamedTuple):
-    """Who a rank is.
+    """The process of a rank.
 
     Attributes:
         host: name of its machine, for people.
-        pid: its process.
-        started: when, as /proc has it, since process numbers are used again.
-        pid_namespace: processes that share it see each other in /proc; empty where there is no /proc.
+        started: its start time in /proc, because process numbers are reused.
+        pid_namespace: processes with the same one see each other in /proc; empty without /proc.
     """
 
     host: str
@@ -40,7 +39,7 @@ class Process(NamedTuple):
 
     @classmethod
     def this(cls, host: str) -> "Process":
-        """The process that calls."""
+        """The calling process."""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             pid_namespace = f"{host} {boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -49,7 +48,7 @@ class Process(NamedTuple):
 
     @property
     def is_gone(self) -> bool:
-        """It has ended, though its parent may not have noticed yet."""
+        """It has ended, even if its parent has not noticed yet."""
         try:
             state, started = state_and_start(self.pid)
         except (FileNotFoundError, ProcessLookupError):
@@ -58,7 +57,7 @@ class Process(NamedTuple):
 
 
 def state_and_start(pid: int) -> tuple[str, str]:
-    """State and start time: fields 3 and 22 of /proc/PID/stat; the name before them may hold anything."""
+    """State and start time: fields 3 and 22 of /proc/PID/stat; the name before them may contain anything."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]
 
@@ -68,11 +67,11 @@ class Heartbeat(NamedTuple):
 
     Attributes:
         number: of this heartbeat.
-        point: how many points of the run the main thread has reached.
-        beats: how many times it has called `beat` since that point.
+        point: points of the run that the main thread has reached.
+        beats: calls of `beat` since that point.
         phase: what it is doing.
         stalled_s: seconds since its last progress.
-        is_overdue: whether that is longer than the phase may take.
+        is_overdue: that is longer than the phase may take.
     """
 
     number: int
@@ -84,15 +83,15 @@ class Heartbeat(NamedTuple):
 
 
 Heartbeats = Sequence[Heartbeat | None]
-"""Of all ranks; None for a rank that has written none yet."""
+"""Of all ranks; None for one that has not written any yet."""
 
 
 class ProgressTracker:
     """The progress of the main thread: counted by itself, timed by another thread.
 
     Args:
-        timeout_s: how long it may make no progress; 0 for ever.
-        tick_s: the most time between two calls of `update`, unless the process was suspended.
+        timeout_s: how long it may make no progress; 0: forever.
+        tick_s: the longest time between two calls of `update`, unless the process was suspended.
         clock: seconds, monotonic.
     """
 
@@ -109,7 +108,7 @@ class ProgressTracker:
         self._number = 0
 
     def beat(self, phase: str) -> None:
-        """The main thread begins a phase."""
+        """The main thread starts a phase."""
         self._known.add(self._phase)
         self._phase = phase
         self._count += 1
@@ -121,7 +120,7 @@ class ProgressTracker:
 
     @property
     def allowed_s(self) -> float:
-        """How long the main thread may take for this phase; 0 for ever."""
+        """How long the main thread may take for this phase; 0: forever."""
         is_quick = self._phase in self._known and self._phase != SAVING
         return self.timeout_s * (1 if is_quick else _PATIENCE)
 
@@ -137,7 +136,6 @@ class ProgressTracker:
         self._updated_at = now
 
     def heartbeat(self, *, has_left: bool = False) -> Heartbeat:
-        """The next heartbeat."""
         self._number += 1
         is_overdue = self.timeout_s > 0 and self.stalled_s >= self.allowed_s
         phase = LEFT if has_left else self._phase
@@ -154,17 +152,17 @@ def silent_ranks(before: Heartbeats, after: Heartbeats) -> list[int]:
 
 
 def straggler_ranks(beats: Heartbeats) -> list[int]:
-    """Ranks that are furthest behind, for which the others wait; none while one of them is not overdue."""
+    """The ranks furthest behind, for which the others wait; none unless all of them are overdue."""
     running = {
         rank: beat for rank, beat in enumerate(beats) if beat is not None and beat.phase != LEFT
     }
     least = min(((beat.point, beat.beats) for beat in running.values()), default=None)
-    found = [rank for rank, beat in running.items() if (beat.point, beat.beats) == least]
-    return found if all(running[rank].is_overdue for rank in found) else []
+    last = [rank for rank, beat in running.items() if (beat.point, beat.beats) == least]
+    return last if all(running[rank].is_overdue for rank in last) else []
 
 
 def outlier_ranks(stacks: Mapping[int, str]) -> list[int]:
-    """Of ranks that are equally far, the smallest group with the same stack; all, if all have the same."""
+    """Among ranks with equal progress, the smallest group with the same stack; all if all have the same."""
     groups = defaultdict(list)
     for rank, stack in stacks.items():
         groups[stack].append(rank)
@@ -172,7 +170,7 @@ def outlier_ranks(stacks: Mapping[int, str]) -> list[int]:
 
 
 def frames_of(thread: int) -> str:
-    """Where a thread is: its innermost frames, newest last, as `stack_text` reads them."""
+    """The innermost frames of a thread, newest last, for `stack_text`."""
     frame: FrameType | None = sys._current_frames().get(thread)
     frames: list[tuple[str, int, str]] = []
     while frame is not None and len(frames) < _NUM_FRAMES:
@@ -182,6 +180,6 @@ def frames_of(thread: int) -> str:
 
 
 def stack_text(frames: str) -> str:
-    """The frames as a traceback shows them, with the source lines of this machine."""
+    """The frames as in a traceback, with the source lines of this machine."""
     summary = [traceback.FrameSummary(*entry) for entry in json.loads(frames)]
     return "".join(traceback.format_list(summary)).rstrip()

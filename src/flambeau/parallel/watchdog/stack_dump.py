@@ -1,4 +1,4 @@
-"""A stack dump for when native code holds the GIL, so that no Python thread can print anything."""
+"""A stack dump for when native code holds the GIL, so that no Python thread can print."""
 
 import faulthandler
 import os
@@ -7,9 +7,9 @@ from typing import Final
 
 
 class StackDump:
-    """Prints the stacks of all threads to standard error, unless it is postponed in time.
+    """Prints the stacks of all threads to standard error, unless postponed in time.
 
-    It does not end the process: it cannot tell one that hangs from one that was suspended for as long.
+    It does not end the process: it cannot tell a hanging process from one that was suspended as long.
     """
 
     def __init__(self) -> None:
@@ -17,7 +17,7 @@ class StackDump:
         self._lock = threading.Lock()
 
     def arm(self, after_s: float) -> None:
-        """Print after this time, unless `arm` or `disarm` is called again before."""
+        """Print after this time, unless `arm` or `disarm` is called before."""
         if not self._is_registered:
             self._is_registered = True
             release = self._lock.release
@@ -29,12 +29,11 @@ class StackDump:
             faulthandler.dump_traceback_later(after_s, file=2)
 
     def disarm(self) -> None:
-        """Cancel it."""
         with self._lock:
             self._cancel()
 
     def _before_fork(self) -> None:
-        """A forked child would wait at its end for the timer's thread, which it does not have."""
+        """At its exit a forked child would wait for the timer's thread, which it does not have."""
         self._lock.acquire()
         self._cancel()
 

@@ -1,12 +1,12 @@
 """Where to stop: a request on any rank stops all ranks at the same point; without one, no step waits.
 
-A run may stop at its points (between two steps, for example). All ranks pass the same points in the same
-order, so a count identifies them. A rank is always committed to its next point: it reaches it without
-waiting for another rank. When a stop is requested, a thread of each rank publishes the number of that point,
-whatever its main thread is doing, and from then on the main thread waits at each point until all numbers are
-published. All stop at the highest. No rank has passed it, because each waits before it would pass the number
-that it published; and each reaches it, because points before it are passed as usual. The waiting depends on
-the threads alone, never on a main thread that is inside a collective, so nothing can deadlock.
+A run can stop at its points (between two steps, for example). All ranks pass the same points in the same
+order, so a count identifies a point. A rank is always committed to its next point: it reaches it without
+waiting for another rank. After a request, a thread of each rank publishes the number of that point, whatever
+its main thread is doing, and from then on the main thread waits at each point until all numbers are
+published. All stop at the highest. No rank has passed it, because each waits before passing the number that
+it published; and each reaches it, because points before it are passed as usual. The waiting depends on the
+threads alone, never on a main thread inside a collective, so nothing can deadlock.
 """
 
 import threading
@@ -16,39 +16,38 @@ from typing import Final
 from torch.distributed.distributed_c10d import Store
 
 _NEVER: Final = 1 << 62
-"""The point of a rank that has left: no run gets there, so none that still runs stops for it."""
+"""The point of a rank that has left: no run gets there, so no running rank stops for it."""
 
 
 class StopAgreement:
-    """One rank's part.
+    """One rank's part in the agreement.
 
     Args:
-        rank: of this process.
         world: number of ranks.
-        asked: the name of the signal that asked this process to stop, or None.
+        stop_signal: returns the name of the signal that stop_signal this process to stop, or None.
     """
 
-    def __init__(self, *, rank: int, world: int, asked: Callable[[], str | None]) -> None:
-        self._rank, self._world, self._asked = rank, world, asked
+    def __init__(self, *, rank: int, world: int, stop_signal: Callable[[], str | None]) -> None:
+        self._rank, self._world, self._stop_signal = rank, world, stop_signal
         self._signal: str | None = None
         self._stop_at: int | None = None
         self._decided = threading.Event()
         self._has_published = False
         self.point = 0
 
-    # The main thread's side. It takes no lock: `reach_point` counts before it looks at the signal, and
+    # Called by the main thread, without a lock: `reach_point` counts before it reads the signal, and
     # `exchange` sets the signal before it reads the count. So either the main thread sees the signal and
-    # waits, or the thread sees the count of the point that is being passed.
+    # waits, or the other thread sees the count of the point that is being passed.
 
     def reach_point(self) -> str | None:
-        """The main thread is where a run may stop.
+        """The main thread is where the run can stop.
 
         Returns:
-            The name of the signal when all ranks stop here, else None.
+            The name of the signal if all ranks stop here, else None.
         """
         self.point += 1
         if self._world == 1:
-            return self._asked()
+            return self._stop_signal()
         if self._signal is None:
             return None
         self._decided.wait()
@@ -57,26 +56,26 @@ class StopAgreement:
 
     @property
     def stops_next(self) -> bool:
-        """Whether all ranks will stop at their next point, so that work before it may be cut short."""
+        """Whether all ranks will stop at their next point, so that work before it can be cut short."""
         if self._world == 1:
-            return self._asked() is not None
+            return self._stop_signal() is not None
         return self._stop_at is not None and self.point + 1 >= self._stop_at
 
-    # The other thread's side.
+    # Called by the other thread.
 
     @property
     def has_new_request(self) -> bool:
-        """This process was asked to stop and the others do not know it yet."""
-        return self._signal is None and self._asked() is not None
+        """This process was asked to stop, and the others do not know it yet."""
+        return self._signal is None and self._stop_signal() is not None
 
     def exchange(self, store: Store) -> None:
-        """Publish and read requests to stop; call it when `has_new_request` and when the counter changes.
+        """Publish and read stop requests; call it when `has_new_request` and when the counter changes.
 
         Args:
-            store: of the job; each write increases its counter 'changes', which the others poll.
+            store: of the job; each write increments its counter 'changes', which the others poll.
         """
         if self._signal is None:
-            signal = self._asked()
+            signal = self._stop_signal()
             if signal is not None:
                 store.compare_set("stop", "", signal)
             elif not store.check(["stop"]):
@@ -88,11 +87,11 @@ class StopAgreement:
             self._decide(max(map(int, points)))
 
     def leave(self, store: Store) -> None:
-        """This rank's run is over, so it passes no more points: the others must not wait for it."""
+        """This rank's run is over: the others must not wait for it."""
         self._publish(store, _NEVER)
 
     def abandon(self) -> None:
-        """Give up: there will be no agreement, and a main thread that waits for one continues."""
+        """There will be no agreement; a main thread that waits for one continues."""
         if self._stop_at is None:
             self._decide(_NEVER)
 

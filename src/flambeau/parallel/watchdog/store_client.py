@@ -1,4 +1,4 @@
-"""A client of the job's store whose calls end in bounded time, even when the store hangs."""
+"""A client of the job's store whose calls return in bounded time, even if the store hangs."""
 
 import threading
 from collections.abc import Callable
@@ -16,10 +16,9 @@ class StoreLost(Exception):
 
 
 class StoreClient:
-    """Has its own connection and its own thread, because a call to an unreachable store blocks for ever.
+    """Has a connection and a thread of its own, because a call to an unreachable store blocks forever.
 
     Args:
-        connect: makes the connection.
         prefix: of all keys.
         wait_s: for an answer.
     """
@@ -33,13 +32,13 @@ class StoreClient:
         self._thread.start()
 
     def call(self, request: Callable[[Store], T]) -> T:
-        """What `request` returns of the store.
+        """What `request` returns for the store.
 
         Raises:
-            StoreLost: no answer, or a broken connection. The client cannot be used any more.
+            StoreLost: no answer, or a broken connection. The client is then unusable.
         """
         self._requests.put(request)
-        # In slices: when the whole job was suspended for an hour, only one of them has run out.
+        # In slices: if the whole job was suspended for an hour, only one slice has expired.
         for _ in range(20):
             try:
                 answer, error = self._answers.get(timeout=self._wait_s / 20)
@@ -48,7 +47,7 @@ class StoreClient:
                 continue
         else:
             raise StoreLost(f"no answer for {self._wait_s:.0f} s")
-        if isinstance(error, RuntimeError):  # what torch raises for a store
+        if isinstance(error, RuntimeError):  # as torch raises for a store
             raise StoreLost(str(error).partition("\n")[0]) from error
         if error is not None:
             raise error

@@ -1,14 +1,14 @@
-"""A thread per rank that ends a job which cannot go on, and names the rank that was killed or has stalled.
+"""A thread per rank that ends a job which cannot continue, and names the rank that was killed or stalled.
 
-Each rank's watchdog writes a heartbeat and the stack of its main thread into the job's store every second.
-It checks whether a neighbour on the same machine is alive, and when its own main thread has made no progress
-for too long, it compares the heartbeats of all ranks (`failure_detector`). The first to find the cause
-prints it, once for the whole job; then all ranks end. The thread also carries the agreement on where to stop
+Each rank's watchdog writes a heartbeat and the stack of its main thread into the job's store every second. It
+checks whether a neighbour on the same machine is alive, and when its own main thread makes no progress for
+too long, it compares the heartbeats of all ranks (`failure_detector`). The first to find the cause prints it,
+once for the whole job; then all ranks end. The thread also carries the agreement on where to stop
 (`stop_agreement`).
 
     watch = Watchdog(
         Member(rank, world, host), connect=connect, prefix=nonce, stall_timeout_s=60,
-        asked=lambda: FLAG.signal,
+        stop_signal=lambda: FLAG.signal,
     )
     watch.start()
     for batch in batches:
@@ -52,17 +52,17 @@ class Watchdog:
 
     Args:
         member: this process.
-        connect: makes a connection to the job's store, for the watchdog alone; not called in a world of 1.
-        prefix: of its keys, a new one each time that the group is started.
-        stall_timeout_s: how long a rank may make no progress; 0 for ever.
-        asked: the name of the signal that asked this process to stop, or None.
+        connect: makes a separate connection to the job's store; not called in a world of 1.
+        prefix: of its keys, a new one at each start of the group.
+        stall_timeout_s: how long a rank may make no progress; 0: forever.
+        stop_signal: returns the name of the signal that asked this process to stop, or None.
         say: prints a line; must take no lock that a stuck main thread may hold.
         end: ends the process with a code.
         pace: how often it checks.
 
     Attributes:
         note: takes the failure of another rank.
-        on_wish: takes the wish of another rank that leaves so that all are started again.
+        on_restart_note: takes what another rank, which leaves, wants noted for the restart.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Watchdog:
         connect: Callable[[], Store],
         prefix: str,
         stall_timeout_s: float,
-        asked: Callable[[], str | None],
+        stop_signal: Callable[[], str | None],
         say: Callable[[str], None] | None = None,
         end: Callable[[int], Any] = os._exit,
         pace: Pace = PACE,
@@ -84,18 +84,18 @@ class Watchdog:
         self._say = say or _say
         self._end = end
         self.note: Callable[[str], object] = lambda _: None
-        self.on_wish: Callable[[str], object] = lambda _: None
+        self.on_restart_note: Callable[[str], object] = lambda _: None
         self._progress = ProgressTracker(timeout_s=stall_timeout_s, tick_s=pace.beat_s)
-        self._stops = StopAgreement(rank=member.rank, world=member.world, asked=asked)
+        self._stops = StopAgreement(rank=member.rank, world=member.world, stop_signal=stop_signal)
         self._detector = FailureDetector(member, self._progress, pace)
         self._thread = threading.Thread(target=self._run, name="flambeau watchdog", daemon=True)
         self._wake, self._is_explained = threading.Event(), threading.Event()
         self._is_disconnected = threading.Event()
-        # Written by the main thread.
+        # Set by the main thread.
         self._has_left = self._has_lost_peer = self._is_paused = False
-        self._own_failure: tuple[str, int] | None = None
-        self._wish = ""
-        # Written by the other.
+        self._local_failure: tuple[str, int] | None = None
+        self._restart_note = ""
+        # Set by the watchdog's thread.
         self._failure: Failure | None = None
         self._num_changes = 0
         self._next_beat = 0.0
@@ -104,23 +104,23 @@ class Watchdog:
     # Called by the main thread.
 
     def start(self) -> None:
-        """Begin to watch; call it in the thread that made this object."""
+        """Start to watch the calling thread, which made this object."""
         self._hook, sys.excepthook = sys.excepthook, self._excepthook
         atexit.register(self._at_exit)
         self._thread.start()
 
     def pause(self) -> None:
-        """No progress is expected until `resume`, and the process may end without an error."""
+        """Expect no progress until `resume`; the process may end without an error."""
         self._is_paused = True
         self._progress.timeout_s = 0.0
 
     def resume(self, stall_timeout_s: float) -> None:
-        """Progress is expected again."""
+        """Expect progress again."""
         self._is_paused = False
         self._progress.timeout_s = stall_timeout_s
 
     def stop(self) -> None:
-        """End the watch of a run that has ended well, and let the others know. Not for a run that failed."""
+        """End the watch of a run that has ended well, and let the others know. Not after a failure."""
         if not self._is_on:
             return
         self._has_left = True
@@ -134,55 +134,55 @@ class Watchdog:
         """The main thread makes progress; all ranks call it at the same places.
 
         Args:
-            phase: what comes next, such as 'waiting for data' or 'saving'. The first time may take ten
-                times as long.
+            phase: what comes next, such as 'waiting for data' or 'saving'. Its first time may take ten times
+                as long.
         """
         self._progress.beat(phase)
 
     def reach_point(self) -> str | None:
-        """The main thread is where the run may stop; all ranks pass the same points.
+        """The main thread is where the run can stop; all ranks pass the same points.
 
         Returns:
-            The name of a signal when all ranks stop here, else None.
+            The name of a signal if all ranks stop here, else None.
         """
         self._progress.reach_point()
         return self._stops.reach_point()
 
     @property
     def stops_next(self) -> bool:
-        """Whether all ranks will stop at their next point, so that work before it may be cut short."""
+        """Whether all ranks will stop at their next point, so that work before it can be cut short."""
         return self._stops.stops_next
 
-    def fail(self, cause: str, code: int, *, wish: str = "") -> bool:
+    def fail(self, cause: str, code: int, *, restart_note: str = "") -> bool:
         """This rank ends with an error: inform the others, and write the file that torch's agent reads.
 
         Args:
-            cause: such as 'ValueError: no such file'; of several lines, the first.
+            cause: such as 'ValueError: no such file'; its first line counts.
             code: the exit code; the watchdog ends the process with it after five times `pace.grace_s`.
-            wish: what the first rank has to note for the next start; it gets the time to do so.
+            restart_note: for rank 0 to note for the next start; it gets the time to do so.
 
         Returns:
-            Whether to print it; False when another rank has failed with the same message before.
+            Whether to print it; False if another rank has failed with the same message before.
         """
         cause = _first_line(cause)
         first = True
         time_s = int(time.time())
         if self._is_on and self._thread.is_alive():
-            self._wish = wish
-            self._own_failure = (cause, code)
+            self._restart_note = restart_note
+            self._local_failure = (cause, code)
             self._wake.set()
             self._is_explained.wait(5)
             failure = self._failure
             if failure is not None and failure.by != self._rank:
                 first = not failure.cause.endswith(cause)
                 time_s = max(time_s, failure.time_s + 1)
-            if self._serves_others or wish:
-                time.sleep(self._pace.grace_s)  # who read it from the store in this process
+            if self._serves_others or restart_note:
+                time.sleep(self._pace.grace_s)  # so that they can read it from this process
         _write_error_file(self._failed_text(cause), time_s)
         return first
 
     def explain(self, error: BaseException) -> str | None:
-        """What happened to another rank, if that is what caused an error; waits some seconds to find out.
+        """The failure of another rank, if that has caused an error here; waits some seconds to find out.
 
         Args:
             error: of the main thread.
@@ -200,7 +200,7 @@ class Watchdog:
 
     @property
     def _is_on(self) -> bool:
-        """Started and not stopped, and not in a process that was forked from this one."""
+        """Started, not stopped, and not in a forked child."""
         started = self._thread.ident is not None and not self._has_left
         return started and self._detector.me.pid == os.getpid()
 
@@ -231,7 +231,7 @@ class Watchdog:
         """Stop the thread before the interpreter ends: inside torch, it would abort the process."""
         if not self._is_on:
             return
-        if self._own_failure or self._failure is not None:
+        if self._local_failure or self._failure is not None:
             self._is_disconnected.wait(self._pace.store_s)
             return
         if self._world == 1 or self._is_paused:
@@ -239,7 +239,7 @@ class Watchdog:
         elif self.fail(_ENDED_EARLY, 1):
             self._print(self._failed_text(_ENDED_EARLY))
 
-    # Run by the other thread.
+    # Run by the watchdog's thread.
 
     def _run(self) -> None:
         client = StoreClient(self._connect, prefix=self._prefix, wait_s=self._pace.store_s)
@@ -250,10 +250,10 @@ class Watchdog:
             if self._failure is None:
                 self._announce_end(client)
         except StoreLost as error:
-            # When some are done, whoever serves the store may be: the rest of the run is not watched.
+            # If some ranks are done, so may be the one that serves the store: watch no longer.
             if not (self._has_left or self._others_leave):
                 failure = self._detector.loss_of_store(client.address, str(error))
-                # Others on this machine find out now, too, and check who is alive: so stay for a while.
+                # Stay for a while: others on this machine find out now too, and check who is alive.
                 self._fail_job(failure, hold_s=4 * self._pace.poll_s)
         finally:
             client.close()
@@ -271,11 +271,13 @@ class Watchdog:
         """One round of checks."""
         self._progress.update()
         failure: Failure | None
-        if self._own_failure is not None:
-            cause = self._failed_text(self._own_failure[0])
-            wish = self._wish
+        if self._local_failure is not None:
+            cause = self._failed_text(self._local_failure[0])
+            restart_note = self._restart_note
             failure = client.call(
-                lambda store: self._detector.report(store, [self._rank], cause, wish=wish)
+                lambda store: self._detector.report(
+                    store, [self._rank], cause, restart_note=restart_note
+                )
             )
         else:
             failure = (
@@ -287,13 +289,13 @@ class Watchdog:
             self._fail_job(failure)
 
     def _exchange(self, store: Store) -> Failure | None:
-        """Write the heartbeat when it is due, and read what others have written."""
+        """Write the heartbeat if it is due, and read what others have written."""
         now = time.monotonic()
         if now >= self._next_beat:
             self._next_beat = now + self._pace.beat_s
             self._detector.write_heartbeat(store)
             if self._progress.timeout_s:
-                # Later than this thread or another rank's, which can say more if they still run.
+                # Later than this thread's or another rank's report, which says more if they still run.
                 STACK_DUMP.arm(self._progress.allowed_s + self._pace.store_s + 10)
         num_changes = store.add("changes", 0)
         if num_changes == self._num_changes and not self._stops.has_new_request:
@@ -306,7 +308,7 @@ class Watchdog:
         return None
 
     def _announce_end(self, client: StoreClient) -> None:
-        """Let the others know that this rank is done. If its process serves the store, wait for them."""
+        """Let the others know that this rank is done; if its process serves the store, wait for them."""
 
         def leave(store: Store) -> int:
             self._detector.write_heartbeat(store, has_left=True)
@@ -324,46 +326,46 @@ class Watchdog:
             num_left = client.call(lambda store: store.add("left", 0))
 
     def _fail_job(self, failure: Failure, *, hold_s: float = 0.0) -> None:
-        """The job fails: print it if that is up to this rank, then wake the main thread."""
+        """The job fails: print the cause if that is this rank's task, then wake the main thread."""
         self._failure = failure
         self._detector.kill_neighbour(failure)
-        if self._own_failure is None:
-            # The agent takes the earliest for the reason of all.
+        if self._local_failure is None:
+            # Torch's agent reports the earliest.
             later_s = 0 if self._rank in failure.ranks else 1
             _write_error_file(failure.cause, failure.time_s + later_s)
-            if failure.wish:
-                self._in_bounded_time(lambda: self.on_wish(failure.wish))
+            if failure.restart_note:
+                self._in_bounded_time(lambda: self.on_restart_note(failure.restart_note))
             else:
                 self._in_bounded_time(lambda: self.note(failure.cause))
             if self._detector.reports_on_host(failure):
                 self._print(failure.text if failure.by == self._rank else failure.cause)
-        # Who serves the store stays until the others have read it there.
+        # If this process serves the store, let the others read it there.
         time.sleep(max(hold_s, self._pace.grace_s if self._serves_others else 0.0))
         self._is_explained.set()
 
     def _end_soon(self) -> None:
         """Give the main thread some time to end by itself, or even to succeed."""
         since = time.monotonic()
-        while time.monotonic() < since + self._pace.grace_s * (5 if self._own_failure else 1):
-            if self._has_left or (self._own_failure and self._world == 1):
+        while time.monotonic() < since + self._pace.grace_s * (5 if self._local_failure else 1):
+            if self._has_left or (self._local_failure and self._world == 1):
                 return
             self._wait()
         self._exit()
 
     def _exit(self) -> None:
-        """Flush what was printed and end the process."""
+        """Flush the output and end the process."""
         self._in_bounded_time(lambda: print(end="", flush=True))
         at_fault = self._failure is not None and self._rank in self._failure.ranks
-        self._end(self._own_failure[1] if self._own_failure else 1 if at_fault else LOST_PEER)
+        self._end(self._local_failure[1] if self._local_failure else 1 if at_fault else LOST_PEER)
 
     def _print(self, text: str) -> None:
         self._in_bounded_time(lambda: self._say(f"flambeau: {text}"))
 
     def _in_bounded_time(self, write: Callable[[], object]) -> None:
-        """Write, but not for ever: nobody may read the output, or a stuck main thread may hold a lock."""
+        """Write, but not forever: the output may have no reader, or a stuck main thread may hold a lock."""
 
         def attempt() -> None:
-            with contextlib.suppress(OSError, ValueError):  # closed, by whoever reads it or by us
+            with contextlib.suppress(OSError, ValueError):  # closed by the reader or by us
                 write()
 
         writing = threading.Thread(target=attempt, daemon=True)
@@ -372,7 +374,7 @@ class Watchdog:
 
 
 def _is_of_collective(error: BaseException | None) -> bool:
-    """An error that torch raises when a connection to another rank breaks; gloo's are plain RuntimeErrors."""
+    """Whether torch raised it for a broken connection to another rank; gloo raises plain RuntimeErrors."""
     while error is not None:
         if isinstance(error, DistError):
             return True
@@ -387,7 +389,7 @@ def _first_line(text: str) -> str:
 
 
 def _write_error_file(cause: str, time_s: int) -> None:
-    """The cause of a failure where torch's elastic agent looks for it, in its format."""
+    """Write the cause of a failure where torch's elastic agent looks for it, in its format."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
         message = {"message": cause, "extraInfo": {"timestamp": str(time_s)}}
@@ -396,7 +398,7 @@ def _write_error_file(cause: str, time_s: int) -> None:
 
 
 def _say(text: str) -> None:
-    """Write to standard error without its locks: a main thread that is stuck may hold them."""
+    """Write to standard error without its locks, which a stuck main thread may hold."""
     descriptor = sys.__stderr__.fileno() if sys.__stderr__ else 2
     start = "\n" if os.isatty(descriptor) else ""  # after a progress bar
     os.write(descriptor, f"{start}{text}\n".encode())

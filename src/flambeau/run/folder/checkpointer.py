@@ -1,4 +1,4 @@
-"""Checkpoints of a run: taken between two steps, written by a thread, read back before old ones are removed.
+"""Checkpoints of a run: copied between two steps, then written and verified by a thread.
 
 The recipe checkpoints/atomic_checkpoint.py writes, verifies and removes them.
 """
@@ -44,9 +44,9 @@ class Snapshot:
 
     Attributes:
         model: the model's state_dict.
-        ema: the averaged one, or None.
-        state: all else, as torch.load(weights_only=True) reads it.
-        meta: what `flambeau verify` and people want to know, as JSON.
+        ema: the averaged weights, or None.
+        state: everything else, readable by torch.load(weights_only=True).
+        meta: JSON for `flambeau verify` and for people.
     """
 
     model: Mapping[str, Tensor]
@@ -64,9 +64,8 @@ class Checkpointer:
 
     Args:
         root: the folder `checkpoints/` of a run.
-        keep: how many of the newest stay, besides the best.
+        keep: how many of the newest to keep, besides the best.
         disk: all file operations go through it.
-        advice: what messages advise.
     """
 
     def __init__(
@@ -79,9 +78,9 @@ class Checkpointer:
         self._ranks = Ranks(0, 1, None)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._unwritten: Callable[[], None] | None = None  # for want of memory
-        self._newest = ""  # of the last save: its checkpoint, when it began
-        self._began = 0.0
+        self._unwritten: Callable[[], None] | None = None  # memory ran out while it was written
+        self._newest = ""  # the checkpoint of the last save
+        self._began = 0.0  # when that save began
         self._took = deque[float](maxlen=3)  # seconds of the last saves
         self.last_good: str | None = None
 
@@ -94,17 +93,16 @@ class Checkpointer:
         before: Callable[[], None],
         began: float | None = None,
     ) -> None:
-        """Start writing; waits only for a save that is still under way.
+        """Start writing; waits only for a save that is still running.
 
         Args:
-            name: of the checkpoint; one that is there already is left as it is.
-            snapshot: what to write.
-            best: name of a checkpoint that stays whatever its age.
-            before: runs first, in the thread (sync metrics.jsonl to the disk).
-            began: when the snapshot was begun, by time.monotonic; None for now.
+            name: of the checkpoint; an existing one is left unchanged.
+            best: name of a checkpoint to keep at any age.
+            before: runs first, in the thread (syncs metrics.jsonl to the disk).
+            began: when the snapshot began, by time.monotonic; None: now.
 
         Raises:
-            SaveFailed: the one before could not be written.
+            SaveFailed: the previous one could not be written.
         """
         self.wait()
         self._newest = name
@@ -115,16 +113,16 @@ class Checkpointer:
         self._thread.start()
 
     def seconds_to_save(self) -> float:
-        """How long until another checkpoint is on the disk, after the one that may be under way.
+        """Seconds until another checkpoint is on the disk, after the one being written.
 
-        As long as the longest of the last three took; 0 where none has been written yet.
+        Estimated as the longest of the last three saves; 0 before the first.
         """
-        usual = max(self._took, default=0.0)
+        longest = max(self._took, default=0.0)
         passed = time.monotonic() - self._began
-        return usual + (max(0.0, usual - passed) if self._is_writing else 0.0)
+        return longest + (max(0.0, longest - passed) if self._is_writing else 0.0)
 
-    def goes_on_from(self) -> str:
-        """In words, the checkpoint that a resume begins with: one under way may not get to its end."""
+    def resume_point(self) -> str:
+        """In words, the checkpoint that a resume would load; one being written may not be completed."""
         good = self.last_good or "the beginning"
         return (
             f"{self._newest}, if that is written in time, else {good}" if self._is_writing else good
@@ -138,12 +136,12 @@ class Checkpointer:
         """Return when everything is on the disk.
 
         Raises:
-            SaveFailed: something is not.
+            SaveFailed: something could not be written.
         """
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if self._unwritten is not None:  # now, while nothing trains and its memory is free
+        if self._unwritten is not None:  # again, while no training uses the memory
             work, self._unwritten = self._unwritten, None
             release_memory()
             work()
@@ -152,26 +150,24 @@ class Checkpointer:
             raise failure
 
     def restore_latest(self, *, say: Callable[[str], None]) -> "Restored | None":
-        """The newest checkpoint that is whole for every rank.
-
-        Damaged ones are set aside and named in one line each.
+        """The newest checkpoint that is whole for every rank; damaged ones are set aside and reported.
 
         Args:
             say: takes lines for the user; called on rank 0.
 
         Raises:
-            InputError: there are checkpoints, and none is whole; on rank 0.
-            OSError: one could not be read for a reason that says nothing about it; on rank 0.
-            FailedElsewhere: the same, on the others.
+            InputError: there are checkpoints, but none is whole; on rank 0.
+            OSError: one could not be read, which says nothing about its content; on rank 0.
+            FailedElsewhere: one of these, on the other ranks.
         """
         ranks = self._ranks
         damaged = list[CheckpointDamaged]()
         for name in ranks.first(lambda: _newest_first(self._root)):
-            found, error = None, None
+            checkpoint, error = None, None
             try:
-                found = self._read(self._root / name)
+                checkpoint = self._read(self._root / name)
             except (CheckpointDamaged, OSError) as caught:
-                error = caught.with_traceback(None)  # its frames hold what was read so far
+                error = caught.with_traceback(None)  # its frames would keep what was read so far
             errors = [theirs for theirs in ranks.gather(error) if theirs is not None]
             for theirs in errors:
                 if not isinstance(theirs, CheckpointDamaged):
@@ -179,7 +175,7 @@ class Checkpointer:
             if not errors:
                 ranks.first(partial(_set_aside, damaged, name, say))
                 self.last_good = name
-                return found
+                return checkpoint
             damaged += [theirs for theirs in errors[:1] if isinstance(theirs, CheckpointDamaged)]
         if damaged:
             text = (
@@ -199,7 +195,7 @@ class Checkpointer:
     def _write(
         self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
     ) -> None:
-        """Do what `save` has promised; where memory does not suffice beside the training, `wait` does it."""
+        """Write a snapshot, in the thread; if memory runs out there, `wait` repeats it."""
         folder = self._root / name
         keep = {best} if best else set()
         prune = partial(prune_checkpoints, keep_last=self._keep, keep=keep, disk=self._disk)
@@ -212,7 +208,7 @@ class Checkpointer:
             self._ranks.first(partial(prune, self._root))
         except (OSError, CheckpointDamaged) as error:
             self._failure = self._failed(folder, error)
-        except BaseException as error:  # raised by `wait`, in the thread that can act on it
+        except BaseException as error:  # raised by `wait`, in the caller's thread
             self._failure = error
             if not _is_short(error) or self._ranks.world > 1:
                 return
@@ -242,16 +238,16 @@ class Checkpointer:
 
 
 def _is_short(error: BaseException | None) -> bool:
-    """Whether memory has run out, also where it is reported as something else."""
+    """Whether memory has run out, including errors that hide it."""
     if error is None:
         return False
-    # Safetensors panics where Python has no memory for it, and torch.save then says that its file is short.
+    # Safetensors panics if Python has no memory, and torch.save then reports a short file.
     is_panic = type(error).__name__ == "PanicException"
     return is_panic or is_out_of_memory(error) or _is_short(error.__context__)
 
 
 def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state_dict on the CPU, each with memory of its own, as safetensors needs them."""
+    """The tensors of a state_dict copied to the CPU, each with its own memory, as safetensors needs."""
     return {
         name: t.detach().to("cpu", copy=True).contiguous()
         for name, t in tensors.items()
@@ -260,7 +256,7 @@ def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def copy_nested(value: Any) -> Any:
-    """A state with every tensor in it copied to the CPU; containers are new ones."""
+    """A nested state with its tensors copied to the CPU, in new containers."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
@@ -285,7 +281,7 @@ def restore(folder: Path) -> Restored:
     """The checkpoint in this folder.
 
     Raises:
-        InputError: it is not there or damaged.
+        InputError: it is missing or damaged.
     """
     try:
         return restored(read_checkpoint(folder))
@@ -329,13 +325,14 @@ def restored(checkpoint: Checkpoint) -> Restored:
 
 
 def why_not_loadable(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
-    """Why `tensors` do not fit the model, or None where they do."""
-    own = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
-    for name in (*own, *tensors):
-        if name not in own:
+    """Why these tensors do not fit the model; None if they do."""
+    current = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+    for name in (*current, *tensors):
+        if name not in current:
             return f"the model has no '{name}'"
         if name not in tensors:
             return f"'{name}' is missing"
-        if own[name].shape != tensors[name].shape:
-            return f"'{name}' is {tuple(tensors[name].shape)}, the model's {tuple(own[name].shape)}"
+        saved_shape, shape = tuple(tensors[name].shape), tuple(current[name].shape)
+        if saved_shape != shape:
+            return f"'{name}' is {saved_shape}, the model's {shape}"
     return None

@@ -1,6 +1,6 @@
-"""What tells one run from another, and what must be equal for a resume to give the same bits.
+"""What identifies a run, and what must be equal for a resume to give the same bits.
 
-A run is identified by values that config.toml can hold and a person can compare: the settings of
+The identity consists of values that config.toml can hold and a person can compare: the settings of
 `flambeau train`, or the options of `Run` with the user's `config` in a table of its own.
 Where `differences` finds any, `RunFolder.check_same` refuses the resume.
 """
@@ -20,7 +20,7 @@ from flambeau.run.options.option import options_of, values_of
 from flambeau.run.options.run_options import RunOptions
 from flambeau.run.options.shared_options import SharedOptions
 
-_OBJECTS = {  # of RunOptions: not values that a file can hold, or not of the run
+_LEFT_OUT = {  # options that no file can hold, or that do not identify a run
     "sampler",
     "schedule",
     "collate",
@@ -38,7 +38,7 @@ _OBJECTS = {  # of RunOptions: not values that a file can hold, or not of the ru
     "micro_batch",
 }
 _NOT_GIVEN = "not given"
-_OF_GROUPS = (
+_GROUP_SETTINGS = (
     "lr",
     "momentum",
     "dampening",
@@ -55,7 +55,7 @@ _OF_GROUPS = (
 
 @dataclass(frozen=True)
 class Identity:
-    """What tells a run from others.
+    """What identifies a run.
 
     Attributes:
         values: by name, as config.toml holds them.
@@ -67,10 +67,10 @@ class Identity:
 
     @classmethod
     def of(cls, options: RunOptions, optimizer: Optimizer, *, schedule: str) -> "Identity":
-        """That of a run.
+        """The identity of a run.
 
         Args:
-            optimizer: whose groups know their `initial_lr`.
+            optimizer: its groups have `initial_lr`.
             schedule: the name of the schedule.
         """
         if isinstance(options.settings, SharedOptions):
@@ -78,14 +78,14 @@ class Identity:
         declared = options_of(RunOptions)
         if options.settings is not None:
             return cls(dict(options.settings), declared)
-        values = {name: getattr(options, name) for name in declared if name not in _OBJECTS}
+        values = {name: getattr(options, name) for name in declared if name not in _LEFT_OUT}
         groups = optimizer.param_groups
         kind = type(optimizer).__name__
         first = _group_settings(
             groups[0], ("lr", "momentum", "nesterov", "betas", "alpha", "weight_decay")
         )
         values |= {"optimizer": f"{kind}({first})", "schedule": schedule}
-        values["param_groups"] = [_group_settings(group, _OF_GROUPS) for group in groups]
+        values["param_groups"] = [_group_settings(group, _GROUP_SETTINGS) for group in groups]
         if options.sampler is not None:
             values["sampler"] = _sampler(options.sampler)
         config = {k: v for k, v in (options.config or {}).items() if v is not None}
@@ -99,14 +99,14 @@ def _sampler(sampler: Order) -> str:
 
 
 def _group_settings(group: Mapping[str, Any], names: Sequence[str]) -> str:
-    """The settings of a parameter group that decide what a step does, as they are before the first one."""
+    """The settings of a parameter group that affect a step, with the initial learning rate."""
     values = {**group, "lr": group["initial_lr"]}
     return ", ".join(f"{name}={values[name]}" for name in names if name in values)
 
 
 def differences(stored: Mapping[str, Any], wanted: Identity) -> list[str]:
-    """What keeps a run from resuming one of `stored`, as 'name: X there, Y now'."""
-    found = []
+    """What prevents resuming a run of `stored`, as 'name: X there, Y now'."""
+    texts = list[str]()
     for name in sorted({*stored, *wanted.values}):
         option = wanted.declared.get(name)
         if option is not None and option.metadata["may_change"]:
@@ -114,52 +114,51 @@ def differences(stored: Mapping[str, Any], wanted: Identity) -> list[str]:
         pair: tuple[Any, Any] = (stored.get(name), wanted.values.get(name))
         is_in_both = name in stored and name in wanted.values
         if name == "config" and is_in_both:
-            found += _in_table(*pair)
+            texts += _table_differences(*pair)
         elif name == "param_groups" and is_in_both:
-            found += _in_groups(*pair)
+            texts += _group_differences(*pair)
         elif name == "optimizer" and "param_groups" in stored and "param_groups" in wanted.values:
             kinds = [str(value).split("(")[0] for value in pair]
             if kinds[0] != kinds[1]:
-                found.append(f"optimizer: {kinds[0]} there, {kinds[1]} now")
+                texts.append(f"optimizer: {kinds[0]} there, {kinds[1]} now")
             # Its settings are those of the first group.
         else:
-            # What an older version did not know was as it is by default.
-            default = None if option is None else option.default
-            there = stored.get(name, default)
+            # An older version, which did not know an option, behaved like its default.
+            there = stored.get(name, None if option is None else option.default)
             now = pair[1]
             if there != now:
                 is_flag = option is not None
-                texts = _shown(there, is_flag=is_flag), _shown(now, is_flag=is_flag)
-                found.append(f"{name}: {texts[0]} there, {texts[1]} now")
-    return found
+                before, after = (_shown(value, is_flag=is_flag) for value in (there, now))
+                texts.append(f"{name}: {before} there, {after} now")
+    return texts
 
 
 def _shown(value: object, *, is_flag: bool = False) -> str:
-    """A value in a message; of a flag that has none, what its help says."""
+    """A value in a message; flags as their help shows them."""
     if value is None:
         return _NOT_GIVEN
     return ("no", "yes")[value] if is_flag and isinstance(value, bool) else repr(value)
 
 
-def _in_groups(stored: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """What differs between parameter groups, one by one; each is 'name=value, name=value'."""
+def _group_differences(stored: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """What differs between parameter groups, each given as 'name=value, name=value'."""
     if len(stored) != len(wanted):
         return [f"parameter groups: {len(stored)} there, {len(wanted)} now"]
-    found = []
+    differing = list[str]()
     for number, texts in enumerate(zip(stored, wanted, strict=True)):
         there, now = (
             dict(pair.split("=", 1) for pair in re.split(r", (?=\w+=)", text)) for text in texts
         )
         of_group = f" of parameter group {number}" if len(stored) > 1 else ""
-        found += [
+        differing += [
             f"{name}{of_group}: {there.get(name, _NOT_GIVEN)} there, {now.get(name, _NOT_GIVEN)} now"
             for name in {**there, **now}
             if there.get(name) != now.get(name)
         ]
-    return found
+    return differing
 
 
-def _in_table(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+def _table_differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     return [
         f"config {name}: {_shown(stored.get(name))} there, {_shown(wanted.get(name))} now"
         for name in sorted({*stored, *wanted})
@@ -171,7 +170,7 @@ POWERSGD_FORGETS = "PowerSGD's errors, which each process carries from step to s
 
 
 def exactness_facts(device: torch.device, *, compiled: bool) -> dict[str, Any]:
-    """The parts of the machine and its libraries that decide how floating-point sums are rounded.
+    """The facts about machine and libraries that decide how floating-point sums are rounded.
 
     Args:
         compiled: the model is torch.compile's.

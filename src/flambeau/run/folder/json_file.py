@@ -1,4 +1,4 @@
-"""JSON files of a run, and of its user, read without torch: bounded, and what they claim is checked."""
+"""Reads JSON files of a run and of its user without torch: of limited size, and with checked content."""
 
 import json
 import math
@@ -23,11 +23,11 @@ _NAMES = {
 
 
 def json_file(path: Path) -> Any:
-    """What a JSON file holds.
+    """The content of a JSON file.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no JSON, has a name twice, is no regular file, or larger than such a file can be.
+        ValueError: not JSON, a name twice, no regular file, or too large.
     """
     if not path.is_file():
         if path.exists():
@@ -44,7 +44,7 @@ def json_file(path: Path) -> Any:
 
 
 def json_table(path: Path) -> Mapping[str, Any]:
-    """The table that a JSON file holds; empty where it is absent, cannot be read or holds something else."""
+    """The table in a JSON file; empty if it is missing, cannot be read or holds something else."""
     try:
         return table(json_file(path))
     except (OSError, ValueError):
@@ -52,12 +52,12 @@ def json_table(path: Path) -> Mapping[str, Any]:
 
 
 def table(value: object) -> Mapping[str, Any]:
-    """A table in what a file holds; empty in the place of anything else."""
+    """The value if it is a table, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def json_row(line: bytes) -> dict[str, Any] | None:
-    """A line of a file of JSON objects; None for another one, such as the torn last one of a killed run."""
+    """A line of a file of JSON objects; None if it is not one, such as the torn last line of a killed run."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -66,19 +66,19 @@ def json_row(line: bytes) -> dict[str, Any] | None:
 
 
 def metrics_row(line: bytes) -> dict[str, Any] | None:
-    """A line of metrics.jsonl, which knows its step; None for another one."""
+    """A line of metrics.jsonl, which has a step; None if it is not one."""
     row = json_row(line)
     return row if row is not None and whole_number(row.get("step")) is not None else None
 
 
 def whole_number(value: object) -> int | None:
-    """A count that a file holds; None for anything else, and for what no run can count to."""
+    """The value if it is a plausible count; else None."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**18
     return value if is_count else None  # type: ignore[return-value]
 
 
 def finite_number(value: object) -> float | None:
-    """A number that a file holds; None for anything else, NaN and infinity included."""
+    """The value if it is a finite number; else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -88,7 +88,7 @@ def finite_number(value: object) -> float | None:
 
 
 def dataset_facts(path: Path) -> dict[str, Any]:
-    """What dataset.json of a run holds: what its data are.
+    """The content of dataset.json of a run, which describes its data.
 
     Raises:
         ValueError: why it cannot be read, or is not what a run writes.
@@ -125,5 +125,5 @@ def _is_what_a_run_writes(name: str, value: Any, facts: Mapping[str, Any]) -> bo
     if name in ("train_content", "val_content"):
         return value is None or isinstance(value, str)
     if name not in _NAMES | {"teacher_sha256", "pixels"}:
-        return True  # of a later version; whoever needs it says so
+        return True  # written by a later version
     return isinstance(value, str) or (value is None and name.endswith("sha256"))

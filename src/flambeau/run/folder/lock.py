@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process at a time writes there, and others can ask whether one does."""
+"""The lock of a run folder: one process at a time writes there; others can test for it."""
 
 import os
 import struct
@@ -7,30 +7,27 @@ from pathlib import Path
 
 from flambeau.errors import InputError
 
-_LOCKED: set[tuple[int, int]] = set()  # by this process
+_LOCKED: set[tuple[int, int]] = set()  # locks that this process holds
 
 
 class RunLock:
-    """The lock of one folder.
-
-    Args:
-    """
+    """The lock of one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: int | None = None
 
     def take(self) -> None:
-        """Keep other processes out until `release`, or until this one ends.
+        """Keep other processes out until `release` or the end of this process.
 
         Raises:
             InputError: another Run trains there.
         """
         try:
             import fcntl
-        except ImportError:  # Windows: no lock, so two runs in one folder are the user's to avoid
+        except ImportError:  # Windows: no lock, so the user must avoid two runs in one folder
             return
-        # A process is never refused its own lock, and closing a second descriptor would give it up.
+        # A process can always take its own lock again, and closing a second descriptor would release it.
         lock = self._folder / ".lock"
         if lock.exists() and _identity(lock.stat()) in _LOCKED:
             raise InputError(
@@ -62,14 +59,14 @@ class RunLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process trains in the folder now; the lock itself is left alone.
+    """Whether a process trains in the folder now, without touching the lock.
 
-    Where the system cannot tell (Windows, other systems than Linux), False.
+    False on systems other than Linux, which cannot tell.
     """
     lock = folder / ".lock"
     try:
         if _identity(lock.stat()) in _LOCKED:
-            return True  # and opening the file here, then closing it, would give the lock up
+            return True  # opening and closing the file here would release the lock
         if sys.platform != "linux" or not lock.is_file():
             return False
         file = os.open(lock, os.O_RDONLY | os.O_NONBLOCK)
@@ -77,12 +74,12 @@ def is_locked(folder: Path) -> bool:
         return False
     import fcntl
 
-    # struct flock: kind of lock, from where, offset, length, process. Asking takes nothing, while a lock for
-    # an instant could turn away a run that starts in it.
+    # struct flock: kind of lock, from where, offset, length, process. F_GETLK takes no lock; taking one for
+    # an instant could refuse a run that starts in that instant.
     layout = "hhqqi4x"
     try:
-        asked = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-        answer = fcntl.fcntl(file, fcntl.F_GETLK, asked)
+        request = struct.pack(layout, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        answer = fcntl.fcntl(file, fcntl.F_GETLK, request)
         return bool(struct.unpack(layout, answer)[0] != fcntl.F_UNLCK)
     except OSError:  # a file system without locks
         return False

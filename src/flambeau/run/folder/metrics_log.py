@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object per line, cut back to the checkpoint that a run continues from."""
+"""metrics.jsonl: one JSON object per line; a resume cuts it back to its checkpoint."""
 
 import json
 import math
@@ -12,11 +12,11 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
 
 class MetricsLog:
-    """Appends lines; each is one write, so a killed run leaves at most its last line torn.
+    """Appends lines, each in one write, so a killed run leaves at most a torn last line.
 
     Args:
-        path: of the file; made when it is missing.
-        keep_bytes: the length at the checkpoint; what follows will be written again.
+        path: made if it is missing.
+        keep_bytes: the length at the checkpoint; later lines will be written again.
     """
 
     def __init__(self, path: Path, *, keep_bytes: int) -> None:
@@ -25,11 +25,11 @@ class MetricsLog:
         )
         self._path = path
         self.missing_bytes = 0
-        """How many bytes the file is shorter than at the checkpoint."""
-        self.size, self.crc32 = 0, 0
-        """The length of the file, and the CRC-32 of that much."""
+        """By how much the file is shorter than at the checkpoint."""
+        self.size = 0
+        self.crc32 = 0  # of these bytes
         self.cut(keep_bytes)
-        Disk().sync_folder(path.parent)  # of a new file the name, too, must outlast a power cut
+        Disk().sync_folder(path.parent)  # the name of a new file must survive a power failure too
 
     def cut(self, keep_bytes: int) -> None:
         """Cut the file back to its length at a checkpoint."""
@@ -40,14 +40,14 @@ class MetricsLog:
         self.crc32 = crc32_of(self._path, self.size) or 0
 
     def write(self, row: Mapping[str, float | int | str | None]) -> None:
-        """Append one line; numbers that JSON cannot express become null."""
+        """Append one line; NaN and infinity become null."""
         line = json.dumps(json_numbers(row)).encode() + b"\n"
         done = 0
         try:
             while done < len(line):
                 done += os.write(self._fd, line[done:])
         except OSError as error:
-            error.filename = str(self._path)  # an operation on a descriptor does not know it
+            error.filename = str(self._path)  # os.write does not know the name
             raise
         self.size, self.crc32 = self.size + len(line), zlib.crc32(line, self.crc32)
 
@@ -56,14 +56,13 @@ class MetricsLog:
         os.fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def crc32_of(path: Path, size: int) -> int | None:
-    """Of the first `size` bytes of metrics.jsonl, or of all that there are; None where none can be read."""
+    """CRC-32 of at most the first `size` bytes of metrics.jsonl; None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return zlib.crc32(file.read(size))

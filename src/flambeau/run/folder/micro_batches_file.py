@@ -1,7 +1,7 @@
-"""micro_batches.json of a run folder: how many samples at once have fitted, if fewer than the settings say.
+"""micro_batches.json of a run folder: the batch sizes that fit into memory, if smaller than the settings say.
 
-It is state of the run and no setting of it: a step has the same samples whatever stands there. Whoever
-removes the file lets the next start begin with what the settings say.
+They are state, not a setting: a step has the same samples with any of them. If the file is removed, the next
+start begins with the settings.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ FILE = "micro_batches.json"
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """What a run had to come down to.
+    """Batch sizes after memory ran out.
 
     Attributes:
-        step: in which memory ran out last, from 1; 0 if it never has.
-        training: samples per forward pass, of all processes together; None for what the settings say.
-        evaluation: samples per forward pass of an evaluation, in each process; None for all of a batch.
+        step: the last step in which memory ran out, from 1; 0 if never.
+        training: samples per forward pass of all processes together; None: as the settings say.
+        evaluation: samples per forward pass of an evaluation per process; None: the whole batch.
     """
 
     step: int = 0
@@ -32,7 +32,7 @@ class MicroBatches:
 
     @classmethod
     def read(cls, folder: Path) -> "MicroBatches":
-        """What a run folder says; where there is no file, nothing was halved.
+        """Read a run folder; without the file, sizes are as the settings say.
 
         Raises:
             InputError: the file cannot be read, or holds something else.
@@ -58,9 +58,7 @@ class MicroBatches:
         return cls(**row)
 
     def as_json(self) -> str:
-        """All of it, in one line."""
         return json.dumps(dataclasses.asdict(self))
 
     def write(self, folder: Path) -> None:
-        """Put it into a run folder."""
         write_file(folder / FILE, self.as_json().encode() + b"\n")

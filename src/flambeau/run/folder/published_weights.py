@@ -1,4 +1,4 @@
-"""What a finished run leaves for others: model.safetensors, and result.json, which says what it holds."""
+"""The outcome of a finished run: model.safetensors, and result.json, which describes it."""
 
 import contextlib
 import hashlib
@@ -29,8 +29,8 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        weights: which ones model.safetensors holds: the averaged, the best, or the last.
-        step: at which they were.
+        weights: which weights model.safetensors holds: averaged, best, or last.
+        step: the step that they are from.
         metrics: of the last evaluation of exactly these weights; None where one was not finite.
         sha256: of model.safetensors; None in runs of version 0.1.
     """
@@ -41,35 +41,34 @@ class Result:
     sha256: str | None = field(default=None, repr=False)
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
         return html_table(
             "finished run", {"weights": self.weights, "step": self.step, **self.metrics}
         )
 
 
 class Best:
-    """The best value of one metric so far, and the step it was at.
+    """The best value of one metric so far, and its step.
 
     Args:
         metric: its name.
-        mode: 'max' or 'min', what is better. NaN never is; of equal values the later counts,
-            which has seen more.
+        mode: 'max' or 'min': which values are better. NaN never is; of equal values the later one counts,
+            as it was trained longer.
     """
 
     def __init__(self, metric: str, mode: Literal["max", "min"]) -> None:
         self.metric = metric
         self._sign = 1.0 if mode == "max" else -1.0
         self._value: float | None = None
-        self._others: dict[str, float] | None = {}
+        self._others: dict[str, float] | None = {}  # None once the user has been told
         self._seen_at: int | None = None
-        self._is_twice: bool | None = False  # None once it is said
+        self._is_twice: bool | None = False  # None once the user has been told
         self.step: int | None = None
         self.improved_at: int | None = None
-        """The step of the last evaluation that was better than all before, and not as good as one."""
+        """The step of the last evaluation that was strictly better than all before."""
         self.metrics: dict[str, float] = {}
 
     def see(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Take note of an evaluation."""
+        """Count an evaluation."""
         if self._others is not None:
             self._others |= metrics
         value = metrics.get(self.metric)
@@ -88,12 +87,13 @@ class Best:
     def end_epoch(
         self, *, say: Callable[[str], None], training: Container[str] = (), is_last: bool = False
     ) -> None:
-        """Say once if the metric was in no evaluation of the epochs so far, or in two at one step.
+        """Say once if the metric is missing in all evaluations so far, or was logged twice at one step.
 
         Args:
             say: takes a line for the user.
-            training: the names that were logged elsewhere.
-            is_last: the run ends here; then a metric that was asked for is missed, too, without evaluations.
+            training: the names that were logged outside of evaluations.
+            is_last: the run ends here: a `best` that the user has set is then also missed without
+                evaluations.
         """
         if self._is_twice:
             self._is_twice = None
@@ -116,7 +116,6 @@ class Best:
         self._others = None
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
         return {
             "value": self._value,
             "step": self.step,
@@ -125,11 +124,10 @@ class Best:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
         self._value = state["value"]
         self.step = state["step"]
         self.metrics = dict(state["metrics"])
-        self.improved_at = state.get("improved_at", self.step)  # version 0.1 knew no other
+        self.improved_at = state.get("improved_at", self.step)  # missing in version 0.1
         self._seen_at = None
 
 
@@ -140,15 +138,12 @@ def publish(
     name_of: Callable[[int], str],
     say: Callable[[str], None],
 ) -> Result:
-    """Copy the weights of a checkpoint to model.safetensors, verified, then write result.json.
+    """Copy the verified weights of a checkpoint to model.safetensors, then write result.json.
 
     Args:
-        results: what to publish; the next one where the checkpoint of one is damaged, which is said.
+        results: what to publish, preferred first; a damaged checkpoint is reported and skipped.
         name_of: the checkpoint of a step.
         say: takes lines for the user.
-
-    Returns:
-        What was published.
 
     Raises:
         InputError: all of them are damaged.
@@ -171,7 +166,7 @@ def publish(
 
 
 def are_whole(folder: RunFolder, result: Result) -> bool | None:
-    """Whether model.safetensors is what the run has left; None where that is not known."""
+    """Whether model.safetensors is what the run wrote; None if unknown."""
     if result.sha256 is None:
         return None
     with folder.weights.open("rb") as file:
@@ -179,10 +174,10 @@ def are_whole(folder: RunFolder, result: Result) -> bool | None:
 
 
 def published(folder: RunFolder) -> Result | None:
-    """The result of a finished run; None while there is none.
+    """The result of a finished run; None if it is not finished.
 
     Raises:
-        InputError: the file is not what a run has written.
+        InputError: result.json is not what a run writes.
     """
     try:
         return _result(json_file(folder.result))
@@ -195,19 +190,16 @@ def published(folder: RunFolder) -> Result | None:
 
 
 def finished(folder: RunFolder, *, say: Callable[[str], None]) -> Result | None:
-    """The result of a finished run, which gets its report if it was killed before that; else None.
+    """Like `published`; a run that was killed before its report was written gets one.
 
     Args:
         say: takes a line for the user.
-
-    Raises:
-        InputError: result.json is not what a run has written.
     """
     result = published(folder)
-    # A report that is older than the result is of a process that was stopped before.
+    # A report older than the result was written by a process that was stopped before.
     if result is not None and not _is_newer(folder.path / "report.html", folder.result):
         with contextlib.suppress(OSError):
-            remove_leftovers(folder.path)  # of a report whose writing was killed
+            remove_leftovers(folder.path)  # of a killed write
         write_own_report(folder.path, say=say)
     return result
 

@@ -1,4 +1,4 @@
-"""The folder of a run as a report shows it, and the report that stands in it; without torch.
+"""Reads a run folder for a report, and writes the report in it; without torch.
 
 What cannot be read, or is not what a run writes, is left out: `flambeau verify` says why.
 """
@@ -23,16 +23,16 @@ from flambeau.run.folder.summary import summarize
 from flambeau.terminal import clock
 from flambeau.version import __version__
 
-_MOST_BYTES = 2**28  # of metrics.jsonl that are read, from its end: some two million lines
-_MOST_EVENT_BYTES = 2**22
-_MOST_EVENTS = 500
-_LONGEST_LINE = 2**20
-_MOST_PICTURE_BYTES = 2**20
-_MOST_BAD = 20  # unreadable images that are named
+_MAX_BYTES = 2**28  # read from the end of metrics.jsonl: some two million lines
+_MAX_EVENT_BYTES = 2**22
+_MAX_EVENTS = 500
+_MAX_LINE_BYTES = 2**20
+_MAX_PICTURE_BYTES = 2**20
+_MAX_BAD = 20  # unreadable images that are named
 
 
 def read_run(folder: Path, name: str) -> ReportedRun:
-    """What a report shows of a run.
+    """What a report shows of a run folder.
 
     Args:
         folder: holds a config.toml.
@@ -57,7 +57,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         "memory": None if memory is None else f"{memory / 2**20:.0f} MiB",
     }
     figures = result.get("metrics")
-    with _lines(folder / "metrics.jsonl", _MOST_BYTES) as lines:
+    with _lines(folder / "metrics.jsonl", _MAX_BYTES) as lines:
         series = read_series(lines, steps_per_epoch=summary.steps_per_epoch)
     return ReportedRun(
         name=name,
@@ -70,7 +70,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         figures=_numbers(figures) if isinstance(figures, dict) else {},
         series=series,
         model=model if isinstance(model, dict) else {},
-        events=events[-_MOST_EVENTS:],
+        events=events[-_MAX_EVENTS:],
         evaluated=evaluated(json_table(folder / "evaluation.json")),
         first_batch=_jpeg(folder / "first_batch.jpg"),
         bad_images=_bad_images(folder / "bad_images.txt"),
@@ -81,29 +81,24 @@ def link_to(run: ReportedRun, folder: Path, page_folder: Path) -> ReportedRun:
     """The run with a link to its own report, if it has one.
 
     Args:
-        run: of `folder`.
-        page_folder: of the page that gets the link.
+        page_folder: folder of the page that gets the link.
     """
     path = folder / "report.html"
     if not is_report(path):
         return run
     try:
-        place = os.fsencode(os.path.relpath(path, page_folder))
+        relative = os.fsencode(os.path.relpath(path, page_folder))
     except ValueError:  # on another drive
         return run
-    return dataclasses.replace(run, link=f"./{urllib.parse.quote(place)}")
+    return dataclasses.replace(run, link=f"./{urllib.parse.quote(relative)}")
 
 
 def write_own_report(folder: Path, *, say: Callable[[str], None]) -> None:
-    """Write report.html of a run into its folder; nothing in the way of that ends the run.
-
-    Args:
-        say: takes a line for the user.
-    """
+    """Write report.html into a run folder; a failure is printed and does not end the run."""
     path = folder / "report.html"
     try:
         if path.exists() and not is_report(path):
-            return  # somebody else's
+            return  # a file of the user's
         name = folder.resolve().name.encode(errors="backslashreplace").decode()
         write_page(path, report_page([read_run(folder, name)], words=ENGLISH, version=__version__))
     except Exception as error:
@@ -111,7 +106,7 @@ def write_own_report(folder: Path, *, say: Callable[[str], None]) -> None:
 
 
 def is_report(path: Path) -> bool:
-    """Whether a file is a report of ours."""
+    """Whether a file is one of our reports."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return f'content="{GENERATOR}"'.encode() in file.read(2**12)
     return False
@@ -120,8 +115,8 @@ def is_report(path: Path) -> bool:
 def write_page(path: Path, text: str) -> None:
     """Write a report whole or not at all: a browser may be reading the last one."""
     content = text.encode(errors="backslashreplace")
-    # Not by write_file, which would import torch. The name of a leftover: should this process be killed now,
-    # the next start of the run removes it.
+    # Not by write_file, which would import torch. The temporary name is that of a leftover: if this process
+    # is killed now, the next start of the run removes it.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         try:
@@ -131,7 +126,7 @@ def write_page(path: Path, text: str) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-    except OSError as error:  # which names the temporary file
+    except OSError as error:  # names the temporary file
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
@@ -145,7 +140,7 @@ def _numbers(figures: Mapping[str, Any]) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _lines(path: Path, most_bytes: int) -> Iterator[Iterator[bytes]]:
-    """The lines of a file, of a very long one the last of them; none where it cannot be read."""
+    """The last lines of a file, up to this many bytes; none if it cannot be read."""
     file: BinaryIO = io.BytesIO()
     with contextlib.suppress(OSError):
         file = path.open("rb") if path.is_file() else file
@@ -153,12 +148,12 @@ def _lines(path: Path, most_bytes: int) -> Iterator[Iterator[bytes]]:
         start = max(0, file.seek(0, io.SEEK_END) - most_bytes)
         file.seek(start)
         if start:
-            file.readline(_LONGEST_LINE)
-        yield iter(lambda: file.readline(_LONGEST_LINE), b"")
+            file.readline(_MAX_LINE_BYTES)
+        yield iter(lambda: file.readline(_MAX_LINE_BYTES), b"")
 
 
 def _events(path: Path) -> Iterator[Event]:
-    with _lines(path, _MOST_EVENT_BYTES) as lines:
+    with _lines(path, _MAX_EVENT_BYTES) as lines:
         for line in lines:
             row = json_row(line)
             if row is not None and isinstance(row.get("text"), str):
@@ -173,9 +168,9 @@ def _events(path: Path) -> Iterator[Event]:
 
 
 def _jpeg(path: Path) -> str | None:
-    """A picture as a page holds it."""
+    """A JPEG file as a data URL."""
     try:
-        if not path.is_file() or path.stat().st_size > _MOST_PICTURE_BYTES:
+        if not path.is_file() or path.stat().st_size > _MAX_PICTURE_BYTES:
             return None
         content = path.read_bytes()
     except OSError:
@@ -186,7 +181,7 @@ def _jpeg(path: Path) -> str | None:
 
 
 def _bad_images(path: Path) -> tuple[int, tuple[str, ...]]:
-    """How many images could not be read, and the first of them."""
-    with _lines(path, _MOST_EVENT_BYTES) as lines:
+    """The number of unreadable images, and the names of the first."""
+    with _lines(path, _MAX_EVENT_BYTES) as lines:
         names = [line.decode(errors="backslashreplace").strip()[:1000] for line in lines]
-    return len(names), tuple(names[:_MOST_BAD])
+    return len(names), tuple(names[:_MAX_BAD])

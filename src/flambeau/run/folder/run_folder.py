@@ -1,4 +1,4 @@
-"""The folder of a run: what lies where, who may write in it, and whether a command fits it."""
+"""A run folder: its files, who may write in it, and whether a command matches it."""
 
 import contextlib
 import dataclasses
@@ -19,9 +19,7 @@ from flambeau.run.options.toml_file import as_toml, load_toml, parse_toml
 class RunFolder:
     """Paths inside a run folder, its lock and its configuration.
 
-    Args:
-        path: of the folder; nothing is made before `claim`.
-        advice: what messages advise.
+    Nothing is made before `claim`.
     """
 
     def __init__(self, path: Path, *, advice: Advice = Advice()) -> None:
@@ -41,7 +39,7 @@ class RunFolder:
         """The configuration that the folder was made with; None where there is no run yet.
 
         Raises:
-            InputError: something is there that is not a run, or the file is unreadable.
+            InputError: the folder holds something else, or the file cannot be read.
         """
         try:
             return load_toml(self.config)
@@ -56,7 +54,7 @@ class RunFolder:
                 f"{why or f'{self.config} cannot be read: {error}'}; choose another folder"
             ) from error
         if self.path.exists():
-            ours = {"checkpoints", "environment.json", "dataset.json"}  # of a start that was killed
+            ours = {"checkpoints", "environment.json", "dataset.json"}  # left by a killed start
             foreign = sorted(
                 p.name for p in self.path.iterdir() if p.name[0] != "." and p.name not in ours
             )
@@ -68,10 +66,10 @@ class RunFolder:
         return None
 
     def read_existing(self) -> dict[str, Any]:
-        """The configuration of a run that is to be read, and not trained.
+        """The configuration of an existing run, for a command that reads it.
 
         Raises:
-            InputError: it is no folder of a run, or its configuration is unreadable.
+            InputError: it is not a run folder, or its configuration cannot be read.
         """
         path = self.path
         if not path.exists():
@@ -95,11 +93,7 @@ class RunFolder:
     def claim(self, identity: Identity, files: Mapping[str, bytes]) -> dict[str, Any] | None:
         """Make the folder or continue in it; from here on no other process may write in it.
 
-        What a resume may change is written by `update_config`.
-
-        Args:
-            identity: of the run; its values are what config.toml holds.
-            files: what else a new folder gets, by name.
+        Changed settings that a resume permits are written later, by `update_config`.
 
         Returns:
             The configuration that was there; None in a new folder.
@@ -109,7 +103,7 @@ class RunFolder:
         """
         toml = as_toml(identity.values)
         try:
-            config = parse_toml(toml)  # as it will be read: no None, lists for tuples
+            config = parse_toml(toml)  # as a resume will read it: no None, lists for tuples
         except ValueError as error:
             raise InputError(
                 f"the configuration of a run is too large for a file: {error}"
@@ -124,35 +118,29 @@ class RunFolder:
             )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock.take()
-        remove_leftovers(self.path)  # of files whose writing was killed
+        remove_leftovers(self.path)  # of killed writes
         if stored is None:
             for name, content in files.items():
                 write_file(self.path / name, content)
-            write_file(self.config, toml)  # last: with it the folder is a run
-        elif stored != config:  # in what a resume may change
+            write_file(self.config, toml)  # last: it makes the folder a run
+        elif stored != config:  # in settings that a resume may change
             self._new_config = toml
         return stored
 
     def permission(
         self, stored: Mapping[str, Any], *, trust: bool, say: Callable[[str], object]
     ) -> Permission:
-        """Whether the code that its configuration names may be run.
+        """The permission to run the code that its configuration names."""
+        return Permission(self.path, self._is_recorded(stored), trust, say)
 
-        Args:
-            stored: the configuration, as it was read.
-            trust: the user says that it may.
-            say: takes the line that names what is run.
-        """
-        return Permission(self.path, self._is_own(stored), trust, say)
-
-    def note_own(self) -> None:
-        """Record that its user has named, now and here, all code that it names."""
+    def record_made_here(self) -> None:
+        """Record that this user, on this machine, has named all code that the folder names."""
         with contextlib.suppress(OSError, ValueError):
             content = self.config.read_bytes()
             record_config(content, parse_toml(content))
 
-    def _is_own(self, stored: Mapping[str, Any] | None = None) -> bool:
-        """Whether this user has made it, with the configuration that was read of it."""
+    def _is_recorded(self, stored: Mapping[str, Any] | None = None) -> bool:
+        """Whether this user has made the folder, with the configuration that was read."""
         try:
             content = self.config.read_bytes()
             config = parse_toml(content)
@@ -162,16 +150,16 @@ class RunFolder:
         return is_same and is_recorded(content, named_code(config).values())
 
     def update_config(self) -> None:
-        """Let config.toml say what holds now, once the checkpoint has turned out to fit."""
+        """Write the changed settings to config.toml, once the checkpoint has been loaded."""
         if self._new_config is not None:
-            own = self._is_own()
+            is_recorded_here = self._is_recorded()
             write_file(self.config, self._new_config)
-            if own:
+            if is_recorded_here:
                 record_config(self._new_config, parse_toml(self._new_config))
             self._new_config = None
 
     def check_same(self, stored: Mapping[str, Any], wanted: Identity) -> None:
-        """Refuse a configuration under which a resume would not continue the same run."""
+        """Refuse a configuration with which a resume would not continue the same run."""
         config = wanted.values
         if "best" in stored and "best" in config and not self._has_logged(stored["best"]):
             stored = {**stored, **{name: config[name] for name in ("best", "best_mode")}}
@@ -187,14 +175,14 @@ class RunFolder:
             )
 
     def _has_logged(self, metric: str) -> bool:
-        """Whether metrics.jsonl holds a figure, so that it may have chosen a checkpoint."""
+        """Whether metrics.jsonl holds a figure, which then may have chosen a checkpoint."""
         try:
             return f"{json.dumps(metric)}: ".encode() in self.metrics.read_bytes()
         except OSError:
-            return True  # not known
+            return True  # unknown
 
     def set_aside(self) -> Path | None:
-        """Rename the folder to NAME.old-N, if there is one; nothing is deleted."""
+        """Rename the folder to NAME.old-N if it exists; nothing is deleted."""
         if not self.path.exists():
             return None
         self.read_config()
@@ -208,7 +196,7 @@ class RunFolder:
         return target
 
     def tidy(self) -> None:
-        """Remove what a power cut has left in a finished run, unless a process is at work there."""
+        """Remove what a power failure left in a finished run, unless another process uses it."""
         if any(self.checkpoints.glob(".*.removed")):
             with contextlib.suppress(InputError):
                 self._lock.take()
@@ -221,14 +209,14 @@ class RunFolder:
 
 
 def record_config(content: bytes, config: Mapping[str, Any]) -> None:
-    """Leave a record of a run that names code: of others none is ever asked for."""
+    """Record the code that a configuration names; without such code no record is ever needed."""
     names = named_code(config).values()
     if names:
         record(content, names)
 
 
 def run_around(path: Path) -> Path | None:
-    """The folder of a run in which a file or folder lies, at most three levels up."""
+    """The run folder that contains a file or folder, at most three levels up."""
     for folder in path.absolute().parents[:3]:
         if (folder / "config.toml").is_file() and (folder / "checkpoints").is_dir():
             here = Path.cwd()

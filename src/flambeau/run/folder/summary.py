@@ -1,7 +1,7 @@
-"""What the folder of a run tells without torch: its state, its best figure, how far it is.
+"""A summary of a run folder without torch: state, best figure, progress.
 
-A folder may be damaged, of another program, or made to do harm: each file is a regular one and is read up to
-a limit, what it claims is checked, and whatever is wrong is part of the answer.
+The folder may be damaged, of another program or malicious: only regular files are read, up to a limit, their
+content is checked, and what is wrong is part of the summary.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ State = Literal["finished", "running", "stopped", "failed", "damaged", "foreign"
 STATES: tuple[State, ...] = ("finished", "running", "stopped", "failed", "damaged", "foreign")
 
 _TAIL_BYTES = 2**20  # of metrics.jsonl, about 7000 lines; reading and parsing them takes 30 ms
-_MAX_FOLDERS = 20_000  # that are looked into for runs
-_MAX_ENTRIES = 200_000  # names in them: a folder of photos is soon left
+_MAX_FOLDERS = 20_000  # searched for runs
+_MAX_ENTRIES = 200_000  # names in them, so that a folder of photos is left soon
 _MAX_DEPTH = 4  # of folders below the first one
 _MAX_RUNS = 5_000
 _CHECKPOINT = re.compile(r"step-([0-9]{1,18})")
@@ -45,21 +45,19 @@ _NOT_FINITE = re.compile(r"not-finite-step-([0-9]{1,18})\.json")
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What is known of a run; None is what its folder does not tell.
+    """What a run folder says; None where it says nothing.
 
     Attributes:
-        path: of the folder.
-        name: the same below the folder that was searched.
+        name: path below the folder that was searched.
         state: finished, running (a process holds its lock), stopped, failed (a loss or gradient was not
-            finite), damaged (a file is not what a run writes), foreign (config.toml is of another program).
-        why: of a damaged, foreign or failed one.
+            finite), damaged (a file is not what a run writes), foreign (config.toml of another program).
+        why: reason of damaged, foreign or failed.
         kind: made by `flambeau train`, or by a script with `Run`.
-        metric, best: its name and value; of a finished run, what its weights have.
-        step, steps: optimizer steps done, and those of the whole run.
-        steps_per_epoch: of the optimizer.
-        changed: seconds since 1970, of the last change.
+        metric, best: name and value; of a finished run, those of its published weights.
+        step, steps: optimizer steps done, and of the whole run.
+        changed: time of the last change, seconds since 1970.
         seconds: of training, without evaluations and pauses.
-        config: what config.toml holds.
+        config: the content of config.toml.
     """
 
     path: Path
@@ -80,14 +78,13 @@ class RunSummary:
 
     @property
     def moment(self) -> datetime.datetime | None:
-        """When it was changed, by the clock here; None for that of a machine whose clock was far off."""
+        """When it was changed, in local time; None for a clock that was far off."""
         if self.changed is not None:
             with contextlib.suppress(ValueError, OverflowError, OSError):
                 return datetime.datetime.fromtimestamp(self.changed).astimezone()
         return None
 
     def _repr_html_(self) -> str:
-        """As a notebook shows it."""
         changed = None if self.moment is None else f"{self.moment:%Y-%m-%d %H:%M}"
         step = None if self.step is None else f"{self.step}/{self.steps or '?'}"
         seconds = None if self.seconds is None else clock(self.seconds)
@@ -107,30 +104,30 @@ class RunSummary:
 
 @dataclass
 class Search:
-    """The run folders below a folder, with a limit to how many folders are looked into.
+    """The run folders below a folder, up to a limit of searched folders.
 
     Attributes:
-        is_cut: whether there may be more.
+        is_cut: there may be more.
     """
 
     root: Path
     is_cut: bool = False
 
     def __iter__(self) -> Iterator[Path]:
-        """Each folder that holds a config.toml; what lies below one is not looked at."""
+        """Each folder with a config.toml; the folders below one are not searched."""
         todo = [(self.root, 0)]
         seen = set[tuple[int, int]]()
         entries = 0
-        found = 0
+        runs = 0
         while todo:
             folder, depth = todo.pop()
             try:
                 status = folder.stat()
                 if (status.st_dev, status.st_ino) in seen:
-                    continue  # a link back to where we were
+                    continue  # a link back
                 seen.add((status.st_dev, status.st_ino))
                 if (folder / "config.toml").is_file():
-                    found += 1
+                    runs += 1
                     yield folder
                     continue
                 below = []
@@ -147,18 +144,13 @@ class Search:
                 self.is_cut = True
                 continue
             todo += [(path, depth + 1) for path in sorted(below, reverse=True)]
-            if len(seen) > _MAX_FOLDERS or entries > _MAX_ENTRIES or found > _MAX_RUNS:
+            if len(seen) > _MAX_FOLDERS or entries > _MAX_ENTRIES or runs > _MAX_RUNS:
                 self.is_cut = True
                 return
 
 
 def summarize(path: Path, *, name: str) -> RunSummary:
-    """Read what the folder of a run tells.
-
-    Args:
-        path: of the folder, which holds a config.toml.
-        name: for the summary.
-    """
+    """Summarize a run folder, which holds a config.toml."""
     try:
         config = load_toml(path / "config.toml")
         _check_values(config)
@@ -212,7 +204,7 @@ class _Reader:
         )
 
     def _state(self) -> tuple[State, str | None, Mapping[str, Any] | None]:
-        """The state, why it is that, and the figures of a finished run."""
+        """The state, its reason, and the figures of a finished run."""
         try:
             result = json_file(self._path / "result.json")
         except FileNotFoundError:
@@ -238,7 +230,7 @@ class _Reader:
         return "stopped", None, None
 
     def _best(self, metric: str) -> float | None:
-        """Over the evaluations in the lines read, and in the checkpoints where those are not all lines."""
+        """The best over the evaluations in the lines read, and in checkpoints if not all lines were read."""
         evaluations: list[Mapping[str, Any]] = [r for r in self._rows if "images_per_s" not in r]
         evaluations += [table(meta.get("metrics")) for meta in self._metas]
         values = [v for row in evaluations if (v := finite_number(row.get(metric))) is not None]
@@ -246,7 +238,7 @@ class _Reader:
         return choose(values, default=None)
 
     def _samples(self) -> int | None:
-        """Of an epoch."""
+        """Samples per epoch."""
         try:
             return whole_number(dataset_facts(self._path / "dataset.json")["train_samples"])
         except ValueError as error:
@@ -284,7 +276,7 @@ class _Reader:
         return max(1, sum(length.steps(steps_per_epoch=per_epoch) for length in lengths))
 
     def _seconds(self) -> float | None:
-        """Of training: the images between two lines, divided by their images_per_s, summed over all lines."""
+        """Training time: the images between two lines, divided by their images_per_s, summed over lines."""
         batch = self._global_batch()
         total = 0.0
         before = 0
@@ -300,7 +292,7 @@ class _Reader:
         return total if math.isfinite(total) else None
 
     def _images(self, row: Mapping[str, Any], batch: int) -> int:
-        """How many images a run has trained on up to a line; the last batch of an epoch may be smaller."""
+        """How many images the run has trained on up to a line; the last batch of an epoch may be smaller."""
         step = int(row["step"])
         epoch = whole_number(row.get("epoch"))
         samples = self._num_samples
@@ -311,7 +303,7 @@ class _Reader:
 
 
 def _lengths(config: Mapping[str, Any]) -> list[Duration]:
-    """The duration of a run, and by how much it was extended."""
+    """The duration of a run, and its extension."""
     lengths = [config["duration"], *([config["extend"]] if "extend" in config else [])]
     return [parse_duration(text, name="duration") for text in lengths]
 
@@ -325,12 +317,8 @@ def _is_of_a_run(config: Mapping[str, Any]) -> bool:
 
 
 def _check_values(values: object) -> None:
-    """Refuse whole numbers that TOML does not promise: Python would not even print the longest.
-
-    Raises:
-        ValueError: one has more than 64 bits.
-    """
-    if isinstance(values, int) and values.bit_length() > 64:
+    """Raise ValueError for integers beyond 64 bits: TOML does not promise them."""
+    if isinstance(values, int) and values.bit_length() > 64:  # Python may refuse to print it
         raise ValueError("a whole number in it has more than 64 bits")
     if isinstance(values, dict | list):
         for value in values.values() if isinstance(values, dict) else values:
@@ -338,7 +326,7 @@ def _check_values(values: object) -> None:
 
 
 def _rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The last lines of metrics.jsonl that are whole and know their step, and whether those are all."""
+    """The last valid lines of metrics.jsonl, and whether these are all."""
     try:
         if not path.is_file():
             return [], True
@@ -361,7 +349,7 @@ def _numbered(folder: Path, pattern: re.Pattern[str]) -> list[int]:
 
 
 def _changed(path: Path) -> float | None:
-    """When the newest of the files that a run writes was written."""
+    """Time of the last change of the files that a run writes."""
     times = []
     for name in ("config.toml", "metrics.jsonl", "checkpoints", "result.json"):
         try:

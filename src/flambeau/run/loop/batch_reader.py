@@ -1,4 +1,4 @@
-"""What a run reads its batches with, for training and for evaluation, and how they reach the device."""
+"""How batches are read for training and evaluation, reach the device, and seed the generators."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,10 +27,10 @@ from flambeau.run.options.run_options import OnBad, RunOptions
 
 
 class BatchDraws:
-    """What is drawn for a batch (dropout, mixup) depends on (seed, epoch, batch), never on what was before.
+    """Seeds the generators so that the draws for a batch depend on (seed, epoch, batch) alone.
 
     Args:
-        device: whose default generator is seeded too, beside that of the CPU.
+        device: its default generator is seeded in addition to that of the CPU.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -51,7 +51,7 @@ class BatchDraws:
             generator.manual_seed(seed)
 
     def keep(self) -> Callable[[], None]:
-        """Note where the generators stand; what is returned puts them back there."""
+        """Save the states of the generators; the returned function restores them."""
         states = [generator.get_state() for generator in self._generators]
 
         def put_back() -> None:
@@ -61,7 +61,7 @@ class BatchDraws:
         return put_back
 
     def seed_evaluation(self, epoch: int) -> None:
-        """Seed the generators for the evaluation after an epoch."""
+        """Seed the generators for an evaluation in this epoch."""
         for generator in self._generators:
             generator.manual_seed(mix(self._seed + epoch))
 
@@ -71,14 +71,13 @@ class BatchReader:
 
     Args:
         device: of the model.
-        ranks: the processes that read together.
         bad: takes what could not be read.
         sharded: the model needs all ranks for each forward pass, also in an evaluation.
-        fitting: what has fitted into memory.
+        micro_batches: sizes that have fitted into memory.
         say: takes a line for the user.
 
     Attributes:
-        fitting: the same, by now.
+        micro_batches: the current sizes.
     """
 
     def __init__(
@@ -89,11 +88,11 @@ class BatchReader:
         ranks: Ranks,
         bad: BadReports,
         sharded: bool,
-        fitting: MicroBatches,
+        micro_batches: MicroBatches,
         say: Callable[[str], None],
     ) -> None:
         self._device, self._bad, self._sharded = device, bad, sharded
-        self.fitting = fitting
+        self.micro_batches = micro_batches
         self._seed = options.seed
         self._batch_size = options.batch_size
         self._ranks = ranks
@@ -115,7 +114,7 @@ class BatchReader:
         on_bad: OnBad | None,
         sampler: Order | None = None,
     ) -> Loader | UserDataLoader:
-        """The loader of a Dataset, or of what makes ready batches.
+        """The loader of a Dataset, or of a ready-made loader.
 
         Raises:
             InputError: data that cannot be read in batches.
@@ -124,7 +123,7 @@ class BatchReader:
             raise InputError(
                 f"{'run.evaluate' if evaluates else 'Run'} cannot read its data: {why}"
             )
-        # An evaluation has no gradients to share: a rank without a sample has nothing to do.
+        # An evaluation exchanges no gradients: a rank without samples can skip the batch.
         keeps_empty = not evaluates or self._sharded
         if is_dataset(data):
             layout = layout_of(
@@ -137,12 +136,12 @@ class BatchReader:
             )
             return Loader(
                 data,
-                self._fitting(layout, evaluates=evaluates),
+                self._fitted_layout(layout, evaluates=evaluates),
                 seed=self._seed,
                 shuffle=not evaluates,
                 sampler=sampler,
                 reading=self._reading,
-                on_bad=self._bad.taker(on_bad),
+                on_bad=self._bad.callback(on_bad),
             )
         return UserDataLoader(
             data,
@@ -153,18 +152,18 @@ class BatchReader:
             keeps_empty=keeps_empty,
         )
 
-    def _fitting(self, layout: Layout, *, evaluates: bool) -> Layout:
-        """As many samples at once as have fitted; an evaluation has no steps to keep whole."""
-        size = self.fitting.training
+    def _fitted_layout(self, layout: Layout, *, evaluates: bool) -> Layout:
+        """Use the sizes that have fitted; an evaluation has no steps to keep whole."""
+        size = self.micro_batches.training
         if size is None or size >= layout.micro_batch_size:
             return layout
         return layout.in_batches_of(size) if evaluates else layout.with_micro_batches(size)
 
     def to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """The same micro-batches with their data on the device, copied beside the computation."""
+        """Move the data to the device, copying while the device computes."""
         if self._device.type == "cpu":
             return stream
-        # Data alone: the prefetcher walks through all that it gets in search of tensors.
+        # The data alone: the prefetcher searches everything that it gets for tensors.
         ahead: deque[MicroBatch] = deque()
 
         def data() -> Iterator[Any]:
@@ -178,9 +177,9 @@ class BatchReader:
     def again(
         self, loader: Loader | UserDataLoader, steps_before: int
     ) -> Iterator[tuple[int, MicroBatch]]:
-        """The epoch and the micro-batches of the step after `steps_before` steps, read once more.
+        """Read the step after `steps_before` steps again: its epoch and micro-batches.
 
-        Nothing of what makes ready batches by itself: it may not give the same ones again.
+        Nothing from a ready-made loader, which may not give the same batches again.
         """
         if isinstance(loader, UserDataLoader):
             return
@@ -194,7 +193,7 @@ class BatchReader:
 
 
 def _why_not(data: object) -> str | None:
-    """Why these are neither samples by index nor batches that each epoch makes anew; None if they are."""
+    """Why this is neither a Dataset nor a loader; None if it is one."""
     kind = type(data).__name__
     instead = "give a Dataset, or a DataLoader"
     if isinstance(data, (str, bytes, PurePath)):
@@ -219,7 +218,7 @@ def _why_not(data: object) -> str | None:
 
 
 def _is_columns(data: Sequence[Any]) -> bool:
-    """Whether these look like all inputs and all targets, each in one tensor, rather than samples."""
+    """Whether these look like whole tensors of inputs and targets, rather than samples."""
     if not data or not all(isinstance(value, (Tensor, np.ndarray)) for value in data):
         return False
     shapes = {tuple(value.shape) for value in data}

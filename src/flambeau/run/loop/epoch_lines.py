@@ -1,11 +1,11 @@
-"""The line of an epoch: its training loss, what was evaluated, a mark on the best, its time."""
+"""One line per epoch on the terminal: training loss, figures, a mark on the best, time."""
 
 import math
 import time
 from collections.abc import Mapping
 
 from flambeau.run.loop.progress_bar import ProgressBar
-from flambeau.run.loop.resumable_state import ResumableState
+from flambeau.run.loop.state import ResumableState
 from flambeau.run.loop.step_plan import StepPlan
 from flambeau.terminal import clock
 
@@ -13,11 +13,10 @@ _MARK = "* best"
 
 
 class EpochLines:
-    """Reports each epoch once it is over, and each evaluation.
+    """Reports each epoch at its end, and each evaluation.
 
     Args:
         best: the metric that chooses the best checkpoint.
-        progress: takes the lines and the events.
     """
 
     def __init__(
@@ -28,35 +27,35 @@ class EpochLines:
         self.start()
 
     def start(self) -> None:
-        """An epoch begins, or is continued; the one before is reported, if it was not evaluated."""
+        """Start or continue an epoch; the previous one is reported if it was not evaluated."""
         self.end()
         self._epoch = self._state.epoch
         self._start = time.perf_counter()
         self._is_reported = False
-        self.forget()
+        self.restart()
 
-    def forget(self) -> None:
-        """Count from here: the steps before are taken back, or were reported."""
+    def restart(self) -> None:
+        """Average the loss from here on: the steps before are undone, or reported."""
         self._loss = 0.0
         self._num_steps = 0
         self._step = self._state.step
 
     def add(self, row: Mapping[str, float]) -> None:
-        """Take note of the losses since the last line of metrics.jsonl."""
+        """Count the losses since the last line of metrics.jsonl."""
         if "train_loss" in row:
             num_steps = self._state.step - self._step
             self._loss += row["train_loss"] * num_steps
             self._num_steps, self._step = self._num_steps + num_steps, self._state.step
 
     def evaluation(self, figures: Mapping[str, float]) -> None:
-        """Report what an evaluation has found."""
+        """Report an evaluation."""
         self._is_reported = True
         is_best = self._best in figures and self._state.best.step == self._state.step
         is_within = self._state.position < self._state.data_length
         self._report(figures, is_best=is_best, is_within=is_within)
 
     def end(self) -> None:
-        """Report an epoch in which nothing was evaluated."""
+        """Report an epoch without an evaluation."""
         if not self._is_reported and self._num_steps:
             self._report({}, is_best=False, is_within=False)
         self._is_reported = True
@@ -79,6 +78,6 @@ class EpochLines:
             parts.append(f"{name} {figure:.4f}{mark}")
         parts.append(f"{seconds:.1f} s" if seconds < 60 else clock(seconds))
         self._progress.show("  ".join(parts), green=_MARK if is_best else "")
-        self._progress.tell(
+        self._progress.emit(
             {**row, "metrics": {**figures}, "best": is_best, "seconds": round(seconds, 3)}
         )

@@ -1,6 +1,6 @@
-"""The multiplier of the learning rate: warm-up and schedule of the step, and for 'plateau' the evaluations.
+"""The multiplier of the learning rate: warm-up and schedule of the step; 'plateau' also needs evaluations.
 
-The formulas are the recipes training/schedules.py, cyclic_schedules.py and plateau.py.
+The formulas are in the recipes training/schedules.py, cyclic_schedules.py and plateau.py.
 """
 
 import functools
@@ -18,7 +18,7 @@ from flambeau.run.options.named_schedule import GAMMA, NamedSchedule
 
 PATIENCE = 3  # epochs; with 5 a run of 16 or 30 epochs would see few reductions; chosen
 FACTOR = 0.1  # torch's default
-_KEY = "plateau"  # among the objects of the user in a checkpoint
+_KEY = "plateau"  # in a checkpoint, among the user's objects
 SCHEDULES: dict[str, Callable[..., float]] = {
     "constant": schedules.constant,
     "linear": schedules.linear,
@@ -31,24 +31,22 @@ SCHEDULES: dict[str, Callable[..., float]] = {
     "cosine-restarts": cyclic_schedules.cosine_restarts,
 }
 _MILESTONES = ("50%", "75%")  # as for CIFAR in arXiv 1512.03385
-_WSD_DECAY = 0.2  # of the run: the most that arXiv 2405.18392, section 3, finds to be of use
-_CYCLES, _CYCLE_MULTIPLIER = (
-    3,
-    2,
-)  # SGDR's doubling; three of them end in a last one of 4/7 of the run
+_WSD_DECAY = 0.2  # of the run: more does not help in arXiv 2405.18392, section 3
+_CYCLES = 3  # the last of which is 4/7 of the run
+_CYCLE_MULTIPLIER = 2  # SGDR's doubling
 
 
 class LRSchedule:
-    """What `Run` asks for the multiplier of each step.
+    """The multiplier of each step.
 
     Args:
-        schedule: a name, alone or with numbers; a function of the step; a ReduceOnPlateau of one's own.
+        schedule: a name, alone or with numbers; a function of the step; a ReduceOnPlateau.
         warmup: a duration.
         metric: what 'plateau' watches.
-        mode: 'max' or 'min', what is better.
+        mode: which values of it are better.
 
     Raises:
-        InputError: as `schedule_of` says.
+        InputError: as `schedule_of`.
     """
 
     def __init__(
@@ -78,18 +76,15 @@ class LRSchedule:
         return multiplier if self._plateau is None else multiplier * self._plateau.multiplier
 
     def note(self, figures: Mapping[str, float]) -> None:
-        """Take note of an evaluation. It counts at the end of the epoch: a resume may repeat it."""
+        """Note an evaluation, which counts at the end of the epoch because a resume may repeat it."""
         if self._metric in figures:
             self._value = figures[self._metric]
 
     def end_epoch(self, *, say: Callable[[str], None]) -> None:
-        """Count the evaluation of an epoch.
-
-        Args:
-            say: takes a line for the user where the rate falls.
+        """Count the evaluation of the epoch.
 
         Raises:
-            InputError: there was none of the metric, or it is NaN.
+            InputError: the metric was not logged, or is NaN.
         """
         plateau, value = self._plateau, self._value
         self._value = None
@@ -108,8 +103,8 @@ class LRSchedule:
                 f"{self._metric} has stopped improving: the learning rate is now {after:.4g} of its base"
             )
 
-    def parts(self) -> dict[str, Any]:
-        """What of it belongs into a checkpoint, by name."""
+    def saved_objects(self) -> dict[str, Any]:
+        """What belongs into a checkpoint, by name."""
         return {} if self._plateau is None else {_KEY: self._plateau}
 
 
@@ -119,12 +114,12 @@ def schedule_of(
     """The multiplier of the learning rate as a function of the step, from 0.
 
     Args:
-        schedule: one of SCHEDULES; a function is taken as it is.
+        schedule: one of SCHEDULES, or a function, which is used unchanged.
         warmup: a duration, in which a named schedule rises to 1.
 
     Raises:
-        InputError: an unknown name, a warm-up as long as the run, or one beside a function, which gives no
-            multiplier.
+        InputError: an unknown name, a warm-up as long as the run or beside a function, or a function that
+            returns no multiplier.
     """
     length = parse_duration(warmup, name="warmup", units="% ep st")
     if callable(schedule):
@@ -132,9 +127,9 @@ def schedule_of(
             raise InputError(
                 f"warmup = {warmup!r} would do nothing: the schedule is your own function"
             )
-        own = functools.partial(_checked, schedule)
-        own(0)
-        return own
+        checked = functools.partial(_checked, schedule)
+        checked(0)
+        return checked
     named = NamedSchedule(schedule) if isinstance(schedule, str) else schedule
     name = named.name
     if name not in SCHEDULES:
@@ -154,9 +149,9 @@ def schedule_of(
 
 
 def _checked(schedule: Callable[[int], float], step: int) -> float:
-    """What a function of the user's gives for a step."""
+    """Call a user's function and check the result."""
     value = schedule(step)
-    # An abstract class takes a microsecond to ask.
+    # isinstance with an abstract class takes a microsecond.
     is_number = type(value) is float or isinstance(value, numbers.Real)
     if not is_number or not 0 <= value < math.inf:
         raise InputError(
@@ -167,7 +162,7 @@ def _checked(schedule: Callable[[int], float], step: int) -> float:
 
 
 def _settings(named: NamedSchedule, plan: StepPlan, warmup_steps: int) -> dict[str, Any]:
-    """What a named schedule is called with."""
+    """Keyword arguments for a named schedule."""
     name = named.name
     total_steps = plan.total_steps
     gamma = GAMMA.get(name, 1.0) if named.gamma is None else named.gamma

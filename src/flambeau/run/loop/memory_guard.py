@@ -1,7 +1,7 @@
-"""Out of memory in a batch: it is given up, and the same global batch begins again in smaller micro-batches.
+"""Out of memory in a batch: undo the global batch and repeat it in smaller micro-batches.
 
-Nothing of an unfinished global batch stays: no gradient, loss, figure or statistic of a normalization. So the
-run is from there on one that was started with these micro-batches.
+Nothing of the unfinished global batch remains: no gradient, loss, figure or normalization statistic. So the
+run continues like one that was started with these micro-batches.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,39 +24,28 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.run.folder.micro_batches_file import FILE, MicroBatches
 from flambeau.run.loop.memory_table import inputs_of, memory_table
-from flambeau.run.loop.resumable_state import ResumableState
 from flambeau.run.loop.run_parts import RunParts
-from flambeau.run.loop.transient_state import TransientState
+from flambeau.run.loop.state import ResumableState, TransientState
 from flambeau.run.options.advice import Advice
 from flambeau.terminal import say
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-class _Start(NamedTuple):
-    """Where the global batch under way has begun."""
-
-    position: int = 0
-    order_crc: int = 0
-    num_losses: int = 0
-    total_samples: int = 0
-
-
 def least_micro_batch(model: nn.Module, world: int) -> int:
-    """Samples that all processes together need at least: two each where a BatchNorm is trained."""
+    """The fewest samples of a micro-batch over all processes: two per process where a BatchNorm trains."""
     has_norm = any(isinstance(m, _NORMS) and m.training for m in model.modules())
     return world * (2 if has_norm else 1)
 
 
 class MemoryGuard:
-    """What a run does where memory runs out inside `around()`.
+    """Handles running out of memory inside `around()`.
 
-    One of several ranks cannot begin a batch again, for the others wait for it in a collective call: they are
-    all started again, and go on from the newest checkpoint.
+    One of several ranks cannot repeat a batch, because the others wait for it in a collective call: all are
+    started again instead, from the newest checkpoint.
 
     Args:
-        folder: of the run; None in a replay, which writes nothing.
-        advice: what messages advise.
+        folder: the run folder; None in a replay, which writes nothing.
     """
 
     def __init__(
@@ -72,19 +61,18 @@ class MemoryGuard:
         self._folder, self._state, self._loop, self._parts = folder, state, loop, parts
         self._ranks = ranks
         self._advice = advice
-        self._start = _Start()
         self._why = ""
-        self._buffers = KeptBuffers(state.model)
+        self._buffers = BufferCopies(state.model)
         self._inputs: Tensor | None = None
         if ranks.is_first and ranks.watch is not None:
-            ranks.watch.on_wish = self._note_wish
+            ranks.watch.on_restart_note = self._note_request
 
     @contextlib.contextmanager
     def around(self) -> Iterator[None]:
-        """Forward pass, loss and step of a batch, or the forward pass of an evaluation.
+        """Around the forward pass, loss and step of a batch, or the forward pass of an evaluation.
 
         Raises:
-            InputError: memory has run out where smaller micro-batches do not help, or cannot be made.
+            InputError: smaller micro-batches do not help or are impossible.
         """
         loop = self._loop
         is_evaluation = loop.evaluated is not None
@@ -98,7 +86,7 @@ class MemoryGuard:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            self._refuse(error)
+            self._check_can_halve(error)
             loop.run_out()
             self._why = _first_line(error)
             self._inputs = None if micro is None else inputs_of(micro.data)
@@ -108,17 +96,14 @@ class MemoryGuard:
                 loop.end_evaluated()
 
     def _begin(self) -> None:
-        """A global batch begins."""
-        state = self._state
+        """A global batch starts."""
         self._loop.begin_revocable()
-        losses = len(state.window.losses)
-        seen = state.window.total_samples
-        self._start = _Start(state.position, state.order_crc, losses, seen)
+        self._state.begin_global_batch()
         if self._ranks.world == 1:
             self._buffers.keep()
 
-    def _refuse(self, error: Exception) -> None:
-        """See that smaller micro-batches can be made, and help."""
+    def _check_can_halve(self, error: Exception) -> None:
+        """Raise if smaller micro-batches do not help or cannot be made."""
         if self._loop.evaluated is not None:
             return
         step = self._state.step + 1
@@ -136,20 +121,20 @@ class MemoryGuard:
     def begin_again(
         self, save: Callable[[], object], close: Callable[[], object] = lambda: None
     ) -> None:
-        """Give the global batch under way up, and let it begin again in smaller micro-batches.
+        """Undo the current global batch, so that it starts over in smaller micro-batches.
 
         Args:
-            save: writes a checkpoint of the run as it stands then, and waits for it.
-            close: gives back what the run holds, where this rank leaves.
+            save: writes a checkpoint of the state then, and waits for it.
+            close: releases what the run holds, if this rank leaves.
 
         Raises:
             InputError: one sample per process does not fit.
-            MicroBatchHalved: one of several ranks leaves, for all to be started again.
+            MicroBatchHalved: this is one of several ranks; all are to be started again.
         """
         state = self._state
         parts = self._parts
         loader = self._parts.loader
-        assert isinstance(loader, Loader)  # _refuse has seen to it
+        assert isinstance(loader, Loader)  # by _check_can_halve
         step = state.step + 1
         before = loader.layout
         now = before.halved(least=least_micro_batch(parts.model, before.world))
@@ -161,89 +146,82 @@ class MemoryGuard:
                 f"{text} do not fit, and cannot be made smaller ({self._why})\n{self._advice.save_memory}"
             )
         text += f" -> {now.micro_batch_size} samples, {now.num_parts} per step"
-        fitting = dataclasses.replace(
-            parts.reader.fitting, step=step, training=now.micro_batch_size
+        sizes = dataclasses.replace(
+            parts.reader.micro_batches, step=step, training=now.micro_batch_size
         )
         if self._ranks.world > 1:
-            self._leave(text, table, fitting)
+            self._leave(text, table, sizes)
             close()
             raise MicroBatchHalved
-        self._take_back()
+        self._undo()
         state.micro_batch = now.micro_batch_size
         loader.set_micro_batches(now.micro_batch_size)
         parts.progress.say(f"{text}; the step begins again ({self._why})")
         parts.progress.show(table)
-        # Before the note: a start from an older checkpoint is to run out in the same step again.
+        # The checkpoint first: a start from an older one must run out of memory in the same step again.
         save()
-        self._note(fitting)
+        self._note(sizes)
 
-    def _take_back(self) -> None:
-        """All that the unfinished global batch has left."""
-        state, loop, start = self._state, self._loop, self._start
-        loop.give_up()
-        state.position, state.order_crc = start.position, start.order_crc
-        state.window.take_back(start.num_losses, start.total_samples)
-        for thing in state.counted_by_ranks():
-            thing.take_back()
-        state.optimizer.zero_grad(set_to_none=True)
+    def _undo(self) -> None:
+        self._loop.give_up()
+        self._state.undo_global_batch()
         self._parts.model.zero_grad(set_to_none=True)
         self._buffers.put_back()
         release_memory()
 
-    def _leave(self, text: str, table: str, fitting: MicroBatches) -> None:
-        """Say and note that all ranks are to be started again, and need smaller micro-batches."""
+    def _leave(self, text: str, table: str, sizes: MicroBatches) -> None:
+        """Report that all ranks must be started again, with smaller micro-batches."""
         self._parts.progress.say_from_any_rank(
             f"rank {self._ranks.rank}: {text}; all processes go on from the newest checkpoint when they are "
             f"started again ({self._why})"
         )
         say(table)
-        self._note(fitting)
+        self._note(sizes)
         if self._ranks.watch is not None:
-            self._ranks.watch.fail(text, OUT_OF_MEMORY, wish=fitting.as_json())
+            self._ranks.watch.fail(text, OUT_OF_MEMORY, restart_note=sizes.as_json())
 
-    def _note_wish(self, text: str) -> None:
-        """Note what another rank, which has run out of memory and left, needs at the next start.
+    def _note_request(self, text: str) -> None:
+        """Note the sizes that another rank, which ran out of memory and left, needs at the next start.
 
-        The watchdog of the first rank calls it, in a thread of its own.
+        The watchdog of rank 0 calls it in its thread.
         """
-        fitting = MicroBatches(**json.loads(text))
-        self._note(fitting)
-        self._parts.progress.tell_folder(
-            f"out of memory in step {fitting.step}: micro-batches of {fitting.training} samples from now on"
+        sizes = MicroBatches(**json.loads(text))
+        self._note(sizes)
+        self._parts.progress.log_event(
+            f"out of memory in step {sizes.step}: micro-batches of {sizes.training} samples from now on"
         )
 
-    def _note(self, fitting: MicroBatches) -> None:
-        self._parts.reader.fitting = fitting
+    def _note(self, sizes: MicroBatches) -> None:
+        self._parts.reader.micro_batches = sizes
         if self._folder is not None and self._ranks.is_first:
-            fitting.write(self._folder)
+            sizes.write(self._folder)
 
-    def say_where(self) -> None:
-        """A run that is continued says what it has come down to."""
-        fitting = self._parts.reader.fitting
+    def say_resumed(self) -> None:
+        """Say the reduced micro-batch of a run that is continued."""
+        sizes = self._parts.reader.micro_batches
         loader = self._parts.loader
-        if fitting.step and fitting.training is not None and isinstance(loader, Loader):
+        if sizes.step and sizes.training is not None and isinstance(loader, Loader):
             self._parts.progress.show(
                 f"micro-batches of {loader.layout.micro_batch_size} samples, since memory ran out in step "
-                f"{fitting.step} (remove {FILE} to try the larger ones again)"
+                f"{sizes.step} (remove {FILE} to try the larger ones again)"
             )
 
     # ---------------------------------------------------------------- evaluations
 
     def evaluated_parts(self, micro: MicroBatch, loader: object) -> Iterator[object]:
-        """The data of a batch of an evaluation, in parts that fit; one that does not comes again, cut in two.
+        """The data of an evaluation's batch, in parts that fit; a part that does not fit is cut and repeated.
 
         Args:
-            micro: the batch.
-            loader: that has made it.
+            loader: that made the batch.
 
         Raises:
-            InputError: a sample alone does not fit, or the batch cannot be cut.
+            InputError: one sample alone does not fit, or the batch cannot be cut.
             MicroBatchHalved: a sharded model needs all ranks for each part.
         """
         loop = self._loop
         reader = self._parts.reader
         can_cut = self._parts.shards is None and isinstance(loader, Loader) and loader.stacks
-        todo = _cut(slice(0, micro.size), reader.fitting.evaluation if can_cut else None)
+        todo = _cut(slice(0, micro.size), reader.micro_batches.evaluation if can_cut else None)
         while todo:
             part = todo.pop(0)
             size = loop.num_samples = part.stop - part.start
@@ -269,7 +247,7 @@ class MemoryGuard:
                 f"({self._why})"
             )
             step = max(1, self._state.step)
-            self._note(dataclasses.replace(reader.fitting, step=step, evaluation=most))
+            self._note(dataclasses.replace(reader.micro_batches, step=step, evaluation=most))
             todo = [piece for left in (part, *todo) for piece in _cut(left, most)]
 
 
@@ -278,20 +256,17 @@ def _first_line(error: Exception) -> str:
 
 
 def _cut(whole: slice, most: int | None) -> list[slice]:
-    """Parts of so many samples at most, which differ by one at most."""
+    """Parts of at most so many samples, of sizes that differ by at most one."""
     size = whole.stop - whole.start
     num_parts = max(1, -(-size // most)) if most else 1
     bounds = [whole.start + number * size // num_parts for number in range(num_parts + 1)]
     return [slice(*pair) for pair in itertools.pairwise(bounds) if pair[0] < pair[1]] or [whole]
 
 
-class KeptBuffers:
-    """Copies of the buffers that a checkpoint holds, taken in one call for each kind of them.
+class BufferCopies:
+    """Copies of the buffers that a checkpoint holds, taken in one call per dtype kind.
 
-    Others are tables that a model makes again, and may be of another shape by then.
-
-    Args:
-        model: whose buffers are meant.
+    Non-persistent buffers are left out: they may change their shape.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -313,19 +288,19 @@ class KeptBuffers:
                 _copy(live, self._kept)
 
     def put_back(self) -> None:
-        """Let the model have what was copied last."""
+        """Write the last copy back into the model."""
         if self._kept is not None:
             with torch.no_grad():
                 _copy(self._kept, self._live())
 
     def _live(self) -> list[list[Tensor]]:
-        """As they are now, floating ones and counts apart: one kernel copies tensors of one type."""
+        """The current buffers, floating and integer ones apart: one kernel copies tensors of one type."""
         tensors: list[Any] = [holder[name] for holder, name in self._slots]
         floating = [tensor for tensor in tensors if tensor.is_floating_point()]
         return [floating, [tensor for tensor in tensors if not tensor.is_floating_point()]]
 
 
 def _copy(source: list[list[Tensor]], target: list[list[Tensor]]) -> None:
-    for tensors, places in zip(source, target, strict=True):
-        if tensors:
-            torch._foreach_copy_(places, tensors)
+    for sources, targets in zip(source, target, strict=True):
+        if sources:
+            torch._foreach_copy_(targets, sources)

@@ -1,7 +1,7 @@
-"""A step whose loss or gradient was not finite: written down so that it can be run again, or survived.
+"""A step whose loss or gradient was not finite: the run records it for a replay, and stops or rolls back.
 
-flambeau.recipes.training.amp_step notices it on the device and skips it; `Run` asks where a line of metrics
-or a checkpoint is due.
+flambeau.recipes.training.amp_step detects it on the device and skips the step; `Lifecycle` reads the flag
+when a line of metrics or a checkpoint is due.
 """
 
 import json
@@ -21,14 +21,14 @@ from flambeau.recipes.debugging.first_not_finite import first_not_finite
 from flambeau.run.folder.checkpointer import Checkpointer, Restored
 from flambeau.run.loop.batch_reader import BatchDraws
 from flambeau.run.loop.recorder import Recorder
-from flambeau.run.loop.resumable_state import ResumableState
 from flambeau.run.loop.run_parts import RunParts
+from flambeau.run.loop.state import ResumableState
 from flambeau.run.loop.training_step import TrainingStep
 from flambeau.run.options.advice import Advice
 from flambeau.run.options.run_options import RunOptions
 
 ROLLBACKS = 3
-"""How often a run goes back before it gives up: then its learning rate is an eighth. Chosen."""
+"""After this many rollbacks, with an eighth of the learning rate, the run stops. Chosen."""
 LR_FACTOR = 0.5
 """What a rollback multiplies the learning rate by. Chosen."""
 
@@ -37,7 +37,7 @@ class NotFinite(InputError):
     """A loss or gradient became NaN or infinite; the weights are those from before that step.
 
     Attributes:
-        path: of the file that says which samples it was; None in a replay.
+        path: the file that names the samples of the step; None in a replay.
     """
 
     def __init__(self, message: str, *, path: Path | None) -> None:
@@ -47,16 +47,16 @@ class NotFinite(InputError):
 
 @dataclass(frozen=True)
 class BadStep:
-    """Where it happened.
+    """A step that was not finite.
 
     Attributes:
-        step: number of the step, from 1, as in metrics.jsonl.
+        step: from 1, as in metrics.jsonl.
         epoch: from 0.
         indices: the samples of its global batch, in order.
-        samples: what the data set calls them.
-        checkpoint: the last one before it, from which a replay starts.
-        findings: where it went bad first, as far as it was looked for.
-        lr_scale: what rollbacks had made of the learning rate by then.
+        samples: the data set's names of them.
+        checkpoint: the last one before the step, from which a replay starts.
+        findings: what was not finite first, if `explain` was given.
+        lr_scale: the factor of the learning rate after earlier rollbacks.
     """
 
     step: int
@@ -79,7 +79,7 @@ class BadStep:
 
     @classmethod
     def read(cls, path: Path) -> "BadStep":
-        """What `write` wrote.
+        """Read what `write` wrote.
 
         Raises:
             InputError: no such file, or another kind of file.
@@ -94,13 +94,10 @@ class BadStep:
 
 
 class NanGuard:
-    """What a run does about steps that were not finite: it stops, or goes back to a checkpoint.
+    """Stops the run after a step that was not finite, or rolls it back to a checkpoint; all ranks together.
 
     Args:
-        folder: of the run; None in a replay, which writes nothing.
-        parts: its loader, and what reads it.
-        draws: the generators of a batch.
-        ranks: all of them get here together.
+        folder: the run folder; None in a replay, which writes nothing.
     """
 
     def __init__(
@@ -121,47 +118,46 @@ class NanGuard:
         self._draws = draws
         self._ranks = ranks
         self._step = step
-        self._goes_back = options.on_nan == "rollback" and folder is not None
+        self._rolls_back = options.on_nan == "rollback" and folder is not None
         self._explain = options.explain
         self._advice = options.advice or Advice()
         self._lines: list[dict[str, float]] = []
 
     def roll_back(
-        self, steps_before: int, recorder: Recorder, go_to: Callable[[Restored], None]
+        self, steps_before: int, recorder: Recorder, load: Callable[[Restored], None]
     ) -> str:
-        """Write down a bad step; then go back to the newest checkpoint, as a new process would, or stop.
+        """Record a bad step, then load the newest checkpoint with a lower learning rate, or stop.
 
         Args:
             steps_before: steps of the run before the bad one.
-            recorder: of the run; metrics.jsonl gets a line about this rollback.
-            go_to: puts a checkpoint back; the learning rate is lower from there.
+            load: loads a checkpoint, as a new process would.
 
         Returns:
             What has happened, for the user.
 
         Raises:
-            NotFinite: if the run stops.
+            NotFinite: the run stops.
         """
-        findings = self.explained(steps_before)
+        findings = self.explain(steps_before)
         try:
             why = self._ranks.first(lambda: self._record(steps_before, recorder.saver, findings))
         except NotFinite as error:
             recorder.fail(str(error), step=steps_before + 1)
             raise
-        self._ranks.beat(SAVING)  # or reading, which takes as long
+        self._ranks.beat(SAVING)  # reading takes as long
         recorder.saver.wait()
-        found = recorder.newest()
-        assert found is not None  # the one of step 0, at least
+        restored = recorder.newest()
+        assert restored is not None  # there is at least that of step 0
         state = self._state
         rollbacks = state.rollbacks + 1
         lr_scale = state.lr_scale * LR_FACTOR
-        go_to(found)
+        load(restored)
         state.rollbacks, state.lr_scale = rollbacks, lr_scale
         self._lines.append(
             {"rollback": rollbacks, "bad_step": steps_before + 1, "lr_scale": lr_scale}
         )
-        recorder.cut_metrics(found)
-        written = found.state.get("rollbacks", 0)  # the lines of the others were cut off
+        recorder.cut_metrics(restored)
+        written = restored.state.get("rollbacks", 0)  # the lines of later rollbacks were cut off
         for line in self._lines:
             if line["rollback"] > written:
                 recorder.write(line)
@@ -178,9 +174,9 @@ class NanGuard:
         lr_scale = self._state.lr_scale
         bad = BadStep(steps_before + 1, epoch, indices, names, saver.last_good, findings, lr_scale)
         path = None if self._folder is None else bad.write(self._folder)
-        if self._goes_back and self._state.rollbacks < ROLLBACKS:
+        if self._rolls_back and self._state.rollbacks < ROLLBACKS:
             return str(bad)
-        again = f", after {ROLLBACKS} rollbacks" if self._goes_back else ""
+        again = f", after {ROLLBACKS} rollbacks" if self._rolls_back else ""
         listed = (
             ""
             if path is None
@@ -189,20 +185,20 @@ class NanGuard:
         message = f"{bad}{again}; the weights are those from before it{listed}"
         raise NotFinite(message, path=path)
 
-    def explained(self, steps_before: int) -> list[str]:
-        """Where a step goes bad first: its batches once more, with the weights from before it.
+    def explain(self, steps_before: int) -> list[str]:
+        """Compute the step again with the weights from before it, to see what is not finite first.
 
         Args:
             steps_before: steps of the run before the bad one.
         """
         if self._explain is None or self._ranks.world > 1:
-            return []  # a forward pass may need all ranks, and one alone may fail in it
+            return []  # a forward pass may need all ranks, and may fail on one of them alone
         explain = self._explain
-        found = dict[int, list[str]]()
+        findings = dict[int, list[str]]()
 
-        def look(micro: MicroBatch) -> None:
+        def examine(micro: MicroBatch) -> None:
             names = [self._loader.describe(int(index)) for index in micro.indices[micro.own]]
-            found[micro.part] = list(map(str, explain(micro.data, names, steps_before)))
+            findings[micro.part] = list(map(str, explain(micro.data, names, steps_before)))
 
         def batches() -> Iterator[MicroBatch]:
             for epoch, micro in self._reader.again(self._loader, steps_before):
@@ -211,15 +207,15 @@ class NanGuard:
 
         # Hooks see nothing inside a compiled model.
         with torch.compiler.set_stance("force_eager"):
-            origins = self._step.look(batches(), look, found=found)
-        return next((found[part] for part in [*origins, *found] if found.get(part)), [])
+            origins = self._step.examine(batches(), examine, findings=findings)
+        return next((findings[part] for part in [*origins, *findings] if findings.get(part)), [])
 
 
 def explain(model: nn.Module, loss_of: Callable[[], Tensor], names: Sequence[str]) -> list[str]:
-    """Where a batch goes bad first, with what the data set calls the samples of the batch."""
+    """What in a batch is not finite first, with the data set's names of the batch's samples."""
     lines = []
-    for place in first_not_finite(model, loss_of, batch_size=len(names)):
-        called = ", ".join(names[row] for row in place.samples[:3])
-        more = " ..." if len(place.samples) > 3 else ""
-        lines.append(f"{place} of its batch: {called}{more}" if called else str(place))
+    for finding in first_not_finite(model, loss_of, batch_size=len(names)):
+        samples = ", ".join(names[row] for row in finding.samples[:3])
+        more = " ..." if len(finding.samples) > 3 else ""
+        lines.append(f"{finding} of its batch: {samples}{more}" if samples else str(finding))
     return lines

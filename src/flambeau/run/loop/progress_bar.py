@@ -1,4 +1,4 @@
-"""The progress bar of a run on a terminal or in a notebook, and nothing where there is neither."""
+"""The progress bar of a run on a terminal or in a notebook, and its lines for the user."""
 
 import contextlib
 import math
@@ -12,33 +12,31 @@ import torch
 from torch import Tensor
 
 from flambeau.run.folder.events_log import EventsLog
-from flambeau.run.loop.resumable_state import ResumableState
+from flambeau.run.loop.state import ResumableState
 from flambeau.run.loop.step_plan import StepPlan
 from flambeau.terminal import REFRESH_S, LiveLine, bar_line, clock, in_notebook, say, shows_bars
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_LITTLE = (
-    0.1  # share of the time that is waited for data below which nothing is to be gained; chosen
-)
+_LITTLE_WAIT = 0.1  # share of the time; less waiting for data is not worth a remedy; chosen
 _LOSS_EVERY_S = 1.0
-_NUM_LOSSES = 50  # whose mean is shown: one alone jumps; chosen
-_SMOOTH_S = 5.0  # over which speed and waiting are averaged; chosen
+_NUM_LOSSES = 50  # averaged for display, as single losses jump; chosen
+_SMOOTH_S = 5.0  # speed and waiting are averaged over this time; chosen
 
 
 def _verdict(data_wait: float) -> str:
-    """What the training waits for, in a line."""
-    if data_wait < _LITTLE:
+    """What the training waits for, in one line."""
+    if data_wait < _LITTLE_WAIT:
         return f"waits for data {data_wait:.0%} of the time: the model sets the pace"
     return f"waits for data {data_wait:.0%} of the time: `flambeau doctor` finds out why, and what helps"
 
 
 class ProgressBar:
-    """One bar over all steps of a run, on standard error; lines go above it.
+    """One bar over all steps of a run on standard error, with lines above it.
 
     Args:
-        shown: False is silent about steps; lines are printed all the same.
+        shown: False hides the bar; lines are still printed.
         silent: no lines either.
     """
 
@@ -46,34 +44,34 @@ class ProgressBar:
         self._shown = shown and not silent and shows_bars()
         self.silent = silent
         self.is_in_notebook = self._shown and in_notebook()
-        """Whether a cell shows the bar, and may show more."""
+        """Whether a notebook's cell shows the bar."""
         self._line: LiveLine | None = None
         self._figures: _Figures | None = None
         self._due = 0.0
         self._lines = 0
         self._said = set[str]()
         self.listener: Callable[[Mapping[str, Any]], None] | None = None
-        """Takes what happens, as a program wants it."""
+        """Receives events, for a program."""
         self.events: EventsLog | None = None
-        """Of the run, for lines that tell what happened to it."""
+        """The run's events.jsonl."""
 
     def start(self, state: ResumableState, plan: StepPlan, *, world: int) -> None:
-        """Show the bar, if it is to be shown and there is something left to do.
+        """Show the bar, if wanted and a step is left.
 
         Args:
-            world: number of processes, each of which takes its share of the images.
+            world: number of processes, which share the images.
         """
         if self._shown and self._line is None and state.step < plan.total_steps:
             self._figures = _Figures(state, plan, world)
             self._line = LiveLine(self._figures.draw, is_kept=self.is_in_notebook)
 
     def start_epoch(self) -> None:
-        """What happened since the last step, such as an evaluation, was no training."""
+        """Exclude the time since the last step, such as an evaluation."""
         if self._figures is not None:
             self._figures.start_epoch()
 
     def step(self) -> None:
-        """One step more."""
+        """A step is done."""
         if self._line is None or self._figures is None:
             return
         now = time.perf_counter()
@@ -85,7 +83,7 @@ class ProgressBar:
             self._due = time.perf_counter() + REFRESH_S
 
     def note(self, row: Mapping[str, float]) -> None:
-        """The figures of a line of metrics.jsonl; after the second, which has no warm-up in it, a verdict."""
+        """Note the figures of a line; the second, which has no warm-up in it, also prints a verdict."""
         if self._figures is not None:
             self._figures.loss = row.get("train_loss")
         self._lines += 1
@@ -94,7 +92,7 @@ class ProgressBar:
 
     @contextlib.contextmanager
     def evaluates(self) -> Iterator[None]:
-        """Around an evaluation, during which no step is made."""
+        """Around an evaluation."""
         self._show_evaluation(True)
         try:
             yield
@@ -107,57 +105,56 @@ class ProgressBar:
             self._line.refresh()
 
     def say(self, text: str) -> None:
-        """Tell what happens to the run: a line of its own on standard error, and one in its folder."""
+        """Print a line on standard error, and log it as an event."""
         self.show(text)
-        self.tell_folder(text)
+        self.log_event(text)
 
     def say_once(self, text: str) -> None:
-        """The same for what may happen again and again."""
+        """Like `say`, but only once per text."""
         if text not in self._said:
             self._said.add(text)
             self.say(text)
 
     def say_from_any_rank(self, text: str) -> None:
-        """The same for what happens to one process alone, of which no other knows."""
+        """Like `say`, on any rank: for what happens to one process alone."""
         say(text)
-        self.tell_folder(text)
+        self.log_event(text)
 
-    def tell_folder(self, text: str, **figures: float) -> None:
-        """Write what happens to the run into its folder alone."""
+    def log_event(self, text: str, **figures: float) -> None:
+        """Log an event in the run folder without printing it."""
         if self.events is not None and not self.silent:
             self.events.add(text, **figures)
 
     def show(self, text: str, *, green: str = "") -> None:
-        """A line of its own, on standard error; `green` is the part of it to be shown in that color."""
+        """Print a line on standard error; the part `green` is shown in that color."""
         if not self.silent:
             say(text, green=green)
 
     def say_saved(self, signal: str, *, step: int, folder: Path) -> None:
-        """The run has stopped, as a signal asked, and how it is continued."""
+        """Say that a signal stopped the run, and how to continue it."""
         again = "the same command goes on from here"
         if in_notebook():
             again = "run the cell again, from train(...) or Run(...) on, to continue"
         self.say(f"{signal}: saved at step {step} in {folder}; {again}")
 
-    def tell(self, event: Mapping[str, Any]) -> None:
-        """What happened, for a program that listens."""
+    def emit(self, event: Mapping[str, Any]) -> None:
+        """Send an event to the listener."""
         if self.listener is not None and not self.silent:
             self.listener(event)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Leave the bar as it is."""
         if self._line is not None and self._figures is not None:
             self._line.stop()
             self._line = self._figures = None
 
 
 class _Figures:
-    """What the bar shows, and how fast it changes.
+    """What the bar shows, and the current speed.
 
     Attributes:
         loss: the newest that is known.
-        is_evaluating: no step is made meanwhile.
-        epoch_ended: when the last step of the epoch was done.
+        epoch_ended: time of the last step of the epoch.
     """
 
     def __init__(self, state: ResumableState, plan: StepPlan, world: int) -> None:
@@ -166,7 +163,7 @@ class _Figures:
         self.is_evaluating = False
         self.epoch_ended: float | None = None
         self._newest_loss = NewestLoss(state.window.device)
-        # Seconds, steps, images, seconds of waiting; what is longer ago counts less and less.
+        # Seconds, steps, images, seconds of waiting; exponentially fading.
         self._recent: list[float] = []
         self._between_epochs = 0.0
         self._mark = self._now()
@@ -182,7 +179,7 @@ class _Figures:
         return time.perf_counter(), self.state.step, window.total_samples, window.total_wait_s
 
     def update(self) -> None:
-        """Take note of the steps since the last time."""
+        """Count the steps since the last update."""
         loss = self._newest_loss.read(self.state.window.losses)
         self.loss = self.loss if loss is None else loss
         before, self._mark = self._mark, self._now()
@@ -194,7 +191,7 @@ class _Figures:
         self._recent = [fading * past + now for past, now in zip(old, new, strict=True)]
 
     def draw(self, columns: int) -> "Table":
-        """The line, with the more important figures first where there is little room."""
+        """The line; the number of a field is its priority where there is little room."""
         state, plan = self.state, self._plan
         num_epochs = math.ceil(plan.total_steps / plan.steps_per_epoch)
         epoch = min(state.epoch + 1, num_epochs)
@@ -212,7 +209,7 @@ class _Figures:
         return bar_line(columns, state.step, plan.total_steps, before=before, after=fields)
 
     def _speed(self, steps_of_epoch: int, *, epochs_after: int) -> dict[str, int]:
-        """Speed, waiting, and what is left of the run and of its epoch."""
+        """Speed, waiting, and the time left for the run and the epoch."""
         seconds, steps, images, waited = self._recent
         images_per_s = images * self._world / seconds
         left = (self._plan.total_steps - self.state.step) * seconds / steps
@@ -226,7 +223,7 @@ class _Figures:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most memory that was used: of an accelerator what is allocated, on the CPU that of this process."""
+    """Peak memory: on an accelerator what was allocated, on the CPU that of this process."""
     if device.type == "meta":
         return 0
     if device.type != "cpu":
@@ -238,13 +235,10 @@ def peak_bytes(device: torch.device) -> int:
 
 
 class NewestLoss:
-    """The mean of the newest losses, at most once a second.
+    """The mean of the newest losses, at most once per second, without waiting for the device.
 
-    On a CUDA device it is copied to the host behind the work that is queued there, and read when the copy has
-    arrived. Of other accelerators nothing is read between two log points.
-
-    Args:
-        device: of the training.
+    On CUDA it is copied to the host behind the queued work, and read once the copy has arrived. On other
+    accelerators nothing is read between two log points.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -254,12 +248,12 @@ class NewestLoss:
         self._arrived: torch.Event | None = None
 
     def read(self, losses: Sequence[Tensor]) -> float | None:
-        """The mean of the last of them, or of earlier ones; None where nothing new is known.
+        """The mean of the last losses, or of slightly earlier ones; None where nothing new is known.
 
         Args:
             losses: 0-d, float32, on the device.
         """
-        value = self._of_copy()
+        value = self._arrived_value()
         if not losses or time.perf_counter() < self._due or self._arrived is not None:
             return value
         self._due = time.perf_counter() + _LOSS_EVERY_S
@@ -273,8 +267,8 @@ class NewestLoss:
             self._arrived.record()
         return value
 
-    def _of_copy(self) -> float | None:
-        """What the copy has brought, if it is there; asking that does not wait."""
+    def _arrived_value(self) -> float | None:
+        """The copied value, if it has arrived; does not wait."""
         if self._arrived is None or self._on_host is None or not self._arrived.query():
             return None
         self._arrived = None

@@ -1,4 +1,4 @@
-"""What the ranks of a run exchange between steps: their identity, unreadable samples, metrics."""
+"""What the ranks of a run exchange between steps: identity, unreadable samples, metrics."""
 
 import hashlib
 import sys
@@ -20,11 +20,11 @@ from flambeau.version import __version__
 def check_ranks(
     ranks: Ranks, identity: Mapping[str, Any], model: nn.Module, data_length: int
 ) -> None:
-    """See that all ranks are about to do the same, then give them rank 0's weights.
+    """Check that all ranks are about to do the same, then copy rank 0's weights to them.
 
     Args:
         identity: settings of the run.
-        model: on each rank; parameters and buffers are overwritten on all but rank 0.
+        model: parameters and buffers are overwritten on all ranks but 0.
         data_length: of the training data.
 
     Raises:
@@ -43,7 +43,7 @@ def check_ranks(
             **{f"the shape of '{name}'": (*t.shape, str(t.dtype)) for name, t in tensors},
         }
     )
-    # Pieces of a sharded model differ, and are rank 0's already.
+    # The pieces of a sharded model differ by rank, and already come from rank 0.
     ranks.broadcast_tensors([t.data for _, t in tensors if not hasattr(t, "device_mesh")])
 
 
@@ -57,7 +57,7 @@ def _script_sha256() -> str | None:
 def check_shares(then: int, now: int) -> None:
     """Refuse to resume within an epoch with a DistributedSampler and another number of ranks.
 
-    It splits an epoch differently for another number: some samples would come twice.
+    It would split the epoch differently, so some samples would be seen twice.
 
     Args:
         then, now: number of ranks.
@@ -75,8 +75,7 @@ def gathered_means(
     """The means over the samples of all ranks; waits for the device.
 
     Args:
-        means: by part of the data, and by name; added up in the order of the parts, then of the ranks.
-        ranks: which have parts of their own, or of each part a share.
+        means: by part of the data and by name; summed in the order of the parts, then of the ranks.
     """
     everyone = ranks.gather(sums_by_part(means))
     in_order = [
@@ -91,33 +90,34 @@ def gathered_means(
 class BadReports:
     """Brings the samples that any rank could not read to rank 0, which counts them.
 
-    Args:
-        ranks: of the job; alone, a rank reports at once.
+    In one process they are reported at once.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._takers: list[OnBad] = []
-        self._found: list[tuple[int, int]] = []
+        self._callbacks: list[OnBad] = []
+        self._unreadable: list[tuple[int, int]] = []
 
-    def taker(self, on_bad: OnBad | None) -> OnBad | None:
-        """What a loader calls in the place of `on_bad`."""
+    def callback(self, on_bad: OnBad | None) -> OnBad | None:
+        """The function that a loader calls instead of `on_bad`."""
         if on_bad is None or self._ranks.world == 1:
             return on_bad
-        if on_bad not in self._takers:
-            self._takers.append(on_bad)
-        number = self._takers.index(on_bad)
-        return lambda indices: self._found.extend((number, index) for index in indices)
+        if on_bad not in self._callbacks:
+            self._callbacks.append(on_bad)
+        number = self._callbacks.index(on_bad)
+        return lambda indices: self._unreadable.extend((number, index) for index in indices)
 
     def report(self) -> None:
-        """Tell what was found since the last time; all ranks must call it.
+        """Report what was unreadable since the last call; all ranks must call it.
 
         Raises:
-            InputError, FailedElsewhere: there are more than are allowed.
+            InputError, FailedElsewhere: more samples than allowed.
         """
-        if not self._takers:
+        if not self._callbacks:
             return
-        found = [item for theirs in self._ranks.gather(self._found) for item in theirs]
-        self._found.clear()
-        if found:
-            self._ranks.first(lambda: [self._takers[number]([index]) for number, index in found])
+        unreadable = [item for theirs in self._ranks.gather(self._unreadable) for item in theirs]
+        self._unreadable.clear()
+        if unreadable:
+            self._ranks.first(
+                lambda: [self._callbacks[number]([index]) for number, index in unreadable]
+            )

@@ -1,4 +1,4 @@
-"""What a run writes into its folder and reads from it: metrics, checkpoints, the published weights."""
+"""The files of a run: metrics.jsonl, checkpoints, published weights, events, trackers."""
 
 import json
 import sys
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import Layout, is_sharded
@@ -26,10 +25,9 @@ from flambeau.run.folder.published_weights import Result, publish
 from flambeau.run.folder.report_file import write_own_report
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.epoch_lines import EpochLines
-from flambeau.run.loop.lr_schedule import LRSchedule
 from flambeau.run.loop.notebook_chart import NotebookChart
 from flambeau.run.loop.progress_bar import ProgressBar, peak_bytes
-from flambeau.run.loop.resumable_state import ResumableState
+from flambeau.run.loop.state import ResumableState
 from flambeau.run.loop.step_plan import StepPlan
 from flambeau.run.options.durations import parse_seconds
 from flambeau.run.options.run_options import RunOptions
@@ -37,15 +35,15 @@ from flambeau.run.options.run_options import RunOptions
 if TYPE_CHECKING:
     from flambeau.run.trackers.tracking import Tracking
 
-_MOST_PARTS = 40  # of a model, in environment.json
+_MAX_PARTS = 40  # of a model, in environment.json
 
 
 class Recorder:
-    """The files of a run. Rank 0 writes; of a sharded model each rank writes its pieces.
+    """Writes and reads the files of a run: rank 0, or each rank for its pieces of a sharded model.
 
     Args:
-        layout: of a sharded model, of which each rank saves its pieces; else None.
-        compiled: its model is torch.compile's.
+        layout: of a sharded model; else None.
+        compiled: the model is torch.compile's.
         progress: takes lines for the user, and events.
     """
 
@@ -64,7 +62,7 @@ class Recorder:
         self.saver = Checkpointer(folder.checkpoints, keep=options.keep, advice=folder.advice)
         facts = exactness_facts(state.amp.device, compiled=compiled)
         self.exactness = facts if options.parts else {**facts, "processes": ranks.world}
-        """What decides the bits besides a checkpoint, for whoever resumes."""
+        """What decides the bits of a resume, besides the checkpoint."""
         self._folder, self._state, self._ranks = folder, state, ranks
         self._layout, self._options, self._plan = layout, options, plan
         self._say = progress.say
@@ -73,16 +71,17 @@ class Recorder:
         self._chart: NotebookChart | None = None
         if progress.is_in_notebook:
             self._chart = NotebookChart(steps_per_epoch=plan.steps_per_epoch)
-        self._reported: str | None = None  # of the checkpoints that are on the disk
+        self._reported: str | None = None  # name of the last reported checkpoint
         self._metrics_log: MetricsLog | None = None
         self._tracking: Tracking | None = None
         self._result: Result | None = None
-        self._extended: str | None = None  # what was asked for before
+        self.extended: str | None = None
+        """The extension that config.toml records."""
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
-        self._repeated: dict[int, tuple[int, int]] = {}
+        self._log_before_evaluations: dict[int, tuple[int, int]] = {}
 
     def claim(self, model: nn.Module, identity: Identity, attachments: Mapping[str, bytes]) -> None:
-        """Make the folder, or go on with it; from here on no other process writes there.
+        """Make the folder or continue it; from here on no other process writes there.
 
         Raises:
             InputError: a run of another identity, or another process trains there.
@@ -90,14 +89,13 @@ class Recorder:
         facts = {
             **environment(),
             "exactness": self.exactness,
-            "model": model_parts(model),  # the state may have this rank's pieces of it
+            "model": model_parts(model),
         }
         files = {"environment.json": json.dumps(facts, indent=2).encode() + b"\n", **attachments}
         stored = self._ranks.first(lambda: self._folder.claim(identity, files))
         self._progress.events = events = EventsLog(self._folder.events, lambda: self._state.step)
         self._ranks.note_losses(self._folder.path, lambda cause: events.add(f"lost: {cause}"))
-        self._extended = None if stored is None else stored.get("extend")
-        self._state.extend = self._extended  # as far as no checkpoint says what was trained
+        self.extended = None if stored is None else stored.get("extend")
         if self._layout is not None:
             from flambeau.run.folder.sharded_checkpointer import ShardedCheckpointer
 
@@ -110,14 +108,14 @@ class Recorder:
                 advice=self._folder.advice,
             )
 
-    def open_metrics(self, found: Restored | None) -> None:
-        """Write lines from here on, behind those that a checkpoint has vouched for."""
+    def open_metrics(self, restored: Restored | None) -> None:
+        """Write lines from here on, after those that the checkpoint includes."""
         if not self._ranks.is_first:
             return
         self._folder.update_config()
-        if found is None:
-            self._progress.tell_folder("the run starts")
-        keep_bytes = 0 if found is None else found.state["metrics_bytes"]
+        if restored is None:
+            self._progress.log_event("the run starts")
+        keep_bytes = 0 if restored is None else restored.state["metrics_bytes"]
         self._metrics_log = MetricsLog(self._folder.metrics, keep_bytes=keep_bytes)
         if self._metrics_log.missing_bytes:
             self._say(f"{self._folder.metrics} is shorter than at the checkpoint: lines are lost")
@@ -136,12 +134,12 @@ class Recorder:
             )
             self._tracking.resumed(self._state.model, self._state.step, size)
 
-    def cut_metrics(self, found: Restored) -> None:
-        """Remove the lines since a checkpoint."""
-        self._repeated.clear()
-        self._epoch_lines.forget()
+    def cut_metrics(self, restored: Restored) -> None:
+        """Remove the lines after a checkpoint."""
+        self._log_before_evaluations.clear()
+        self._epoch_lines.restart()
         if self._metrics_log is not None:
-            self._metrics_log.cut(found.state["metrics_bytes"])
+            self._metrics_log.cut(restored.state["metrics_bytes"])
             if self._tracking is not None:
                 size = self._metrics_log.size
                 self._tracking.cut(size, step=self._state.step)
@@ -150,16 +148,16 @@ class Recorder:
                 self._chart.load(self._folder.metrics)
 
     def start_epoch(self) -> int:
-        """An epoch begins, or is continued; returns its number."""
+        """Start or continue an epoch; returns its number."""
         self._epoch_lines.start()
-        self._draw_chart()
+        self._update_chart()
         self._progress.start_epoch()
         return self._state.epoch
 
     def write(self, row: Mapping[str, float]) -> None:
         """Append a line on the last steps to metrics.jsonl."""
         self._epoch_lines.add(row)
-        self._progress.tell(
+        self._progress.emit(
             {"event": "log", "step": self._state.step, "epoch": self._state.epoch, **row}
         )
         self._append(row)
@@ -173,7 +171,7 @@ class Recorder:
         if self._chart is not None:
             self._chart.add(line)
 
-    def _draw_chart(self) -> None:
+    def _update_chart(self) -> None:
         if self._chart is not None:
             self._chart.draw()
 
@@ -183,14 +181,15 @@ class Recorder:
         if self._tracking is not None:
             self._tracking.evaluated(self._state.model, self._state.step)
         self._epoch_lines.evaluation(figures)
-        self._draw_chart()
+        self._update_chart()
 
     def end_batches(self) -> None:
-        """The lines from here to the end of the epoch are of evaluations, which a resume makes again."""
+        """The lines from here to the end of the epoch are of evaluations, which a resume repeats."""
         if self._metrics_log is not None:
-            epoch = self._state.epoch  # perhaps set before: batches() may be called once more
-            place = self._metrics_log.size, self._metrics_log.crc32
-            self._repeated = {epoch: self._repeated.get(epoch, place)}
+            epoch = self._state.epoch
+            length = self._metrics_log.size, self._metrics_log.crc32
+            # The first call counts: batches() may be called again in this epoch.
+            self._log_before_evaluations = {epoch: self._log_before_evaluations.get(epoch, length)}
 
     def save(self) -> None:
         """Copy the state and start writing it as a checkpoint."""
@@ -200,24 +199,24 @@ class Recorder:
         began = time.monotonic()
         best = self._state.best.step
         metrics_log = self._metrics_log
-        place = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
+        length = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
+        length = self._log_before_evaluations.get(self._state.epoch, length)
         self.saver.save(
             checkpoint_name(self._state.step),
-            self._state.snapshot(
-                metrics=self._repeated.get(self._state.epoch, place), exactness=self.exactness
-            ),
+            self._state.snapshot(metrics=length, exactness=self.exactness),
             best=None if best is None else checkpoint_name(best),
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
             began=began,
         )
 
     def has_time_to_save(self, *, another: bool) -> bool:
-        """Whether a checkpoint can be on the disk before the process is killed, `stop_within` the signal.
-
-        A line says so where it cannot; all ranks get the same answer.
+        """Whether a checkpoint can be on the disk within `stop_within` of the signal; a message says if not.
 
         Args:
-            another: one is to be written; else that of this step is under way or done.
+            another: a new one is needed; else that of this step is being written or done.
+
+        Returns:
+            The same on all ranks.
         """
         if self._options.stop_within is None or not another:
             return True
@@ -228,93 +227,35 @@ class Recorder:
             self._say(
                 f"no checkpoint of step {self._state.step}: it would take about {needed:.1f} s, and "
                 f"{max(left, 0.0):.1f} s of stop_within = {self._options.stop_within!r} are left; the same "
-                f"command goes on from {self.saver.goes_on_from()}"
+                f"command goes on from {self.saver.resume_point()}"
             )
         return needed <= left
 
-    def begin_extension(self, schedule: LRSchedule) -> bool:
-        """Let a run that is over go on, if it is to be longer than what its steps were trained for.
-
-        Called whenever a checkpoint was put back, which may be from before the extension.
-
-        Args:
-            schedule: of the run, as long as it is to be.
-
-        Returns:
-            Whether it goes on beyond its former end.
-
-        Raises:
-            InputError: a run that is not over is to be longer, or one is to be shorter.
-        """
-        state = self._state
-        plan = self._plan
-        extend = self._options.extend
-        before, now = plan.extension(state.extend), plan.extension(extend)
-        steps = plan.total_steps - now + before
-        self._ranks.first(lambda: self._check_extension(steps, now - before))
-        state.extend = extend
-        if now == before:
-            if plan.extension(self._extended) > now:
-                self._say(f"the run is not extended by {self._extended}: none of that was trained")
-            self._extended = extend
-            return False
-        early = f", which ended at step {state.step}," if state.step < steps else ""
-        state.stopped = False
-        state.best.improved_at = state.step  # patience begins anew
-        # Before config.toml says so: a start that is killed in between finds a run at its end, and none that
-        # seems to be finished at its new length.
-        self._ranks.first(lambda: self._folder.result.unlink(missing_ok=True))
-        left = format((plan.total_steps - state.step) / plan.steps_per_epoch, ".3g")
-        self._say(
-            f"the run of {steps} steps{early} is extended by {extend}: from step {state.step} to "
-            f"{plan.total_steps}, {left} {'epoch' if left == '1' else 'epochs'}; the learning rate is that "
-            f"of a run of {plan.total_steps} steps, so now {schedule(state.step):.4g} of its peak"
-        )
-        return True
-
-    def _check_extension(self, steps: int, more: int) -> None:
-        """Refuse making a run longer before its end, at so many steps, or shorter than it was trained for."""
-        state = self._state
-        extend = self._options.extend
-        is_over = state.stopped or state.step >= steps
-        if more < 0:
-            what = "" if is_over else f", of which it has trained {state.step} of {steps} steps"
-            now = f"extend = {state.extend!r}" + (", or more" if is_over else "")
-            raise InputError(
-                f"the run has been extended by {state.extend}{what}: give {now}; or "
-                f"{self._folder.advice.start_again}"
-            )
-        if more and not is_over:
-            raise InputError(
-                f"extend = {extend!r} is for a finished run, and this one stands at step {state.step} of "
-                f"{steps}: let it finish first"
-            )
-
     def wait_for_all(self) -> None:
-        """Return when the checkpoint is on the disk; a failure on rank 0 is one on all."""
+        """Wait until the checkpoint is on the disk; a failure on rank 0 is raised on all ranks."""
         if self._layout is not None:
             self.saver.wait()
         self._ranks.first(self.saver.wait)
         self._report_saved()
 
     def _report_saved(self) -> None:
-        """Report the newest checkpoint, which is on the disk."""
+        """Report the newest checkpoint on the disk."""
         name = self.saver.last_good
         if name is not None and name != self._reported:
             self._reported = name
             path = str(self._folder.checkpoints / name)
-            self._progress.tell({"event": "checkpoint", "path": path})
+            self._progress.emit({"event": "checkpoint", "path": path})
 
     def newest(self) -> Restored | None:
-        """The newest checkpoint that is whole, if there is any; all ranks get the same."""
-        if self._layout is not None:  # each rank reads its part
+        """The newest whole checkpoint, if any, the same on all ranks."""
+        if self._layout is not None:  # each rank reads its pieces
             return self.saver.restore_latest(say=self._say)
         return self._ranks.first(lambda: self.saver.restore_latest(say=self._say))
 
     def publish(self) -> Result:
         """Copy the preferred weights of the finished run to model.safetensors."""
         self._epoch_lines.end()
-        self._draw_chart()
+        self._update_chart()
         self.saver.wait()
         self._report_saved()
         self._result = self._ranks.first(self._publish)
@@ -327,7 +268,7 @@ class Recorder:
         return self._tracking.shown(self._state.model, batches)
 
     def before_fork(self) -> None:
-        """Workers are forked next, which must not be while another thread holds a lock."""
+        """Let threads finish that may hold a lock when workers are forked."""
         self.saver.wait()
         if self._tracking is not None:
             self._tracking.before_fork()
@@ -336,30 +277,29 @@ class Recorder:
         result = publish(
             self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
         )
-        self._progress.tell_folder(
+        self._progress.log_event(
             f"finished: the {result.weights} weights, of step {result.step}, are published",
             peak_memory_bytes=peak_bytes(self._state.amp.device),
         )
         write_own_report(self._folder.path, say=self._say)
         return result
 
-    def say_where(self, found: Restored) -> None:
-        """Where a resume goes on, and what keeps it from the bits of a run that was never stopped, if any."""
+    def say_resumed(self, restored: Restored) -> None:
+        """Say where a resume continues, and what keeps it from the same bits as an uninterrupted run."""
         self._say(f"going on from step {self._state.step} of {self._plan.total_steps}")
-        reasons = changes(found.meta["exactness"], self.exactness)
+        reasons = changes(restored.meta["exactness"], self.exactness)
         if self._ranks.world > 1 and self._options.compression == "powersgd":
             reasons.append(POWERSGD_FORGETS)
         for reason in reasons:
             self._say(f"not to the same bits: {reason}")
 
     def end_saves(self) -> None:
-        """Wait for the checkpoint under way; where the loop was left, its failure is printed, not raised.
+        """Wait for the checkpoint being written; if the loop was left, print a failure instead of raising.
 
-        The generator that is closed then can neither raise anything nor see whether an error or a `break` has
-        ended the loop.
+        A generator that is being closed cannot raise, nor see whether an error or `break` ended the loop.
         """
         left = isinstance(sys.exception(), GeneratorExit)
-        is_open = self._metrics_log is not None  # not closed before, as by a signal
+        is_open = self._metrics_log is not None  # a signal or failure closes it before
         try:
             self.saver.wait()
             step = self._state.step
@@ -376,10 +316,10 @@ class Recorder:
             self._say(str(error))
 
     def fail(self, why: str, *, step: int) -> None:
-        """The run ends here, and not because its loop was left: an event and a report say so."""
+        """End the run because of an error, with an event and a report."""
         self.close()
-        if self._ranks.is_first and self._progress.events is not None:  # none in a replay
-            self._progress.tell_folder(why, step=step)
+        if self._ranks.is_first and self._progress.events is not None:  # None in a replay
+            self._progress.log_event(why, step=step)
             write_own_report(self._folder.path, say=self._say)
 
     def close(self) -> None:
@@ -393,15 +333,15 @@ class Recorder:
 
 
 def checkpoint_name(step: int) -> str:
-    """The folder of a step's checkpoint."""
+    """The folder name of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
 def model_parts(model: nn.Module) -> dict[str, Any]:
-    """Its class, its parameters and which of them are trained, and the same of its parts.
+    """Its class and parameter counts, and those of its children.
 
     Args:
-        model: its parameters may be shared, in pieces, or without a shape yet.
+        model: may share parameters, be sharded, or have parameters without a shape yet.
 
     Returns:
         JSON: `class`, `parameters`, `trained`, and `parts`, at most 40 of [name, class, parameters, trained].
@@ -417,10 +357,10 @@ def model_parts(model: nn.Module) -> dict[str, Any]:
         "class": _class_name(model),
         "parameters": total,
         "trained": trained,
-        "parts": parts[:_MOST_PARTS],
+        "parts": parts[:_MAX_PARTS],
     }
 
 
 def _class_name(module: nn.Module) -> str:
-    """The user's class: of a sharded module FSDP has made one that derives from itself and from that."""
+    """The user's class: FSDP derives one from its own class and the user's."""
     return (type(module).__bases__[-1] if is_sharded(module) else type(module)).__name__

@@ -1,6 +1,6 @@
 """The parts of a run, made from its options before it claims its folder."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.data.loading.loader import Loader
-from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.ddp import Replicas
@@ -27,8 +26,8 @@ from flambeau.run.loop.batch_reader import BatchReader
 from flambeau.run.loop.lr_schedule import LRSchedule
 from flambeau.run.loop.progress_bar import ProgressBar
 from flambeau.run.loop.rank_checks import BadReports
-from flambeau.run.loop.resumable_state import ResumableState
-from flambeau.run.loop.step_metrics import AddingParts, AddingShares, StepMetrics
+from flambeau.run.loop.state import ResumableState
+from flambeau.run.loop.step_metrics import StepMetrics
 from flambeau.run.loop.step_plan import StepPlan
 from flambeau.run.loop.user_metrics import EvaluationMetrics
 from flambeau.run.options.run_options import RunOptions
@@ -39,20 +38,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run is made of, before it is tied to its folder and to other processes.
+    """What a run is made of, before it touches its folder and other processes.
 
     Attributes:
-        model: what torch.compile wraps, if it does.
-        shards: this rank's pieces of a sharded model, and where they lie; else None.
+        model: the module inside torch.compile, if the model is compiled.
+        shards: this rank's pieces of a sharded model, and their layout; else None.
         amp: precision and clipping; its device is that of the run.
-        bad: brings unreadable samples to rank 0.
-        progress: takes lines for the user.
-        reader: makes loaders.
+        bad: reports unreadable samples to rank 0.
         loader: of the training data.
-        metrics: of evaluations, that are no means.
-        plan: durations in steps.
-        schedule: of the learning rate.
-        identity: what config.toml will hold, and what of it a resume may change.
+        metrics: of evaluations, other than means.
+        identity: what config.toml will hold, and which of it a resume may change.
     """
 
     model: nn.Module
@@ -66,10 +61,6 @@ class RunParts:
     plan: StepPlan
     schedule: LRSchedule
     identity: Identity
-
-    def stream(self, epoch: int, position: int) -> Iterator[MicroBatch]:
-        """The training data from a place on, on the device."""
-        return self.reader.to_device(self.loader.stream(epoch=epoch, position=position))
 
 
 def make_parts(
@@ -85,16 +76,16 @@ def make_parts(
     """Make the parts; the optimizer's groups get their `initial_lr`.
 
     Args:
-        folder: of the run, which may know how many samples fit into memory.
-        given: the options that are not left as they are by default.
+        folder: the run folder, which may record how many samples fit into memory.
+        given: options that differ from their defaults.
 
     Raises:
-        InputError: options that do not go together, or with the data.
+        InputError: options that contradict each other or the data.
     """
     plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     _check_optimizer(plain, optimizer)
     sharded = is_sharded(plain)
-    # Before all that looks at the optimizer's parameters, which are pieces from then on.
+    # Before anything uses the optimizer's parameters: this replaces them by pieces.
     shards = _shards(plain, optimizer, options, ranks) if sharded else None
     amp = AmpStep(
         optimizer,
@@ -112,7 +103,7 @@ def make_parts(
         ranks=ranks,
         bad=bad,
         sharded=sharded,
-        fitting=_fitting(folder, options, ranks),
+        micro_batches=_micro_batches(folder, options, ranks),
         say=progress.say_from_any_rank,
     )
     loader = reader.loader(
@@ -138,12 +129,12 @@ def make_parts(
     )
 
 
-def _fitting(folder: Path, options: RunOptions, ranks: Ranks) -> MicroBatches:
-    """What has fitted into memory so far, or is said to."""
-    found = ranks.first(lambda: MicroBatches.read(folder))
-    if options.micro_batch in (None, found.training):
-        return found
-    return replace(found, step=0, training=options.micro_batch)
+def _micro_batches(folder: Path, options: RunOptions, ranks: Ranks) -> MicroBatches:
+    """The sizes that have fitted into memory so far, or those of the option."""
+    recorded = ranks.first(lambda: MicroBatches.read(folder))
+    if options.micro_batch in (None, recorded.training):
+        return recorded
+    return replace(recorded, step=0, training=options.micro_batch)
 
 
 def _plan(options: RunOptions, steps_per_epoch: int) -> tuple[StepPlan, LRSchedule]:
@@ -166,7 +157,7 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         ("optimizer", optimizer, Optimizer, "torch.optim.Optimizer"),
     ):
         if not isinstance(value, kind):
-            got = " ".join(repr(value).split())  # an optimizer shows itself on many lines
+            got = " ".join(repr(value).split())  # an optimizer's repr has many lines
             raise InputError(f"the {what} must be a {name}, got {got:.100}")
     if "step" in vars(optimizer) and "initial_lr" in optimizer.param_groups[0]:
         raise InputError(
@@ -184,7 +175,7 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
 def _check_ready_batches(
     loader: Loader | UserDataLoader, batches: Any, given: Mapping[str, object]
 ) -> None:
-    """Refuse options that a loader of the user's would not see, and what of its state no checkpoint has."""
+    """For a ready-made loader: refuse options that it would ignore, and state that no checkpoint can hold."""
     if isinstance(loader, Loader):
         return
     ignored = [
@@ -239,27 +230,25 @@ def _shards(
 def make_state(
     parts: RunParts, model: nn.Module, optimizer: Optimizer, options: RunOptions
 ) -> ResumableState:
-    """The state of a run before its first step; the average starts from the weights as they are now.
+    """The state before the first step; the average starts from the current weights.
 
     Args:
-        model: whose weights are saved: the model, or this rank's pieces of it.
-        optimizer: over them.
+        model: whose weights are saved: the whole model, or this rank's pieces.
     """
-    optimizer.zero_grad(set_to_none=True)  # of a trial before the run: a resume would not have them
-    own = parts.schedule.parts()
+    # A trial before the run may have left gradients, which a resume would not have.
+    optimizer.zero_grad(set_to_none=True)
+    schedule = parts.schedule.saved_objects()
     loader = parts.loader
-    for name in own.keys() & (options.state or {}).keys():
+    for name in schedule.keys() & (options.state or {}).keys():
         raise InputError(f"state[{name!r}]: the schedule is saved by this name; choose another one")
     return ResumableState(
         model=model,
         optimizer=optimizer,
         amp=parts.amp,
         ema=EMA(model, decay=options.ema) if options.ema else None,
-        window=StepMetrics(
-            parts.amp.device, AddingShares() if options.parts is None else AddingParts()
-        ),
+        window=StepMetrics(parts.amp.device, in_parts=options.parts is not None),
         best=Best(options.best, options.better),
-        user={**(options.state or {}), **own},
+        user={**(options.state or {}), **schedule},
         data_length=loader.length,
         micro_batch=loader.layout.micro_batch_size if isinstance(loader, Loader) else None,
     )
@@ -268,15 +257,15 @@ def make_state(
 def share_model(
     parts: RunParts, options: RunOptions, ranks: Ranks, *, compiled: bool
 ) -> GradientSync | None:
-    """Let the processes share the model as it is now, from which it will go on; all of them call it.
+    """Share the model between the processes, as it is now; every rank calls it.
 
-    A line names options that do nothing here; a replay is told nothing.
+    Messages name options that have no effect here, except in a replay.
 
     Args:
         compiled: the model is torch.compile's.
 
     Raises:
-        InputError: the model cannot be shared so.
+        InputError: the model cannot be shared this way.
     """
     say = parts.progress.say if options.replay_from is None else lambda text: None
     if options.retry_workers and not options.workers:

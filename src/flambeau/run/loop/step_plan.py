@@ -1,20 +1,20 @@
-"""The length of a run in steps, and at which of them something is due."""
+"""The length of a run in steps, and at which steps something is due."""
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.run.options.durations import parse_duration
 
 
 class StepPlan:
-    """Durations of a run, turned into steps once.
+    """Durations of a run, converted to steps once.
 
     Args:
         steps_per_epoch: optimizer steps in an epoch.
-        extend: what it is to be longer than that.
+        extend: a duration to add.
         checkpoint_every: a duration.
         log_every: in steps.
 
     Raises:
-        InputError: a duration of another form.
+        InputError: not a duration.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class StepPlan:
         self.log_every = log_every
 
     def extension(self, extend: str | None) -> int:
-        """The steps of a run that are beyond its duration."""
+        """An extension in steps."""
         more = parse_duration(extend or "0st", name="extend")
         return more.steps(steps_per_epoch=self.steps_per_epoch)
 
     def has_line(self, step: int, last: MicroBatch | None) -> bool:
-        """Whether metrics.jsonl gets a line after `step`.
+        """Whether metrics.jsonl gets a line after this step.
 
         Args:
             step: the number of steps done.
-            last: the micro-batch that has just ended the step; None where none has.
+            last: the micro-batch that ended the step; None if none has.
         """
         if last is None:
             return False
         return last.ends_epoch or step % self.log_every == 0 or step == self.total_steps
 
     def next_event(self, step: int) -> int:
-        """The next step after `step` at which the loop has something to do."""
+        """The next step after this one with a line, a checkpoint or the end."""
         intervals = (self.log_every, self.save_every)
         return min(self.total_steps, *((step // every + 1) * every for every in intervals))

@@ -1,4 +1,4 @@
-"""The training step: backward, and at the end of a global batch clip, step, update the EMA and count.
+"""The training step: backward; after the last micro-batch clip, step, update the EMA and count.
 
 `state.amp` is flambeau.recipes.training.amp_step, which scales, clips, and skips steps that are not finite.
 """
@@ -13,12 +13,11 @@ from torch import Tensor
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.parallel.gradient_sync.interface import GradientSync
 from flambeau.parallel.gradient_sync.lockstep import Keep
-from flambeau.parallel.gradient_sync.parts_in_lockstep import PartsInLockstep
+from flambeau.parallel.gradient_sync.sync_batchnorm_parts import SyncBatchNormParts
 from flambeau.run.loop.lr_schedule import LRSchedule
-from flambeau.run.loop.resumable_state import ResumableState
-from flambeau.run.loop.transient_state import TransientState
+from flambeau.run.loop.state import ResumableState, TransientState
 
-_OWN_BACKWARD = (
+_SECOND_BACKWARD = (
     "run.step(loss) does backward, the optimizer's step and zero_grad itself, and another backward pass "
     "has been through this batch or these parameters: remove loss.backward(); where it is of another loss, "
     "as in a GAN, detach what that takes from the model, or call optimizer.zero_grad() before run.step"
@@ -34,26 +33,22 @@ class TrainingStep:
     """One step of a run. Nothing here waits for the device.
 
     Attributes:
-        state: of the run: its model, optimizer, precision, average and position.
-        loop: counts the steps that were not finite.
-        schedule: of the learning rate.
-        sync: shares the gradients between processes; None in one, where even calls of nothing are felt in
-            a step of 100 us.
+        sync: exchanges gradients between processes; None in one process, where even empty calls would be
+            felt in a step of 100 us.
     """
 
     state: ResumableState
     loop: TransientState
     schedule: LRSchedule
     sync: GradientSync | None = None
-    _together: PartsInLockstep | None = None
+    _together: SyncBatchNormParts | None = None
 
     def share(self, sync: GradientSync | None, *keeps: Keep) -> None:
-        """Share the gradients from here on.
+        """Exchange the gradients from here on.
 
         Args:
-            sync: that does it.
-            keeps: each saves a state that every batch has for itself, and returns what restores it; needed
-                where several batches are computed at once.
+            keeps: each saves a state that every batch needs for itself, and returns the function that
+                restores it; used where several batches are computed together.
         """
         self.sync = sync
         self._together = None if sync is None else sync.together
@@ -61,10 +56,10 @@ class TrainingStep:
             self._together.keeps += [self._keep, *keeps]
 
     def compute(self, work: Callable[[], None], micro: MicroBatch | None) -> None:
-        """Do the forward and backward pass of a batch: now, or beside those of other batches of the step.
+        """Run the forward and backward pass of a batch: now, or together with the other batches of the step.
 
         Args:
-            work: the passes, and whatever else belongs to them.
+            work: both passes, and what belongs to them.
             micro: the batch; None outside of a step.
         """
         if self._together is None or micro is None:
@@ -73,37 +68,36 @@ class TrainingStep:
             self._together.do(work, micro)
 
     def end_computing(self) -> None:
-        """No batch of the step is computed any more."""
+        """All batches of the step are computed."""
         if self._together is not None:
             self._together.close()
 
-    def look(
+    def examine(
         self,
         batches: Iterable[MicroBatch],
-        look: Callable[[MicroBatch], None],
+        examine: Callable[[MicroBatch], None],
         *,
-        found: Mapping[int, object],
+        findings: Mapping[int, object],
     ) -> list[int]:
-        """Compute the batches of a step once more, to look for what is not finite.
+        """Compute the batches of a step again, to find what is not finite.
 
         Args:
-            batches: of the step.
-            look: computes one of them, and adds to `found` what it has found, by its part.
-            found: where no batch needs the others, those after the first finding are left out.
+            examine: computes one batch, and adds what it finds to `findings`, by the batch's part.
+            findings: where batches are independent, those after the first finding are skipped.
 
         Returns:
-            The parts in which something was not finite before it met the others, the first one first.
+            The parts in which something was not finite before they exchanged anything, the first one first.
         """
         together = self._together
         if together is None:
             for micro in batches:
-                if not any(found.values()):
-                    look(micro)
+                if not any(findings.values()):
+                    examine(micro)
             return []
-        with together.looked_at() as origins:
+        with together.examined() as origins:
             for micro in batches:
                 together.before_batch(micro)
-                together.do(functools.partial(look, micro), micro)
+                together.do(functools.partial(examine, micro), micro)
         return origins
 
     def _keep(self) -> Callable[[], None]:
@@ -123,12 +117,12 @@ class TrainingStep:
             self.sync.start_epoch()
 
     def share_statistics(self) -> None:
-        """Before an evaluation: the same buffers and averages on all ranks."""
+        """Before an evaluation: make buffers and averages equal on all ranks."""
         if self.sync is not None:
             self.sync.share_statistics(self.state.ema.shadow if self.state.ema else {})
 
     def __call__(self, loss: Tensor, micro: MicroBatch) -> None:
-        """Count the loss of a micro-batch, and finish the step if the global batch ends with it.
+        """Backward of a micro-batch; after the last one of a global batch the optimizer's step.
 
         Args:
             loss: 0-d, the mean over the samples of the micro-batch.
@@ -142,20 +136,20 @@ class TrainingStep:
             raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")
         state = self.state
         if micro.part == 1:
-            # The first of each group: to look at all costs microseconds, and a backward pass reaches most.
+            # Only the first of each group: all would cost microseconds, and a backward pass reaches most.
             for group in state.optimizer.param_groups:
                 if group["params"] and group["params"][0].grad is not None:
-                    raise RuntimeError(_OWN_BACKWARD)
-        # Gradients are to be the sum of the shares: over the ranks they are averaged, over parts added.
+                    raise RuntimeError(_SECOND_BACKWARD)
+        # The gradient must be the sum over shares; `sync` averages over ranks, and parts are added.
         averaged = 1 if self.sync is None else self.sync.averages_over
         try:
             state.amp.backward(loss, weight=averaged * micro.size / micro.total)
         except RuntimeError as error:
             if "second time" in str(error):
-                raise RuntimeError(_OWN_BACKWARD) from error
+                raise RuntimeError(_SECOND_BACKWARD) from error
             if not loss.requires_grad:
                 raise RuntimeError(_NO_GRADIENT) from error
-            loss.detach_()  # a loop may keep it, and with it what the pass has not yet freed
+            loss.detach_()  # the loop may keep the loss, and with it memory that the pass has not freed
             raise
         if not micro.ends_batch:
             self.loop.end_part(ends_batch=False)

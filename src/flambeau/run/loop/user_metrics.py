@@ -1,7 +1,7 @@
-"""Metrics that are no means, such as F1, IoU or an AUROC: counted in an evaluation, exact over all processes.
+"""Metrics of evaluations other than means, such as F1, IoU or AUROC; exact over all processes.
 
-Whatever has `update`, `compute` and `reset` is taken. Several processes also need to put its state together:
-torchmetrics' metrics can, and so can what has `state_dict()` and `merge(state)`, as the recipes have.
+An object needs `update`, `compute` and `reset`. With several processes its states must also be merged:
+torchmetrics' metrics support that, and so do objects with `state_dict()` and `merge(state)`, as the recipes.
 """
 
 import contextlib
@@ -15,18 +15,17 @@ from torch import Tensor, nn
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.run.folder.checkpointer import copy_nested
-from flambeau.run.loop.step_metrics import OF_A_LINE
+from flambeau.run.loop.step_metrics import LINE_FIELDS
 
 
 class EvaluationMetrics:
-    """The metrics of a run by name, which count anew in each evaluation.
+    """The user's metrics by name, reset before each evaluation.
 
     Args:
-        metrics: by name; those that are modules are moved to the device.
-        ranks: that evaluate together.
+        metrics: by name; modules among them are moved to the device.
 
     Raises:
-        InputError: one lacks a method, or has a name that a line of metrics.jsonl has already.
+        InputError: a metric lacks a method, or has a name that every line of metrics.jsonl has.
     """
 
     def __init__(self, metrics: Mapping[str, Any], *, device: torch.device, ranks: Ranks) -> None:
@@ -39,16 +38,15 @@ class EvaluationMetrics:
             if isinstance(metric, nn.Module):
                 metric.to(device)
             for one in _torchmetrics(metric):
-                one.distributed_available_fn = lambda: (
-                    False
-                )  # put together here, not in its compute
+                # Merged here, not in its compute.
+                one.distributed_available_fn = lambda: False
 
     def __contains__(self, name: object) -> bool:
         return name in self._metrics
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """An evaluation, which begins with nothing counted."""
+        """Around an evaluation, which starts with nothing counted."""
         self._reset()
         self._counting = True
         try:
@@ -65,9 +63,8 @@ class EvaluationMetrics:
         """Count a batch.
 
         Args:
-            name: of the metric.
-            value: what its `update` takes: a tuple of arguments, a dict of them by name, or the only one.
-            num_samples: of the batch; one of 0 does not count.
+            value: for the metric's `update`: a tuple of arguments, a dict of keywords, or the only argument.
+            num_samples: of the batch; 0 means that it does not count.
 
         Raises:
             RuntimeError: no evaluation is under way.
@@ -86,20 +83,20 @@ class EvaluationMetrics:
             metric.update(value)
 
     def figures(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The means that were logged, and what the metrics that were updated say of the samples of all ranks.
+        """The logged means, and the values of the updated metrics over the samples of all ranks.
 
         Waits for the device.
 
         Raises:
-            TypeError: a metric gives neither a number nor a dict of numbers.
-            ValueError: a figure of one has the name of another figure.
+            TypeError: `compute` returned neither a number nor a dict of numbers.
+            ValueError: two figures have the same name.
         """
         if not self._metrics:
             return dict(means)
-        own = {}
+        local = {}
         if self._ranks.world > 1:
-            own = {name: copy_nested(_state(self._metrics[name])) for name in self._updated}
-        states = self._ranks.gather(own)
+            local = {name: copy_nested(_state(self._metrics[name])) for name in self._updated}
+        states = self._ranks.gather(local)
         updated = self._updated.union(*states)
 
         def compute() -> dict[str, float]:
@@ -108,10 +105,10 @@ class EvaluationMetrics:
                 _merge(
                     self._metrics[name], [theirs[name] for theirs in states[1:] if name in theirs]
                 )
-                found = _numbers(name, self._metrics[name].compute())
-                for twice in found.keys() & figures.keys():
+                values = _numbers(name, self._metrics[name].compute())
+                for twice in values.keys() & figures.keys():
                     raise ValueError(f"metrics[{name!r}] gives {twice!r}, which is logged already")
-                figures |= found
+                figures |= values
             return figures
 
         figures = self._ranks.first(compute)
@@ -128,7 +125,7 @@ def _check(name: str, metric: Any, *, needs_merge: bool) -> None:
             f"metrics[{name!r}] must be an object with update, compute and reset, such as torchmetrics' "
             f"metrics; {metric!r:.100} has no {missing[0]}"
         )
-    if name in OF_A_LINE:
+    if name in LINE_FIELDS:
         raise InputError(
             f"metrics[{name!r}]: each line of metrics.jsonl has {name!r} already; choose another name"
         )
@@ -141,7 +138,7 @@ def _check(name: str, metric: Any, *, needs_merge: bool) -> None:
 
 
 def _torchmetrics(metric: Any) -> list[Any]:
-    """torchmetrics' metrics in one: itself, or those of a collection or a wrapper."""
+    """The torchmetrics metrics in an object: itself, or those of a collection or wrapper."""
     library = sys.modules.get("torchmetrics")
     if library is None or not isinstance(metric, nn.Module):
         return []
@@ -155,19 +152,19 @@ def _state(metric: Any) -> Any:
 
 
 def _merge(metric: Any, states: list[Any]) -> None:
-    """Add what other ranks have counted."""
+    """Merge the states of other ranks."""
     parts = _torchmetrics(metric)
     for state in states if not parts else ():
         metric.merge(state)
     for number, part in enumerate(parts):
-        # The one private name of torchmetrics that is used: how the ranks' states become one.
+        # The only private name of torchmetrics used here: how the states of ranks are reduced.
         for name, reduce in part._reductions.items():
-            own = getattr(part, name)
+            local = getattr(part, name)
             theirs = [state[number][name] for state in states]
-            if isinstance(own, list):  # of batches, which compute() puts together
-                own.extend(_on(part.device, batch) for batches in theirs for batch in batches)
+            if isinstance(local, list):  # of batches, which compute() concatenates
+                local.extend(_on(part.device, batch) for batches in theirs for batch in batches)
             elif theirs:
-                stacked = torch.stack([own, *(one.to(own.device) for one in theirs)])
+                stacked = torch.stack([local, *(one.to(local.device) for one in theirs)])
                 setattr(part, name, stacked if reduce is None else reduce(stacked))
 
 
@@ -176,7 +173,7 @@ def _on(device: torch.device, batch: Any) -> Any:
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:
-    """The figures in what `compute` gave: one of the metric's name, or one for each key of a dict."""
+    """The numbers that `compute` returned: one under the metric's name, or one per key of a dict."""
     if isinstance(value, Mapping):
         return {
             k: v for key, one in value.items() for k, v in _numbers(f"{name}_{key}", one).items()

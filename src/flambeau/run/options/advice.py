@@ -1,18 +1,18 @@
-"""The sentences that messages advise, in the words of Python or of a command."""
+"""Advice in error messages, in the words of Python or of a command."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What a user may do about an error, in the words with which they started the run.
+    """What a user can do about an error, in the words with which they started the run.
 
-    `Run` speaks of its arguments; a command passes sentences that name its flags.
+    `Run` speaks of its arguments; a command passes sentences with its flags.
 
     Attributes:
-        start_again: how to train from the beginning where a run is in the folder.
+        start_again: how to start over where the folder holds a run.
         train_longer: how to continue a finished run.
-        save_memory: what needs less memory than the run did.
+        save_memory: how to need less memory.
         stay_finite: what usually keeps losses and gradients finite.
     """
 

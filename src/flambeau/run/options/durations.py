@@ -1,4 +1,4 @@
-"""Durations carry their unit: '90ep' (epochs), '5000st' (steps), '5%' (of the run)."""
+"""Durations with a unit: '90ep' (epochs), '5000st' (steps), '5%' (of the run)."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Literal
 from flambeau.errors import InputError
 
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)(ep|st|%)")
-_LONGEST = 1e24  # what can be counted in; no run is as long
+_LONGEST = 1e24  # any longer is a mistake
 _NAMES = {"ep": "epochs", "st": "steps", "%": "% of the run"}
 
 
@@ -20,15 +20,14 @@ class Duration:
     unit: Literal["ep", "st", "%"]
 
     def __str__(self) -> str:
-        # In full: 1e+06st is no duration.
+        # Without an exponent: 1e+06st is not a duration.
         return f"{Decimal(repr(self.amount)):f}".removesuffix(".0") + self.unit
 
     def steps(self, *, steps_per_epoch: int, total_steps: int | None = None) -> int:
-        """The duration in optimizer steps, rounded to the nearest.
+        """The duration in optimizer steps, rounded.
 
         Args:
-            steps_per_epoch: optimizer steps in one epoch.
-            total_steps: the whole run, which a percentage is of.
+            total_steps: of the whole run, for a percentage.
         """
         if self.unit == "st":
             return int(self.amount)
@@ -39,10 +38,10 @@ class Duration:
 
 
 def parse_seconds(text: str, *, name: str) -> float:
-    """Read a time by the clock, such as '30s' or '5min', in seconds.
+    """Read a time such as '30s' or '5min', in seconds.
 
     Raises:
-        InputError: another form, or nothing.
+        InputError: another form, or zero.
     """
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(s|min)", str(text).strip())
     if match is None or not float(match[1]):
@@ -56,7 +55,7 @@ def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
     Args:
         text: such as '90ep', '5000st', '5%', '0.5ep'.
         name: of the setting, for the message.
-        units: those that make sense here, separated by spaces.
+        units: the allowed ones, separated by spaces.
 
     Raises:
         InputError: another form or unit, or a fraction of a step.

@@ -1,4 +1,4 @@
-"""A schedule of the learning rate by its name, with the numbers that some of them take."""
+"""A learning-rate schedule by name, with the numbers that some schedules take."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,20 +7,20 @@ from flambeau.errors import InputError
 from flambeau.run.options.durations import parse_duration
 
 GAMMA = {"multistep": 0.1, "exponential": 0.9}
-"""The factor of the schedules that have one, where it is left open."""
+"""The default factors of the schedules that have one."""
 
 
 @dataclass(frozen=True)
 class NamedSchedule:
-    """What `Run(schedule=...)` takes where a name alone is not enough.
+    """A value of `Run(schedule=...)` where a name alone is not enough.
 
     Args:
         name: of `flambeau train --schedule`.
-        gamma: the factor of 'multistep' at each milestone (None is 0.1), of 'exponential' per epoch (0.9).
-        milestones: durations from the start of the run, of 'multistep': ('30ep', '60ep'), ('50%', '75%').
+        gamma: the factor of 'multistep' at each milestone (default 0.1), or of 'exponential' per epoch (0.9).
+        milestones: of 'multistep', durations from the start of the run: ('30ep', '60ep'), ('50%', '75%').
 
     Raises:
-        InputError: a number that this schedule does not take, or milestones that are no durations.
+        InputError: a number that this schedule does not take, or milestones that are not durations.
 
     Example:
         >>> NamedSchedule("multistep", milestones=("30ep", "60ep"), gamma=0.2).name
@@ -44,7 +44,7 @@ class NamedSchedule:
             parse_duration(text, name="milestones", units="% ep st")
 
     def __str__(self) -> str:
-        """For the identity of a run."""
+        """As the run's configuration records it."""
         numbers = [] if self.gamma is None else [f"gamma={self.gamma:g}"]
         numbers += [] if self.milestones is None else [f"milestones={','.join(self.milestones)}"]
         return f"{self.name}({', '.join(numbers)})" if numbers else self.name

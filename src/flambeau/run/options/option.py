@@ -1,4 +1,4 @@
-"""One option: its type, default, range and texts in two languages, all declared in one place."""
+"""One option: its type, default, range and texts in two languages, declared in one place."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ _TYPE_NAMES: dict[Any, str] = {
 
 
 class Range(NamedTuple):
-    """Which numbers an option may be.
+    """The numbers that an option may be.
 
     Attributes:
         low, high: the bounds.
@@ -79,19 +79,17 @@ def option(
     bare: str | None = None,
     kind: str = "",
 ) -> Any:
-    """A field of a dataclass of options, with everything that flags, messages, pages and help say of it.
+    """A field of an options dataclass, from which flags, messages, pages and help are made.
 
     Args:
-        default: None leaves the value to be chosen; `dataclasses.MISSING` makes the option a required one.
-        text: one line of help. It may hold links of Markdown, which only the pages show.
+        default: None: the value is chosen automatically; `dataclasses.MISSING`: the option is required.
+        text: one line of help, with Markdown links, which only the pages show.
         chinese: the same line in Chinese.
         group: the heading under which `--help` lists it.
         auto: what is chosen for None, in English and Chinese.
-        choices: the words that it may be.
-        range: the numbers that it may be.
-        may_change: whether a resume may change it.
-        bare: what the flag means without a value; None needs one.
-        kind: what the value must be, for messages, where the type alone does not say it.
+        may_change: a resume may change it.
+        bare: the meaning of the flag without a value; None: a value is required.
+        kind: the expected value in messages, where the type alone does not say it.
     """
     metadata = {
         "text": text,
@@ -118,11 +116,11 @@ GROUPS = {
     "processes": "多个进程",
     "run folder": "运行目录",
 }
-"""The headings of options in their order, with their Chinese names; 'main' lists some flags first."""
+"""The headings of options, in order, with their Chinese names; 'main' lists some flags first."""
 
 
 def options_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
-    """The options of a dataclass by name: required ones, then by heading, its own before inherited ones."""
+    """The options of a dataclass by name: required ones first, then by heading, inherited ones last."""
     inherited = {
         field.name
         for parent in kind.__bases__
@@ -131,15 +129,15 @@ def options_of(kind: type) -> dict[str, dataclasses.Field[Any]]:
     }
     groups = [*GROUPS]
 
-    def place(field: dataclasses.Field[Any]) -> tuple[bool, int, bool]:
+    def order(field: dataclasses.Field[Any]) -> tuple[bool, int, bool]:
         has_default = field.default is not dataclasses.MISSING
         return has_default, groups.index(field.metadata["group"]), field.name in inherited
 
-    return {field.name: field for field in sorted(dataclasses.fields(kind), key=place)}
+    return {field.name: field for field in sorted(dataclasses.fields(kind), key=order)}
 
 
 def values_of(options: Any) -> dict[str, Any]:
-    """The values of a dataclass of options by name, in the order of `options_of`; None is left out."""
+    """The values of an options dataclass by name, without None, in the order of `options_of`."""
     values = {name: getattr(options, name) for name in options_of(type(options))}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -151,10 +149,10 @@ Returned = TypeVar("Returned")
 def declares(
     body: Callable[..., Returned],
 ) -> Callable[[Callable[P, Returned]], Callable[P, Returned]]:
-    """Call `body` in place of the decorated function, with the arguments that were given and no defaults.
+    """Call `body` instead of the decorated function, with only the arguments that were given.
 
-    A function then shows every keyword with its default and its line of help, in an editor, in `help()` and
-    to a type checker, while its body can tell which keywords were given.
+    The function shows every keyword with its default and help to editors, `help()` and type checkers, while
+    its body can see which keywords were given.
 
     Raises:
         TypeError: an argument is missing; `body` refuses unknown ones.
@@ -175,7 +173,7 @@ def declares(
 
 
 def plain_text(text: str) -> str:
-    """A line of help without the links of Markdown.
+    """A line of help without Markdown links.
 
     Example:
         >>> plain_text("where [memory is short](#out-of-memory)")
@@ -185,7 +183,7 @@ def plain_text(text: str) -> str:
 
 
 def allowed_types(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
-    """The types of an option, without None; of a generic one the class, and a Literal as it is."""
+    """The types of an option, without None; the origin of generics, and Literal unchanged."""
     hint = field.type
     is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
     members = typing.get_args(hint) if is_union else (hint,)
@@ -199,7 +197,7 @@ def allowed_types(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
 
 
 def typed(field: dataclasses.Field[Any], value: Any) -> Any:
-    """The value in the field's type; numbers of NumPy become Python's, whole ones pass as floats.
+    """The value in the field's type; NumPy numbers become Python's, and integers pass as floats.
 
     Raises:
         InputError: another type, an empty text, or a text that is not UTF-8.
@@ -211,7 +209,7 @@ def typed(field: dataclasses.Field[Any], value: Any) -> Any:
     wanted = allowed_types(field)
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         value = int(value) if isinstance(value, numbers.Integral) else float(value)
-    if type(value) is int and abs(value) >= 2**100:  # which cannot always be shown, nor be a float
+    if type(value) is int and abs(value) >= 2**100:  # may be too large to print or for a float
         raise InputError(
             f"{field.name} is a number of {value.bit_length()} bits; that is too large"
         )
@@ -222,7 +220,7 @@ def typed(field: dataclasses.Field[Any], value: Any) -> Any:
         raise InputError(f"{field.name} must be {what}, got {value!r:.200}")
     if isinstance(value, str) and not value:
         raise InputError(f"{field.name} is empty; give it a value or leave it out")
-    if isinstance(value, str) and "\\udc" in ascii(value):  # bytes that are no text
+    if isinstance(value, str) and "\\udc" in ascii(value):  # bytes that are not UTF-8
         raise InputError(f"{field.name} must be UTF-8, got {value!r}; rename it")
     if isinstance(value, str) and CONTROL.search(value):  # a terminal would obey them
         raise InputError(f"{field.name} holds control characters: {value!r:.200}")
@@ -245,11 +243,7 @@ def _type_name(kind: Any) -> str:
 
 
 def check_value(field: dataclasses.Field[Any], value: Any) -> None:
-    """Refuse what is not among the choices, not finite, or out of range.
-
-    Raises:
-        InputError: it is.
-    """
+    """Raise InputError if the value is not among the choices, not finite, or out of range."""
     choices, allowed = field.metadata["choices"], field.metadata["range"]
     if value is None:
         return
@@ -259,7 +253,7 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise InputError(f"{field.name} must be a finite number, got {value}")
     if isinstance(value, str) and allowed is not None:
-        return  # words instead of a number, which are read elsewhere
+        return  # words instead of a number are parsed elsewhere
     if allowed is not None and value not in allowed:
         raise InputError(f"{field.name} must be {allowed}, got {value}")
 

@@ -1,4 +1,4 @@
-"""The options of `Run` besides model, optimizer and data, as one value."""
+"""The options of `Run`, apart from model, optimizer and data."""
 
 import dataclasses
 import re
@@ -19,28 +19,28 @@ from flambeau.run.options.toml_file import as_toml, parse_toml
 from flambeau.run.options.track import Track, tracker_list
 
 DEFAULT_BEST = "val_accuracy"
-"""The figure that chooses the best checkpoint where none is named."""
+"""The default figure that chooses the best checkpoint."""
 OnBad = Callable[[Sequence[int]], None]
 """Takes the indices of samples that a data set could not read."""
 Explain = Callable[[Any, Sequence[str], int], Iterable[object]]
-"""Takes the data of a batch, what the data set calls its samples, and the number of steps before it."""
-# Lists of words, not one per line.
+"""Takes the data of a batch, the data set's names of its samples, and the number of steps before it."""
+# Words in the name of a metric.
 _LOWER_IS_BETTER = {
     "loss", "error", "err", "perplexity", "ppl", "mse", "rmse", "mae", "mape", "nll", "bce", "wer", "cer",
     "fid", "lpips", "kl", "entropy", "divergence", "distance", "brier", "ece", "regret", "negative",
 }  # fmt: skip
-# The same; 'f' and 'top' are those of f1 and top5.
+# 'f' and 'top' are from f1 and top5.
 _HIGHER_IS_BETTER = {
     "accuracy", "acc", "top", "correct", "auc", "auroc", "precision", "recall", "sensitivity", "specificity",
     "f", "map", "iou", "miou", "dice", "jaccard", "bleu", "rouge", "psnr", "ssim", "score", "kappa", "mcc",
     "correlation", "likelihood", "reward",
 }  # fmt: skip
-_DURATIONS = {"duration", "extend", "warmup", "checkpoint_every"}  # parse_duration says what one is
+_DURATIONS = {"duration", "extend", "warmup", "checkpoint_every"}  # checked by parse_duration
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(SharedOptions):
-    """The options of a run, which `Run` takes by name and describes one by one.
+    """The options of a run, which `Run` takes by name and documents.
 
     Those that `flambeau train` has too take the same values, and a resume may change the same ones.
 
@@ -256,7 +256,7 @@ class RunOptions(SharedOptions):
         object.__setattr__(self, "best_mode", self.better)
 
     def _check_parts(self) -> None:
-        """Refuse what would not be the same for any number of processes."""
+        """Refuse what would depend on the number of processes."""
         parts = f"parts = {self.parts}"
         if self.parts is not None and self.parts > self.batch_size:
             raise InputError(
@@ -283,10 +283,10 @@ class RunOptions(SharedOptions):
 
     @property
     def better(self) -> Literal["max", "min"]:
-        """Which values of `best` are better.
+        """Whether higher or lower values of `best` are better.
 
         Raises:
-            InputError: neither `best_mode` nor the name tells.
+            InputError: neither `best_mode` nor the name says it.
         """
         if self.best_mode is not None:
             return self.best_mode
@@ -302,11 +302,7 @@ class RunOptions(SharedOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "RunOptions":
-        """The options that were given to `Run` by name.
-
-        Raises:
-            TypeError: there is none of that name.
-        """
+        """The options given to `Run` by name; TypeError for unknown names."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in given:
             if name not in known:
@@ -318,11 +314,7 @@ class RunOptions(SharedOptions):
 
 
 def _check_storable(what: str, key: object, value: object) -> None:
-    """Refuse what config.toml cannot hold, or could not be compared with on a resume.
-
-    Raises:
-        InputError: it is.
-    """
+    """Raise InputError for a value that config.toml cannot hold, or that never equals itself."""
     if value is None and isinstance(key, str):
         return  # left out
     try:

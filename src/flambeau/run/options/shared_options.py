@@ -1,4 +1,4 @@
-"""The options that `Run` and `flambeau train` have in common, each declared here once."""
+"""The options that `Run` and `flambeau train` share, each declared once."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from flambeau.run.options.option import (
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """What `RunOptions` and the settings of `flambeau train` inherit: one declaration for both."""
+    """The base of `RunOptions` and of the settings of `flambeau train`."""
 
     extend: str | None = option(
         None,

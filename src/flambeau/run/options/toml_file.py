@@ -1,4 +1,4 @@
-"""Options in TOML files, which are data: nothing in them is run."""
+"""Settings in TOML files, which are data: nothing in them is run."""
 
 import re
 import tomllib
@@ -6,24 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_MAX_BYTES = 2**18  # config.toml of `flambeau train` has 2 kB; a script may add a table of its own
+_MAX_BYTES = 2**18  # config.toml of `flambeau train` has 2 kB; a script may add a table
 _KEY_PART = r"""(?:"(?:[^"\\\n]|\\.){0,200}+"|'[^'\n]{0,200}+'|(?<![\w-])[\w-]++)"""
 _DEEP_KEY = re.compile(rf"(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{64}}")
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """What a TOML file holds, if it is no larger and no deeper than settings can be.
+    """The content of a TOML file of limited size and depth.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is not TOML, or too large; tomllib.TOMLDecodeError is one.
+        ValueError: not TOML, or too large; includes tomllib.TOMLDecodeError.
     """
     with path.open("rb") as file:
         return parse_toml(file.read(_MAX_BYTES + 1))
 
 
 def parse_toml(data: bytes) -> dict[str, Any]:
-    """The same of the content of a file."""
+    """Like `load_toml`, from the content of a file."""
     text = data.decode()
     if len(data) > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")
@@ -36,12 +36,12 @@ def parse_toml(data: bytes) -> dict[str, Any]:
         raise ValueError("it is nested too deeply") from None
     except tomllib.TOMLDecodeError:
         raise
-    except ValueError:  # of int(), which takes no more than 4,300 digits
+    except ValueError:  # int() takes at most 4,300 digits
         raise ValueError("a number in it has thousands of digits") from None
 
 
 def as_toml(values: Mapping[str, Any]) -> bytes:
-    """Settings as a TOML document, those that are None left out."""
+    """Settings as a TOML document, without those that are None."""
     import tomli_w
 
     return tomli_w.dumps({k: v for k, v in values.items() if v is not None}).encode()

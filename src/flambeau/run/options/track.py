@@ -1,4 +1,4 @@
-"""The names of the trackers, and what `track` may be: names, or functions of one line."""
+"""The values of the option `track`: names of trackers, or functions of one line."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,17 +6,17 @@ from flambeau.errors import InputError, nearest
 
 _OPTIONS = {"tensorboard": ("histograms", "graph")}
 TRACKERS = ("tensorboard", "tensorboard:histograms", "tensorboard:graph", "wandb", "mlflow", "csv")
-"""The names; options behind a name may be several: tensorboard:histograms:graph."""
+"""The names; several options can follow one name: tensorboard:histograms:graph."""
 LineFunction = Callable[[int, dict[str, float]], object]
 """Takes the step and the figures of a line of metrics.jsonl."""
 Track = str | LineFunction | Sequence[str | LineFunction]
 
 
 def tracker_list(track: Track | None) -> tuple[str | LineFunction, ...]:
-    """The trackers one by one; 'a,b' are two, and 'none' is none.
+    """The trackers one by one: 'a,b' is two, and 'none' is none.
 
     Raises:
-        InputError: an unknown name, one twice, or something that is neither a name nor a function.
+        InputError: an unknown name, a name twice, or neither a name nor a function.
 
     Example:
         >>> tracker_list("tensorboard,csv")
@@ -25,18 +25,18 @@ def tracker_list(track: Track | None) -> tuple[str | LineFunction, ...]:
     if track is None:
         return ()
     items = [track] if isinstance(track, str) or callable(track) else track
-    found: list[str | LineFunction] = []
+    trackers: list[str | LineFunction] = []
     for item in items:
         if isinstance(item, str):
-            found += [] if item == "none" else [name.strip() for name in item.split(",")]
+            trackers += [] if item == "none" else [name.strip() for name in item.split(",")]
         elif callable(item):
-            found.append(item)
+            trackers.append(item)
         else:
             raise InputError(
                 f"track must hold names of trackers ({', '.join(TRACKERS)}) or functions of a step and its "
                 f"figures, got {item!r:.100}"
             )
-    names = [name for name in found if isinstance(name, str)]
+    names = [name for name in trackers if isinstance(name, str)]
     for name in names:
         if name == "none":
             raise InputError(
@@ -51,21 +51,21 @@ def tracker_list(track: Track | None) -> tuple[str | LineFunction, ...]:
     twice = [name for name in first if first.count(name) > 1]
     if twice:
         raise InputError(f"track names {twice[0]} twice: {','.join(names)}; name it once")
-    return tuple(found)
+    return tuple(trackers)
 
 
-def options_of(tracker: str | LineFunction) -> tuple[str, ...]:
-    """What stands behind the name of a tracker.
+def tracker_options(tracker: str | LineFunction) -> tuple[str, ...]:
+    """The options that follow the name of a tracker.
 
     Example:
-        >>> options_of("tensorboard:histograms:graph")
+        >>> tracker_options("tensorboard:histograms:graph")
         ('histograms', 'graph')
     """
     return tuple(tracker.split(":")[1:]) if isinstance(tracker, str) else ()
 
 
 def _is_known(name: str) -> bool:
-    options = options_of(name)
+    options = tracker_options(name)
     known = _OPTIONS.get(name.partition(":")[0], ())
     is_once = len(set(options)) == len(options)
     return name in TRACKERS or (len(options) > 1 and is_once and set(options) <= set(known))

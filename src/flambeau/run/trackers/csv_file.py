@@ -1,6 +1,6 @@
-"""metrics.csv in the run folder: a row for each line of metrics.jsonl, whole at any moment.
+"""metrics.csv in the run folder: a row per line of metrics.jsonl, whole at any moment.
 
-It grows by whole rows; at each start, and where a new column comes, a new file takes its place.
+It grows by whole rows; at each start and with each new column a new file replaces it.
 """
 
 import csv
@@ -8,37 +8,33 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from flambeau.run.trackers.tracker import START, Place, RunFacts
+from flambeau.run.trackers.tracker import START, Position, RunFacts
 
 
 class CsvFile:
-    """Writes metrics.csv; see `Tracker`.
-
-    Args:
-    """
+    """Writes metrics.csv; see `Tracker`."""
 
     flush_s = 1.0
 
     def __init__(self, facts: RunFacts) -> None:
         self._path = facts.folder / "metrics.csv"
         self._columns: list[str] = []
-        self._rows: list[dict[str, Any]] = []  # not in the file
+        self._rows: list[dict[str, Any]] = []  # not written yet
 
-    def start(self) -> Place:
-        """All lines once more, for a new file."""
+    def start(self) -> Position:
+        """It needs all lines again, for a new file."""
         return START
 
     def line(self, step: int, figures: dict[str, float]) -> None:
-        """One row."""
         self._rows.append({"step": step, **figures})
 
-    def go_back(self, place: Place) -> Place:
-        """The rows from a step on are removed."""
-        rows = [row for row in self._all_rows() if int(row["step"]) < place.step]
+    def rewind(self, position: Position) -> Position:
+        """Remove the rows from a step on."""
+        rows = [row for row in self._all_rows() if int(row["step"]) < position.step]
         self._columns = []
         self._rows = rows
-        self.flush(place)
-        return Place(place.step, 0)
+        self.flush(position)
+        return Position(position.step, 0)
 
     def _all_rows(self) -> list[dict[str, Any]]:
         if not self._columns:
@@ -46,7 +42,7 @@ class CsvFile:
         with self._path.open(encoding="utf-8", newline="") as file:
             return [*csv.DictReader(file), *self._rows]
 
-    def flush(self, sent: Place) -> None:
+    def flush(self, sent: Position) -> None:
         """Append the new rows, or write a new file."""
         names = [name for row in self._rows for name in row]
         columns = list(dict.fromkeys([*self._columns, *names]))

@@ -1,7 +1,7 @@
-"""The thread that feeds one tracker: it follows metrics.jsonl, so no line waits in memory or is dropped.
+"""The thread that feeds one tracker from metrics.jsonl, so no line waits in memory or is dropped.
 
-Each tracker has its own, so that one which is slow or hangs holds up neither the run nor the others.
-The run cuts its file back where it continues from a checkpoint, and the thread then goes back, too.
+Each tracker has its own thread: a slow or hanging one delays neither the run nor the others.
+When the run returns to a checkpoint it cuts metrics.jsonl, and the thread rewinds too.
 """
 
 import contextlib
@@ -11,20 +11,19 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from flambeau.run.trackers.metrics_lines import figures_of, next_lines, place_after
-from flambeau.run.trackers.tracker import START, Place, RunFacts, Tracker
+from flambeau.run.trackers.line_reader import figures_of, next_lines, position_after
+from flambeau.run.trackers.tracker import START, Position, RunFacts, Tracker
 
-_BEHIND_S = 0.1  # lines within this time are sent together, with fewer switches of threads; chosen
+_BATCH_S = 0.1  # lines within this time are sent together, with fewer thread switches; chosen
 _QUIET_S = 2.0  # after `before_fork`: longer than many workers take to start; chosen
-_MOST_WORK = 4  # copies of the weights that wait for a slow tracker; chosen
+_MAX_WORK = 4  # copies of the weights that wait for a slow tracker; chosen
 
 
 class Feeder:
-    """Tells a tracker all lines, in a thread that the run does not wait for.
+    """Passes all lines to a tracker, in a thread that the run does not wait for.
 
     Args:
         name: of the tracker, for messages.
-        tracker: to be fed.
     """
 
     def __init__(self, name: str, tracker: Tracker, facts: RunFacts) -> None:
@@ -39,7 +38,7 @@ class Feeder:
         self._news = threading.Event()
         self._more_work = deque[tuple[int, Callable[[], None]]]()
         self.num_left_out = 0
-        """Of what `also` was given."""
+        """Number of `also` calls whose work was dropped."""
         self._quiet_until = 0.0
         self._hangs = False
         self._ending = threading.Event()
@@ -58,13 +57,13 @@ class Feeder:
     # ---- the training thread
 
     def grow(self, size: int) -> None:
-        """The file has so many bytes now."""
+        """The file has this size now."""
         self._size = size
-        if not self._news.is_set():  # which needs no lock
+        if not self._news.is_set():  # is_set needs no lock
             self._news.set()
 
     def cut(self, size: int, *, step: int) -> None:
-        """The file was cut back to so many bytes, those of a checkpoint of this step."""
+        """The file was cut to the size that it had at the checkpoint of this step."""
         with self._lock:
             self._size = size
             self._cut = size if self._cut is None else min(size, self._cut)
@@ -72,19 +71,19 @@ class Feeder:
         self._news.set()
 
     def also(self, step: int, work: Callable[[], None]) -> None:
-        """Let the thread do this, too, after the lines up to a step; the oldest of many is left out."""
+        """Let the thread also do this work, after the lines up to a step; drops the oldest of too many."""
         with self._lock:
-            if len(self._more_work) == _MOST_WORK:
+            if len(self._more_work) == _MAX_WORK:
                 self._more_work.popleft()
                 self.num_left_out += 1
             self._more_work.append((step, work))
         self._news.set()
 
     def before_fork(self, *, wait_s: float) -> None:
-        """Keep the tracker from work for a moment, in which processes are forked.
+        """Keep the tracker idle for a moment, in which processes are forked.
 
-        A child would find locks taken that another thread held, those of an import above all.
-        A tracker that hangs is waited for once.
+        A forked child would inherit locks that another thread holds, import locks above all.
+        A tracker that hangs is waited for only once.
         """
         self._quiet_until = time.monotonic() + _QUIET_S
         if self._busy.acquire(timeout=0.0 if self._hangs else wait_s):
@@ -93,13 +92,13 @@ class Feeder:
             self._hangs = True
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """No more lines will come; the thread ends when it has sent all."""
+        """No more lines will come; the thread ends once it has sent all."""
         self._result = result
         self._ending.set()
         self._news.set()
 
     def wait(self, deadline: float) -> bool:
-        """Whether the thread has ended by then, of time.monotonic(); else it does nothing more."""
+        """Whether the thread ends before the deadline, by time.monotonic(); otherwise it is abandoned."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
         self._is_abandoned = self._thread.is_alive()
         return not self._is_abandoned
@@ -112,9 +111,9 @@ class Feeder:
                 self._sent = self._tracker.start()
             while not self._is_abandoned:
                 self._news.wait(self._seconds_to_flush())
-                self._ending.wait(_BEHIND_S)
+                self._ending.wait(_BATCH_S)
                 self._news.clear()
-                is_ending = self._ending.is_set()  # before the lines are read: none comes after it
+                is_ending = self._ending.is_set()  # before reading: no line is written after it
                 self._catch_up()
                 if is_ending or self._seconds_to_flush() == 0:
                     self._flush()
@@ -124,7 +123,7 @@ class Feeder:
                     return
         except _Abandoned:
             pass
-        # Whatever a tracker raises, sys.exit() included, is reported and does not stop the run.
+        # Whatever a tracker raises, even sys.exit(), is reported and does not stop the run.
         except BaseException as error:
             text = " ".join(str(error).split())
             self._say(
@@ -133,7 +132,7 @@ class Feeder:
 
     @contextlib.contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Around each piece of work; none begins while workers are forked, or after the run has left."""
+        """Around each piece of work; none starts while workers are forked, or after the run has left."""
         while True:
             self._busy.acquire()
             quiet_s = 0.0 if self._ending.is_set() else self._quiet_until - time.monotonic()
@@ -158,15 +157,15 @@ class Feeder:
         self._flush_at = None
 
     def _catch_up(self) -> None:
-        """Tell all lines that are there, and do what else is to be done."""
-        self._go_back_if_cut()
+        """Pass on all new lines, and do the waiting work."""
+        self._rewind_if_cut()
         while lines := next_lines(self._path, self._offset, self._size):
             for end, row in lines:
                 with self._at_work():
                     if self._cut is None:
-                        self._tell(row)
+                        self._pass_on(row)
                         self._offset = end
-            self._go_back_if_cut()
+            self._rewind_if_cut()
         while self._more_work:
             with self._at_work():
                 with self._lock:
@@ -174,9 +173,9 @@ class Feeder:
                 if work is not None:
                     work()
 
-    def _tell(self, row: Mapping[str, Any]) -> None:
+    def _pass_on(self, row: Mapping[str, Any]) -> None:
         step = row["step"]
-        self._at = Place(step, self._at.lines + 1 if step == self._at.step else 1)
+        self._at = Position(step, self._at.lines + 1 if step == self._at.step else 1)
         if self._at <= self._sent:
             return
         self._tracker.line(step, figures_of(row))
@@ -184,16 +183,16 @@ class Feeder:
         if self._flush_at is None:
             self._flush_at = time.monotonic() + self._tracker.flush_s
 
-    def _go_back_if_cut(self) -> None:
+    def _rewind_if_cut(self) -> None:
         with self._lock:
             cut, self._cut = self._cut, None
         if cut is None or cut >= self._offset:
             return
-        place, self._offset = place_after(self._path, cut)
+        position, self._offset = position_after(self._path, cut)
         self._at = START
         with self._at_work():
-            self._sent = self._tracker.go_back(place)
+            self._sent = self._tracker.rewind(position)
 
 
 class _Abandoned(Exception):
-    """The run has left; what the tracker would do now could meet the next start in the same folder."""
+    """The run has left: what the tracker did now could collide with the next start in the same folder."""

@@ -1,6 +1,6 @@
-"""A run of MLflow, through its client: in MLFLOW_TRACKING_URI, else where MLflow itself would put it.
+"""A run of MLflow: in MLFLOW_TRACKING_URI, else where MLflow would put it by default.
 
-A resume continues the same run. MLflow keeps every point that was ever logged, so what it has is read first,
+A resume continues the same run. MLflow keeps every point ever logged, so the existing ones are read first,
 and no line is logged twice.
 """
 
@@ -11,46 +11,48 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.run.trackers.tracker import START, Place, RunFacts, flat
+from flambeau.run.trackers.tracker import START, Position, RunFacts, flat
 
 _RECORD = "mlflow"
 _EXPERIMENT = "flambeau"
-_POINTS_PER_CALL, _PARAMS_PER_CALL, _PARAM_CHARS = 1000, 100, 6000  # MLflow's limits
-_MARK = "epoch"  # a figure of every line: its points say which lines are there
+# MLflow's limits:
+_POINTS_PER_CALL = 1000
+_PARAMS_PER_CALL = 100
+_PARAM_CHARS = 6000
+_MARK = "epoch"  # a figure of every line: its points tell which lines MLflow has
 
 
 class MlflowRun:
-    """Logs into one run of MLflow; see `Tracker`.
-
-    Args:
-    """
+    """Logs into one run of MLflow; see `Tracker`."""
 
     flush_s = 1.0
 
     def __init__(self, facts: RunFacts) -> None:
-        # Otherwise the import begins to report to MLflow's makers.
+        # Otherwise the import sends usage data to MLflow's makers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
         from mlflow.entities import Metric, Param
 
-        self._mlflow, self._facts = mlflow, facts
-        self._metric, self._param = Metric, Param
+        self._mlflow = mlflow
+        self._facts = facts
+        self._metric = Metric
+        self._param = Param
         self._points: list[Any] = []  # not sent yet
         self._time_ms = 0
 
-    def start(self) -> Place:
-        """Begin a run, or go on with the noted one behind what it has."""
+    def start(self) -> Position:
+        """Start a run, or continue the recorded one after the lines that it has."""
         record = self._facts.record(_RECORD)
         uri = os.environ.get("MLFLOW_TRACKING_URI") or record.get("uri")
         uri = uri or _in_full(self._mlflow.get_tracking_uri())
-        # It tells of each table of a new mlflow.db.
+        # It logs each table of a new mlflow.db.
         logging.getLogger("mlflow.store.db").setLevel(logging.WARNING)
         self._client = self._mlflow.MlflowClient(uri)
         noted = record.get("run") if record.get("uri") == uri else None
         if isinstance(noted, str) and self._is_there(noted):
             self._run = noted
             self._client.update_run(noted, status="RUNNING")
-            return self._place()
+            return self._position()
         self._run = self._new_run()
         self._facts.note(_RECORD, {"run": self._run, "uri": uri})
         return START
@@ -76,18 +78,18 @@ class MlflowRun:
             self._client.log_batch(run, params=params[begin : begin + _PARAMS_PER_CALL])
         return run
 
-    def _place(self) -> Place:
-        """The last line that MLflow has, in the order in which it got them."""
-        place = START
+    def _position(self) -> Position:
+        """The last line that MLflow has, in the order of arrival."""
+        position = START
         points = self._client.get_metric_history(self._run, _MARK)
         for point in sorted(points, key=lambda point: point.timestamp):
             self._time_ms = point.timestamp
-            lines = place.lines + 1 if point.step == place.step else 1
-            place = Place(point.step, lines)
-        return place
+            lines = position.lines + 1 if point.step == position.step else 1
+            position = Position(point.step, lines)
+        return position
 
     def line(self, step: int, figures: dict[str, float]) -> None:
-        """Its points, all with one time that is later than that of the line before."""
+        """Log its points, all with one timestamp, later than that of the previous line."""
         self._time_ms = max(int(time.time() * 1000), self._time_ms + 1)
         if len(self._points) + len(figures) > _POINTS_PER_CALL:
             self._send()
@@ -100,17 +102,16 @@ class MlflowRun:
             self._client.log_batch(self._run, metrics=self._points)
             self._points = []
 
-    def go_back(self, place: Place) -> Place:
-        """MLflow takes nothing back: the steps after a rollback have a second, later point each."""
+    def rewind(self, position: Position) -> Position:
+        """MLflow removes nothing: the steps after a rollback have a second, later point each."""
         self._send()
-        return place
+        return position
 
-    def flush(self, sent: Place) -> None:
-        """Send the points."""
+    def flush(self, sent: Position) -> None:
         self._send()
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """The final figures, and whether the run is finished."""
+        """Log the final figures, and whether the run is finished."""
         if result is not None:
             for name, value in result.items():
                 self._client.set_tag(self._run, f"result.{name}", str(value))
@@ -118,7 +119,7 @@ class MlflowRun:
 
 
 def _in_full(uri: str) -> str:
-    """The address of a local store, so that a resume from another folder finds it again."""
+    """The absolute address of a local store, so that a resume from another folder finds it."""
     scheme, sep, path = uri.partition(":///")
     if scheme == "sqlite" and sep:
         return f"sqlite:///{Path(path).absolute()}"

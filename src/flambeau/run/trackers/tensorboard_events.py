@@ -1,26 +1,29 @@
-"""Event files for TensorBoard in the folder `tensorboard` of a run, by torch's own writer."""
+"""Event files for TensorBoard in the folder `tensorboard` of a run, by torch's writer."""
 
+import contextlib
+import copy
+import io
 import time
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.run.options.toml_file import as_toml
-from flambeau.run.trackers.metrics_lines import ends_with_evaluation, place_after
-from flambeau.run.trackers.tracker import Place, RunFacts, flat, stored_place
+from flambeau.run.trackers.line_reader import ends_with_evaluation, position_after
+from flambeau.run.trackers.tracker import Position, RunFacts, flat, stored_position
 
 _RECORD = "tensorboard"
-_MOST_WAIT_S = 10.0  # for the clock of another machine, which may be ahead; chosen
+_MAX_WAIT_S = 10.0  # if the clock of another machine was ahead; chosen
 
 
 class TensorboardEvents:
-    """Writes scalars, texts, images, histograms, the graph and the table of hyperparameters; see `Tracker`.
+    """Writes scalars, texts, images, histograms, the graph and the hyperparameters; see `Tracker`."""
 
-    Args:
-    """
-
-    flush_s = 5.0  # how far what one sees is behind; chosen
+    flush_s = 5.0  # delay of the display; chosen
 
     def __init__(self, facts: RunFacts) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -28,42 +31,42 @@ class TensorboardEvents:
         self._writer_class, self._facts = SummaryWriter, facts
         self._folder = facts.folder / "tensorboard"
 
-    def start(self) -> Place:
-        """Go on where both the event files and the run have been, at most."""
-        sent = stored_place(self._facts.record(_RECORD))
-        last, _ = place_after(self._facts.metrics, self._facts.size)
+    def start(self) -> Position:
+        """Continue where both the event files and the run have been."""
+        sent = stored_position(self._facts.record(_RECORD))
+        last, _ = position_after(self._facts.metrics, self._facts.size)
         begin = min(sent.step, last.step)
         is_new = not self._seconds()
         self._open(begin)
-        if is_new:  # of texts, readers drop none
+        if is_new:  # readers would keep a second text
             toml = as_toml(self._facts.config).decode()
             self._writer.add_text("config", f"```toml\n{toml}```", 0)
             self._writer.flush()
-        return Place(begin, 0)
+        return Position(begin, 0)
 
     def _open(self, begin: int) -> None:
-        """Write into a new file, before which no event from this step on counts any more.
+        """Start a new file, which makes readers drop earlier events from this step on.
 
-        Readers take files in the order of their names, which begin with the second at which they were made.
+        Readers sort files by name, which begins with the second in which a file was made.
         """
         wait_s = max(self._seconds(), default=0) + 1 - time.time()
-        if 0 < wait_s < _MOST_WAIT_S:
+        if 0 < wait_s < _MAX_WAIT_S:
             time.sleep(wait_s)
         self._writer = self._writer_class(str(self._folder), purge_step=begin)
 
     def _seconds(self) -> list[int]:
-        """When each file of events was made."""
+        """The second in which each event file was made."""
         names = [path.name.split(".") for path in self._folder.glob("events.out.tfevents.*")]
         return [int(parts[3]) for parts in names if parts[3].isdecimal()]
 
     def line(self, step: int, figures: dict[str, float]) -> None:
-        """Its scalars; the epoch is no curve."""
+        """Write its scalars, except the epoch."""
         for name, value in figures.items():
             if name != "epoch":
                 self._writer.add_scalar(tag(name), value, step)
 
     def images(self, x_NCHW: Tensor) -> None:
-        """Those of the first batch, as the loop gets them; floats beyond 0 to 1 are stretched to that."""
+        """Write the images of the first batch; floats outside 0 to 1 are scaled to that range."""
         if x_NCHW.is_floating_point():
             low = x_NCHW.amin().item()
             high = x_NCHW.amax().item()
@@ -73,35 +76,34 @@ class TensorboardEvents:
         self._writer.add_images("first_batch", x_NCHW, 0)
 
     def graph(self, profile: Any) -> None:
-        """That of the model, from `model_graph`."""
+        """Write what `model_graph` returned."""
         writer = self._writer.file_writer
-        assert writer is not None  # until it is closed
+        assert writer is not None  # not closed yet
         writer.add_graph(profile)
 
     def histograms(self, step: int, tensors: Mapping[str, Tensor]) -> None:
-        """One for each tensor, on the CPU."""
+        """Write one per tensor; the tensors are on the CPU."""
         for name, values in tensors.items():
             self._writer.add_histogram(f"weights/{name}", values, step)
 
     def histograms_again(self, step: int, tensors: Mapping[str, Tensor], *, size: int) -> None:
-        """Those of the last evaluation, which no longer count, if that is where `size` bytes end."""
+        """Repeat those of the last evaluation, which a rewind has dropped, if `size` bytes end with it."""
         if ends_with_evaluation(self._facts.metrics, size, step=step):
             self.histograms(step, tensors)
 
-    def go_back(self, place: Place) -> Place:
-        """What is there from a step on is replaced."""
+    def rewind(self, position: Position) -> Position:
+        """Drop the events from a step on."""
         self._writer.close()
-        self._open(place.step)
-        self._facts.note(_RECORD, {"step": place.step})
-        return Place(place.step, 0)
+        self._open(position.step)
+        self._facts.note(_RECORD, {"step": position.step})
+        return Position(position.step, 0)
 
-    def flush(self, sent: Place) -> None:
-        """Into the file."""
+    def flush(self, sent: Position) -> None:
         self._writer.flush()
         self._facts.note(_RECORD, {"step": sent.step})
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """A finished run goes into the table of hyperparameters with its final figures."""
+        """Write a finished run and its final figures into the table of hyperparameters."""
         if result is not None:
             figures = {
                 f"result/{name}": value
@@ -115,7 +117,7 @@ class TensorboardEvents:
 
 
 def tag(name: str) -> str:
-    """The name of a curve: TensorBoard shows those with one word before the slash together.
+    """The name of a curve; TensorBoard groups curves by the word before the slash.
 
     Example:
         >>> tag("val_loss"), tag("images_per_s")
@@ -123,3 +125,37 @@ def tag(name: str) -> str:
     """
     part, _, rest = name.partition("_")
     return f"{rest}/{part}" if part in ("train", "val") and rest else name
+
+
+def model_graph(model: nn.Module, batch: Any) -> Any:
+    """The argument of torch's `FileWriter.add_graph`, traced with one sample on a copy of the model.
+
+    A copy, so that the run keeps its bits.
+
+    Args:
+        model: takes the first tensor of a batch; 8-bit images are scaled to 0 to 1.
+        batch: a tensor (N, ...), or a sequence that starts with one; on any device.
+
+    Raises:
+        Exception: whatever copying or tracing the model raises.
+    """
+    from torch.utils.tensorboard._pytorch_graph import graph
+
+    first = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    if not isinstance(first, Tensor) or not first.ndim:
+        raise TypeError("a batch does not begin with a tensor")
+    sample = first[:1].detach().to("cpu", copy=True)
+    generators = rng_state()
+    try:
+        twin = copy.deepcopy(model).cpu().eval()
+        if sample.dtype == torch.uint8:
+            sample = sample / 255
+        if sample.is_floating_point():
+            numbers = (p.dtype for p in twin.parameters() if p.is_floating_point())
+            sample = sample.to(next(numbers, torch.float32))
+        # TorchScript warns that it is deprecated, and torch prints errors before it raises them.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()), torch.no_grad():
+            warnings.simplefilter("ignore")
+            return graph(twin, sample)
+    finally:
+        set_rng_state(generators)

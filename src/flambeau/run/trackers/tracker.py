@@ -1,4 +1,4 @@
-"""What a tracker is: it gets the lines of metrics.jsonl in their order, and may have to go back."""
+"""The interface of a tracker: it gets the lines of metrics.jsonl in order, and may have to rewind."""
 
 import contextlib
 import json
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Protocol
 from flambeau.run.folder.json_file import json_file
 
 
-class Place(NamedTuple):
-    """How far in metrics.jsonl: all lines before `step`, and the first `lines` of that step."""
+class Position(NamedTuple):
+    """A position in metrics.jsonl: after all lines before `step` and the first `lines` lines of that step."""
 
     step: int
     lines: int
 
 
-START = Place(0, 0)
+START = Position(0, 0)
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class RunFacts:
     """What a tracker knows about its run.
 
     Attributes:
-        config: what config.toml holds.
-        metrics: the file metrics.jsonl.
-        size: how much of it there is at the start, in bytes.
+        config: content of config.toml.
+        metrics: path of metrics.jsonl.
+        size: its size in bytes at the start.
         say: takes a line for the user, from any thread.
     """
 
@@ -39,19 +39,18 @@ class RunFacts:
 
     @property
     def name(self) -> str:
-        """What to call the run."""
         return self.folder.resolve().name
 
     def record(self, name: str) -> dict[str, Any]:
-        """What a tracker has noted about itself; nothing where that cannot be read."""
+        """What a tracker has recorded about itself; empty if unreadable."""
         with contextlib.suppress(OSError, ValueError):
-            found = json_file(self._record_file(name))
-            if isinstance(found, dict):
-                return found
+            values = json_file(self._record_file(name))
+            if isinstance(values, dict):
+                return values
         return {}
 
     def note(self, name: str, values: Mapping[str, Any]) -> None:
-        """Note something for the next start; lost in a power cut, after which more is sent again."""
+        """Record something for the next start; a power failure may lose it, and lines are then sent again."""
         path = self._record_file(name)
         path.parent.mkdir(exist_ok=True)
         new = path.with_name(f".{path.name}.new")
@@ -63,50 +62,50 @@ class RunFacts:
 
 
 class Tracker(Protocol):
-    """Is made in the training thread, where it imports its package; the rest is called in its own thread.
+    """Made in the training thread, where it imports its package; called in its own thread.
 
-    Whatever it raises switches it off.
+    An exception that it raises switches it off.
 
     Attributes:
-        flush_s: seconds after which what it got is flushed.
+        flush_s: seconds after a line until `flush`.
     """
 
     flush_s: float
 
-    def start(self) -> Place:
-        """Begin, or go on; returns up to where it needs no line any more."""
+    def start(self) -> Position:
+        """Start or continue; returns the position up to which it needs no lines."""
 
     def line(self, step: int, figures: dict[str, float]) -> None:
-        """A line, its lists as name/0, name/1 ...; numbers that are not finite are left out."""
+        """Take a line; lists come as name/0, name/1 ...; numbers that are not finite are left out."""
 
-    def go_back(self, place: Place) -> Place:
-        """The run continues from an earlier place; returns from where on it needs all lines again.
+    def rewind(self, position: Position) -> Position:
+        """The run continues from an earlier position; returns the position from which it needs lines again.
 
-        That is `place`, or `Place(place.step, 0)`.
+        That is `position`, or `Position(position.step, 0)`.
         """
 
-    def flush(self, sent: Place) -> None:
-        """Make sure that what was sent survives the process, and note how far that is."""
+    def flush(self, sent: Position) -> None:
+        """Make what was sent survive the process, and record its position."""
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """The process leaves the run; `result` is what a finished one has published, by name."""
+        """The process leaves the run; `result` is what a finished run has published."""
 
 
-def stored_place(record: Mapping[str, Any]) -> Place:
-    """Where a tracker has noted to be; the start if it has noted nothing of the kind."""
+def stored_position(record: Mapping[str, Any]) -> Position:
+    """The position that a tracker has recorded; the start if there is none."""
     values = record.get("step"), record.get("lines", 0)
     if all(type(value) is int and 0 <= value < 2**62 for value in values):
-        return Place(*values)  # type: ignore[arg-type]
+        return Position(*values)  # type: ignore[arg-type]
     return START
 
 
 def flat(config: Mapping[str, Any], *, prefix: str = "") -> dict[str, Any]:
-    """A configuration without tables: those within it as table.name, lists as text."""
-    found: dict[str, Any] = {}
+    """A configuration without nested tables: their values as table.name, lists as text."""
+    values: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            found |= flat(value, prefix=f"{prefix}{name}.")
+            values |= flat(value, prefix=f"{prefix}{name}.")
         else:
             is_plain = isinstance(value, (bool, int, float, str))
-            found[f"{prefix}{name}"] = value if is_plain else str(value)
-    return found
+            values[f"{prefix}{name}"] = value if is_plain else str(value)
+    return values

@@ -1,10 +1,10 @@
-"""All trackers of a run: made at its start, fed with what the run writes, waited for a while at its end."""
+"""All trackers of a run: made at its start, fed while it writes, and waited for at its end."""
 
 import itertools
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,26 +12,26 @@ from torch import Tensor, nn
 
 from flambeau.run.folder.published_weights import Result
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.run.options.track import LineFunction, Track, options_of, tracker_list
+from flambeau.run.options.track import LineFunction, Track, tracker_list, tracker_options
 from flambeau.run.trackers.feeder import Feeder
-from flambeau.run.trackers.tensorboard_events import TensorboardEvents
-from flambeau.run.trackers.tracker import RunFacts, Tracker
+from flambeau.run.trackers.tensorboard_events import TensorboardEvents, model_graph
+from flambeau.run.trackers.tracker import Position, RunFacts, Tracker, stored_position
 from flambeau.sandbox.inside import in_trial
 
 END_WAIT_S = 10.0
-"""How long the end of a run waits for its trackers, all together."""
+"""How long the end of a run waits for all its trackers together."""
 _NUM_IMAGES = 16  # chosen
 _FORK_WAIT_S = 2.0  # an import takes less; chosen
 
 
 class Tracking:
-    """The trackers of a run, on the process that writes metrics.jsonl.
+    """The trackers of a run, in the process that writes metrics.jsonl.
 
     Args:
-        track: their names, and functions.
-        folder: of the run, with config.toml and metrics.jsonl as they are now.
+        track: names and functions.
+        folder: with the current config.toml and metrics.jsonl.
         size: of metrics.jsonl, in bytes.
-        is_sharded: this process has a piece of each weight, so there are no histograms and no graph.
+        is_sharded: each process has only pieces of the weights: no histograms and no graph.
         say: takes a line for the user; called in the training thread.
     """
 
@@ -52,17 +52,17 @@ class Tracking:
         self._tensorboard: tuple[Feeder, Any] | None = None
         self._histograms: tuple[Feeder, Any] | None = None
         self._has_graph = False
-        # In a trial of doctor none gets anything: what it sends to a service would stay there.
+        # None in a trial of `flambeau doctor`: what is sent to a service would stay there.
         for number, item in enumerate([] if in_trial() else tracker_list(track)):
-            name = item if isinstance(item, str) else f"track={_called(item)}"
-            tracker = self._made(item, number, facts)
+            name = item if isinstance(item, str) else f"track={_function_name(item)}"
+            tracker = self._try_make(item, number, facts)
             if tracker is None:
                 continue
             feeder = Feeder(name, tracker, facts)
             self._feeders.append(feeder)
             if isinstance(tracker, TensorboardEvents):
                 self._tensorboard = feeder, tracker
-            options = options_of(item)
+            options = tracker_options(item)
             if options and is_sharded:
                 missing = ", no ".join(options)
                 say(f"no {missing}: the model is sharded, and each process has a piece of a weight")
@@ -71,8 +71,8 @@ class Tracking:
                 self._histograms = feeder, tracker
             self._has_graph |= "graph" in options
 
-    def _made(self, item: str | LineFunction, number: int, facts: RunFacts) -> Tracker | None:
-        """A tracker; None if it cannot be used, which is said and stops nothing."""
+    def _try_make(self, item: str | LineFunction, number: int, facts: RunFacts) -> Tracker | None:
+        """A tracker; None with a message if it cannot be used, which does not stop the run."""
         try:
             return _make(item, number, facts)
         except ImportError as error:
@@ -81,28 +81,28 @@ class Tracking:
                 f"{item} gets no lines, and the run goes on: {error}\n"
                 f"Install it: pip install 'flambeau[{package}]'"
             )
-        except Exception as error:  # a package that is there and broken
+        except Exception as error:  # a broken package
             self._say(f"{item} gets no lines, and the run goes on: {type(error).__name__}: {error}")
         return None
 
-    def _tell(self) -> None:
-        """What the threads have to say."""
+    def _say_queued(self) -> None:
+        """Print the messages of the threads."""
         while self._said:
             self._say(self._said.popleft())
 
     def grow(self, size: int) -> None:
-        """A line was written; metrics.jsonl has so many bytes now."""
+        """A line was written; metrics.jsonl has this size now."""
         for feeder in self._feeders:
             feeder.grow(size)
-        self._tell()
+        self._say_queued()
 
     def cut(self, size: int, *, step: int) -> None:
-        """The run goes on from the checkpoint of a step; metrics.jsonl was cut back."""
+        """The run continues from the checkpoint of a step; metrics.jsonl was cut."""
         for feeder in self._feeders:
             feeder.cut(size, step=step)
 
     def shown(self, model: nn.Module, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches; TensorBoard gets the first one's images, if it has any, and the model's graph."""
+        """The same batches; TensorBoard gets the images of the first, if any, and the model's graph."""
         if self._tensorboard is None:
             return batches
         feeder, tracker = self._tensorboard
@@ -115,36 +115,34 @@ class Tracking:
         return itertools.chain([first], batches)
 
     def _add_graph(self, model: nn.Module, batch: Any) -> None:
-        from flambeau.run.trackers.model_graph import model_graph
-
         assert self._tensorboard is not None
         feeder, tracker = self._tensorboard
         try:
             feeder.also(0, partial(tracker.graph, model_graph(model, batch)))
-        except Exception as error:  # of any model
+        except Exception as error:  # any model may fail in its own way
             text = " ".join(str(error).split())
             self._say(f"no graph, and the run goes on: {type(error).__name__}: {text:.300}")
 
     def evaluated(self, model: nn.Module, step: int) -> None:
-        """An evaluation was written; where histograms are asked for, the weights are copied for them."""
+        """An evaluation was written; histograms need a copy of the weights now."""
         if self._histograms is not None:
             feeder, tracker = self._histograms
             feeder.also(step, partial(tracker.histograms, step, _copies(model)))
 
     def resumed(self, model: nn.Module, step: int, size: int) -> None:
-        """The run stands at a checkpoint, with so many bytes of metrics.jsonl, perhaps at an evaluation."""
+        """The run is at a checkpoint, perhaps just after an evaluation, with this size of metrics.jsonl."""
         if self._histograms is not None and size:
             feeder, tracker = self._histograms
             feeder.also(step, partial(tracker.histograms_again, step, _copies(model), size=size))
 
     def before_fork(self) -> None:
-        """Workers are forked next: return when no tracker is at work, or after a while."""
+        """Wait briefly until no tracker is working, because workers are forked next."""
         deadline = time.monotonic() + _FORK_WAIT_S
         for feeder in self._feeders:
             feeder.before_fork(wait_s=max(0.0, deadline - time.monotonic()))
 
     def close(self, result: Result | None) -> None:
-        """Let them end; what they have not got after `END_WAIT_S` is left out, and said.
+        """End the trackers; what they have not taken within `END_WAIT_S` is left out, with a message.
 
         Args:
             result: what the finished run has published; None if it is not finished.
@@ -160,7 +158,7 @@ class Tracking:
             self._say(f"the histograms of {num} evaluations are left out: TensorBoard was too slow")
         late = [feeder.name for feeder in self._feeders if not feeder.wait(deadline)]
         self._feeders = []
-        self._tell()
+        self._say_queued()
         if late:
             self._say(
                 f"{', '.join(late)} had not taken all lines {END_WAIT_S:.0f} s after the last one: "
@@ -169,12 +167,10 @@ class Tracking:
 
 
 def _make(item: str | LineFunction, number: int, facts: RunFacts) -> Tracker:
-    """The tracker of a name, or of a function; imports its package."""
+    """The tracker of a name or function; imports its package."""
     if not isinstance(item, str):
-        from flambeau.run.trackers.line_function import LineCalls
-
-        called = re.sub(r"[^\w.-]", "", _called(item))
-        return LineCalls(item, f"function-{number}-{called}", facts)
+        name = re.sub(r"[^\w.-]", "", _function_name(item))
+        return LineCalls(item, f"function-{number}-{name}", facts)
     if item == "csv":
         from flambeau.run.trackers.csv_file import CsvFile
 
@@ -190,8 +186,38 @@ def _make(item: str | LineFunction, number: int, facts: RunFacts) -> Tracker:
     return TensorboardEvents(facts)
 
 
+class LineCalls:
+    """A user's function as a tracker, called once per line; see `Tracker`.
+
+    Args:
+        name: under which its position is recorded.
+    """
+
+    flush_s = 0.0
+
+    def __init__(self, function: LineFunction, name: str, facts: RunFacts) -> None:
+        self._function, self._name, self._facts = function, name, facts
+
+    def start(self) -> Position:
+        """Lines that it got before are not passed again, although a resume writes them again."""
+        return stored_position(self._facts.record(self._name))
+
+    def line(self, step: int, figures: dict[str, float]) -> None:
+        self._function(step, figures)
+
+    def rewind(self, position: Position) -> Position:
+        """The next lines have smaller steps than the last ones."""
+        return position
+
+    def flush(self, sent: Position) -> None:
+        self._facts.note(self._name, sent._asdict())
+
+    def end(self, result: Mapping[str, Any] | None) -> None:
+        """Nothing is open."""
+
+
 def _images_of(data: Any) -> Tensor | None:
-    """The first few images of a batch, on the CPU, where its first tensor holds some: (N, 1 or 3, H, W)."""
+    """The first images of a batch, on the CPU, if its first tensor is (N, 1 or 3, H, W)."""
     first = data[0] if isinstance(data, (tuple, list)) and data else data
     if isinstance(first, Tensor) and first.ndim == 4 and first.shape[1] in (1, 3):
         return first.detach()[:_NUM_IMAGES].to("cpu", copy=True)
@@ -202,5 +228,5 @@ def _copies(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().to("cpu", copy=True) for name, value in model.named_parameters()}
 
 
-def _called(function: LineFunction) -> str:
+def _function_name(function: LineFunction) -> str:
     return getattr(function, "__qualname__", type(function).__name__)

@@ -1,27 +1,25 @@
-"""A run of Weights & Biases: online where the user is logged in, else offline in the folder `wandb` of a run.
+"""A run of Weights & Biases: online if the user is logged in, else offline in the run folder's `wandb`.
 
-Offline each start makes a folder of its own with the id of the run, and `wandb sync` lets the last one
-replace the others (wandb/wandb, issue 3841); so each gets all lines, from the first one on.
+Offline, each start makes a folder with the same id, and `wandb sync` replaces earlier ones by the last
+(wandb/wandb, issue 3841), so each must get all lines from the first one on.
 """
 
 import os
 from collections.abc import Mapping
 from typing import Any
 
-from flambeau.run.trackers.tracker import Place, RunFacts
+from flambeau.run.trackers.tracker import Position, RunFacts
 
 _RECORD = "wandb"
-# Without a server W&B would wait 90 s for one and then, at the exit of the process, for ever.
-_INIT_S, _FINISH_S = 20.0, 8.0  # the second is within the time that the end of a run gives; chosen
+# Without a server W&B would wait 90 s for one, and then forever when the process exits.
+_INIT_S = 20.0  # chosen
+_FINISH_S = 8.0  # less than END_WAIT_S of Tracking; chosen
 
 
 class WandbRun:
-    """Logs into one run of W&B; see `Tracker`.
+    """Logs into one run of W&B; see `Tracker`."""
 
-    Args:
-    """
-
-    flush_s = 60.0  # its own process writes
+    flush_s = 60.0  # W&B writes in a process of its own
 
     def __init__(self, facts: RunFacts) -> None:
         import wandb
@@ -29,12 +27,12 @@ class WandbRun:
         self._wandb, self._facts = wandb, facts
         self._run: Any = None
 
-    def start(self) -> Place:
-        """Begin, or go on with the run of the noted id; what W&B has already is not sent again."""
+    def start(self) -> Position:
+        """Start, or continue the recorded run; what W&B already has is not sent again."""
         wandb, facts = self._wandb, self._facts
         noted = facts.record(_RECORD).get("id")
         mode = None
-        # Without an account it would ask on the terminal.
+        # Without an account it would prompt on the terminal.
         if not os.environ.get("WANDB_MODE") and not wandb.login(prompt=False, verify=False):
             mode = "offline"
         self._run = wandb.init(
@@ -58,21 +56,21 @@ class WandbRun:
             facts.say(f"wandb is offline: wandb sync {self._run.settings.sync_dir} uploads the run")
         elif self._run.url:
             facts.say(f"wandb: {self._run.url}")
-        return Place(self._run.starting_step, 0)
+        return Position(self._run.starting_step, 0)
 
     def line(self, step: int, figures: dict[str, float]) -> None:
-        """The figures of one step become one row."""
+        """Log the figures of one step as one row."""
         self._run.log(figures, step=step)
 
-    def go_back(self, place: Place) -> Place:
-        """W&B takes no step twice: the figures of those before the rollback stay."""
-        return place
+    def rewind(self, position: Position) -> Position:
+        """W&B accepts no step twice: the figures from before the rollback stay."""
+        return position
 
-    def flush(self, sent: Place) -> None:
-        """Its own process writes."""
+    def flush(self, sent: Position) -> None:
+        """W&B's process writes by itself."""
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """The final figures, and whether the run is finished."""
+        """Log the final figures, and whether the run is finished."""
         if result is not None:
             self._run.summary.update({f"result/{name}": value for name, value in result.items()})
         self._run.finish(exit_code=0 if result is not None else 1)

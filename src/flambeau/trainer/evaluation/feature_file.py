@@ -1,4 +1,4 @@
-"""Numbers of images in one new .npy or .safetensors file, written batch by batch: it never holds them all.
+"""Arrays with a row per image in a .npy or .safetensors file, written batch by batch with little memory.
 
 N: images.
 """
@@ -22,17 +22,17 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
 from flambeau.trainer.evaluation.predictions_file import refuse_existing
 
 SUFFIXES = (".npy", ".safetensors")
-_TYPES = {"<f4": "F32", "<i8": "I64"}  # as NumPy and as safetensors call them
-_AT_ONCE = 1 << 24  # bytes that are moved in one go
+_TYPES = {"<f4": "F32", "<i8": "I64"}  # NumPy's and safetensors' names
+_CHUNK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
 class Column:
-    """What is kept of every image under one name.
+    """An array with a row per image.
 
     Attributes:
         dtype: '<f4' or '<i8'.
-        shape: of one image's.
+        shape: of one row.
     """
 
     dtype: str
@@ -40,7 +40,7 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Size of one image's."""
+        """Size of one row."""
         return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
@@ -58,16 +58,14 @@ def feature_file(
     about: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Iterator[Add]:
-    """Write a file that is there when all of it is; after an error nothing has changed.
+    """Write a file whole or, after an error, not at all.
 
     Args:
-        path: NAME.npy for one array, NAME.safetensors for one or several, in a folder that exists.
+        path: NAME.npy for one array, NAME.safetensors for one or several, in an existing folder.
         num_images: N, or more: the file gets as many rows as are added.
-        about: metadata of a safetensors file.
-        force: replace a file.
 
     Yields:
-        A function that takes the arrays of the next images. Floating-point ones become float32, others int64.
+        A function that takes the arrays of the next images. Floats become float32, others int64.
 
     Raises:
         InputError: another ending, no such folder, the file exists and not `force`, too little space on the
@@ -114,7 +112,7 @@ def _require_space(path: Path, size: int) -> None:
 
 
 class _Table:
-    """Columns one after the other behind a header of one length, whatever the number of rows."""
+    """Columns one after the other, after a header whose length does not depend on the number of rows."""
 
     def __init__(
         self,
@@ -131,22 +129,22 @@ class _Table:
 
     @property
     def size(self) -> int:
-        """Of the file, bytes."""
+        """Size of the file, bytes."""
         return self._length + sum(c.row_bytes for c in self._columns.values()) * self._most
 
     def add(self, rows: Mapping[str, NDArray[Any]]) -> None:
         """Write the next rows of all columns."""
-        for (name, column), place in zip(
-            self._columns.items(), self._places(self._most), strict=True
+        for (name, column), offset in zip(
+            self._columns.items(), self._offsets(self._most), strict=True
         ):
             array: Any = np.ascontiguousarray(rows[name], dtype=column.dtype)
             assert array.shape[1:] == column.shape
-            self._write(place + self._done * column.row_bytes, memoryview(array).cast("B"))
+            self._write(offset + self._done * column.row_bytes, memoryview(array).cast("B"))
         self._done += len(array)
 
     def finish(self, path: Path) -> None:
-        """Close the gaps that images leave which were not added, and write the header."""
-        before, after = self._places(self._most), self._places(self._done)
+        """Close the gaps of images that were not added, and write the header."""
+        before, after = self._offsets(self._most), self._offsets(self._done)
         if self._done < self._most:
             reader = self._disk.open(path)
             try:
@@ -159,24 +157,24 @@ class _Table:
         assert len(header) == self._length
         self._write(0, memoryview(header))
 
-    def _places(self, num_rows: int) -> list[int]:
-        """Where each column begins if it has so many rows."""
-        places = [self._length]
+    def _offsets(self, num_rows: int) -> list[int]:
+        """Where each column starts with this many rows."""
+        offsets = [self._length]
         for column in self._columns.values():
-            places.append(places[-1] + num_rows * column.row_bytes)
-        return places[:-1]
+            offsets.append(offsets[-1] + num_rows * column.row_bytes)
+        return offsets[:-1]
 
     def _move(self, reader: int, old: int, new: int, size: int) -> None:
-        """Towards the start of the file, so that nothing is written over before it is read."""
+        """Move towards the start of the file, so that nothing is overwritten before it is read."""
         moved = 0
         while moved < size:
             os.lseek(reader, old + moved, os.SEEK_SET)
-            part = self._disk.read(reader, min(_AT_ONCE, size - moved))
+            part = self._disk.read(reader, min(_CHUNK_BYTES, size - moved))
             self._write(new + moved, memoryview(part))
             moved += len(part)
 
-    def _write(self, place: int, left: memoryview) -> None:
-        os.lseek(self._file, place, os.SEEK_SET)
+    def _write(self, offset: int, left: memoryview) -> None:
+        os.lseek(self._file, offset, os.SEEK_SET)
         while left:
             left = left[self._disk.write(self._file, left) :]
 
@@ -184,7 +182,7 @@ class _Table:
 def _header_of(
     path: Path, columns: Mapping[str, Column], most: int, about: Mapping[str, str]
 ) -> Callable[[int], bytes]:
-    """A function from the number of rows, at most `most`, to the header, which always has one length."""
+    """A function from the number of rows, at most `most`, to the header, which always has the same length."""
     if path.suffix.lower() == ".safetensors":
         length = -(-len(_safetensors_text(columns, most, about)) // 8) * 8
         start = length.to_bytes(8, "little")
@@ -207,8 +205,8 @@ def _npy_header(column: Column, num_rows: int) -> bytes:
 def _safetensors_text(
     columns: Mapping[str, Column], num_rows: int, about: Mapping[str, str]
 ) -> bytes:
-    """The header's JSON, which spaces may follow: https://github.com/huggingface/safetensors#format."""
-    # Bytes of a path that are no text would make it unreadable.
+    """The header's JSON, which spaces can follow: https://github.com/huggingface/safetensors#format."""
+    # Bytes of a path that are not text would make it unreadable.
     texts = {name: text.encode(errors="backslashreplace").decode() for name, text in about.items()}
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", **texts}}
     end = 0

@@ -13,7 +13,7 @@ from flambeau.terminal import printable
 from flambeau.trainer.evaluation.confusion_plot import plot_confusion
 from flambeau.trainer.evaluation.predictions_file import Ranking, predictions_file
 
-_SHOWN = 20  # classes; of more, the text shows the worst ones
+_SHOWN = 20  # classes; if there are more, the text shows the worst ones
 _LONGEST = 40  # characters of a name in a table
 
 
@@ -22,10 +22,9 @@ class ClassFigures:
     """One class of an evaluation.
 
     Attributes:
-        name: of the class.
-        precision: of what was predicted as the class, the share that is of it; 0 if it has images and was
+        precision: share of the images predicted as this class that belong to it; 0 if it has images and was
             never predicted; None with neither.
-        recall: of the images of the class, the share that was predicted so; None without images.
+        recall: share of its images that were predicted as this class; None without images.
         f1: the harmonic mean of the two; None with neither images nor predictions.
         support: images of the class.
         predicted: images that were predicted as the class.
@@ -41,7 +40,7 @@ class ClassFigures:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class ImagePredictions:
-    """What the model says of each image that was evaluated, in the order of the data.
+    """The predictions of each evaluated image, in the order of the data.
 
     Attributes:
         names: of the classes.
@@ -49,7 +48,7 @@ class ImagePredictions:
         labels: (N,) int64 classes.
         ranked: (N, K) int64, the most probable classes; K is 5, or C if that is less.
         probabilities: (N, K) float32, of these.
-        describe: gives what the image at a position is called: its path, or its file and place in it.
+        describe: returns the name of the image at a position: its path, or its file and position in it.
     """
 
     names: Sequence[str]
@@ -63,7 +62,7 @@ class ImagePredictions:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[tuple[str, str, Ranking]]:
-        """Of each image what it is called, its label, and (class, probability) pairs."""
+        """For each image its name, its label, and (class, probability) pairs."""
         for index, label, ranked, shares in zip(
             self.indices.tolist(),
             self.labels.tolist(),
@@ -80,7 +79,7 @@ class ImagePredictions:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluation:
-    """What `evaluate` found; `print(evaluation)` shows it.
+    """The result of `evaluate`; `print(evaluation)` shows it.
 
     Attributes:
         loss: mean cross-entropy, without label smoothing.
@@ -89,7 +88,7 @@ class Evaluation:
         macro_precision, macro_recall, macro_f1: means over the classes that have images.
         calibration_error: expected calibration error; see the recipe calibration_error.
         calibration_bins: its number of bins.
-        auroc: area under the ROC curve of two classes; None of more, or without images of both.
+        auroc: area under the ROC curve of two classes; None with more, or without images of both.
         num_images: counted, each once.
         num_bad: left out, because they cannot be read.
         image_size: side of the images as the model saw them, pixels.
@@ -117,7 +116,7 @@ class Evaluation:
     predictions: ImagePredictions
 
     def as_dict(self) -> dict[str, Any]:
-        """All but the predictions, as JSON holds it; None for what is not a number."""
+        """All but the predictions, as JSON; None for what is not a number."""
         return {
             "loss": _finite(self.loss),
             "accuracy": self.accuracy,
@@ -202,7 +201,7 @@ class Evaluation:
     def _confusion_table(self) -> str:
         names = [one.name for one in self.classes]
         head = names
-        if max(map(len, names)) > 8:  # long names stand before the rows only
+        if max(map(len, names)) > 8:  # long names only before the rows
             names = [f"{name} ({k})" for k, name in enumerate(names)]
             head = [f"({k})" for k in range(len(names))]
         rows = [
@@ -235,7 +234,7 @@ def _share(value: float | None) -> str:
 def _table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, longest: int = _LONGEST
 ) -> str:
-    """Aligned columns; the first `left` ones to the left. Rich knows how wide a Chinese character is."""
+    """Aligned columns, the first `left` ones to the left. Rich knows how wide a Chinese character is."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -248,6 +247,6 @@ def _table(
     for row in rows:
         table.add_row(*(Text(printable(cell, longest=longest)) for cell in row))
     text = io.StringIO()
-    # As wide as it needs: where to cut is the terminal's business, and a file has no width.
+    # As wide as needed: the terminal cuts lines, and a file has no width.
     Console(file=text, width=100_000, color_system=None, force_terminal=False).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

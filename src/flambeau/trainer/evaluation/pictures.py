@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-_SIDE = 112  # of a picture, px at most; on a page they stand side by side
+_SIDE = 112  # largest width and height, px; on a page they are side by side
 _COLUMNS = 8  # of a sheet
 
 
 def data_uri(x_CHW: Tensor) -> str:
-    """An image as text that stands in a page: 'data:image/jpeg;base64,...', at most 112 px wide and high.
+    """An image of at most 112 x 112 px as text for a page: 'data:image/jpeg;base64,...'.
 
     Args:
         x_CHW: uint8, or floating with values from 0 to 1; C is 1 or 3.
@@ -26,7 +26,7 @@ def data_uri(x_CHW: Tensor) -> str:
 
 
 def contact_sheet(x_NCHW: Tensor) -> bytes:
-    """Images of one size side by side, eight in a row, as a JPEG file; values as `data_uri` takes them."""
+    """Images of one size side by side, eight in a row, as a JPEG file; values as in `data_uri`."""
     images = [_small(_image(x)) for x in x_NCHW]
     width, height = (length + 4 for length in images[0].size)
     columns = min(_COLUMNS, len(images))
@@ -38,7 +38,7 @@ def contact_sheet(x_NCHW: Tensor) -> bytes:
 
 
 def unit_range(x_NCHW: Tensor) -> Tensor:
-    """Images of an unknown unit, each from its least value as 0 to its greatest as 1."""
+    """Images of an unknown unit, each scaled from its least and greatest value to 0 and 1."""
     low, high = (end(x_NCHW, dim=(1, 2, 3), keepdim=True) for end in (torch.amin, torch.amax))
     return (x_NCHW - low) / (high - low).clamp(min=1e-12)
 
@@ -52,7 +52,7 @@ def _image(x_CHW: Tensor) -> Image.Image:
 
 
 def _small(image: Image.Image) -> Image.Image:
-    """At most 112 px; tiny images become so many times larger without being smoothed."""
+    """At most 112 px; tiny images are enlarged without smoothing."""
     longest = max(image.size)
     if longest > _SIDE:
         image.thumbnail((_SIDE, _SIDE))

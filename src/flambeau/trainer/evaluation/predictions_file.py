@@ -1,4 +1,4 @@
-"""A CSV file with a row per image: what it is, and what the model says of it."""
+"""A CSV file with a row per image and its predictions."""
 
 import contextlib
 import csv
@@ -13,22 +13,19 @@ Ranking = Sequence[tuple[str, float]]
 """(class, probability) pairs, the most probable first."""
 
 SUFFIXES = (".csv",)
-_AT_ONCE = 1 << 16  # characters that are kept before they are written
+_BUFFER_CHARS = 1 << 16
 
 
 def refuse_existing(
     path: Path, *, suffixes: Sequence[str], force: bool, remedy: str = "force=True"
 ) -> None:
-    """Refuse to write over a file, unless that is wanted, and over a folder or a device in any case.
+    """Refuse to overwrite a file without `force`, and a folder or device in any case.
 
     Args:
-        path: to be written.
-        suffixes: which it may end with.
-        force: replace a file.
-        remedy: how the caller lets a file be replaced: the command has a flag; '' if it does not.
+        remedy: how the caller can replace a file, such as a flag; '' if it cannot.
 
     Raises:
-        InputError: there is something at `path`, or it has another ending, or there is no folder for it.
+        InputError: `path` exists, has another ending, or its folder does not exist.
     """
     if path.suffix.lower() not in suffixes:
         raise InputError(f"{path}: the name of this file must end with {' or '.join(suffixes)}")
@@ -45,18 +42,16 @@ def refuse_existing(
 def predictions_file(
     path: Path, *, top: int, force: bool = False
 ) -> Iterator[Callable[[str, str | None, Ranking], None]]:
-    """Write a CSV file, which is there when all of it is; after an error nothing has changed.
+    """Write a CSV file whole or, after an error, not at all.
 
-    The columns are path, label, predicted, probability, predicted_2, probability_2 ... It is UTF-8; what
-    is no text in a path stands as an escape.
+    The columns are path, label, predicted, probability, predicted_2, probability_2 ... It is UTF-8; bytes of
+    a path that are not text are escaped.
 
     Args:
-        path: NAME.csv, in a folder that exists.
-        top: how many classes each row names.
-        force: replace a file.
+        path: NAME.csv, in an existing folder.
 
     Yields:
-        A function that takes the path of an image, its label (None if it is not known) and its ranking.
+        A function that takes the path of an image, its label (None if unknown) and its ranking.
 
     Raises:
         InputError: another ending, no such folder, or the file exists and not `force`.
@@ -79,7 +74,7 @@ def predictions_file(
         def add(image: str, label: str | None, ranking: Ranking) -> None:
             named = [part for name, share in ranking for part in (name, f"{share:.6f}")]
             rows.writerow([image, label or "", *named])
-            if text.tell() > _AT_ONCE:
+            if text.tell() > _BUFFER_CHARS:
                 flush()
 
         try:

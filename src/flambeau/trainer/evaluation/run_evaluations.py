@@ -21,30 +21,23 @@ from flambeau.trainer.evaluation.pictures import contact_sheet, data_uri, unit_r
 from flambeau.trainer.evaluation.sample_history import SampleHistory, label_suspects
 from flambeau.trainer.evaluation.sample_results import SampleResultsMetric, evaluation_facts
 
-_MOST_SUSPECTS = 12  # labels that look wrong, as pictures
-_LEAST_EPOCHS = 3  # before that, a model believes few labels
-_FIND_SHARE = 0.02  # of the time of a training, for a look at its data
-# The least and the most of it; other processes wait, a stalled one for a minute
-_FIND_S = (1.0, 20.0)
-_MOST_KEPT = 8  # evaluations: a rollback publishes an earlier one
+_MAX_SUSPECTS = 12  # labels that look wrong, as pictures
+_MIN_EPOCHS = 3  # before that, a model has learned few labels
+_CHECK_SHARE = 0.02  # of the time of a training, to check its data
+_CHECK_S = (1.0, 20.0)  # minimum and maximum of it: other processes wait, and stall after a minute
+_MAX_KEPT = 8  # evaluations: after a rollback an earlier one is published
 
 
 class RunEvaluations:
     """Writes what a report shows of the weights that a run would publish; only in the first process.
 
-    A file that cannot be written is reported, and ends no training.
+    A file that cannot be written is reported, and does not end the training.
 
     Args:
         folder: of the run; None writes nothing, as in a replay.
-        train: what is trained on.
-        val: what is evaluated.
-        classes: names.
         normalized_by: mean and standard deviation of each channel of the model's input.
-        has_unit: pixels are uint8 or from 0 to 1, and not of an unknown unit.
-        find: gives what looks wrong with the data, in about `seconds`; asked at the end of the run.
-
-    Attributes:
-        metric: for `Run(metrics={...})`.
+        has_unit: pixels are uint8 or from 0 to 1, not in an unknown unit.
+        check_data: returns what looks wrong with the data, in about `seconds`; called at the end of the run.
     """
 
     def __init__(
@@ -56,14 +49,15 @@ class RunEvaluations:
         *,
         normalized_by: tuple[list[float], list[float]],
         has_unit: bool,
-        find: Callable[..., list[ReportItem]],
+        check_data: Callable[..., list[ReportItem]],
     ) -> None:
         self._folder, self._train, self._val, self._classes = folder, train, val, classes
-        self._normalized_by, self._has_unit, self._find = normalized_by, has_unit, find
+        self._normalized_by, self._has_unit = normalized_by, has_unit
+        self._check_data = check_data
         self.metric = SampleResultsMetric()
         self._began = time.monotonic()
         self._kept: dict[int, dict[str, Any]] = {}  # by step, the newest last
-        self._on_disk: int | None = None  # the step of what this process has written
+        self._on_disk: int | None = None  # the step that this process has written
 
     def add(
         self,
@@ -73,12 +67,11 @@ class RunEvaluations:
         end: SampleHistory | None,
         say: Callable[[str], None],
     ) -> None:
-        """Take note of the evaluation that has just ended.
+        """Note the evaluation that has just ended.
 
         Args:
             published: step of the weights that the run would publish now.
-            end: what was noted of the training images, where the run ends here.
-            say: takes a line for the user.
+            end: the history of the training images, if the run ends here.
         """
         if self._folder is None or self.metric.last is None:
             return
@@ -91,10 +84,10 @@ class RunEvaluations:
                     self.metric.last, self._classes, step=step, describe=self._val.describe
                 )
                 self._on_disk = None
-                while len(self._kept) > _MOST_KEPT:
+                while len(self._kept) > _MAX_KEPT:
                     del self._kept[next(iter(self._kept))]
             facts = self._kept.get(published) or self._stored(path, published)
-            if facts is None:  # those of steps that a rollback has taken back
+            if facts is None:  # the file is of steps that a rollback has undone
                 path.unlink(missing_ok=True)
                 return
             self._kept[published] = facts
@@ -111,12 +104,12 @@ class RunEvaluations:
     ) -> None:
         """Add what is written once, at the end of the run."""
         passed_s = time.monotonic() - self._began
-        seconds = min(max(_FIND_SHARE * passed_s, _FIND_S[0]), _FIND_S[1])
-        found = self._find(seconds=seconds)
-        grave = [one.title for one in found if one.kind in ("leaks", "contradictions")]
+        seconds = min(max(_CHECK_SHARE * passed_s, _CHECK_S[0]), _CHECK_S[1])
+        findings = self._check_data(seconds=seconds)
+        grave = [one.title for one in findings if one.kind in ("leaks", "contradictions")]
         if grave:
             say(f"{'; '.join(grave)}: the report names them")
-        facts["findings"] = [(one.title, one.lines) for one in found]
+        facts["findings"] = [(one.title, one.lines) for one in findings]
         facts["suspects"] = self._suspects(history)
         self._add_pictures(self._val, [*facts["mistakes"], *facts["unsure"]])
         if facts["suspects"]:
@@ -131,11 +124,11 @@ class RunEvaluations:
             self._add_pictures(train, facts["suspects"])
 
     def _suspects(self, history: SampleHistory) -> list[dict[str, Any]]:
-        """Training images whose labels look wrong, as evaluation.json holds them."""
-        if self._folder is None or history.epochs < _LEAST_EPOCHS:
+        """Training images whose labels look wrong, as evaluation.json has them."""
+        if self._folder is None or history.epochs < _MIN_EPOCHS:
             return []
         number = {name: k for k, name in enumerate(self._classes)}
-        worst = label_suspects(self._folder, self._train.source, most=_MOST_SUSPECTS) or []
+        worst = label_suspects(self._folder, self._train.source, most=_MAX_SUSPECTS) or []
         return [
             {
                 "index": one.number,
@@ -158,7 +151,7 @@ class RunEvaluations:
         try:
             (images, _), bad = data.batch(indices, torch.zeros_like(indices))
         except InputError:
-            return  # it could be read a moment ago; a report without pictures is one, too
+            return  # readable a moment ago; the report then has no pictures
         if not bad:
             for sample, image in zip(samples, self._in_range(images), strict=True):
                 sample["picture"] = data_uri(image)
@@ -167,11 +160,10 @@ class RunEvaluations:
         return x_NCHW if self._has_unit else unit_range(x_NCHW)
 
     def add_first_batch(self, x_NCHW: Tensor, *, say: Callable[[str], None]) -> None:
-        """Keep some training images as the model saw them, unless there are such.
+        """Keep some training images as the model saw them, unless that file exists.
 
         Args:
             x_NCHW: (N, C, H, W) floating, normalized.
-            say: takes a line for the user.
         """
         if self._folder is None or (path := self._folder / "first_batch.jpg").exists():
             return
@@ -182,13 +174,13 @@ class RunEvaluations:
             say(f"{path} could not be written: {error}; the report will lack it")
 
     def _stored(self, path: Path, step: int) -> dict[str, Any] | None:
-        """What an earlier start has written of the weights of a step; None where it cannot be believed."""
+        """What an earlier start has written about the weights of a step; None if it is not plausible."""
         try:
             facts = json_file(path)
         except (OSError, ValueError):
             return None
         if evaluated(facts) is None or facts["step"] != step:
             return None
-        places = [one.get("index") for one in (*facts["mistakes"], *facts["unsure"])]
-        known = all(type(place) is int and 0 <= place < len(self._val) for place in places)
+        indices = [one.get("index") for one in (*facts["mistakes"], *facts["unsure"])]
+        known = all(type(index) is int and 0 <= index < len(self._val) for index in indices)
         return dict(facts) if known else None

@@ -1,9 +1,10 @@
-"""What a training notes of each of its samples, and which labels look wrong by it.
+"""The losses of each training sample over a training, and labels that look wrong by them.
 
 Source: the mean of a sample's loss over the training, of Arpit et al. 2017, "A closer look at memorization in
-deep networks" (arXiv:1706.05394): a wrong label is learned late, against all that is learned of the other
-images. The area under the margin of Pleiss et al. 2020 (arXiv:2001.10528) finds less (bench/label_errors.py).
-Not for mixed images (mixup, cutmix), which have no single label; nothing is noted of them.
+deep networks" (arXiv:1706.05394): a wrong label is learned late, against everything learned from the other
+images. The area under the margin of Pleiss et al. 2020 (arXiv:2001.10528) finds fewer
+(bench/label_errors.py). Not for mixed images (mixup, cutmix), which have no single label; nothing is recorded
+for them.
 """
 
 import io
@@ -23,34 +24,26 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 FILE = "sample_losses.npz"
 """In the folder of a finished run: loss, seen and other of each sample, and the data's fingerprint."""
-
-
-# Of the sums, which are whole numbers: the order in which they are added up changes no bit.
-_UNIT = 2.0**-24
-_MOST = 2.0**16  # of a single loss
-_CLASSES = 2**20  # more than there are; labels are counted in int64, steps above them
+_UNIT = 2.0**-24  # sums are integers in it, so the order of additions changes no bit
+_MAX_LOSS = 2.0**16
+_CLASSES = 2**20  # more than there are: an int64 holds the step times this plus the label
 
 
 class SampleHistory:
-    """Sums on the device over all epochs; nothing waits for it. It rides in checkpoints.
+    """Sums on the device over all epochs, saved in checkpoints; nothing waits for the device.
 
-    Each rank counts the samples that it sees; `settle_ranks` brings all to rank 0, now and then. What is
-    noted in a step counts when the next one begins, so that it can be taken back.
-
-    Args:
-        num_samples: of the training data.
-        fingerprint: of the training data.
-        device: of the model.
+    Each rank counts the samples that it sees, and `settle_ranks` brings all to rank 0. The values of a step
+    count when the next one starts, so that they can be taken back.
     """
 
-    may_be_missing = True  # in a checkpoint of an earlier version, which nobody shall lose for it
+    may_be_missing = True  # in a checkpoint of an earlier version, which stays usable
 
     def __init__(self, num_samples: int, *, fingerprint: str, device: torch.device) -> None:
         self._fingerprint = fingerprint
         self._sums = torch.zeros(num_samples, dtype=torch.int64, device=device)
         self._seen = torch.zeros(num_samples, dtype=torch.int32, device=device)
         self._newest = torch.zeros(num_samples, dtype=torch.int64, device=device)
-        self._open: list[tuple[Tensor, Tensor, Tensor]] = []  # of the step under way
+        self._open: list[tuple[Tensor, Tensor, Tensor]] = []  # of the current step
         self._step = -1
 
     @torch.no_grad()
@@ -58,33 +51,32 @@ class SampleHistory:
         """Add the losses of a batch, without smoothing and weights.
 
         Args:
-            micro: which samples it holds; None where that is not known.
+            micro: the batch; None if unknown.
             logits: (N, C), before the step.
-            targets: (N,) int64, their labels.
-            step: optimizer steps done.
+            targets: (N,) int64 labels.
         """
         if micro is None or not micro.size:
             return
         indices = micro.indices[micro.own]
         if len(micro.bad):
             indices = indices[~np.isin(indices, micro.bad)]
-        if len(indices) != len(targets):  # a stand-in where no image of the batch could be read
+        if len(indices) != len(targets):  # a stand-in, as no image of the batch could be read
             return
         at = torch.from_numpy(indices)
         if self._sums.is_cuda:
-            at = at.pin_memory()  # the only host memory from which a copy never waits
+            at = at.pin_memory()  # only from pinned memory a copy never waits
         at = at.to(self._sums.device, non_blocking=True)
         levels = logits.detach().float()
         losses = torch.nn.functional.cross_entropy(levels, targets, reduction="none")
         other = levels.scatter(1, targets[:, None], -torch.inf).argmax(1)
-        units = losses.nan_to_num().clamp(max=_MOST) / _UNIT
+        units = losses.nan_to_num().clamp(max=_MAX_LOSS) / _UNIT
         if step != self._step:
             self._count()
         self._open.append((at, units.round().long(), other + step * _CLASSES))
         self._step = step
 
     def _count(self) -> None:
-        """Let what was noted count."""
+        """Count the values of the last step."""
         for at, units, newest in self._open:
             self._sums.index_add_(0, at, units)
             self._seen.index_add_(0, at, torch.ones_like(at, dtype=torch.int32))
@@ -92,11 +84,11 @@ class SampleHistory:
         self._open.clear()
 
     def take_back(self) -> None:
-        """Forget what was noted in the step under way, which begins again."""
+        """Drop the values of the current step, which starts over."""
         self._open.clear()
 
     def settle_ranks(self, ranks: Ranks) -> None:
-        """Bring what all ranks have counted to rank 0; all of them call it."""
+        """Bring the counts of all ranks to rank 0; every rank calls it."""
         self._count()
         if ranks.world > 1:
             for part in (self._sums, self._seen):
@@ -106,7 +98,7 @@ class SampleHistory:
                 self.leave_to_first()
 
     def leave_to_first(self) -> None:
-        """Forget what rank 0 has by now."""
+        """Drop what rank 0 has by now."""
         for part in self.state_dict().values():
             part.zero_()
 
@@ -117,20 +109,17 @@ class SampleHistory:
         return float(self._seen.float().mean())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that was noted."""
         self._count()
         return {"units": self._sums, "seen": self._seen, "newest": self._newest}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Put it back."""
-        ours = self.state_dict()
-        # Not of an earlier version, which counted in other units.
-        if ours.keys() == state.keys():
-            for name, part in ours.items():
+        current = self.state_dict()
+        if current.keys() == state.keys():  # an earlier version counted in other units
+            for name, part in current.items():
                 part.copy_(state[name])
 
     def save(self, folder: Path) -> None:
-        """Write FILE into the folder of a run, whole or not at all; nothing where nothing was noted."""
+        """Write FILE into a run folder, whole or not at all, if anything was recorded."""
         sums, seen, newest = (part.cpu().numpy() for part in self.state_dict().values())
         if not seen.any():
             return
@@ -149,11 +138,8 @@ class LabelSuspect(NamedTuple):
     """A training image whose label may be wrong.
 
     Attributes:
-        number: of the image in the training data.
-        image: what it is called.
-        label: that it has.
         suggested: the class that the model preferred at the end.
-        loss: its mean over the training; that of a guess is the logarithm of the number of classes.
+        loss: its mean over the training; a guess has the logarithm of the number of classes.
     """
 
     number: int
@@ -169,13 +155,11 @@ def label_suspects(
     """The training images whose labels look wrong, the most suspicious first.
 
     Args:
-        run: folder of a finished run.
-        train: the images that it was trained on.
-        most: how many; None gives all labels that the model found less likely than a guess, on average.
+        most: how many; None: all labels that the model found less likely than a guess, on average.
 
     Returns:
-        None where the run has noted nothing: it mixed images, is not finished, of an earlier version, or
-        was trained on other images.
+        None without a record: the run mixed images, is unfinished, of an earlier version, or was trained on
+        other images.
     """
     path = run / FILE
     try:

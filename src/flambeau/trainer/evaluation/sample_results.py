@@ -1,4 +1,4 @@
-"""What the model says of each image of an evaluation, and what a report shows of that.
+"""The predictions of each image of an evaluation, and what a report shows of them.
 
 N: images, C: classes.
 """
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from flambeau.recipes.training.calibration_error import CalibrationError
 
-_PICTURES = 12  # of mistakes, and as many of right answers that were least certain
-_MOST_PAIRS = 5000  # of different classes that were taken for each other
+_PICTURES = 12  # of mistakes, and of the least certain right answers
+_MAX_PAIRS = 5000  # of confused classes
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class SampleResults:
 
 
 class SampleResultsMetric:
-    """Keeps the answer to each image: one of the `metrics` of `Run`, which adds no figure to its lines.
+    """Keeps the prediction of each image; one of the `metrics` of `Run`, without a figure.
 
-    Nothing waits for the device before the evaluation is over.
+    Nothing waits for the device before the end of the evaluation.
     """
 
     any_order = True  # compute() sorts
@@ -46,7 +46,7 @@ class SampleResultsMetric:
     def __init__(self) -> None:
         self._batches: list[tuple[Tensor, ...]] = []
         self.last: SampleResults | None = None
-        """Of the last evaluation that was whole, on the first process."""
+        """Of the last complete evaluation, on the first process."""
 
     def update(self, indices: Tensor, targets: Tensor, logits: Tensor) -> None:
         """Count a batch.
@@ -61,41 +61,32 @@ class SampleResultsMetric:
         self._batches.append((indices, targets, predicted, confidence, of_target))
 
     def compute(self) -> dict[str, float]:
-        """No figure; `last` is what was counted."""
+        """Sets `last`; returns no figure."""
         indices, *others = (torch.cat(parts).cpu() for parts in zip(*self._batches, strict=True))
         order = indices.argsort()
         self.last = SampleResults(indices[order], *(values[order] for values in others))
         return {}
 
     def reset(self) -> None:
-        """Begin with nothing counted."""
         self._batches.clear()
 
     def state_dict(self) -> dict[str, list[tuple[Tensor, ...]]]:
-        """What another process counts in."""
         return {"batches": list(self._batches)}
 
     def merge(self, state: Mapping[str, list[tuple[Tensor, ...]]]) -> None:
-        """Count what another process has."""
+        """Add the batches of another process."""
         self._batches += state["batches"]
 
 
 def evaluation_facts(
     results: SampleResults, classes: Sequence[str], *, step: int, describe: Callable[[int], str]
 ) -> dict[str, Any]:
-    """What evaluation.json holds: counts of classes, calibration, and the images worth looking at.
-
-    Args:
-        results: of an evaluation.
-        classes: C names.
-        step: that the weights have.
-        describe: what the image at a position is called.
-    """
+    """The content of evaluation.json: counts of classes, calibration, and images worth looking at."""
     targets, predicted = results.targets, results.predicted
     right = predicted == targets
     num = len(classes)
     pairs, counts = (targets * num + predicted)[~right].unique(return_counts=True)
-    order = counts.argsort(descending=True, stable=True)[:_MOST_PAIRS]
+    order = counts.argsort(descending=True, stable=True)[:_MAX_PAIRS]
     confused = zip(pairs[order].tolist(), counts[order].tolist(), strict=True)
     calibration = CalibrationError()
     calibration.update_confidence(results.confidence, right)
@@ -105,7 +96,7 @@ def evaluation_facts(
     mistakes = mistakes[results.confidence[mistakes].argsort(descending=True, stable=True)]
     unsure = sure[results.of_target[sure].argsort(stable=True)]
 
-    def samples(places: Tensor) -> list[dict[str, Any]]:
+    def samples(rows: Tensor) -> list[dict[str, Any]]:
         return [
             {
                 "index": int(results.indices[k]),
@@ -115,7 +106,7 @@ def evaluation_facts(
                 "probability": round(float(results.confidence[k]), 6),
                 "of_label": round(float(results.of_target[k]), 6),
             }
-            for k in places[:_PICTURES].tolist()
+            for k in rows[:_PICTURES].tolist()
         ]
 
     def count(of: Tensor) -> list[int]:

@@ -23,7 +23,7 @@ from flambeau.trainer.parts.model import kept_as_is
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS
 
-_LATER_BYTES = 2**27  # on a CPU: stacks of threads that the loop starts, and what they keep
+_LATER_BYTES = 2**27  # on a CPU: for threads that the loop starts later
 
 
 def find_micro_batch(
@@ -36,21 +36,17 @@ def find_micro_batch(
     loss_of: Callable[[Tensor, Tensor], Tensor],
     device: torch.device,
 ) -> tuple[int, str]:
-    """The largest micro-batch that fits on all ranks; weights, optimizer and generators stay as they are.
+    """The largest micro-batch that fits on all ranks; weights, optimizer and generators do not change.
 
     Args:
         model: as the loop calls it.
-        optimizer: of the model.
-        settings: of the run; a step has `batch_size` samples.
-        data: to train on.
         loss_of: the loss of images (N, C, S, S) uint8 and targets (N,) int64.
-        device: of the model.
 
     Returns:
-        Samples per forward pass, of all processes together, and a line that says it.
+        Samples per forward pass of all processes, and a line for the user.
 
     Raises:
-        InputError: not even the smallest fits, or it cannot be found out here.
+        InputError: not even the smallest fits, or this cannot be tried here.
     """
     _check(settings, ranks, device)
     whole = min(settings.batch_size, len(data))
@@ -59,7 +55,7 @@ def find_micro_batch(
     def trial(size: int) -> None:
         ranks.beat(f"trying whether {size} images fit into memory")
         share = -(-size // ranks.world)
-        for is_last in (False, True):  # the second pass beside gradients and the optimizer's state
+        for is_last in (False, True):  # the second pass has gradients and optimizer state in memory
             images = noise_batch(data, share, device)
             loss_of(images, torch.zeros(share, dtype=torch.int64, device=device)).backward()
             if not is_last:
@@ -70,16 +66,16 @@ def find_micro_batch(
             model.train()
             least = min(whole, least_micro_batch(model, ranks.world))
             limit = _limit_bytes(ranks.world) if device.type == "cpu" else None
-            found = largest_batch(trial, _sizes(whole, least), device=device, limit_bytes=limit)
-        if found is None:
+            size = largest_batch(trial, _sizes(whole, least), device=device, limit_bytes=limit)
+        if size is None:
             raise InputError(f"out of memory, with {least} samples at once\n{BY_FLAGS.save_memory}")
-        return found
+        return size
 
-    found = min(ranks.gather(ranks.each(search)))
-    if found == whole:
+    fitting = min(ranks.gather(ranks.each(search)))
+    if fitting == whole:
         return settings.batch_size, f"all {settings.batch_size} samples of a step fit into memory"
-    num = math.ceil(settings.batch_size / found)
-    return found, f"{found} samples fit into memory at once: {num} forward passes per step"
+    num = math.ceil(settings.batch_size / fitting)
+    return fitting, f"{fitting} samples fit into memory at once: {num} forward passes per step"
 
 
 def _check(settings: ResolvedSettings, ranks: Ranks, device: torch.device) -> None:
@@ -100,7 +96,7 @@ def _check(settings: ResolvedSettings, ranks: Ranks, device: torch.device) -> No
 
 
 def _limit_bytes(world: int) -> int:
-    """What one of the processes on this machine may take, from its memory or that of the container."""
+    """The memory for one process, out of that of the machine or container."""
     most = usable_memory()
     left = free_bytes()
     if most is not None:
@@ -117,9 +113,9 @@ def _sizes(whole: int, least: int) -> list[int]:
 
 @contextlib.contextmanager
 def _undone(parameters: list[nn.Parameter], optimizer: Optimizer) -> Iterator[None]:
-    """Afterwards the parameters and the optimizer's state are as before, and there are no gradients.
+    """Restore the parameters and the optimizer's state at the end, and drop the gradients.
 
-    Meanwhile the copy takes the memory that averaged weights take later.
+    The copy stands in for the memory of averaged weights.
     """
     before = [p.detach().clone() for p in parameters]
     state = copy.deepcopy(optimizer.state_dict())

@@ -1,4 +1,4 @@
-"""Values for the settings that were left open, chosen from the data and the machine."""
+"""Values for settings that were left open, chosen from the data and the machine."""
 
 import dataclasses
 from typing import Any
@@ -22,25 +22,18 @@ from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BETAS, MOMENTUM, Settings, parse_batch_size
 
 EMBEDDED_EPOCHS = 5
-"""Of tiny_convnet at a batch of 64: the least work that is safely above 88 %."""
+"""The fewest with which tiny_convnet, at a batch of 64, is safely above 88 %."""
 
 
 def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSettings, DataFacts]:
     """Fill in what was left open.
 
-    Args:
-        settings: as given.
-        train, val: its sources.
-
     Returns:
         The settings with nothing left open, and the facts of the data.
-
-    Raises:
-        InputError: settings that do not go with these data.
     """
     settings = _with_embedded(settings)
     seen = probe(train)
-    probe(val)  # refused now rather than after the first epoch, if none of it can be read
+    probe(val)  # fails now, instead of after the first epoch, if nothing of it can be read
     size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
     small = size <= SMALL_SIDE
     convnet = TINY if settings.data is None else SMALL
@@ -56,27 +49,27 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
         precision = "bf16"
     elif device.type == "cuda":
         precision = "fp16"
-    moved = small and seen.same_size == (size, size)  # not cropped: see ImageDataset
-    _check_crop(settings, size, moved=moved)
+    shifted = small and seen.same_size == (size, size)  # not cropped: see ImageDataset
+    _check_crop(settings, size, shifted=shifted)
     chosen: dict[str, Any] = dict(
         image_size=size,
         model=model,
         device=device.type if settings.device == "auto" else settings.device,
         batch_size=batch_size,
         workers=workers if settings.workers is None else settings.workers,
-        crop_scale=None if moved else settings.crop_scale or CROP_SCALE[0],
-        padding=_padding(settings, size) if moved else None,
+        crop_scale=None if shifted else settings.crop_scale or CROP_SCALE[0],
+        padding=_padding(settings, size) if shifted else None,
         duration=settings.duration or _duration(settings),
         lr=settings.lr or _lr(settings, model, min(batch_size * settings.accumulate, len(train))),
         precision=precision if settings.precision == "auto" else settings.precision,
-        **_of_choices(settings),
+        **_dependent_settings(settings),
     )
     resolved = ResolvedSettings(**{**dataclasses.asdict(settings), **chosen})
     return resolved, _facts(resolved, train, val, channels=channels)
 
 
 def _with_embedded(settings: Settings) -> Settings:
-    """What suits the embedded data, where that is left open."""
+    """With defaults for the embedded data."""
     if settings.data is not None:
         return settings
     return dataclasses.replace(
@@ -86,15 +79,15 @@ def _with_embedded(settings: Settings) -> Settings:
     )
 
 
-def _check_crop(settings: Settings, size: int, *, moved: bool) -> None:
-    without_effect = "crop_scale" if moved else "padding"
+def _check_crop(settings: Settings, size: int, *, shifted: bool) -> None:
+    without_effect = "crop_scale" if shifted else "padding"
     if getattr(settings, without_effect) is not None:
-        are = "are" if moved else "are not"
+        are = "are" if shifted else "are not"
         raise InputError(
             f"{without_effect} has no effect on images that {are} all of {size} x {size}, and at most "
             f"{SMALL_SIDE}: leave it out"
         )
-    if moved and settings.crop != "bilinear" and settings.eval_size in (None, size):
+    if shifted and settings.crop != "bilinear" and settings.eval_size in (None, size):
         raise InputError(
             f"crop = {settings.crop!r} has no effect on images that are all of {size} x {size}; they are not "
             "resized: leave it out"
@@ -106,14 +99,14 @@ def _check_crop(settings: Settings, size: int, *, moved: bool) -> None:
 def _padding(settings: Settings, size: int) -> int:
     if settings.padding is not None:
         return settings.padding
-    # In a few epochs an image is hardly seen twice: 90.5, 89.4 and 87.5 % with 0, 1 and 3 (tiny_convnet,
-    # 6 epochs, 5, 5 and 3 seeds).
+    # Embedded data: 90.5, 89.4 and 87.5 % with 0, 1 and 3 (tiny_convnet, 6 epochs, 5, 5 and 3 seeds), as so
+    # few epochs hardly repeat an image.
     return 0 if settings.data is None else TrainingCrop().padding_of(size)
 
 
 def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: int) -> DataFacts:
     model = settings.model
-    # Numbers in a unit of their own, maybe normalized before, get what weights expect by their own mean.
+    # Floats in an unknown unit, perhaps normalized already, are normalized by their own mean.
     kind = pixel_kind(train)
     published = None
     if settings.pretrained and kind != "float":
@@ -140,14 +133,14 @@ def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: 
 def _image_size(same_size: tuple[int, int] | None, shorter_side: int) -> int:
     if same_size is not None and same_size[0] == same_size[1] <= SMALL_SIDE:
         return max(8, same_size[0])
-    # Photos: as large as they are, in steps of 32, which is the stride of the usual networks.
+    # Photos: their size, rounded down to the stride of common networks.
     return max(32, min(224, shorter_side // 32 * 32))
 
 
 def _batch_size(num_samples: int, accumulate: int, *, small: bool) -> int:
     """128 for small images, else 64, or the power of two that gives eight steps per epoch. Chosen.
 
-    A bit more where an epoch would end with a batch of one image: BatchNorm learns nothing from one.
+    Slightly more if an epoch would end with a batch of one image, from which BatchNorm cannot learn.
     """
     size = 128 if small else 64
     while size > 2 and size * 8 > num_samples:
@@ -161,8 +154,8 @@ def _duration(settings: Settings) -> str:
     return "10ep" if settings.pretrained or settings.weights else "30ep"
 
 
-def _of_choices(settings: Settings) -> dict[str, Any]:
-    """What only some optimizers and schedules, and a teacher, have."""
+def _dependent_settings(settings: Settings) -> dict[str, Any]:
+    """Settings that only some optimizers and schedules, and a teacher, have."""
     chosen: dict[str, Any] = {}
     if settings.teacher is not None:
         chosen["teacher_weight"] = settings.teacher_weight or 0.5

@@ -1,4 +1,4 @@
-"""Classes of uneven size: counts of their images, how often they are drawn, and their weights in the loss."""
+"""Unevenly sized classes: their counts, how often they are drawn, and their weights in the loss."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,30 +15,28 @@ from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import Settings
 
 _STRENGTHS = {"sqrt": 0.5, "full": 1.0}
-# Times as many images in the largest class as in the smallest, for a word about it; chosen.
-_UNEVEN = 5
+_UNEVEN = 5  # ratio of the largest to the smallest class from which a line says so; chosen
 _LISTED = 12  # classes, with their counts
 
 
 def balanced_sampler(settings: ResolvedSettings, labels: Tensor) -> BalancedSampler | None:
-    """The order of an epoch of as many images, where classes are to be drawn more evenly; else None."""
+    """The sampler if classes are to be drawn more evenly, with as many images per epoch; else None."""
     if settings.balance == "none":
         return None
     return BalancedSampler(labels, strength=_STRENGTHS[settings.balance], seed=settings.seed)
 
 
 def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) -> list[float] | None:
-    """What each class weighs in the loss, in the order of `classes`; None where all weigh alike.
+    """The weight of each class in the loss, in the order of `classes`; None if all are equal.
 
-    'auto' is scikit-learn's 'balanced': N / (C * n) of a class with n of the N images, 1 on average over the
+    'auto' is scikit-learn's 'balanced': N / (C * n) for a class with n of the N images, 1 on average over
     images.
 
     Args:
         labels: (N,) int64, of the training images.
-        classes: names.
 
     Raises:
-        InputError: the file is not one JSON object of a weight for each class.
+        InputError: the file is not a JSON object with a weight for each class.
     """
     if settings.class_weights is None:
         return None
@@ -56,7 +54,7 @@ def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) ->
             raise InputError(f"{path}: class {name!r} has no weight; give it a number")
         weight = by_name[name]
         if isinstance(weight, bool) or not isinstance(weight, (int, float)):
-            given = json.dumps(weight)  # in the words of the file
+            given = json.dumps(weight)  # as the file has it
             raise InputError(f"{path}: class {name!r} needs a number, got {given:.50}")
         if not 0 <= weight <= torch.finfo(torch.float32).max:
             raise InputError(
@@ -83,7 +81,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def class_lines(settings: Settings, labels: Tensor, classes: Sequence[str]) -> list[str]:
-    """How many training images each class has, and what can be done where that is uneven."""
+    """The number of training images per class, and what can be done if that is uneven."""
     counts = torch.bincount(labels, minlength=len(classes))
     by_count = sorted(zip(counts.tolist(), classes, strict=True), key=lambda one: -one[0])
     (most, largest), (least, smallest) = by_count[0], by_count[-1]
@@ -100,8 +98,8 @@ def class_lines(settings: Settings, labels: Tensor, classes: Sequence[str]) -> l
         more = f" and {len(without) - _LISTED} more" if len(without) > _LISTED else ""
         lines.append(f"no training image of {', '.join(without[:_LISTED])}{more}")
     rarest, name = next((n, name) for n, name in reversed(by_count) if n)
-    untold = settings.balance == "none" and settings.class_weights is None
-    if most >= _UNEVEN * rarest and untold:
+    is_unbalanced = settings.balance == "none" and settings.class_weights is None
+    if most >= _UNEVEN * rarest and is_unbalanced:
         lines.append(
             f"the classes are uneven: {largest} has {most / rarest:.0f} times the images of {name}; "
             "--balance sqrt (or full) draws rare ones more often, --class-weights auto weighs them more"

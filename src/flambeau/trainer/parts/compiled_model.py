@@ -1,4 +1,4 @@
-"""The model of `--compile`: torch.compile with a graph for each batch size, made before training begins."""
+"""`--compile`: torch.compile with a graph for each batch size, made before training begins."""
 
 import time
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from flambeau.trainer.settings.settings import BY_FLAGS
 
 
 def compiled(model: nn.Module, settings: ResolvedSettings) -> nn.Module:
-    """The model as the loop calls it: compiled, if the settings say so; both have the same parameters."""
+    """The model as the loop calls it, compiled if set; both share their parameters."""
     if settings.compile == "none":
         return model
     mode = None if settings.compile == "default" else settings.compile
-    # One graph for each size: which kernels a batch gets must not depend on the sizes before it, or a
-    # resume would have other bits.
+    # One graph per size: the kernels of a batch must not depend on earlier sizes, or a resume would have
+    # other bits.
     return torch.compile(model, mode=mode, dynamic=False)  # type: ignore[return-value]
 
 
@@ -44,15 +44,12 @@ def warm_up(
     logits_of: Callable[[Tensor], Tensor],
     device: torch.device,
 ) -> tuple[float, int]:
-    """Make all graphs that the training and its evaluations need; weights, buffers and generators stay.
+    """Make all graphs for training and evaluation; weights, buffers and generators do not change.
 
     Args:
-        model: compiled.
-        data: to train on, and to evaluate on.
-        micro_batch: samples per forward pass; None for what the settings say.
+        micro_batch: samples per forward pass; None: as the settings say.
         loss_of: the loss of images (N, C, S, S) uint8 and targets (N,) int64.
         logits_of: the logits of such images.
-        device: of the model.
 
     Returns:
         Seconds, and the samples per forward pass that fit into memory on all ranks.
@@ -127,7 +124,7 @@ def _make_graphs(
                 beat(f"compiling the model for {size} images of an evaluation")
                 with torch.no_grad(), autocast(device, settings.autocast):
                     logits_of(noise_batch(val, size, device))
-    except RuntimeError as error:  # among others what torch._dynamo raises
+    except RuntimeError as error:  # includes those of torch._dynamo
         if is_out_of_memory(error):
             raise
         reason = next(line for line in [*str(error).splitlines(), "no reason"] if line.strip())

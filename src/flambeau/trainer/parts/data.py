@@ -1,4 +1,4 @@
-"""The data sets of a run: opened, compared with what the run was begun with, and made into batches."""
+"""The data sets of a run: opened, compared with those at its start, and made into batches."""
 
 import hashlib
 import json
@@ -27,27 +27,26 @@ from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.classification import Classification
 
-# Where small images are held. Not on a CPU, where it saves nothing: a batch of 128 of Fashion-MNIST takes
+# Devices that hold small images. Not a CPU, where it saves nothing: a batch of 128 of Fashion-MNIST takes
 # 0.79 ms instead of 0.82 ms, and its step over 100 ms (one core of an EPYC).
 _HOLDING = {"cuda"}
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What the data are: kept in dataset.json, for predictions and to see whether they have changed.
+    """Facts about the data, kept in dataset.json for predictions and to detect changes.
 
     Attributes:
         classes: names, in the order of the logits.
         channels: 1 or 3.
         mean, std: per channel, of pixels in [0, 1].
-        train_samples, val_samples: how many.
-        train_fingerprint, val_fingerprint: hex SHA-256 of what the sources say of themselves.
-        model_file_sha256: of FILE.py where the model comes from one, else None.
-        teacher_sha256: of the weights of the teacher, where there is one.
-        class_weights: of each class in the loss, where they are not all 1.
-        pixels: of what kind; mean and std of 'float' are in the unit of the data.
-        train_content, val_content: hex SHA-256 of a sample of the files, where the fingerprint is of names
-            and sizes; None in runs of version 0.1.
+        train_fingerprint, val_fingerprint: hex SHA-256 of what the sources report about themselves.
+        model_file_sha256: of FILE.py if the model comes from one, else None.
+        teacher_sha256: of the teacher's weights, if any.
+        class_weights: of each class in the loss, unless all are 1.
+        pixels: their kind; mean and std of 'float' are in the unit of the data.
+        train_content, val_content: hex SHA-256 of a sample of the files, if the fingerprint is of names and
+            sizes; None in runs of version 0.1.
     """
 
     classes: list[str]
@@ -67,7 +66,7 @@ class DataFacts:
 
     @property
     def task(self) -> Classification:
-        """What the data are to be learned for."""
+        """The task of the data."""
         return Classification(tuple(self.classes))
 
     def as_json(self) -> bytes:
@@ -76,11 +75,7 @@ class DataFacts:
 
     @classmethod
     def read(cls, path: Path) -> "DataFacts":
-        """What `as_json` wrote.
-
-        Raises:
-            InputError: the file is missing or something else.
-        """
+        """Read what `as_json` returned."""
         try:
             return cls(**dataset_facts(path))
         except (ValueError, TypeError) as error:
@@ -93,13 +88,7 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a training is made of before anything is built.
-
-    Attributes:
-        settings: with nothing left open.
-        facts: of the data.
-        train, val: the sources.
-    """
+    """The settings and data of a training, before anything is built."""
 
     settings: ResolvedSettings
     facts: DataFacts
@@ -112,22 +101,15 @@ class Prepared:
 
 
 def open_data(settings: Settings) -> tuple[Source, Source]:
-    """The sources of a run, for training and for validation.
-
-    Raises:
-        InputError: data that cannot be opened.
-    """
-    # A hold-out must not change with the seed, or a second run would be measured on what the first learned.
+    """The sources of a run, for training and for validation."""
+    # The hold-out must not depend on the seed: a run that starts from another's weights would be evaluated on
+    # images that those have learned.
     path = None if settings.data is None else Path(settings.data)
     return open_sources(path, seed=0, download=settings.download)
 
 
 def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permission) -> Prepared:
-    """A run that exists, whose data must be as they were.
-
-    Args:
-        facts_path: its dataset.json.
-        permission: to run the code that the settings name.
+    """The settings and data of an existing run; the data must be unchanged.
 
     Raises:
         InputError: the data or the model's file have changed, or cannot be opened.
@@ -135,7 +117,7 @@ def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permis
     """
     facts = DataFacts.read(facts_path)
     permission.ask_for(vars(settings), "model", "data")
-    ask_for_teacher(settings.teacher, trust=permission.trust, say=permission.say)
+    check_teacher_code(settings.teacher, trust=permission.trust, say=permission.say)
     train, val = open_data(settings)
     check_unchanged(facts, train, val, settings=settings)
     return Prepared(settings, facts, train, val)
@@ -152,17 +134,13 @@ def check_unchanged(
     """Refuse to continue a run on other data than it was started with.
 
     Args:
-        train, val: the sources now.
-        moved: a sentence on where the data were and are, if those are two places.
-
-    Raises:
-        InputError: something is different.
+        moved: a sentence on where the data were and are, if these differ.
     """
     for what, source, samples, fingerprint, content in (
         ("training", train, facts.train_samples, facts.train_fingerprint, facts.train_content),
         ("validation", val, facts.val_samples, facts.val_fingerprint, facts.val_content),
     ):
-        # In its place, an image that was repaired may hold something else.
+        # At the same path only the fingerprint counts: the content of an image may have been repaired.
         is_same = source.fingerprint == fingerprint
         if not is_same or (moved and content not in (None, content_sample(source))):
             images = f"({samples} images then, {len(source)} now)"
@@ -184,11 +162,7 @@ def check_unchanged(
 
 
 def check_model_file(facts: DataFacts, model: str) -> None:
-    """Refuse to continue a run with another file of its model; the file is read, and not run.
-
-    Raises:
-        InputError: it is another one.
-    """
+    """Raise InputError if the file of the model has changed; it is read, but not run."""
     if model_file_sha256(model) != facts.model_file_sha256:
         raise InputError(
             f"{model.rpartition(':')[0]} has changed since the run was started; "
@@ -199,7 +173,7 @@ def check_model_file(facts: DataFacts, model: str) -> None:
 def datasets(
     prepared: Prepared,
 ) -> tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]:
-    """The two data sets of a run: held on its device where that pays and nothing asks for the CPU."""
+    """The two data sets of a run, held on its device where that pays and nothing needs the CPU."""
     settings = prepared.settings
     facts = prepared.facts
     train = prepared.train
@@ -207,8 +181,7 @@ def datasets(
     require_unit(val, pixel_kind(train), "the training images")
     augmentation = Augmentation(settings.augment, settings.color_jitter)
     device = pick_device(settings.device)
-    # Worker processes have been asked for, and would not be used.
-    holds = device.type in _HOLDING and not settings.workers
+    holds = device.type in _HOLDING and not settings.workers  # workers would not be used
 
     scale = settings.crop_scale or CROP_SCALE[0], CROP_SCALE[1]
     crop = TrainingCrop(settings.flip, scale, settings.padding, settings.crop)
@@ -226,9 +199,9 @@ def datasets(
 
 
 def noise_batch(data: ImageDataset | DeviceDataset, size: int, device: torch.device) -> Tensor:
-    """Random images (size, C, S, S) uint8 as a data set makes them.
+    """Random images (size, C, S, S) uint8.
 
-    They are channels_last in memory as its batches are: for other strides a compiled model is made anew.
+    In channels_last like a data set's batches: a model is compiled again for other strides.
     """
     shape = (size, data.image_size, data.image_size, data.channels)
     return torch.randint(256, shape, dtype=torch.uint8).to(device).permute(0, 3, 1, 2)
@@ -242,24 +215,16 @@ def model_file_sha256(model: str) -> str | None:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def ask_for_teacher(teacher: str | None, *, trust: bool, say: Callable[[str], object]) -> None:
-    """Ask for the file of code that the folder of a teacher names as its model.
-
-    Raises:
-        UntrustedCode: it may not be run.
-    """
+def check_teacher_code(teacher: str | None, *, trust: bool, say: Callable[[str], object]) -> None:
+    """Ask for permission to run the file of code that the teacher's folder names as its model."""
     if teacher is not None:
         folder = RunFolder(Path(teacher))
-        stored = (folder.read_config() or {}) if folder.path.is_dir() else {}  # else refused later
+        stored = (folder.read_config() or {}) if folder.path.is_dir() else {}  # refused later
         folder.permission(stored, trust=trust, say=say).ask_for(stored, "model")
 
 
 def teacher_sha256(teacher: str | None) -> str | None:
-    """The hash of the weights of a teacher.
-
-    Raises:
-        InputError: not the folder of a finished run.
-    """
+    """The hash of a teacher's weights."""
     if teacher is None:
         return None
     folder = RunFolder(Path(teacher))

@@ -1,4 +1,4 @@
-"""The device of a training: which one it is, its float32 precision and threads."""
+"""The device of a training, its float32 precision and threads."""
 
 import contextlib
 import os
@@ -16,19 +16,19 @@ def pick_device(name: str) -> torch.device:
     """The device of a setting.
 
     Args:
-        name: 'auto' for the accelerator, if there is one, else the CPU; or such as 'cpu', 'cuda:1'.
+        name: 'auto': the accelerator if there is one, else the CPU; or a name such as 'cpu', 'cuda:1'.
 
     Raises:
-        InputError: there is no such device on this machine, or not one for each process on it.
+        InputError: no such device on this machine, or not one per process.
     """
     if name == "auto":
         device = default_device()
     else:
         try:
             device = torch.device(name)
-            torch.zeros(1, device=device).item()  # which 'meta' has not
+            torch.zeros(1, device=device).item()  # fails on 'meta'
         except (RuntimeError, AssertionError) as error:
-            # Of a GPU that is missing torch says why in its first sentence, of others in its own terms.
+            # For a missing GPU the first sentence of torch's error says why.
             is_gpu = name == "cuda" or name.startswith("cuda:")
             why = f" ({str(error).splitlines()[0].split('. ')[0]})" if is_gpu else ""
             raise InputError(
@@ -45,16 +45,16 @@ def pick_device(name: str) -> torch.device:
 
 
 def _names() -> list[str]:
-    """Of the devices that this machine has, as --device takes them."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    if found is None:
+    """The devices of this machine, as --device takes them."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
         return ["cpu"]
     numbers = range(torch.accelerator.device_count())
-    return ["cpu", *(f"{found.type}:{number}" for number in numbers)]
+    return ["cpu", *(f"{accelerator.type}:{number}" for number in numbers)]
 
 
 def use_float32(precision: str, device: torch.device) -> None:
-    """Let products of float32 on a GPU be what the setting says, which torch's defaults are not.
+    """Set the precision of float32 products on a GPU, which torch's defaults do not fix.
 
     Args:
         precision: 'tf32' for TF32; any other word for full float32.
@@ -72,20 +72,20 @@ def use_float32(precision: str, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def num_threads(number: int) -> Iterator[None]:
-    """Until the end of this, torch computes with so many threads."""
-    usual = torch.get_num_threads()
+    """Let torch compute with this many threads inside."""
+    before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
         yield
     finally:
-        torch.set_num_threads(usual)
+        torch.set_num_threads(before)
 
 
 def use_threads() -> None:
-    """Let torch compute on this process's share of the CPUs it may use, or as OMP_NUM_THREADS says.
+    """Let torch use this process's share of the CPUs, or OMP_NUM_THREADS threads.
 
-    One thread more than there are CPUs can cost a factor of ten: each waits for the other by spinning.
+    One thread more than CPUs can cost a factor of ten, because the threads wait for each other by spinning.
     """
-    said = os.environ.get("OMP_NUM_THREADS", "")
+    threads = os.environ.get("OMP_NUM_THREADS", "")
     share = max(1, usable_cpus() // local_world())
-    torch.set_num_threads(int(said) if said.isdigit() and int(said) else share)
+    torch.set_num_threads(int(threads) if threads.isdigit() and int(threads) else share)

@@ -23,28 +23,27 @@ BACKBONE = "backbone"
 
 
 def load_weights(model: nn.Module, path: str) -> str:
-    """Start a model from the weights of a file or run, as far as they fit; nothing in the file is run.
+    """Start a model from the matching weights of a file or run; nothing in the file is run.
 
     Args:
-        model: changed in place.
-        path: of anything that `flambeau convert` reads.
+        path: anything that `flambeau convert` reads.
 
     Returns:
         What has matched and what has not, as lines for the user.
 
     Raises:
-        InputError: no such weights, or less than half of the model is in them.
+        InputError: no such weights, or they cover less than half of the model.
     """
     weights = open_weights(Path(path))
     tensors = plain_names(weights.tensors)
-    # Infinity may be meant, in a mask.
+    # Infinity can be intended, as in a mask.
     bad = [n for n, t in tensors.items() if t.is_floating_point() and t.float().isnan().any()]
     if bad:
         raise InputError(f"weights = {path!r}: {bad[0]!r} holds NaN; `flambeau verify` lists all")
-    own = model.state_dict().keys()
-    prefix = min(tensors, default="").partition(".")[0] + "."  # as Lightning has it: 'model.'
+    names = model.state_dict().keys()
+    prefix = min(tensors, default="").partition(".")[0] + "."  # such as Lightning's 'model.'
     shorter = {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
-    if not own & tensors.keys() and len(own & shorter.keys()) == len(shorter):
+    if not names & tensors.keys() and len(names & shorter.keys()) == len(shorter):
         tensors = shorter
     try:
         loaded = load_partial(model, tensors)
@@ -58,11 +57,10 @@ def load_weights(model: nn.Module, path: str) -> str:
 
 
 def freeze_parts(model: nn.Module, what: str) -> None:
-    """Freeze what a setting names.
+    """Freeze what a setting names, before the optimizer is made.
 
     Args:
-        model: changed in place, before its optimizer is made.
-        what: 'none', 'backbone', or patterns of names with commas between.
+        what: 'none', 'backbone', or patterns of names, separated by commas.
 
     Raises:
         InputError: a pattern that matches nothing, or nothing is left to train.
@@ -86,11 +84,10 @@ def freeze_parts(model: nn.Module, what: str) -> None:
 
 
 def recompute_parts(model: nn.Module, what: str) -> None:
-    """Let modules keep no activations for backward.
+    """Let modules recompute their activations in backward.
 
     Args:
-        model: changed in place.
-        what: 'none', or patterns of module names with commas between.
+        what: 'none', or patterns of module names, separated by commas.
 
     Raises:
         InputError: a pattern that matches nothing that can be recomputed.
@@ -102,10 +99,10 @@ def recompute_parts(model: nn.Module, what: str) -> None:
 
 
 def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[str, Any]]:
-    """The parameter groups of a run: no decay on biases and norms, and the learning rates of the layers.
+    """The parameter groups of a run: no decay on biases and norms, and learning rates by layer.
 
     Raises:
-        InputError: a model whose head or layers are not known.
+        InputError: a model whose head or layers are unknown.
     """
     groups = param_groups(model, weight_decay=settings.weight_decay)
     if settings.head_lr is None and settings.layer_decay == 1:

@@ -19,8 +19,10 @@ from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import first_line, is_function, load_function, missing_arguments, naming
 
-SMALL, TINY = "small_convnet", "tiny_convnet"
-SMALL_NAMES = {SMALL: 32, TINY: 16}  # of SmallConvNet, with its width
+SMALL = "small_convnet"
+TINY = "tiny_convnet"
+SMALL_NAMES = {SMALL: 32, TINY: 16}  # widths of SmallConvNet
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # mean and standard deviation, in [0, 1]
 
 
 def build_model(
@@ -35,14 +37,13 @@ def build_model(
     """Make a classifier.
 
     Args:
-        name: a timm name, 'torchvision:NAME', 'small_convnet', 'tiny_convnet', or 'FILE.py:FUNCTION'. Behind
-            a dot stands which published weights, where there are several: 'resnet50.a1_in1k' of timm,
+        name: a timm name, 'torchvision:NAME', 'small_convnet', 'tiny_convnet', or 'FILE.py:FUNCTION'. A
+            suffix chooses among several published weights: 'resnet50.a1_in1k' of timm,
             'torchvision:resnet50.IMAGENET1K_V1'.
-        num_classes: length of its logits.
         channels: of its input, 1 or 3.
-        image_size: side of its input; models with positions for patches are made for it.
-        pretrained: start from published weights, with a new head where the number of classes differs.
-        drop_path: probability of stochastic depth (the deepest block's, where it rises with the depth).
+        image_size: side of its input; models with position embeddings are made for it.
+        pretrained: start from published weights, with a new head if the number of classes differs.
+        drop_path: probability of stochastic depth (of the deepest block, if it rises with depth).
 
     Raises:
         InputError: an unknown name, a file that does not fit, weights that are not available, a model without
@@ -59,7 +60,7 @@ def _without_effect(drop_path: float, name: str) -> str:
 
 
 def _drops_paths(module: nn.Module) -> bool:
-    """A layer of stochastic depth of timm's or torchvision's that does something."""
+    """An active stochastic-depth layer of timm or torchvision."""
     kind = {"DropPath": "drop_prob", "StochasticDepth": "p"}.get(type(module).__name__)
     return kind is not None and bool(getattr(module, kind, 0))
 
@@ -85,14 +86,14 @@ def _build(
 
 
 def input_channels(name: str, *, grey: bool) -> int:
-    """How many channels the images of a run should have: torchvision's models need three."""
+    """How many channels the images should have: torchvision's models need three."""
     return 1 if grey and not name.startswith("torchvision:") else 3
 
 
 def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], list[float]] | None:
-    """Mean and standard deviation per channel, in [0, 1], that published weights were trained with."""
+    """Mean and standard deviation per channel, in [0, 1], of the published weights."""
     if name.startswith("torchvision:"):
-        return [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # ImageNet's, in all of its presets
+        return IMAGENET  # in all of its presets
     import timm
 
     published = timm.get_pretrained_cfg(name)
@@ -145,13 +146,13 @@ def _timm(
 
 @contextlib.contextmanager
 def _cache_alone_without_network() -> Iterator[None]:
-    """Where the Hub has no address, let its client look into its cache only: it would try for a minute."""
+    """If the Hub's name cannot be resolved, let its client use only its cache: it would try for a minute."""
     from huggingface_hub import constants  # timm's own dependency
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     before = constants.HF_HUB_OFFLINE
     host = urlsplit(constants.ENDPOINT).hostname
-    # Through a proxy the address is the proxy's to look up.
+    # A proxy resolves the name itself.
     if not before and not getproxies():
         try:
             socket.getaddrinfo(host, 443)
@@ -187,8 +188,8 @@ def _torchvision(
         raise InputError(f"torchvision:{name} takes 3 channels, got {channels}")
     extra: dict[str, Any] = {}
     if name in ("googlenet", "inception_v3"):
-        # Without the second classifiers, whose logits would come beside the others in training. Their
-        # published weights expect images normalized in another way, and transform_input does it.
+        # Without the auxiliary classifiers, whose logits training would also return. Their published weights
+        # expect another normalization of the images, which transform_input applies.
         extra = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
     if drop_path:
         extra["stochastic_depth_prob"] = drop_path
@@ -205,7 +206,7 @@ def _torchvision(
 
 
 def _load_published(model: nn.Module, name: str, published: Any) -> None:
-    """Load weights of torchvision, all but a head of another shape; None where there are none."""
+    """Load torchvision's weights, except a head of another shape."""
     try:
         weights = published.get_state_dict(check_hash=True)
     except (OSError, RuntimeError, AttributeError) as error:
@@ -213,8 +214,8 @@ def _load_published(model: nn.Module, name: str, published: Any) -> None:
             f"the published weights of '{name}' are not available: {first_line(error)}; "
             "check the connection, or leave --pretrained out"
         ) from error
-    own = model.state_dict()
-    fitting = {k: v for k, v in weights.items() if k in own and own[k].shape == v.shape}
+    current = model.state_dict()
+    fitting = {k: v for k, v in weights.items() if k in current and current[k].shape == v.shape}
     model.load_state_dict(fitting, strict=False)
 
 
@@ -250,13 +251,10 @@ def check_output(
     num_images: int = 1,
     training: bool = False,
 ) -> None:
-    """Run black images through the model, so that what is wrong with it is seen before the first step.
+    """Run black images through the model, to find errors before the first step.
 
     Args:
-        model: stays as it is, its buffers and modes too.
-        num_classes, channels, image_size: as for `build_model`.
-        num_images: how many.
-        training: in the modes that the modules are in; otherwise all in evaluation mode.
+        training: keep the modes of the modules; otherwise all are in evaluation mode.
 
     Raises:
         InputError: the forward pass fails, the logits are not (N, num_classes), nothing can be trained.
@@ -276,18 +274,14 @@ def check_output(
 def try_forward(
     model: nn.Module, shape: tuple[int, int, int, int], *, training: bool = False
 ) -> Any:
-    """What the model returns for black images; it stays as it is.
+    """What the model returns for black images; its buffers and modes do not change.
 
     Args:
-        model: its buffers and modes stay, too.
         shape: (N, C, H, W) of the images.
-        training: in the modes that the modules are in; otherwise all in evaluation mode.
-
-    Raises:
-        InputError: the forward pass fails.
+        training: keep the modes of the modules; otherwise all are in evaluation mode.
     """
     try:
-        # Not inference_mode: what a model keeps may be needed for gradients.
+        # Not inference_mode: a model may cache tensors that training then needs gradients through.
         with kept_as_is(model), torch.no_grad():
             if not training:
                 model.eval()
@@ -305,7 +299,7 @@ def _on(shape: tuple[int, ...], *, training: bool) -> str:
 
 @contextlib.contextmanager
 def kept_as_is(model: nn.Module) -> Iterator[None]:
-    """Afterwards the modes of all modules and their buffers, such as statistics, are as they were."""
+    """Restore the modes of all modules and their buffers at the end."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
@@ -325,9 +319,9 @@ def make_model(
     pretrained: bool = False,
     any_output: bool = False,
 ) -> nn.Module:
-    """The model of a run on its device, in the memory format that convolutions are fastest in.
+    """The model of a run on its device, in channels_last, which is fastest for convolutions.
 
-    With `any_output` it need not be one that can be trained to classify the data: it has to run.
+    With `any_output` it only has to run, and need not classify the data.
     """
     shape = _shape(settings, facts)
     model = build_model(
@@ -362,7 +356,7 @@ def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Ten
 def check_training(
     model: nn.Module, settings: ResolvedSettings, facts: DataFacts, *, world: int = 1
 ) -> None:
-    """Refuse a model that cannot train, or not on the smallest batch of an epoch, if that is one image."""
+    """Refuse a model that cannot train, also on the smallest batch of an epoch, if that is one image."""
     num_images = facts.train_samples
     accumulate = settings.accumulate
     lone = num_images % (settings.batch_size * accumulate) == 1

@@ -1,4 +1,4 @@
-"""The optimizers of `flambeau train`, each with the settings and the kernel that suit it."""
+"""The optimizers of `flambeau train`, with suitable defaults and kernels."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,9 +26,9 @@ SMALL_LR = {
     "small_convnet": {"sgd": 0.4, "muon": 8e-3},
     "tiny_convnet": {"sgd": 1.6, "muon": 8e-3},
 }
-"""Where it is another. On the embedded data and small_convnet muon had 90.3, 91.1 and 90.4 % with a quarter,
-half and 1.25 times of this at a batch of 128 (16 epochs, seed 0), sgd 90.5 %. With tiny_convnet sgd had
-89.0, 89.5, 90.0 and 89.7 % with a quarter, half, once and twice this at a batch of 64 (5 epochs, 3 seeds)."""
+"""Exceptions. On the embedded data and small_convnet muon had 90.3, 91.1 and 90.4 % with a quarter, half and
+1.25 times of this at a batch of 128 (16 epochs, seed 0), sgd 90.5 %. With tiny_convnet sgd had 89.0, 89.5,
+90.0 and 89.7 % with a quarter, half, once and twice this at a batch of 64 (5 epochs, 3 seeds)."""
 _PLAIN: dict[str, Callable[..., Optimizer]] = {
     "nadam": optim.NAdam,
     "radam": optim.RAdam,
@@ -46,18 +46,12 @@ def new_optimizer(
     momentum: float | None = None,
     betas: tuple[float, float] | None = None,
 ) -> Optimizer:
-    """The optimizer of this name.
+    """Make an optimizer.
 
     Args:
-        name: one of BASE_LR.
-        model: whose parameters these are.
-        groups: parameter groups with `weight_decay`, and an `lr` of their own where it is another.
-        lr: of the groups without one.
-        momentum: for those of MOMENTUM; None is the one there.
-        betas: for those of BETAS; None is torch's (0.9, 0.999).
-
-    Raises:
-        InputError: the model has nothing that this optimizer is for.
+        groups: parameter groups with `weight_decay`, and `lr` where it differs.
+        momentum: for those of MOMENTUM; None: the default there.
+        betas: for those of BETAS; None: torch's (0.9, 0.999).
     """
     momentum = MOMENTUM.get(name) if momentum is None else momentum
     if name == "sgd":
@@ -81,5 +75,5 @@ def new_optimizer(
     extra: dict[str, Any] = {"momentum": momentum} if name == "rmsprop" else {}
     if betas is not None:
         extra["betas"] = betas
-    # On a GPU the step count lies there too: undoing a step that was not finite then never waits.
+    # Capturable: with the step count on the GPU, undoing a step that was not finite never waits.
     return _PLAIN[name](groups, lr=lr, capturable=device.type == "cuda", **extra)

@@ -1,4 +1,4 @@
-"""What the layers of a model give for the images of a data set, into a file.
+"""Writes the outputs of a model's layers for the images of a data set into a file.
 
 N: images, C: channels, H: height, W: width, T: tokens, S: side of the images in pixels.
 """
@@ -31,6 +31,7 @@ from flambeau.trainer.parts.data import DataFacts, model_file_sha256
 from flambeau.trainer.parts.device import pick_device, use_threads
 from flambeau.trainer.parts.fine_tuning import load_weights
 from flambeau.trainer.parts.model import (
+    IMAGENET,
     SMALL,
     TINY,
     make_model,
@@ -42,10 +43,9 @@ from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import is_function
 
 HEAD_INPUT = "features"
-"""The name of what goes into the classifier head, where no layers are named."""
+"""The name of the input of the classifier head, if no layers are named."""
 LABELS = "labels"
-"""The name of the classes of the images, in a .safetensors file."""
-_IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+"""The name of the images' classes in a .safetensors file."""
 Extract = Callable[[Tensor], dict[str, Any]]
 
 
@@ -57,14 +57,11 @@ def named_model(
     weights: str | None = None,
     say: Callable[[str], None],
 ) -> Trained:
-    """A model by its name, with published weights or those of a file, to look at images of its size.
+    """A model by its name, with published weights or those of a file, for images of this size.
 
     Args:
-        name: as --model of `flambeau train` takes it; FILE.py:FUNCTION returns it with its weights.
-        image_size: S.
-        pretrained: load the published weights.
-        weights: a file or run that they come from, as far as they fit.
-        say: takes lines on what has been loaded.
+        name: as for --model of `flambeau train`; FILE.py:FUNCTION returns it with its weights.
+        weights: a file or run with weights, as far as they fit.
 
     Raises:
         InputError: no such model or weights, or neither of the two, which would leave random values.
@@ -73,17 +70,18 @@ def named_model(
         raise InputError(
             f"{name} has no published weights: name the folder of the run that trained it"
         )
-    own = is_function(name)
-    if pretrained and own:
+    is_user_code = is_function(name)
+    if pretrained and is_user_code:
         raise InputError(
             "--pretrained has no effect: the weights are those that the function returns"
         )
-    if not (pretrained or weights or own):
+    if not (pretrained or weights or is_user_code):
         raise InputError(
             f"{name} would have random values: give --pretrained or --weights FILE, or name a run"
         )
-    published = None if own or ":" in name else timm.get_pretrained_cfg(name)
-    mean, std = (None if own else pretrained_normalization(name, channels=3)) or _IMAGENET
+    published = None if is_user_code or ":" in name else timm.get_pretrained_cfg(name)
+    normalization = None if is_user_code else pretrained_normalization(name, channels=3)
+    mean, std = normalization or IMAGENET
     num_classes = published.num_classes if published is not None else 1000
     facts = DataFacts(
         [str(number) for number in range(num_classes)],
@@ -107,7 +105,7 @@ def named_model(
         lr=0.1,
     )
     use_threads()
-    model = make_model(settings, facts, pretrained=pretrained, any_output=own)
+    model = make_model(settings, facts, pretrained=pretrained, any_output=is_user_code)
     if weights is not None:
         say(load_weights(model, weights))
     device = pick_device(settings.device)
@@ -122,17 +120,11 @@ def open_images(
     download: bool = False,
     say: Callable[[str], object],
 ) -> Source:
-    """The images of a data set in its order, with the labels that it has.
+    """The images of a data set in its order, with their labels if there are any.
 
     Args:
-        path: what `flambeau predict` takes.
-        classes: of the model; None takes the names of the folders in which the images of a folder lie.
-        part: which one of data that have two; None takes the validation part of those, and all of others.
-        download: fetch what is missing of a data set by name.
-        say: takes a line about what is skipped.
-
-    Raises:
-        InputError: whatever is wrong with the data, or no such part.
+        classes: of the model; None: the names of the folders that contain the images.
+        part: of data with two parts; None: the validation part, or everything if there is only one.
     """
     if part is not None:
         train, val = open_parts(path, download=download)
@@ -149,12 +141,10 @@ def open_images(
 
 @dataclass(frozen=True)
 class WrittenFeatures:
-    """What `write_features` did.
+    """The result of `write_features`.
 
     Attributes:
-        num_images: that are in the file.
         shapes: of one image's features, by layer.
-        images: the list of the images.
     """
 
     num_images: int
@@ -174,24 +164,18 @@ def write_features(
     force: bool = False,
     about: dict[str, str] | None = None,
 ) -> WrittenFeatures:
-    """Write what layers give for every image, in the order of the source, and beside it the list of images.
+    """Write the outputs of layers for every image, in the order of the source, and the list of the images.
 
-    The images are prepared as in an evaluation. Both files are there when all of them is.
+    The images are prepared as in an evaluation. Both files are written whole or not at all.
 
     Args:
-        trained: the model.
-        source: the images.
         out: NAME.npy for one layer, or NAME.safetensors with a float32 tensor (N, ...) for each; the list is
             NAME.csv with path and label. A .safetensors file has int64 labels (N,) too, -1 for none.
-        layers: names as of `named_modules()`; none for what goes into the classifier head.
+        layers: names as in `named_modules()`; none: the input of the classifier head.
         pool: the mean over H and W of (N, C, H, W), and over T of (N, T, C).
-        workers: processes that read; 0 reads in this one.
-        skip_bad_images: how many unreadable ones to leave out.
-        force: replace files.
-        about: metadata of a .safetensors file.
 
     Raises:
-        InputError: a layer that there is not, or whose output is no tensor with a row per image; a file that
+        InputError: an unknown layer, or one whose output is not a tensor with a row per image; a file that
             exists; an image that cannot be read.
         OSError: the disk is full or failing.
     """
@@ -214,15 +198,15 @@ def write_features(
 
 
 def _labels(source: Source) -> tuple[list[str], Tensor]:
-    """The names of the classes, and of each image the position among them; -1 where it is of class ''."""
+    """The names of the classes, and for each image the position among them; -1 for class ''."""
     names = [name for name in source.classes if name]
-    places = torch.full((len(source.classes),), -1)
-    places[[bool(name) for name in source.classes]] = torch.arange(len(names))
-    return names, places[source.labels]
+    positions = torch.full((len(source.classes),), -1)
+    positions[[bool(name) for name in source.classes]] = torch.arange(len(names))
+    return names, positions[source.labels]
 
 
 def _adder(add: Add, numbers: Tensor, out: Path) -> Callable[[dict[str, Tensor], list[int]], None]:
-    """A function that takes the features of the images of these indices."""
+    """A function that takes the features of the images with these indices."""
     with_labels = out.suffix.lower() == ".safetensors" and bool((numbers >= 0).any())
 
     def put(features: dict[str, Tensor], indices: list[int]) -> None:
@@ -240,7 +224,7 @@ def _each_batch(
     *,
     pool: bool,
 ) -> tuple[list[int], dict[str, tuple[int, ...]]]:
-    """Hand over the features of all images; returns the indices of those that could be read, and shapes."""
+    """Pass on the features of all images; returns the indices of readable ones, and shapes."""
     kept: list[int] = []
     shapes: dict[str, tuple[int, ...]] = {}
     with CountBar(loader.length, unit="images") as bar:
@@ -258,7 +242,7 @@ def _each_batch(
 
 
 def _extractor(model: nn.Module, layers: Sequence[str]) -> Extract:
-    """A function from images to the outputs of layers, whose errors are in the user's words."""
+    """A function from images to the outputs of layers, with errors in the user's terms."""
     try:
         extract = feature_extractor(model, layers) if layers else _head_input(model)
     except ValueError as error:
@@ -278,21 +262,21 @@ def _extractor(model: nn.Module, layers: Sequence[str]) -> Extract:
 
 
 def _head_input(model: nn.Module) -> Extract:
-    """What goes into the first of the layers that give the class scores."""
+    """The input of the first layer of the classifier head."""
     name = find_head(model).layers[0]
     head = model.get_submodule(name)
 
     def extract(images: Tensor) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        features: dict[str, Any] = {}
 
         def keep(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            found[HEAD_INPUT] = inputs[0].clone()
+            features[HEAD_INPUT] = inputs[0].clone()
 
         with head.register_forward_pre_hook(keep):
             model(images)
-        if not found:
+        if not features:
             raise InputError(f"{name!r} did not run: name layers with --layers")
-        return found
+        return features
 
     return extract
 
@@ -324,7 +308,7 @@ def _pooled(features: Tensor) -> Tensor:
 
 
 def _listing(source: Source, kept: Sequence[int]) -> bytes:
-    """A CSV text with the path and the class of each image, in the order of the rows."""
+    """A CSV text with the path and class of each image, in the order of the rows."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", "label"])

@@ -15,15 +15,15 @@ from flambeau.trainer.tasks.classification import rankings
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An image that is predicted on.
+    """An image to predict.
 
     Attributes:
-        image: its path as given, or what its source calls it, such as a record of a file.
-        packed: what the user calls the packed images, the listing or the data set that it is one of; None for
-            an image in a file of its own.
-        index: its position in them, from 0.
-        name: what identifies it there: a key, or the path that is listed.
-        label: the name of its class, if the source tells; the model may not know it.
+        image: its path as given, or its name in the source, such as a record of a file.
+        packed: the packed images, listing or data set, as the user named it; None for an image in its own
+            file.
+        index: its position there, from 0.
+        name: what identifies it there: a key, or the listed path.
+        label: the name of its class, if known; the model may not know it.
     """
 
     image: str
@@ -45,22 +45,15 @@ def predict(
     progress: bool = False,
     say: Callable[[str], object] = lambda _: None,
 ) -> Generator[tuple[Sample, list[tuple[str, float]]]]:
-    """Classify images, batch after batch.
+    """Classify images, batch by batch.
 
     Args:
-        trained: the model.
         paths: each an image file, a folder of images, packed images, a listing, torchvision:NAME or
             hf:NAME; see `open_unlabelled`.
-        top: how many classes to name for each image, the most probable first; at most all.
-        workers: processes that read; 0 reads in this one.
-        skip_bad_images: how many unreadable ones to leave out.
-        download: fetch what is missing of a data set by name.
-        flip_tta: average the probabilities of each image and its mirror image.
-        progress: show a bar on a terminal or in a notebook.
-        say: takes a line for each image that is left out.
+        top: how many classes per image, the most probable first; at most all.
 
     Yields:
-        Each image with (class, probability) pairs, in the order given.
+        Each image with (class, probability) pairs, in the given order.
 
     Raises:
         InputError: something that cannot be opened, or more unreadable images than are allowed.
@@ -77,9 +70,9 @@ def predict(
         for micro in loader.stream(epoch=0, position=0, epochs=1):
             here = list(islice(samples, len(micro.indices)))
             left_out = {int(index) - int(micro.indices[0]) for index in micro.bad}
-            for place in sorted(left_out):
-                say(f"left out, because it cannot be read: {here[place].image}")
-            kept = [sample for place, sample in enumerate(here) if place not in left_out]
+            for row in sorted(left_out):
+                say(f"left out, because it cannot be read: {here[row].image}")
+            kept = [sample for row, sample in enumerate(here) if row not in left_out]
             readable += len(kept)
             if kept:
                 logits = trained.logits(micro.data[0], flip_tta=flip_tta)

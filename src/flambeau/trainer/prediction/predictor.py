@@ -31,13 +31,13 @@ class Predictor:
     """A trained model with the preprocessing of its run.
 
     Args:
-        trained: the model, as `load_trained` gives it.
+        trained: from `load_trained`.
 
     Attributes:
-        trained: the same; its settings, what its data were, and its device.
+        trained: the model with its settings, facts of its data, and device.
         model: the network, in evaluation mode, on its device.
         classes: names, in the order of its outputs.
-        image_size: side of the images as it sees them, pixels.
+        image_size: side of the images for the model, pixels.
     """
 
     def __init__(self, trained: Trained) -> None:
@@ -54,10 +54,10 @@ class Predictor:
             flip_tta: average the probabilities of each image and its mirror image.
 
         Returns:
-            A prediction for each image, in their order; of one image, one.
+            A prediction for each image, in their order; for a single image, one.
 
         Raises:
-            InputError: an image that cannot be read, a shape or type that is no image's.
+            InputError: an image that cannot be read, or a shape or dtype that no image has.
             TypeError: something else than images.
         """
         flat = _flat(images)
@@ -69,16 +69,16 @@ class Predictor:
         return task.predictions(torch.cat(parts) if parts else torch.empty(0, task.num_outputs))
 
     def preprocess(self, images: Images) -> Tensor:
-        """What `model` takes, for your own use of it: resized, cropped and normalized as in an evaluation.
+        """The input of `model` for your own use: resized, cropped and normalized as in an evaluation.
 
         Args:
-            images: as of a call.
+            images: as for a call.
 
         Returns:
             (N, C, S, S) float32 on the device of the model.
 
         Raises:
-            InputError, TypeError: as of a call.
+            InputError, TypeError: as for a call.
         """
         flat = _flat(images)
         return self.trained.normalize(self._pixels(flat, 0).to(self.trained.device))
@@ -154,7 +154,7 @@ def _stored(image: Any) -> Stored:
 
 
 def _stored_float(image: Any, channels: int, kind: PixelKind) -> Stored:
-    """Floating-point pixels as they are; 8-bit ones as k / 255 where the unit is that."""
+    """Floating-point pixels unchanged; 8-bit ones as k / 255 if that is the unit."""
     if isinstance(image, Tensor | np.ndarray) and "float" in str(image.dtype):
         if isinstance(image, Tensor):
             image = image.detach().cpu()
@@ -182,10 +182,10 @@ def _read(path: Path) -> bytes:
 
 
 def _of_pil(image: Image.Image) -> NDArray[Any]:
-    """Its pixels, upright, as a file of it would be read."""
+    """Its pixels, upright, as if read from a file."""
     if image.mode == "F":
         raise DecodeError("floating-point pixels have no defined brightness")
     try:
         return pil_pixels(image)
-    except (OSError, SyntaxError) as error:  # PIL reads a file only now
+    except (OSError, SyntaxError) as error:  # PIL reads the file only now
         raise DecodeError(" ".join(str(error).split()) or type(error).__name__) from error

@@ -1,4 +1,4 @@
-"""Some images of a source as the network sees them, to measure a model and its ranges on."""
+"""Some images of a source as the network sees them, to measure a model and its ranges."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from flambeau.errors import InputError
 from flambeau.trainer.prediction.trained_model import Trained, read_for
 
 RANGE_IMAGES = 256
-"""Images that ranges are measured on: more change them little, and all tensors of each are kept."""
+"""Images to measure ranges on: more change them little, and all tensors of each are kept."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class SampleImages:
     Attributes:
         pixels: (N, S, S, C) uint8, or float32 in the unit of the training.
         labels: (N,) int64, of the classes of the run.
-        total: how many there are in the source.
     """
 
     pixels: Tensor
@@ -28,17 +27,13 @@ class SampleImages:
     total: int
 
     def normalized(self, trained: Trained) -> list[Tensor]:
-        """Batches (at most 32, C, S, S) float32 of the network's own input, on the device of the model."""
+        """Batches (at most 32, C, S, S) float32 of normalized images, on the device of the model."""
         images = self.pixels.permute(0, 3, 1, 2).to(trained.device)
         return [trained.normalize(part) for part in images.split(32)]
 
 
 def read_images(trained: Trained, source: Source, most: int) -> SampleImages:
-    """Read at most so many images; those that cannot be read are left out.
-
-    Raises:
-        InputError: none can be read.
-    """
+    """Read at most so many images; unreadable ones are left out."""
     chosen = torch.linspace(0, len(source) - 1, min(most, len(source))).round().long()
     part = SubsetSource(source, chosen)
     loader, _ = read_for(trained, part, workers=0, skip_bad_images=len(part))

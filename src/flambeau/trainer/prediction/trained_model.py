@@ -1,4 +1,4 @@
-"""A trained model out of a run folder, and the batches on which it is evaluated."""
+"""A trained model from a run folder, and the batches to evaluate it on."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from flambeau.run.options.option import check_value
 from flambeau.trainer.parts.data import DataFacts, model_file_sha256
 from flambeau.trainer.parts.device import use_float32, use_threads
 from flambeau.trainer.parts.model import check_output, make_model, normalizer
-from flambeau.trainer.parts.rounded_model import rounded
+from flambeau.trainer.parts.qat_model import qat_model
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import FIELDS
 from flambeau.trainer.settings.stored_settings import from_stored
@@ -34,12 +34,12 @@ from flambeau.weights.safetensors_file import read_safetensors
 
 BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_Found = TypeVar("_Found")
+_Output = TypeVar("_Output")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model in evaluation mode, and what it needs to know of its run."""
+    """A model in evaluation mode, and what it needs from its run."""
 
     model: nn.Module
     settings: ResolvedSettings
@@ -47,11 +47,11 @@ class Trained:
     device: torch.device
     normalize: Callable[[Tensor], Tensor]
     has_fixed_size: bool = False
-    """It takes images of no other size: an export."""
+    """It takes only images of this size: an export."""
 
     @property
     def image_size(self) -> int:
-        """Side of the images as it is evaluated on them, pixels."""
+        """Side of the images for evaluation, pixels."""
         return self.settings.eval_size or self.settings.image_size
 
     @torch.inference_mode()
@@ -67,8 +67,8 @@ class Trained:
         mirrored = self.apply(self.model, images.flip(-1)).float()
         return self.facts.task.mean_of_views(logits, mirrored)
 
-    def apply(self, function: Callable[[Tensor], _Found], images: Tensor) -> _Found:
-        """What a function of normalized images gives, in the precision in which the run evaluates.
+    def apply(self, function: Callable[[Tensor], _Output], images: Tensor) -> _Output:
+        """Call a function on normalized images, in the precision in which the run evaluates.
 
         Args:
             function: the model, or one that calls it.
@@ -82,15 +82,13 @@ class Trained:
 
 
 def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> Trained:
-    """Load what a run has published, or its newest whole checkpoint while it is not finished.
+    """Load the published weights of a run, or its newest whole checkpoint if it is not finished.
 
     Args:
-        path: of its folder.
-        trust: run the file of its model, also where nothing shows that this user has made the run.
-        say: takes lines for the user.
+        trust: run the file of its model, even if nothing shows that this user has made the run.
 
     Raises:
-        InputError: not a run folder, that of a loop of one's own, no weights yet, or damaged ones.
+        InputError: not a run folder, that of a user's own loop, no weights yet, or damaged ones.
         UntrustedCode: its model is in a file, which may not be run.
     """
     folder = RunFolder(path)
@@ -107,7 +105,7 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
     if model_file_sha256(settings.model) != facts.model_file_sha256:
         say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
     use_threads()
-    model = rounded(
+    model = qat_model(
         make_model(dataclasses.replace(settings, device="auto"), facts), settings, facts
     )
     weights = read_safetensors(folder.weights) if published(folder) else _newest(folder, say)
@@ -122,7 +120,7 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
 
 
 def at_size(trained: Trained, image_size: int | None) -> Trained:
-    """The same model for images of another size than it was trained on; None for that one.
+    """The model for images of another size than in training; None: the same.
 
     Raises:
         InputError: a size out of range, or one that the model cannot take.
@@ -162,8 +160,8 @@ def read_for(
         out so far.
 
     Raises:
-        InputError: pixels of another unit than in training; or, while it is iterated: more than
-            `skip_bad_images` cannot be read.
+        InputError: pixels of another unit than in training; or, during iteration, more than `skip_bad_images`
+            unreadable images.
     """
     require_unit(source, trained.facts.pixels, "the training")
     dataset = ImageDataset(

@@ -1,4 +1,4 @@
-"""The folder of a run that was given none: runs/NAME after its data."""
+"""The default folder of a run: runs/NAME, after its data."""
 
 import hashlib
 import json
@@ -9,11 +9,11 @@ from typing import Any
 from flambeau.trainer.settings.settings import FIELDS, Settings
 
 EMBEDDED_NAME = "fashion-mnist"
-_PACKED_FOLDERS = (".lmdb", ".zarr", ".n5")  # whose suffix is no part of a name: photos.v2 is one
+_PACKED_FOLDERS = (".lmdb", ".zarr", ".n5")  # suffixes to drop, unlike that of photos.v2
 
 
 def given_settings(settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that were given, in their one spelling; a default of 'auto' says as little as none."""
+    """The given settings in canonical spelling, without those that equal the default 'auto'."""
     names = dict.fromkeys(("duration", *given))
     values = {name: getattr(settings, name) for name in names}
     return {
@@ -24,19 +24,12 @@ def given_settings(settings: Settings, given: Mapping[str, Any]) -> dict[str, An
 
 
 def default_folder(settings: Settings, given: Mapping[str, Any]) -> Path:
-    """runs/NAME, with a hash of the settings that were given, so that each choice has its folder.
-
-    Args:
-        settings: canonical.
-        given: as `given_settings` gives them.
-    """
-    # Of FILE.py:FUNCTION and torchvision:NAME both; Windows and archives allow no colon in a name.
-    name_of_data = (settings.data or EMBEDDED_NAME).replace(".py:", "-")
-    if name_of_data.startswith("hf:"):
-        name_of_data = name_of_data.replace(
-            ":", "-"
-        )  # of hf:USER/NAME:CONFIG the name and the CONFIG
-    data = Path(name_of_data.replace("torchvision:", "torchvision-"))
+    """runs/NAME, with a hash of the given settings, so that each choice has its own folder."""
+    # FILE.py:FUNCTION, torchvision:NAME, hf:USER/NAME:CONFIG: Windows and archives allow no colon in a name.
+    data_name = (settings.data or EMBEDDED_NAME).replace(".py:", "-")
+    if data_name.startswith("hf:"):
+        data_name = data_name.replace(":", "-")
+    data = Path(data_name.replace("torchvision:", "torchvision-"))
     is_plain = data.is_dir() and data.suffix not in _PACKED_FOLDERS
     name = (data.name if is_plain else data.stem).replace(":", "-")
     kept = {k: v for k, v in given.items() if k != "data" and not FIELDS[k].metadata["may_change"]}

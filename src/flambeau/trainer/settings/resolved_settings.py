@@ -1,4 +1,4 @@
-"""The settings of a run that exists, in which nothing is left open."""
+"""The settings of an existing run, in which nothing is left open."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from flambeau.trainer.settings.settings import FIELDS, Settings
 
 
 def _resolved(name: str) -> Any:
-    """A field of Settings that is not left open any more."""
+    """A field of Settings that has a value."""
     return dataclasses.field(metadata=FIELDS[name].metadata, kw_only=True)
 
 
 @dataclass(frozen=True)
 class ResolvedSettings(Settings):
-    """The settings of a run that exists: nothing is left open, and config.toml holds them.
+    """The settings of an existing run: nothing is left open, and config.toml holds them.
 
-    What stays None has no part in the run: a temperature without a teacher, say.
+    None means that a setting has no effect in the run: a temperature without a teacher, say.
     """
 
     image_size: int = _resolved("image_size")
@@ -28,19 +28,19 @@ class ResolvedSettings(Settings):
 
     @property
     def autocast(self) -> Literal["fp32", "bf16", "fp16"]:
-        """The precision of the forward pass; tf32 is float32 with another kernel for its products."""
+        """The precision of the forward pass; tf32 is float32 with other kernels for products."""
         return "fp32" if self.precision == "tf32" else cast(Any, self.precision)
 
     @property
     def plateau(self) -> tuple[int, float] | None:
-        """Patience in epochs and factor, where the schedule is 'plateau'."""
+        """Patience in epochs and factor, with the schedule 'plateau'."""
         if self.patience is None or self.plateau_factor is None:
             return None
         return self.patience, self.plateau_factor
 
     @property
     def distillation(self) -> tuple[str, float, float] | None:
-        """The teacher, its weight in the loss and the temperature, where there is a teacher."""
+        """The teacher, its weight in the loss and the temperature, with a teacher."""
         if self.teacher is None or self.teacher_weight is None or self.temperature is None:
             return None
         return self.teacher, self.teacher_weight, self.temperature

@@ -1,4 +1,4 @@
-"""The settings of `flambeau train`, and with the options that it shares with `Run` the source of its flags.
+"""The settings of `flambeau train`; its flags are made from them and the options shared with `Run`.
 
 Torch is not imported here, so that `--help` answers at once.
 """
@@ -29,28 +29,28 @@ from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.track import tracker_list
 
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
-"""The optimizers that have betas."""
+"""Optimizers with betas."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
-"""The momentum of the optimizers that have one, where it is left open."""
+"""Default momentum of the optimizers that have one."""
 BY_FLAGS = Advice(
     start_again="--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
     train_longer="--extend 10ep trains a finished run on for so much more",
     save_memory="Use a smaller --image-size or --model, --precision bf16, or --recompute 'layer*.*'",
     stay_finite="Usual cures: a smaller --lr, --clip-norm 1, --on-nan rollback",
 )
-"""What the messages of `flambeau train` advise."""
-_TAKEN_BY = (  # a setting, and the values of another one with which it has an effect
+"""Advice in the messages of `flambeau train`."""
+_REQUIRES = (  # a setting, and the values of another one with which it has an effect
     ("patience", "schedule", ("plateau",)),
     ("plateau_factor", "schedule", ("plateau",)),
     ("momentum", "optimizer", MOMENTUM),
     ("betas", "optimizer", BETAS),
 )
-_ALPHA = Range(1e-6, 1e6, or_zero=True)  # beyond, a Beta(alpha, alpha) cannot be drawn
+_ALPHA = Range(1e-6, 1e6, or_zero=True)  # outside, Beta(alpha, alpha) cannot be sampled
 
 
 @dataclass(frozen=True)
 class Settings(SharedOptions):
-    """Every setting of a training, as given. None means: chosen from the data."""
+    """Every setting of a training, as given. None: chosen from the data."""
 
     data: str | None = option(
         None,
@@ -504,7 +504,7 @@ class Settings(SharedOptions):
             )
 
     def _check_durations(self) -> None:
-        """Refuse durations that are none, and a warm-up as long as the run."""
+        """Refuse invalid durations, and a warm-up as long as the run."""
         warmup = parse_duration(self.warmup, name="warmup", units="% ep st")
         if self.duration is not None:
             length = parse_duration(self.duration, name="duration")
@@ -529,11 +529,11 @@ class Settings(SharedOptions):
         return NamedSchedule(self.schedule, gamma=self.gamma, milestones=milestones)
 
     def _check_effects(self) -> None:
-        """Refuse settings of something that is not chosen."""
-        for name, of, takers in _TAKEN_BY:
-            if getattr(self, name) is not None and getattr(self, of) not in takers:
+        """Refuse settings that would have no effect."""
+        for name, other, values in _REQUIRES:
+            if getattr(self, name) is not None and getattr(self, other) not in values:
                 raise InputError(
-                    f"{name} has no effect with {of} = {getattr(self, of)!r}: leave it out"
+                    f"{name} has no effect with {other} = {getattr(self, other)!r}: leave it out"
                 )
         if parse_batch_size(self.batch_size).finds and self.accumulate > 1:
             raise InputError(
@@ -552,7 +552,7 @@ class Settings(SharedOptions):
 
 
 def _check_sharding(settings: Settings) -> None:
-    """Refuse what does not go together with weights that are spread over the processes."""
+    """Refuse what does not work with sharded weights."""
     if settings.shard != "none" and settings.compression != "none":
         raise InputError(
             f"compression = {settings.compression!r} has no effect with shard = {settings.shard!r}: leave "
@@ -572,7 +572,7 @@ def _check_sharding(settings: Settings) -> None:
 
 
 def _check_parts(settings: Settings) -> None:
-    """Refuse what does not go together with fixed parts, as far as `Run` cannot see it, or only later."""
+    """Refuse what does not work with fixed parts, as far as `Run` cannot see it, or only later."""
     parts = f"parts = {settings.parts}"
     if parse_batch_size(settings.batch_size).finds:
         raise InputError(
@@ -592,11 +592,11 @@ def _check_parts(settings: Settings) -> None:
 
 
 class BatchSize(NamedTuple):
-    """What `batch_size` asks for.
+    """The meaning of `batch_size`.
 
     Attributes:
-        num: samples per forward pass, or per step if `finds`; None leaves it to the data.
-        finds: as many of them at once as fit into memory, which is to be found out.
+        num: samples per forward pass, or per step if `finds`; None: chosen from the data.
+        finds: find by trying how many of them fit into memory at once.
     """
 
     num: int | None
@@ -605,9 +605,6 @@ class BatchSize(NamedTuple):
 
 def parse_batch_size(value: int | str | None) -> BatchSize:
     """Read a number, 'auto', or 'auto:N'.
-
-    Raises:
-        InputError: another text.
 
     Example:
         >>> parse_batch_size("auto:512")
@@ -628,7 +625,7 @@ def parse_betas(text: str | None) -> tuple[float, float] | None:
     """The two numbers of `betas`.
 
     Raises:
-        InputError: they are not two, or one is not from 0 to below 1.
+        InputError: not two numbers from 0 to below 1.
     """
     if text is None:
         return None

@@ -16,7 +16,7 @@ _AnySettings = TypeVar("_AnySettings", bound=Settings)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings that a TOML file holds.
+    """The settings in a TOML file.
 
     Raises:
         InputError: no such file, an empty one, not TOML, an unknown key.
@@ -31,7 +31,7 @@ def read_config(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise InputError(f"{path} cannot be read as TOML: {error}") from error
     if is_empty:
-        # Such as a program leaves that was killed while it wrote: nobody means the defaults by it.
+        # Left by a program that was killed while writing: it does not mean the defaults.
         raise InputError(
             f"--config {path} is empty: write it again, as flambeau tune does its own, or leave --config out"
         )
@@ -40,7 +40,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:
-    """The settings of a run, from what its config.toml (at `path`) holds.
+    """The settings of a run, from the content of its config.toml (at `path`).
 
     Raises:
         InputError: an unknown key, or a missing or wrong value: of another version, or edited by hand.
@@ -82,7 +82,7 @@ def canonical(settings: _AnySettings) -> _AnySettings:
 
 
 def _full(data: str | None) -> str | None:
-    """A path in full; a data set by name, and 'auto', stay what they are."""
+    """An absolute path; names of data sets and 'auto' unchanged."""
     if data is None or data == "auto" or data.startswith(("torchvision:", "hf:")):
         return data
     return str(Path(data).resolve())

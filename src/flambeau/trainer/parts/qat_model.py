@@ -1,4 +1,4 @@
-"""The model of `--qat`: BatchNorm folded, every convolution and linear layer rounded to eight bits."""
+"""The model of `--qat`: BatchNorm folded, convolutions and linear layers rounded to eight bits."""
 
 from collections.abc import Callable
 
@@ -13,21 +13,20 @@ from flambeau.trainer.parts.model import kept_as_is
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 
 
-def rounded(
+def qat_model(
     model: nn.Module,
     settings: ResolvedSettings,
     facts: DataFacts,
     normalized: Callable[[], list[Tensor]] | None = None,
 ) -> nn.Module:
-    """The model as it is, or with its rounding if the settings say so.
+    """The model with fake quantization if the settings say so, else unchanged.
 
     Args:
-        model: with the weights that it starts from.
-        normalized: gives batches (N, C, S, S) of the network's own input, to choose the first ranges from;
-            None where ranges will be loaded.
+        normalized: returns batches (N, C, S, S) of normalized images, from which initial ranges are chosen;
+            None if ranges will be loaded.
 
     Raises:
-        InputError: a model that torch.fx cannot follow, or that has nothing to round.
+        InputError: a model that torch.fx cannot trace, or that has nothing to quantize.
     """
     if not settings.qat:
         return model
@@ -44,5 +43,5 @@ def rounded(
 
 
 def is_batchnorm(module: nn.Module) -> bool:
-    """Torch's, or a class of timm's or another library's that is called so."""
+    """Torch's, or a class of another library with such a name."""
     return "BatchNorm" in type(module).__name__

@@ -1,32 +1,63 @@
-"""Parts of a step that need each other in their SyncBatchNorm layers, some or all of them in one process.
+"""Parts of a step that depend on each other in SyncBatchNorm, several of them in one process.
 
-Each part has for itself what it would have in a process of its own: gradients and buffers.
+Each part has its own gradients and buffers, as in a process of its own.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.lockstep import Lockstep, UnevenMeetings
-from flambeau.parallel.gradient_sync.rows_of_parts import RowsOfParts
 from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.parallel.fixed_order_sum import parts_of
 from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 
 
-class PartsInLockstep:
-    """Lets all SyncBatchNorm layers of a model normalize over all parts of a step, whoever computes them.
+class GatheredRows:
+    """An all-gather of one row per part, in the order of the parts; all ranks make one.
 
     Args:
-        model: the same on all ranks; its layers must not have process groups of their own.
-        ranks: that share the parts.
+        mine: (n, ...), a row for each part of this rank; rows beyond the dealt parts are ignored.
+        ranks: share the parts.
+        parts: of a step, at most.
+        dealt: parts of this step.
+    """
+
+    def __init__(self, mine: Tensor, ranks: Ranks, *, parts: int, dealt: int) -> None:
+        owned = (parts_of(rank, ranks.world, parts) for rank in range(ranks.world))
+        self._counts = [len(range(part.start, min(part.stop, dealt))) for part in owned]
+        self._rows = [mine]
+        self._work = None
+        if ranks.world > 1:
+            sent = mine.new_zeros(max(self._counts), *mine.shape[1:])
+            count = self._counts[ranks.rank]
+            sent[:count] = mine[:count]
+            self._rows = [torch.empty_like(sent) for _ in self._counts]
+            self._work = dist.all_gather(self._rows, sent, async_op=True)
+
+    def wait(self) -> Tensor:
+        """The rows of all parts, (dealt, ...)."""
+        if self._work is not None:
+            self._work.wait()
+        pairs = zip(self._rows, self._counts, strict=True)
+        return torch.cat([rows[:count] for rows, count in pairs])
+
+
+class SyncBatchNormParts:
+    """Lets all SyncBatchNorm layers of a model normalize over all parts of a step.
+
+    Args:
+        model: the same on all ranks; its layers have no process groups of their own.
+        ranks: share the parts.
         parts: of a step.
 
     Attributes:
-        keeps: what else each part has for itself.
+        keeps: save and restore what else each part needs for itself.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, parts: int) -> None:
@@ -43,13 +74,13 @@ class PartsInLockstep:
         self._synced = [m for m in model.modules() if isinstance(m, SyncBatchNorm)]
         for layer in self._synced:
             layer.process_group = self._meet
-        # Of all layers: a recomputation puts copies into them.
+        # Of all layers, because recomputed activations put copies into them.
         self._holders = [m._buffers for m in model.modules() if m._buffers]
-        self._dealt: int | None = None  # parts of the step under way
+        self._dealt: int | None = None  # parts of the current step
         self._origins: list[int] | None = None
 
     def before_batch(self, micro: MicroBatch) -> None:
-        """The first part of this rank updates the buffers of the model, the others copies of them."""
+        """Let the first part of this rank update the model's buffers, and the others copies of them."""
         if micro.part == 1:
             self._dealt = micro.dealt
             self._first = [dict(holder) for holder in self._holders]
@@ -61,11 +92,10 @@ class PartsInLockstep:
             layer._buffers.update(_copies(start))
 
     def do(self, work: Callable[[], None], micro: MicroBatch) -> None:
-        """Compute a part as far as it does not need later ones; with the last one, all of them to their ends.
+        """Compute a part until it needs later ones; with the last one, all of them to their ends.
 
         Args:
-            work: its forward and backward pass, and whatever else belongs to it.
-            micro: its batch.
+            work: its forward and backward pass, and what belongs to them.
 
         Raises:
             InputError: the parts do not pass through the same layers.
@@ -77,11 +107,11 @@ class PartsInLockstep:
             raise
 
     @contextlib.contextmanager
-    def looked_at(self) -> Iterator[list[int]]:
-        """Around parts that are looked at, and not trained on; a bad one may leave its backward pass out.
+    def examined(self) -> Iterator[list[int]]:
+        """Around parts that are computed only to examine them; a bad one may skip its backward pass.
 
         Yields:
-            In the end, the parts that were the first to give something not finite, from 1.
+            At the end, the parts (from 1) that were the first to give something not finite.
         """
         origins: list[int] = []
         self._origins = origins
@@ -93,13 +123,13 @@ class PartsInLockstep:
             self.close()
 
     def end_step(self) -> None:
-        """The model keeps the buffers that the first part has updated, as has the first part of each rank."""
+        """Restore the buffers that the first part has updated, as on each rank."""
         for holder, first in zip(self._holders, self._first, strict=True):
             holder.update(first)
         self._dealt = None
 
     def close(self) -> None:
-        """No part follows for now; some of a step may wait for one that could not be read."""
+        """End waiting parts: a later part of the step could not be read, or the loop has ended."""
         self._lockstep.close()
         if self._dealt is not None:
             self.end_step()
@@ -113,31 +143,30 @@ class PartsInLockstep:
         def put_back() -> None:
             for p, gradient in gradients:
                 p.grad = gradient
-            for holder, own in zip(self._holders, buffers, strict=True):
-                holder.update(own)
+            for holder, kept in zip(self._holders, buffers, strict=True):
+                holder.update(kept)
 
         return put_back
 
-    def _meet(self, own: Tensor) -> Tensor:
-        """Called by a layer with what belongs to its part: (...) to (K, ...) of all parts of the step."""
+    def _meet(self, part: Tensor) -> Tensor:
+        """Called by a layer with the tensor of its part: (...) to (K, ...) of all parts of the step."""
         if self._dealt is None:  # outside of training
-            return own.unsqueeze(0)
+            return part.unsqueeze(0)
         if not self._lockstep.is_running:
             raise InputError(
                 f"parts = {self._parts}: with SyncBatchNorm the parts of a step need each other in the "
                 "forward pass, and the body of a loop is done for one after the other: write `for _ in "
                 "run.steps(loss_of)`, whose loss_of(batch) gives the loss of a batch"
             )
-        return self._lockstep.meet(own, self._of_all_parts)
+        return self._lockstep.meet(part, self._gather)
 
-    def _of_all_parts(self, own: list[Tensor]) -> Tensor:
+    def _gather(self, local: list[Tensor]) -> Tensor:
         assert self._dealt is not None
-        mine = torch.stack(own)
+        mine = torch.stack(local)
         if self._origins == []:
             bad = ~torch.isfinite(mine).flatten(1).all(1)
             self._origins += [part + 1 for part in bad.nonzero().flatten().tolist()]
-        rows = RowsOfParts(mine, self._ranks, parts=self._parts, dealt=self._dealt)
-        return rows.arrived()
+        return GatheredRows(mine, self._ranks, parts=self._parts, dealt=self._dealt).wait()
 
 
 def _copies(buffers: dict[str, Tensor | None]) -> dict[str, Tensor | None]:

@@ -1,7 +1,7 @@
-"""What the launchers of a job tell each other, in the store that torch's rendezvous also uses.
+"""What the launchers of a job exchange, in the store that torch's rendezvous also uses.
 
-Torch's rendezvous brings the nodes together; why ranks have ended, whether all are done and who is lost it
-does not tell. A job has rounds: each is one rendezvous and one start of the ranks.
+Torch's rendezvous only brings the nodes together; here they exchange why ranks have ended, whether all are
+done, and who is lost. A job has rounds: each is one rendezvous and one start of the ranks.
 """
 
 import json
@@ -17,28 +17,28 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from flambeau.errors import InputError
-from flambeau.parallel.launcher.rendezvous_address import Place
+from flambeau.parallel.launcher.rendezvous_address import Rendezvous
 from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED
 
 NEVER_AGAIN = (2, EXIT_CODE, INTERRUPTED)
-"""Exit codes of ranks after which none is started again; 2 is that of wrong input."""
-STORE_S = 20  # of a call to a store that answers
-_SILENT_S = 30.0  # a node that has not been heard of for so long is lost; twice torch's own limit
-_LOOK_S = 0.5  # between two looks at the store
-_BEAT_LOOKS = 4  # every so many looks, say that this node is alive and see who else is
+"""Exit codes of ranks after which none is started again; 2 means wrong input."""
+STORE_S = 20  # timeout of a call to the store
+_SILENT_S = 30.0  # a node that is silent for this time is lost; twice torch's own limit
+_POLL_S = 0.5
+_POLLS_PER_BEAT = 4
 _LEFT_BEHIND_S = 5.0  # nodes of a round start their ranks within a second of each other
-_GOODBYE_S = 5.0  # the node that holds the store stays so long for the others to read it
+_GOODBYE_S = 5.0  # for which the node that serves the store waits for the others to read it
 _T = TypeVar("_T")
 
 
 class Background(threading.Thread, Generic[_T]):
-    """Runs at once what may block for ever: the main thread has to hear signals and watch the ranks.
+    """A thread for a call that may block forever; the main thread handles signals and watches the ranks.
 
-    Torch's store calls block when their host is stopped or cut off, whatever their timeout (measured, torch
+    Torch's store calls block while their host is stopped or cut off, whatever their timeout (measured, torch
     2.11 and 2.15: a `get` with a timeout of 3 s against a stopped host).
 
     Attributes:
-        error: what it has raised.
+        error: the exception that the call has raised.
     """
 
     def __init__(self, work: Callable[[], _T]) -> None:
@@ -49,14 +49,13 @@ class Background(threading.Thread, Generic[_T]):
         self.start()
 
     def run(self) -> None:
-        """Do it."""
         try:
             self._values.append(self._work())
         except Exception as error:
             self.error = error
 
     def result(self) -> _T:
-        """Its value, once it has ended; or its error is raised."""
+        """The returned value, or the raised error, once the call has ended."""
         if self.error is not None:
             raise self.error
         return self._values[0]
@@ -64,15 +63,15 @@ class Background(threading.Thread, Generic[_T]):
 
 @dataclass(frozen=True)
 class Ending:
-    """Why ranks have ended, as it is reported to the user and to the other nodes.
+    """Why ranks have ended, as reported to the user and to the other nodes.
 
     Attributes:
         line: says who failed and how.
         code: exit code of the rank, negative for a signal.
-        weight: the lower, the nearer to the cause.
+        weight: the lower, the closer to the cause.
         is_final: the ranks are not started again.
-        is_failure: False if the ranks are to be started again, because a node joins or one of them needs
-            smaller parts of a batch.
+        is_failure: False if the ranks are to be started again because a node joins or one of them needs
+            smaller micro-batches.
     """
 
     line: str
@@ -83,12 +82,12 @@ class Ending:
 
     @property
     def final_code(self) -> int:
-        """The exit code of a launcher whose job ends so."""
+        """The exit code of a launcher whose job ends this way."""
         return self.code if self.code in NEVER_AGAIN else 1
 
 
-def open_store(place: Place, most_nodes: int, job_id: str) -> tuple[Store, bool]:
-    """Serve the store of the job, or connect to it; it may take for ever if something else has the port.
+def open_store(rendezvous: Rendezvous, most_nodes: int, job_id: str) -> tuple[Store, bool]:
+    """Serve the store of the job, or connect to it; may block forever if another program has the port.
 
     Returns:
         The store, and whether this process serves it.
@@ -96,33 +95,33 @@ def open_store(place: Place, most_nodes: int, job_id: str) -> tuple[Store, bool]
     Raises:
         InputError: another program has the port.
     """
-    is_host = place.is_here
+    is_host = rendezvous.is_here
     try:
-        store = _tcp_store(place, is_host=is_host)
+        store = _tcp_store(rendezvous, is_host=is_host)
     except RuntimeError as error:
         if not is_host:
-            raise InputError(not_ours(place)) from error
+            raise InputError(not_ours(rendezvous)) from error
         if most_nodes == 1:
             raise InputError(
-                f"{place} cannot be the rendezvous: another program has that port"
+                f"{rendezvous} cannot be the rendezvous: another program has that port"
             ) from error
         is_host = False  # probably another launcher on this machine serves it
-        store = _tcp_store(place, is_host=False)
+        store = _tcp_store(rendezvous, is_host=False)
     return PrefixStore(f"flambeau/{job_id}", store), is_host
 
 
-def not_ours(place: Place) -> str:
-    """What to say of something else at the rendezvous."""
+def not_ours(rendezvous: Rendezvous) -> str:
+    """The message if another program answers at the rendezvous."""
     return (
-        f"what answers at {place} is no rendezvous: another program has that port; "
+        f"what answers at {rendezvous} is no rendezvous: another program has that port; "
         "name another one, on all nodes"
     )
 
 
-def _tcp_store(place: Place, *, is_host: bool) -> TCPStore:
+def _tcp_store(rendezvous: Rendezvous, *, is_host: bool) -> TCPStore:
     return TCPStore(
-        place.host,
-        place.port,
+        rendezvous.host,
+        rendezvous.port,
         is_master=is_host,
         multi_tenant=True,  # torch's rendezvous in this process uses the same server
         wait_for_workers=False,
@@ -131,14 +130,14 @@ def _tcp_store(place: Place, *, is_host: bool) -> TCPStore:
 
 
 def join_round(store: Store, most_nodes: int, node_rank: int | None) -> int | None:
-    """Find the round that this node can take part in; wait as a spare while the job has all its nodes.
+    """Find the round that this node can join; wait as a spare while the job has all its nodes.
 
     Args:
-        most_nodes: how many nodes the job takes.
-        node_rank: the place of this node, if the nodes have one.
+        most_nodes: the maximum number of nodes of the job.
+        node_rank: of this node, if the nodes have given ranks.
 
     Returns:
-        The number of the round; None if the job is over without this node.
+        The number of the round; None if the job is over.
     """
     number = int(store.compare_set("round", "", "0"))
     if store.check([f"{number}/nodes"]):  # its ranks run
@@ -150,7 +149,7 @@ def join_round(store: Store, most_nodes: int, node_rank: int | None) -> int | No
             while int(store.get("round")) == number:
                 if store.check(["over"]):
                     return None
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         except RuntimeError:  # the node that serves the store has ended
             return None
         return join_round(store, most_nodes, node_rank)
@@ -159,7 +158,7 @@ def join_round(store: Store, most_nodes: int, node_rank: int | None) -> int | No
 
 
 def _claim(store: Store, number: int, node_rank: int | None) -> None:
-    """Take a place in the order of the nodes; where that is wrong, the round ends for all."""
+    """Claim a rank among the nodes; on a conflict the round ends for all."""
     way = "torch's order" if node_rank is None else "--node-rank"
     wrong = ""
     if store.compare_set(f"{number}/order", "", way).decode() != way:
@@ -171,12 +170,12 @@ def _claim(store: Store, number: int, node_rank: int | None) -> None:
 
 
 class RoundStatus:
-    """Looks at the store twice a second, in a thread.
+    """Polls the store twice a second, in a thread.
 
     Attributes:
         ending: of the round, if a node has published one.
-        everyone_is_done: the ranks of all nodes are.
-        silent_node: in words, one that has said nothing for a while.
+        everyone_is_done: the ranks of all nodes are done.
+        silent_node: in words, a node that has been silent for too long.
         is_done: set from outside: the ranks of this node are done.
     """
 
@@ -196,15 +195,15 @@ class RoundStatus:
         self._num_gone = 0
         self._reported = set[str]()
         self._beats: dict[int, tuple[bytes, float]] = {}
-        self._num_looks = 0
-        self._looked_at = time.monotonic()
+        self._num_polls = 0
+        self._polled_at = time.monotonic()
         self._wake, self._ended = threading.Event(), threading.Event()
         self._thread = Background(self._run)
 
     @property
     def is_cut_off(self) -> bool:
         """The store is gone, or has not answered for long."""
-        return self._thread.error is not None or time.monotonic() - self._looked_at > _SILENT_S
+        return self._thread.error is not None or time.monotonic() - self._polled_at > _SILENT_S
 
     @property
     def is_left_behind(self) -> bool:
@@ -212,53 +211,53 @@ class RoundStatus:
         return self._node < 0 and time.monotonic() - self._others_began_at > _LEFT_BEHIND_S
 
     def ranks_started(self, node: int, num_nodes: int, name: str) -> None:
-        """Which node this is in the round; from now on it is to be heard of."""
+        """Set the number of this node in the round; from now on it writes heartbeats."""
         self.num_nodes, self._name, self._node = num_nodes, name, node
 
     def publish(self, ending: Ending) -> None:
-        """Tell the other nodes why ranks of this one have ended, and hear what they have said."""
+        """Publish why ranks of this node have ended, and read what other nodes have published."""
         self._outbox = ending
         self.refresh()
 
     def refresh(self) -> None:
-        """Wait until a look that begins now is over, for a second at most."""
-        enough = self._num_looks + 2  # the one under way has perhaps read already
+        """Wait until a poll that starts now is over, at most one second."""
+        enough = self._num_polls + 2  # the current one may have read already
         deadline = time.monotonic() + 1.0
-        while self._num_looks < enough and self._thread.is_alive() and time.monotonic() < deadline:
+        while self._num_polls < enough and self._thread.is_alive() and time.monotonic() < deadline:
             self._wake.set()
             time.sleep(0.01)
 
     def leave(self, *, is_host: bool) -> None:
-        """Say goodbye; who serves the store waits for the goodbyes of the others, for a few seconds."""
+        """Say goodbye; the node that serves the store waits a few seconds for the goodbyes of the others."""
         if not self.is_cut_off:
             self._is_leaving = True
             self.refresh()
-            deadline = time.monotonic() + (_GOODBYE_S if self.num_nodes else 3 * _LOOK_S)
+            deadline = time.monotonic() + (_GOODBYE_S if self.num_nodes else 3 * _POLL_S)
             most = self.num_nodes or math.inf
             while is_host and self._num_gone < most and time.monotonic() < deadline:
                 time.sleep(0.05)
         self.end()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._ended.set()
         self._wake.set()
 
     def _run(self) -> None:
         while not self._ended.is_set():
-            self._look()
-            self._num_looks += 1
-            self._looked_at = time.monotonic()
-            self._wake.wait(_LOOK_S)
+            self._poll()
+            self._num_polls += 1
+            self._polled_at = time.monotonic()
+            self._wake.wait(_POLL_S)
             self._wake.clear()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         store = self._store
         if store.check(["ending"]):
             self.ending = Ending(**json.loads(store.get("ending")))
         if self._outbox is not None:
             mine, self._outbox = self._outbox, None
-            # Of two alike the earlier one is the cause of the other.
+            # Of two with equal weight the earlier one has caused the other.
             if self.ending is not None:
                 is_final = mine.is_final or self.ending.is_final
                 mine = replace(min(self.ending, mine, key=lambda e: e.weight), is_final=is_final)
@@ -273,19 +272,19 @@ class RoundStatus:
             store.set("nodes", str(self.num_nodes))
             self.everyone_is_done = self._count("done", self.is_done) == self.num_nodes
             self._num_gone = self._count("gone", self._is_leaving)
-            if self._num_looks % _BEAT_LOOKS == 0:
+            if self._num_polls % _POLLS_PER_BEAT == 0:
                 self._beat()
 
     def _count(self, key: str, is_so: bool) -> int:
-        """How many nodes have said so."""
+        """How many nodes have reported this."""
         is_new = is_so and key not in self._reported
         if is_new:
             self._reported.add(key)
         return int(self._store.add(key, int(is_new)))
 
     def _beat(self) -> None:
-        """Say something new, and see who else has, by the clock of this machine."""
-        self._store.set(f"beat/{self._node}", f"{self._num_looks} {self._name}")
+        """Write a new heartbeat, and check those of the others by the clock of this machine."""
+        self._store.set(f"beat/{self._node}", f"{self._num_polls} {self._name}")
         now = time.monotonic()
         for node in range(self.num_nodes):
             key = f"beat/{node}"

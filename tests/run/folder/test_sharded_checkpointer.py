@@ -39,8 +39,7 @@ from flambeau.run.folder.checkpointer import (
     copies,
     copy_nested,
 )
-from flambeau.run.folder.shard_files import restore_pieces
-from flambeau.run.folder.sharded_checkpointer import ShardedCheckpointer
+from flambeau.run.folder.sharded_checkpointer import ShardedCheckpointer, restore_pieces
 
 StartRanks = Callable[..., Any]
 

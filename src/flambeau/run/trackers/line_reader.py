@@ -1,22 +1,22 @@
-"""The lines of metrics.jsonl as trackers get them."""
+"""Reads the lines of metrics.jsonl for trackers."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.run.trackers.tracker import START, Place
+from flambeau.run.trackers.tracker import START, Position
 
 _CHUNK_BYTES = 2**16
 
 
 def next_lines(path: Path, offset: int, size: int) -> list[tuple[int, dict[str, Any]]]:
-    """Whole lines from an offset on, each with its end in the file; none where nothing is left.
+    """The whole lines from an offset on, each with its end in the file; none if nothing is left.
 
     Args:
-        path: of metrics.jsonl, which grows and may be cut meanwhile.
-        offset: where a line begins.
-        size: where the last line ends.
+        path: metrics.jsonl, which may grow or be cut meanwhile.
+        offset: start of a line.
+        size: end of the last line.
     """
     chunk = _CHUNK_BYTES
     with path.open("rb") as file:
@@ -27,28 +27,28 @@ def next_lines(path: Path, offset: int, size: int) -> list[tuple[int, dict[str, 
             if whole or len(text) < chunk:
                 break
             chunk *= 2
-    found = []
+    lines = []
     for line in whole.splitlines(keepends=True):
         offset += len(line)
-        found.append((offset, json.loads(line)))
-    return found
+        lines.append((offset, json.loads(line)))
+    return lines
 
 
-def place_after(path: Path, size: int) -> tuple[Place, int]:
-    """The place after so many bytes, and where the lines of its step begin."""
+def position_after(path: Path, size: int) -> tuple[Position, int]:
+    """The position after so many bytes, and the offset of the first line of its step."""
     lines = _first_lines(path, size)
-    place = START
+    position = START
     start = sum(map(len, lines))
     for line in reversed(lines):
         step = json.loads(line)["step"]
-        if place.lines and step != place.step:
+        if position.lines and step != position.step:
             break
-        place, start = Place(step, place.lines + 1), start - len(line)
-    return place, start
+        position, start = Position(step, position.lines + 1), start - len(line)
+    return position, start
 
 
 def ends_with_evaluation(path: Path, size: int, *, step: int) -> bool:
-    """Whether the last line of so many bytes is of an evaluation at this step."""
+    """Whether the last line of the first `size` bytes is of an evaluation at this step."""
     lines = _first_lines(path, size)
     row = json.loads(lines[-1]) if lines else {}
     return row.get("step") == step and "learning_rate" not in row
@@ -60,18 +60,18 @@ def _first_lines(path: Path, size: int) -> list[bytes]:
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line but its step, those of a list as name/0, name/1 ...
+    """The numbers of a line except its step; those of a list as name/0, name/1 ...
 
     Example:
         >>> figures_of({"step": 5, "epoch": 0, "train_loss": None, "learning_rates": [0.1, 0.2]})
         {'epoch': 0, 'learning_rates/0': 0.1, 'learning_rates/1': 0.2}
     """
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for name, value in row.items():
         if name == "step":
             continue
         items = enumerate(value) if isinstance(value, list) else [(None, value)]
         for index, item in items:
             if isinstance(item, (int, float)):
-                found[name if index is None else f"{name}/{index}"] = item
-    return found
+                figures[name if index is None else f"{name}/{index}"] = item
+    return figures

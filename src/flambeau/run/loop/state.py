@@ -1,0 +1,461 @@
+"""What the loop of a run remembers: `ResumableState` is saved in checkpoints, `TransientState` is not."""
+
+import contextlib
+import dataclasses
+import enum
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
+from flambeau.recipes.setup.seeding import rng_state, set_rng_state
+from flambeau.recipes.training.amp_step import AmpStep
+from flambeau.recipes.training.ema import EMA
+from flambeau.recipes.training.metrics import MeanOnDevice
+from flambeau.run.folder.checkpointer import (
+    Restored,
+    Snapshot,
+    copies,
+    copy_nested,
+    why_not_loadable,
+)
+from flambeau.run.folder.metrics_log import json_numbers
+from flambeau.run.folder.published_weights import Best, Result
+from flambeau.run.loop.step_metrics import StepMetrics
+
+_SCALE_FLOOR = 2.0**-20
+"""With an fp16 loss scale below this, no step has succeeded for long. Chosen, untested."""
+_SAVED_FIELDS = (
+    "step",
+    "epoch",
+    "position",
+    "order_crc",
+    "metrics",
+    "rollbacks",
+    "lr_scale",
+    "stopped",
+)
+
+
+@runtime_checkable
+class CountedByRanks(Protocol):
+    """An object in `state=` that each rank counts by itself and that rank 0 saves for all ranks.
+
+    Attributes:
+        may_be_missing: older checkpoints without it can still be resumed.
+    """
+
+    may_be_missing: bool
+
+    def settle_ranks(self, ranks: Ranks) -> None:
+        """Bring the counts of all ranks to rank 0, before a checkpoint; every rank calls it."""
+
+    def leave_to_first(self) -> None:
+        """Count nothing of a loaded checkpoint: this is not rank 0, which counts it."""
+
+    def take_back(self) -> None:
+        """Forget what was counted in the current global batch, which starts over."""
+
+
+@dataclass
+class ResumableState:
+    """What a checkpoint holds. In brackets: who writes the field, besides `load` and `undo_global_batch`.
+
+    Attributes:
+        model: the module inside torch.compile, or this rank's pieces of a sharded one.
+        window: losses and logged means since the last line. [TrainingStep, Run.log, Run.batches]
+        best: the best evaluation so far. [Lifecycle]
+        user: the objects given as `state=`, and the schedule if it has state.
+        data_length: samples of an epoch, or batches of a ready-made loader. [never changed]
+        step: optimizer steps done. [TrainingStep]
+        epoch: from 0. [Lifecycle]
+        position: how much of the epoch is consumed, in the unit of `data_length`.
+            [TrainingStep; Lifecycle sets it to 0 at the end of an epoch]
+        order_crc: CRC-32 over all sample indices consumed; equal for runs of equal order. [TrainingStep]
+        metrics: figures of the last evaluation. [Lifecycle]
+        rollbacks: number of returns to a checkpoint after a step that was not finite. [NanGuard]
+        lr_scale: the product of the factors that those apply to the learning rate. [NanGuard]
+        stopped: `run.stop()` has ended the run. [Lifecycle]
+        extend: the extension of `duration` that the steps so far were trained for. [Lifecycle]
+        micro_batch: samples per forward pass of all ranks; None for ready-made batches. [MemoryGuard]
+            Checkpoints record it, but a resume follows the run folder and the options.
+        micro: the current or last micro-batch without its data; not saved. [Run.batches, TrainingStep]
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    amp: AmpStep
+    ema: EMA | None
+    window: StepMetrics
+    best: Best
+    user: Mapping[str, Any]
+    data_length: int
+    step: int = 0
+    epoch: int = 0
+    position: int = 0
+    order_crc: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    rollbacks: int = 0
+    lr_scale: float = 1.0
+    stopped: bool = False
+    extend: str | None = None
+    micro_batch: int | None = None
+    micro: MicroBatch | None = None
+
+    def __post_init__(self) -> None:
+        self._shapes = _shapes(self.model)
+        self._batch_start = 0, 0, (0, 0)
+
+    def check_shapes(self) -> None:
+        """Raise InputError if the model's saved tensors no longer have the shapes they started with.
+
+        A new start would have the old shapes, so it could not load them.
+        """
+        now = _shapes(self.model)
+        for name in {**self._shapes, **now}:
+            if self._shapes.get(name) != now.get(name):
+                raise InputError(
+                    f"'{name}' of the model was {self._shapes.get(name, 'missing')} when the run started and "
+                    f"is {now.get(name, 'missing')} now, so no resume could put it back: change the model "
+                    "before Run, or leave what the model makes again out of checkpoints, with "
+                    "register_buffer(..., persistent=False)"
+                )
+
+    def settle(self, ranks: Ranks) -> None:
+        """Combine on rank 0 what each rank has counted, before a snapshot; every rank calls it."""
+        self.window.settle(ranks, step=self.step)
+        for thing in self._counted_by_ranks():
+            thing.settle_ranks(ranks)
+
+    def leave_to_first(self) -> None:
+        """On other ranks than 0: drop the counts of a loaded checkpoint, which rank 0 counts."""
+        self.window.leave_to_first()
+        for thing in self._counted_by_ranks():
+            thing.leave_to_first()
+
+    def begin_global_batch(self) -> None:
+        """Note what `undo_global_batch` returns to."""
+        window = self.window
+        counts = len(window.losses), window.total_samples
+        self._batch_start = self.position, self.order_crc, counts
+
+    def undo_global_batch(self) -> None:
+        """Remove what the unfinished global batch has counted, and its gradients."""
+        self.position, self.order_crc, counts = self._batch_start
+        self.window.take_back(*counts)
+        for thing in self._counted_by_ranks():
+            thing.take_back()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _counted_by_ranks(self) -> list[CountedByRanks]:
+        return [thing for thing in self.user.values() if isinstance(thing, CountedByRanks)]
+
+    def snapshot(self, *, metrics: tuple[int, int], exactness: Mapping[str, Any]) -> Snapshot:
+        """A copy of everything on the CPU; waits for the device. Raises InputError like `check_shapes`.
+
+        Args:
+            metrics: the length of metrics.jsonl now, and the CRC-32 of that much of it.
+            exactness: what else decides the bits of a resume.
+        """
+        self.check_shapes()
+        fields = {name: getattr(self, name) for name in _SAVED_FIELDS}
+        metrics_bytes, metrics_crc32 = metrics
+        state = {
+            **fields,
+            "data_length": self.data_length,
+            "extend": self.extend,
+            "micro_batch": self.micro_batch,
+            "metrics_bytes": metrics_bytes,
+            "best": self.best.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "amp": self.amp.state_dict(),
+            "ema_updates": None if self.ema is None else self.ema.num_updates,
+            "rng": rng_state(),
+            "window": self.window.state_dict(),
+            "user": {name: thing.state_dict() for name, thing in self.user.items()},
+        }
+        meta = {
+            **fields,
+            "micro_batch": self.micro_batch,
+            "metrics": json_numbers(self.metrics),
+            "metrics_bytes": metrics_bytes,
+            "metrics_crc32": metrics_crc32,
+            "exactness": exactness,
+            "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        }
+        return Snapshot(
+            model=copies(self.model.state_dict()),
+            ema=None if self.ema is None else copies(self.ema.shadow),
+            state=copy_nested(state),
+            meta=meta,
+        )
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether a step was not finite, or fp16 scaling no longer succeeds; waits for the device."""
+        return bool(self.amp.halted) or self.amp.loss_scale() < _SCALE_FLOOR
+
+    def read_window(self, halted_steps: Tensor) -> tuple[dict[str, Any], int]:
+        """The figures since the last line, and how many of those steps to undo; waits for the device."""
+        figures, halted = self.window.read(halted_steps)
+        row: dict[str, Any] = {**figures}
+        if self.amp.precision == "fp16":
+            row["loss_scale"] = self.amp.loss_scale()
+            halted = halted or int(row["loss_scale"] < _SCALE_FLOOR)
+        rates = [group["lr"] for group in self.optimizer.param_groups]
+        row["learning_rate"] = max(rates)
+        if len(set(rates)) > 1:
+            row["learning_rates"] = rates
+        return row, halted
+
+    def results(self) -> list[Result]:
+        """The weights to publish, preferred first: the average, or the best and then the last."""
+        last = Result(weights="last", step=self.step, metrics=self.metrics)
+        if self.ema is not None:
+            return [dataclasses.replace(last, weights="ema")]
+        if self.best.step is not None:
+            return [Result("best", self.best.step, self.best.metrics), last]
+        return [last]
+
+    def load(self, restored: Restored) -> None:
+        """Load a checkpoint.
+
+        Raises:
+            InputError: the data length, the model's tensors or the optimizer's groups differ.
+        """
+        state = restored.state
+        if state["data_length"] != self.data_length:
+            raise InputError(
+                f"the run was started on {state['data_length']} samples (or batches) and there are "
+                f"{self.data_length} now; restore the data, or start again in another folder"
+            )
+        why = why_not_loadable(self.model, restored.model)
+        if why is not None:
+            raise InputError(
+                f"checkpoint {restored.name} is of another model: {why}; use another folder"
+            )
+        user = self._user_parts(state["user"])
+        self.model.load_state_dict(restored.model)
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except ValueError as error:
+            raise InputError(
+                f"checkpoint {restored.name} is of an optimizer with other parameter groups, perhaps of "
+                f"another version of flambeau: {error}; use another folder"
+            ) from error
+        _lay_out_alike(self.optimizer)
+        self.amp.load_state_dict(state["amp"])
+        self.amp.halted.zero_()  # it belongs to a step that is undone
+        if self.ema is not None:
+            self.ema.load_state_dict({"shadow": restored.ema, "num_updates": state["ema_updates"]})
+        self.best.load_state_dict(state["best"])
+        self.window.load_state_dict(state["window"])
+        for name, thing in user.items():
+            thing.load_state_dict(state["user"][name])
+        set_rng_state(state["rng"])
+        self.extend = state.get("extend", self.extend)
+        for name in _SAVED_FIELDS:
+            setattr(self, name, state.get(name, getattr(self, name)))
+
+    def _user_parts(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """The user's objects that have a saved state."""
+        parts = {
+            name: thing
+            for name, thing in self.user.items()
+            if name in saved or not (isinstance(thing, CountedByRanks) and thing.may_be_missing)
+        }
+        if saved.keys() != parts.keys():
+            raise InputError(
+                f"the run was saved with state={sorted(saved)}, now {sorted(self.user)}"
+            )
+        return parts
+
+
+def _lay_out_alike(optimizer: Optimizer) -> None:
+    """Give each tensor of the optimizer's state the strides of its parameter.
+
+    A sharded run saves pieces without channels_last strides, and a fused step walks both memories in the same
+    order: it would pair a weight with the momentum of another.
+    """
+    for parameter, entries in optimizer.state.items():
+        for name, value in entries.items():
+            is_alike = isinstance(value, Tensor) and value.shape == parameter.shape
+            if is_alike and value.stride() != parameter.stride():
+                entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {k: tuple(v.shape) for k, v in model.state_dict().items() if isinstance(v, Tensor)}
+
+
+class Phase(enum.Enum):
+    """How far the current global batch is, and whether it can be undone and started over.
+
+    The methods of `TransientState` make the transitions:
+
+        BETWEEN -> REVOCABLE (first forward pass, inside `run.halving()`) -> REVOCABLE_PARTIAL -> BETWEEN
+        BETWEEN -> PARTIAL (a backward pass outside of `run.halving()`) -> BETWEEN
+        BETWEEN -> EVALUATED (a batch of an evaluation, inside `run.halving()`) -> BETWEEN
+        REVOCABLE, REVOCABLE_PARTIAL, EVALUATED -> OUT_OF_MEMORY -> BETWEEN
+
+    An evaluation starts in BETWEEN and restores the phase at its end.
+    """
+
+    BETWEEN = "there are no gradients"
+    REVOCABLE = "the first forward pass is running, and its counts can be undone"
+    REVOCABLE_PARTIAL = "some micro-batches have gradients, and their counts can be undone"
+    PARTIAL = "some micro-batches have gradients"
+    EVALUATED = "a batch of an evaluation is running, which can be cut in two"
+    OUT_OF_MEMORY = "memory ran out, and the batch will be repeated"
+
+
+_REVOCABLE = (Phase.REVOCABLE, Phase.REVOCABLE_PARTIAL)
+_PARTIAL = (Phase.PARTIAL, Phase.REVOCABLE_PARTIAL)
+
+
+@dataclass
+class TransientState:
+    """What the loop remembers between its methods; not saved. In brackets: who writes the field.
+
+    Attributes:
+        halted_steps: 0-d, on the device: steps since the first that was not finite. [TrainingStep]
+        next_event: the next step with a line, a checkpoint or the end. [Lifecycle]
+        saved_step: step of the newest checkpoint; -1 before the first. [Lifecycle]
+        stream: micro-batches from the current position on; None: to be opened.
+            [Run.batches opens it; Lifecycle and `give_up` close it]
+        micro: the micro-batch that waits for `run.step`. [`begin`, Run.step, `keep`]
+        done: the last micro-batch of a step, until the loop's body has ended. [Run.step, Lifecycle]
+        part_of: steps done before the last micro-batch, and its `sum_key`. [`begin`, `keep`]
+        num_samples: size of the last batch, for logged means; -1 before the first.
+            [`begin`, `keep`; in an evaluation MemoryGuard]
+        stop_requested: this rank has called `run.stop()`; other ranks may not know it yet. [Run.stop]
+        evaluated: the means of the current evaluation; None in training. [Run.evaluate, evaluated_batches]
+        phase: of the current global batch. [the methods below]
+        held_back: logged values that count once the global batch is done. [`count`, `settle`]
+    """
+
+    halted_steps: Tensor
+    next_event: int = 0
+    saved_step: int = -1
+    stream: Iterator[MicroBatch] | None = None
+    micro: MicroBatch | None = None
+    done: MicroBatch | None = None
+    part_of: tuple[int, int] = (0, 0)
+    num_samples: int = -1
+    stop_requested: bool = False
+    evaluated: dict[str, MeanOnDevice] | None = None
+    phase: Phase = Phase.BETWEEN
+    held_back: list[Callable[[], object]] = field(default_factory=list)
+
+    def begin(self, micro: MicroBatch, *, step: int) -> None:
+        """Note the micro-batch that the loop's body gets next, after `step` steps."""
+        self.micro = micro
+        self.num_samples = micro.size
+        self.part_of = step, micro.sum_key
+
+    def keep(self) -> Callable[[], None]:
+        """Save and clear the current micro-batch; the returned function restores it."""
+        kept = self.micro, self.num_samples, self.part_of
+        self.micro = None
+
+        def put_back() -> None:
+            self.micro, self.num_samples, self.part_of = kept
+
+        return put_back
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """An evaluation; afterwards the current training batch is as before."""
+        kept = self.num_samples, self.phase, self.held_back
+        self.phase = Phase.BETWEEN
+        self.held_back = []
+        try:
+            yield
+        finally:
+            self.evaluated = None
+            self.num_samples, self.phase, self.held_back = kept
+
+    # ---------------------------------------------------------------- the phase of the global batch
+
+    @property
+    def is_partial(self) -> bool:
+        """Some, but not all, micro-batches of the global batch have gradients."""
+        return self.phase in _PARTIAL
+
+    @property
+    def is_revocable(self) -> bool:
+        """The global batch can be undone and started over."""
+        return self.phase in _REVOCABLE
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Memory ran out, and the current batch will be repeated."""
+        return self.phase is Phase.OUT_OF_MEMORY
+
+    def begin_revocable(self) -> None:
+        """A global batch starts inside `run.halving()`."""
+        self.phase = Phase.REVOCABLE
+
+    def begin_evaluated(self) -> None:
+        """A batch of an evaluation starts inside `run.halving()`."""
+        self.phase = Phase.EVALUATED
+
+    def end_evaluated(self) -> None:
+        """A batch of an evaluation is done and its values count, or it ran out of memory and they do not."""
+        if self.is_out_of_memory:
+            self.held_back.clear()
+        self.phase = Phase.BETWEEN
+        self.settle()
+
+    def end_part(self, *, ends_batch: bool) -> None:
+        """The backward pass of a micro-batch is done; after the last, the logged values count."""
+        if ends_batch:
+            self.phase = Phase.BETWEEN
+            self.settle()
+        else:
+            self.phase = Phase.REVOCABLE_PARTIAL if self.is_revocable else Phase.PARTIAL
+
+    def run_out(self) -> None:
+        """Memory ran out in a batch that can be undone."""
+        self.phase = Phase.OUT_OF_MEMORY
+
+    def give_up(self) -> None:
+        """Forget the current global batch."""
+        self.stream = None
+        self.micro = None
+        self.phase = Phase.BETWEEN
+        self.held_back.clear()
+
+    def count(self, work: Callable[[], object]) -> None:
+        """Count a value of the current batch: now, or at its end if the batch may be undone.
+
+        After running out of memory nothing counts: the batch will be repeated.
+        """
+        if self.is_revocable or self.phase is Phase.EVALUATED:
+            self.held_back.append(work)
+        elif not self.is_out_of_memory:
+            work()
+
+    def settle(self) -> None:
+        """The current batch is done: count its logged values."""
+        for work in self.held_back:
+            work()
+        self.held_back.clear()
+
+    def restart(self, *, saved_step: int, next_event: int) -> None:
+        """Be as a new process that has loaded a checkpoint."""
+        self.give_up()
+        self.halted_steps.zero_()
+        self.next_event = next_event
+        self.saved_step = saved_step
+        self.done = None
+        self.evaluated = None
+        self.stop_requested = False
+        self.num_samples = 0
