@@ -26,7 +26,7 @@ from flambeau.data.drop_in.seeded_samples import (
     whole_batch,
 )
 from flambeau.data.drop_in.stacking import collate_in_place
-from flambeau.data.loading.background_reader import read_ahead
+from flambeau.data.loading.background_reader import prefetch
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
@@ -183,7 +183,7 @@ class FastLoader:
             except Exception as error:  # raised where it is asked for, and the epoch goes on
                 return _raising(error)
 
-        return map(_call, read_ahead(batches, read, depth=depth))
+        return map(_call, prefetch(batches, read, depth=depth))
 
     def _read_in_threads(self, batch: Batch, pool: DecodePool) -> Callable[[], Any]:
         """What gives the batch, called in the thread of the training."""

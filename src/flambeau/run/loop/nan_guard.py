@@ -201,7 +201,7 @@ class NanGuard:
         found = dict[int, list[str]]()
 
         def look(micro: MicroBatch) -> None:
-            names = [self._loader.describe(int(index)) for index in micro.indices[micro.own]]
+            names = [self._loader.describe(int(index)) for index in micro.indices[micro.local]]
             found[micro.part] = list(map(str, explain(micro.data, names, steps_before)))
 
         def batches() -> Iterator[MicroBatch]:
