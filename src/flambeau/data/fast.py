@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from flambeau.data.drop_in.fast_loader import FastLoader, FastOptions
 from flambeau.data.drop_in.packed_copy import copy_for
-from flambeau.data.drop_in.transform_kinds import is_timms
+from flambeau.data.drop_in.transform_kinds import is_from_timm
 from flambeau.errors import InputError
 
 
@@ -69,7 +69,7 @@ def fast(
         InputError: no DataLoader; both threads and workers, or no whole numbers; a packed file of other
             images; `device` or `channels_last` for timm's PrefetchLoader, which places batches itself.
     """
-    if is_timms(loader, "PrefetchLoader"):
+    if is_from_timm(loader, "PrefetchLoader"):
         if device is not None or channels_last:
             raise InputError(
                 "timm's PrefetchLoader places batches itself: give create_loader(device=...), and "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flambeau.data.pack.shard_plan import Unit
-from flambeau.data.sources.class_names import place_for_classes
+from flambeau.data.sources.class_names import class_names_path
 from flambeau.data.sources.folder_names import CLASS_NAMES, class_names_file, folder_names
 from flambeau.errors import InputError, why_no_json
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
@@ -148,7 +148,7 @@ class PackFiles:
         """
         plan = self._staging / _PLAN
         if not plan.exists():
-            self._place_for_classes()  # which refuses
+            self._class_names_path()  # which refuses
             return None
         stored = _read_facts(plan, {"config": dict, "found": list}, _START_AGAIN)
         if len(stored["found"]) not in (0, 3):
@@ -207,7 +207,7 @@ class PackFiles:
             else:
                 self._move(self._unit(number))
                 beside.update(facts["files"])
-        if (place := self._place_for_classes()) is not None:
+        if (place := self._class_names_path()) is not None:
             write_classes(place, self._classes)
         if tree.exists():
             _refuse_existing([self.dst])
@@ -259,10 +259,10 @@ class PackFiles:
             "Give the same command to continue it, another DST, or --fresh to make it again"
         )
 
-    def _place_for_classes(self) -> Path | None:
+    def _class_names_path(self) -> Path | None:
         if self._kind == "folder":
             return None
-        return place_for_classes(self.dst, self._classes)
+        return class_names_path(self.dst, self._classes)
 
 
 @contextlib.contextmanager

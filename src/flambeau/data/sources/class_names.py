@@ -27,7 +27,7 @@ def classes_file(path: Path) -> Path:
     return next((place for place in (named, *others) if place.exists()), named)
 
 
-def place_for_classes(path: Path, classes: Sequence[str]) -> Path | None:
+def class_names_path(path: Path, classes: Sequence[str]) -> Path | None:
     """Where the class names of a packed file have to be written; None where its readers find them already.
 
     Args:
