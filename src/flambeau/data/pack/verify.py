@@ -20,8 +20,8 @@ from flambeau.data.pack.scan import in_one_line, scan
 from flambeau.data.pack.shard_plan import PACKED, target_kind
 from flambeau.data.pack.table_files import save_rows
 from flambeau.data.pack.writers import TABLES, Record, open_writer
-from flambeau.data.sources.arrays.hdf5_file import stored_as as hdf5_stored_as
-from flambeau.data.sources.arrays.tensorstore_file import stored_as as store_stored_as
+from flambeau.data.sources.arrays.hdf5_file import check_chunks as check_hdf5_chunks
+from flambeau.data.sources.arrays.tensorstore_file import check_chunks as check_store_chunks
 from flambeau.data.sources.class_names import classes_file, named_labels
 from flambeau.data.sources.folder_names import CLASS_NAMES
 from flambeau.data.sources.format_table import FORMATS
@@ -251,7 +251,7 @@ def _stored_as(path: Path, kind: str) -> tuple[bool, Sequence[str]]:
             return _has_crcs(archive), ()
     if checksums is not None:
         return checksums, ()
-    return hdf5_stored_as(path) if kind == "hdf5" else store_stored_as(path)
+    return check_hdf5_chunks(path) if kind == "hdf5" else check_store_chunks(path)
 
 
 def _num_classes(path: Path) -> int:
