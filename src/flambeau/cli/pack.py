@@ -210,7 +210,7 @@ def _split(arguments: argparse.Namespace) -> "Split":
 
 
 def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
-    from flambeau.data.pack.output_files import disk_errors_named, write_classes, write_whole
+    from flambeau.data.pack.output_files import name_disk_errors, write_classes, write_whole
     from flambeau.data.pack.shard_plan import list_files, named_parts, remarks_on_classes
     from flambeau.data.sources.class_names import class_names_path
 
@@ -221,7 +221,7 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
             raise InputError(f"{path} exists\nName another DST, or give --fresh to write it again")
     classes = parts[0][1].classes
     names_path = class_names_path(next(iter(texts)), classes)
-    with disk_errors_named(dst, dst.parent):
+    with name_disk_errors(dst, dst.parent):
         if names_path is not None:
             write_classes(names_path, classes)
         for path, text in texts.items():

@@ -1,6 +1,6 @@
 """Class names that cannot be folder names: how `flambeau pack` writes them, and how they are read back.
 
-Source: own; bytes are escaped as in a URL (RFC 3986, section 2.1).
+Bytes are escaped as in a URL (RFC 3986, section 2.1).
 'T-shirt/top' becomes the folder 'T-shirt%2Ftop', and a hidden file beside it gives the class name.
 Without that file a folder's name is the class: a user's folder 'a%2Fb' stays 'a%2Fb'.
 """

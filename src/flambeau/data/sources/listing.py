@@ -1,6 +1,6 @@
 """Labelled images listed in a text file: .csv and .tsv tables, and MXNet's .lst.
 
-Source: own; RFC 4180 for quotes; mxnet 1.9.1 tools/im2rec.py for .lst: index, labels and path, between tabs.
+RFC 4180 for quotes; mxnet 1.9.1 tools/im2rec.py for .lst: index, labels and path, between tabs.
 """
 
 import csv

@@ -1,6 +1,6 @@
 """Labelled images in an LMDB file.
 
-Source: own; the format is that of flambeau.recipes.data.lmdb_records. The pickled pairs are those of
+The format is that of flambeau.recipes.data.lmdb_records. The pickled pairs are those of
 `tools/folder2lmdb.py` in Lyken17/Efficient-PyTorch and its copies.
 """
 

@@ -1,6 +1,6 @@
 """Labelled images in a RecordIO file.
 
-Source: own; the format is that of flambeau.recipes.data.recordio.
+The format is that of flambeau.recipes.data.recordio.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """Labelled images in a tar file, by WebDataset's convention.
 
-Source: own; the convention is that of flambeau.recipes.data.tar_shards, which reads the bytes.
+The convention is that of flambeau.recipes.data.tar_shards, which reads the bytes.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Labelled images in a TFRecord file.
 
-Source: own; the formats are those of flambeau.recipes.data.tfrecord and tf_example. The names of features are
+The formats are those of flambeau.recipes.data.tfrecord and tf_example. The names of features are
 those of TensorFlow's ImageNet scripts (`image/encoded`), TFDS (`image`, `label`), Kaggle's TPU data sets
 (`class`, `target`, `image_name`) and common names of files in a sample (`jpg`, `cls`).
 """

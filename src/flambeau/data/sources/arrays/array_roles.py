@@ -1,6 +1,6 @@
 """The roles of the named arrays of a file: images, labels or class names, and their part.
 
-Source: own; the names are common ones: Keras' x_train and y_test, torchvision's data and targets,
+The names are common ones: Keras' x_train and y_test, torchvision's data and targets,
 HDF5 files with groups train/ and val/, or with train_set_x and list_classes as in Coursera's course.
 """
 

@@ -1,6 +1,6 @@
 """Labelled images in an Arrow file, streamed or with a footer, by their offsets.
 
-Source: own; the format is Arrow's columnar format 1.5 (IPC), read through pyarrow. Hugging Face datasets use
+The format is Arrow's columnar format 1.5 (IPC), read through pyarrow. Hugging Face datasets use
 it.
 """
 

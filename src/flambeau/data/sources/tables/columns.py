@@ -1,6 +1,6 @@
 """The columns of a table that hold the images and their labels.
 
-Source: own; the key `huggingface` of a schema's metadata, which holds the features as JSON, and the struct of
+The key `huggingface` of a schema's metadata, which holds the features as JSON, and the struct of
 bytes and path are those of Hugging Face datasets 5.2 (`datasets.Image`, `datasets.ClassLabel`).
 """
 
