@@ -26,7 +26,7 @@ from PIL import Image
 
 from flambeau.data.check import near_copies
 from flambeau.data.check.clean_listing import write_listing
-from flambeau.data.check.image_facts import SIDE, look_at
+from flambeau.data.check.image_facts import SIDE, measure_images
 from flambeau.data.check.near_copies import near_pairs
 from flambeau.data.check.same_pictures import same_pictures
 from flambeau.data.sources.folder import FolderSource
@@ -138,7 +138,7 @@ def stages(folder: Path, parts: NDArray[np.uint8], count: int, num_blocks: int) 
 
     timed("open", lambda: FolderSource(folder / "images"))
     source = found[-1]
-    timed("read", lambda: look_at(source))
+    timed("read", lambda: measure_images(source))
     facts, is_val = found[-1], np.arange(count) % 10 == 0
     line["compare"] = compared(
         lambda advance: same_pictures(facts, is_val, advance=advance), num_blocks

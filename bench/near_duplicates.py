@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from flambeau.data.check.image_facts import look_at
+from flambeau.data.check.image_facts import measure_images
 from flambeau.data.check.near_copies import near_pairs
 from flambeau.data.sources.file_set import FileSet
 from provenance import commit, cpu_model, record  # beside this script
@@ -98,7 +98,7 @@ def planted(
 def ours(folder: Path, names: list[str]) -> tuple[set[frozenset[str]], dict[str, float]]:
     source = FileSet(folder, names, [0] * len(names), ["photograph"])
     start = time.perf_counter()
-    facts = look_at(source)
+    facts = measure_images(source)
     middle = time.perf_counter()
     pairs = near_pairs(facts.small, facts.chroma)
     end = time.perf_counter()

@@ -94,8 +94,8 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("dataset", "settings", "words"),
     [
-        (Stream(), {}, "Stream cannot be asked for a sample by its index"),
-        (object(), {}, "object cannot be asked"),
+        (Stream(), {}, "Stream has no samples by index"),
+        (object(), {}, "object has no samples by index"),
         (Noisy(), {"batch_size": 0}, "batch_size must be at least 1, got 0"),
         (Noisy(), {"workers": -1}, "workers must be at least 0, got -1"),
     ],

@@ -86,8 +86,8 @@ def test_sums_are_those_of_the_losses() -> None:
 def test_a_rank_counts_its_own_samples_and_no_stand_ins() -> None:
     history = SampleHistory(5, fingerprint="x", device=torch.device("cpu"))
     logits, targets = torch.randn(2, 3), torch.tensor([0, 1])
-    history.note(micro([3, 0, 1, 2])._replace(own=slice(2, 4)), logits, targets, step=0)
-    history.note(micro([3, 0])._replace(own=slice(0, 2), size=0), logits, targets, step=1)
+    history.note(micro([3, 0, 1, 2])._replace(local=slice(2, 4)), logits, targets, step=0)
+    history.note(micro([3, 0])._replace(local=slice(0, 2), size=0), logits, targets, step=1)
     assert history.state_dict()["seen"].tolist() == [0, 1, 1, 0, 0]
 
 

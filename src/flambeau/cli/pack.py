@@ -201,9 +201,9 @@ def _split(arguments: argparse.Namespace) -> "Split":
 
 
 def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
-    from flambeau.data.pack.output_files import disk_errors_named, write_classes, write_whole
+    from flambeau.data.pack.output_files import name_disk_errors, write_classes, write_whole
     from flambeau.data.pack.shard_plan import list_files, named_parts, remarks_on_classes
-    from flambeau.data.sources.class_names import place_for_classes
+    from flambeau.data.sources.class_names import class_names_path
 
     parts = named_parts(src, "list", download=arguments.download)
     texts = list_files(parts, dst, _split(arguments))
@@ -211,10 +211,10 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
         if path.exists() and not arguments.fresh:
             raise InputError(f"{path} exists\nName another DST, or give --fresh to write it again")
     classes = parts[0][1].classes
-    classes_file = place_for_classes(next(iter(texts)), classes)
-    with disk_errors_named(dst, dst.parent):
-        if classes_file is not None:
-            write_classes(classes_file, classes)
+    names_path = class_names_path(next(iter(texts)), classes)
+    with name_disk_errors(dst, dst.parent):
+        if names_path is not None:
+            write_classes(names_path, classes)
         for path, text in texts.items():
             write_whole(path, text)
     for path, text in texts.items():

@@ -242,7 +242,7 @@ def _summary(report: "FileReport", deep: bool) -> str:
     how = ["pixels decoded" if deep else "headers read"]
     if report.checksums:
         how += ["compared with what was packed"]
-    elif not report.own_checksums and report.kind != "folder":
+    elif not report.format_checksums and report.kind != "folder":
         how += ["no checksums in this format"]
     if not report.damaged and not report.not_read:
         whole = f"{report.path}: {report.good} images, all whole ({', '.join(how)})"
@@ -267,7 +267,7 @@ def _facts(report: "FileReport", arguments: argparse.Namespace) -> dict[str, Any
         "not_read": [damage._asdict() for damage in report.not_read],
         "decoded": arguments.deep,
         "checksums": report.checksums,
-        "own_checksums": report.own_checksums,
+        "own_checksums": report.format_checksums,
         "absent": report.absent,
         "salvaged": arguments.salvage if report.saved else None,
     }

@@ -1,4 +1,4 @@
-"""Anyone's DataLoader over images, several times faster: `loader = fast(loader)`."""
+"""Any DataLoader over images, several times faster: `loader = fast(loader)`."""
 
 import os
 from copy import copy as copy_of
@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 from flambeau.data.drop_in.fast_loader import FastLoader, FastOptions
 from flambeau.data.drop_in.packed_copy import copy_for
-from flambeau.data.drop_in.transform_kinds import is_timms
+from flambeau.data.drop_in.transform_kinds import is_from_timm
 from flambeau.errors import InputError
 
 
@@ -44,34 +44,32 @@ def fast(
     device: str | torch.device | None = None,
     packed: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Read the images of a loader faster; everything else stays.
+    """Read the images of a DataLoader faster; everything else stays the same.
 
-    The data set and its transforms are used as they are. While a sample is read, `PIL.Image.open` gives an
-    image that is not decoded yet, and a `Compose` of torchvision's crops it, changes it and makes numbers of
-    it in our own code, as far as it knows the transforms in it. What comes out has the types, shapes, order
-    and distributions of before; evaluation pixels are within one level. Random numbers belong to the sample:
-    they come from torch's generator, and no longer depend on workers.
+    The data set and its transforms are used as they are. While a sample is read, `PIL.Image.open` returns an
+    image that is not decoded yet, and torchvision's `Compose` runs the transforms that flambeau knows in
+    faster code. Batches keep their types, shapes, order and distributions; evaluation pixels are within one
+    level. Random numbers belong to the sample: they come from torch's generator, whatever the workers.
 
     Args:
-        loader: over a data set with indices, in batches; others are iterated as they are. Of one that
-            Accelerate has prepared, what it iterates is read faster, and so it is inside the PrefetchLoader
-            that timm's `create_loader` gives.
-        threads: that read; None for as many as there are CPUs, where all transforms are known.
-        workers: processes that read instead; None for the loader's own `num_workers`, where threads will not
-            do because a transform or data set is not known.
+        loader: a DataLoader of batches over a data set with indices; any other is iterated unchanged. Inside
+            a loader that Accelerate prepared, or timm's PrefetchLoader, the inner loader is read faster.
+        threads: threads that read; None for the number of CPUs, if all transforms are known.
+        workers: processes that read instead; None for the loader's own `num_workers`, if a transform or data
+            set is not known and threads are therefore unsafe.
         channels_last: batches of images in this memory format.
         device: where batches go: 8-bit levels cross the bus, and are normalized there.
-        packed: what `flambeau pack` has made of the folder that the data set reads (`dataset.root`); its
-            images are read in the place of their files.
+        packed: the result of `flambeau pack` for the folder that the data set reads (`dataset.root`); images
+            are read from it instead of their files.
 
     Returns:
         Iterable with the length and the attributes of the loader; `report()` says what was taken over.
 
     Raises:
-        InputError: no DataLoader; threads and workers at once, or no whole numbers; a packed file of other
+        InputError: no DataLoader; both threads and workers, or no whole numbers; a packed file of other
             images; `device` or `channels_last` for timm's PrefetchLoader, which places batches itself.
     """
-    if is_timms(loader, "PrefetchLoader"):
+    if is_from_timm(loader, "PrefetchLoader"):
         if device is not None or channels_last:
             raise InputError(
                 "timm's PrefetchLoader places batches itself: give create_loader(device=...), and "
@@ -95,7 +93,7 @@ def fast(
 
 
 def _prefetching(prefetcher: Any, inner: FastLoader) -> Any:
-    """timm's PrefetchLoader of the same settings around another loader; with that one's report."""
+    """A copy of timm's PrefetchLoader around another loader, with that loader's report."""
     around = copy_of(prefetcher)
     around.loader = inner
     around.report = inner.report

@@ -1,4 +1,4 @@
-"""Anyone's data set as batches in an order that is exact and can be resumed, without a `Run`.
+"""Any dataset as batches in an exact order that can be resumed, without a `Run`.
 
 让任何人的数据集按精确、可恢复的顺序给出批次，而不需要 `Run`。
 
@@ -32,30 +32,29 @@ def wrap(
 ) -> "Batches":
     """Batches of a map-style data set.
 
-    Which samples a batch has, and what is random about each of them, depends on (seed, epoch) and the
-    sample's index alone: not on the number of workers or processes, nor on where training was resumed. The
-    global generators of torch, NumPy and random are seeded before each sample is read, so that ordinary
-    transforms keep to that.
+    The samples of a batch, and their random augmentation, depend on (seed, epoch) and the sample's index
+    alone: not on the number of workers or processes, nor on where training was resumed. The global generators
+    of torch, NumPy and random are seeded before each sample, so this holds for ordinary transforms.
 
     Args:
         dataset: has `len()` and `[i]`.
-        batch_size: samples per batch, of all processes together; each of several processes gets its share.
-        seed: of the order and of what is random in samples.
+        batch_size: samples per batch, of all processes together; each process gets its share.
+        seed: of order and augmentation.
         workers: processes that read; 0 reads in this one.
-        shuffle: False visits the samples in their own order.
+        shuffle: False reads the samples in the order of the data set.
         sampler: one of flambeau.recipes.data.samplers, or anything with `len()` and `order(epoch)`.
         drop_last: leave out the last batch of an epoch if it is smaller.
         collate: makes a batch of a list of samples.
         pin_memory: batches in page-locked memory.
-        stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
+        stall_timeout: seconds after which a worker that still reads the same sample is lost; 0 is never.
 
     Raises:
         InputError: the data set is empty, has no length or no index, or a setting is out of range.
     """
     if isinstance(dataset, IterableDataset) or not is_dataset(dataset):
         raise InputError(
-            f"{type(dataset).__name__} cannot be asked for a sample by its index, so a resume could not "
-            "go back to a place in it; give a Dataset with len() and [i]"
+            f"{type(dataset).__name__} has no samples by index, so a resume could not return to a "
+            "position in it; give a Dataset with len() and [i]"
         )
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
@@ -81,12 +80,12 @@ def wrap(
 
 
 class Batches:
-    """What `wrap` makes: each pass over it is an epoch.
+    """What `wrap` returns: each pass over it is an epoch.
 
-    A pass that is broken off is begun anew by the next one, unless `load_state_dict` says where to go on.
+    After an interrupted pass the next one begins the epoch again, unless `load_state_dict` was called.
 
     Attributes:
-        epoch: number of the one that the next pass makes, from 0.
+        epoch: number of the epoch of the next pass, from 0.
     """
 
     def __init__(self, loader: Loader, least: int) -> None:
@@ -101,7 +100,7 @@ class Batches:
         """One epoch, or the rest of one.
 
         Raises:
-            WorkerLost: a data worker has died, or reads the same sample for too long.
+            WorkerLost: a data worker died, or read the same sample for too long.
         """
         self._position, self._start = self._start, 0
         for batch in self._loader.stream(epoch=self.epoch, position=self._position, epochs=1):
@@ -111,10 +110,10 @@ class Batches:
         self.epoch, self._position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
-        """Where the training stands: after the last batch that was handed out."""
+        """The position after the last batch that was yielded."""
         return {"epoch": self.epoch, "position": self._position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on there with the next pass, whatever the number of workers and processes is now."""
+        """Continue there in the next pass; the numbers of workers and processes may have changed."""
         self.epoch = state["epoch"]
         self._start = self._position = state["position"]

@@ -65,7 +65,7 @@ class Picture:
 
     Args:
         data: a whole file of one of FORMATS, or pixels.
-        header: of `own_header`, where it has been asked already.
+        header: of `native_header`, where it has been asked already.
 
     Attributes:
         height: pixels, at least 1, upright.
@@ -86,7 +86,7 @@ class Picture:
         self._data = data
         self._image: Image.Image | None = None
         if header is None and not isinstance(data, np.ndarray):
-            header = own_header(data)
+            header = native_header(data)
         self._header = header if isinstance(header, JpegHeader) else None
         self._png = header if isinstance(header, PngHeader) else None
         if header is not None:
@@ -243,7 +243,7 @@ class Picture:
         return pixels[top : top + height, left : left + width]
 
 
-def own_header(data: bytes) -> JpegHeader | PngHeader | None:
+def native_header(data: bytes) -> JpegHeader | PngHeader | None:
     """What the file says before its pixels, where they are decoded by our own code; else Pillow does it."""
     return read_header(data) or png.read_header(data)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from flambeau.data.check.report_text import almost_free
+from flambeau.data.check.report_text import quick_findings
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
@@ -222,7 +222,7 @@ def _run_evaluations(
         facts.classes,
         normalized_by=(facts.mean, facts.std),
         has_unit=facts.pixels != "float",
-        check_data=functools.partial(almost_free, train.source, val.source, data_path),
+        check_data=functools.partial(quick_findings, train.source, val.source, data_path),
     )
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from flambeau.data.check.check_data import DataCheck, check_data
-from flambeau.data.check.class_balance import class_findings
+from flambeau.data.check.check_data import DataCheck, check_data, class_findings
 from flambeau.data.check.finding import HARMFUL, KINDS, Finding, images_text
-from flambeau.data.check.image_facts import look_at
+from flambeau.data.check.image_facts import measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.near_copies import NearPair
 from flambeau.data.check.same_pictures import SamePictures, copy_findings
@@ -130,7 +129,7 @@ def test_copies_with_two_labels_all_leave(folder: Path) -> None:
 
 def test_a_copy_of_a_copy_that_left_is_kept() -> None:
     """What is near to an image that is left out anyway is not left out for it."""
-    facts = look_at(PixelSet("set", np.zeros((5, 8, 8), np.uint8), [0] * 5, ["a"]))
+    facts = measure_images(PixelSet("set", np.zeros((5, 8, 8), np.uint8), [0] * 5, ["a"]))
     pairs = [NearPair(1, 0, False, 0.1, 0.97), NearPair(2, 1, False, 0.1, 0.97)]
     same = SamePictures([[2, 3]], pairs, {})
     (copies, near) = copy_findings(same, [0] * 5, ["a"], facts, np.zeros(5, bool))
@@ -203,7 +202,7 @@ def test_an_image_that_cannot_be_opened_is_told(folder: Path) -> None:
 
 def test_a_whole_set_in_grey_is_not_odd() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (30, 28, 28), dtype=np.uint8)
-    facts = look_at(PixelSet("set", pixels, [0] * 30, ["a"]))
+    facts = measure_images(PixelSet("set", pixels, [0] * 30, ["a"]))
     assert facts.is_grey.all()
     assert single_image_findings(facts, [""] * 30) == []
 
@@ -215,7 +214,7 @@ def test_what_is_known_of_an_image(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "1.jpg").write_bytes(file.getvalue())
     image.save(tmp_path / "a" / "2.png")
-    facts = look_at(FolderSource(tmp_path), threads=2)
+    facts = measure_images(FolderSource(tmp_path), threads=2)
     assert facts.formats.tolist() == ["JPEG", "PNG"]
     assert (facts.width.tolist(), facts.height.tolist()) == ([300, 300], [200, 200])
     levels = np.asarray(image, np.float64)
@@ -235,7 +234,7 @@ def test_floating_point_pixels(kind: str) -> None:
     pixels = np.stack([np.asarray(picture(k), np.float32) / 255 for k in range(3)])
     pixels = pixels if kind == "unit" else pixels * 6 - 3
     pixels[2] = np.nan
-    facts = look_at(FloatSet("set", pixels, [0] * 3, ["a"]))  # type: ignore[arg-type]
+    facts = measure_images(FloatSet("set", pixels, [0] * 3, ["a"]))  # type: ignore[arg-type]
     assert facts.problems == {2: "pixels that are NaN or infinite"}
     expected = np.asarray(
         picture(0).resize((32, 32), Image.Resampling.BILINEAR).convert("L"), float

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.data.check import near_copies as module
-from flambeau.data.check.image_facts import SIDE, look_at
+from flambeau.data.check.image_facts import SIDE, measure_images
 from flambeau.data.check.near_copies import NearPair, near_pairs
 from flambeau.data.check.small_pictures import (
     PARTS,
@@ -211,9 +211,9 @@ def test_alignment_finds_the_part() -> None:
 
 def test_small_images_of_a_source() -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 28, 28), dtype=np.uint8)
-    facts = look_at(PixelSet("set", pixels, [0] * 6, ["a"]))
+    facts = measure_images(PixelSet("set", pixels, [0] * 6, ["a"]))
     assert near_pairs(facts.small, facts.chroma) == []
     pixels[4] = pixels[1, :, ::-1]
-    facts = look_at(PixelSet("set", pixels, [0] * 6, ["a"]))
+    facts = measure_images(PixelSet("set", pixels, [0] * 6, ["a"]))
     ((first, second, is_mirrored, *_),) = near_pairs(facts.small, facts.chroma)
     assert ({first, second}, is_mirrored) == ({1, 4}, True)

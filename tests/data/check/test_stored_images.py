@@ -11,7 +11,7 @@ from PIL import Image
 
 from flambeau.data.check.check_data import check_data
 from flambeau.data.check.image_facts import read_each
-from flambeau.data.check.report_text import ReportItem, almost_free
+from flambeau.data.check.report_text import ReportItem, quick_findings
 from flambeau.data.sources.open_data import open_sources
 
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def told(folder: Path, seconds: float = 60.0) -> dict[str, ReportItem]:
-    return {one.kind: one for one in almost_free(*open_sources(folder), folder, seconds=seconds)}
+    return {one.kind: one for one in quick_findings(*open_sources(folder), folder, seconds=seconds)}
 
 
 def first(folder: Path, *parts: str) -> Path:

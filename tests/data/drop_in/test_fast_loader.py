@@ -113,7 +113,7 @@ def test_evaluations_are_the_same_to_the_bit(
     dataset = ImageFolder(folder, EVALUATIONS[name])
     loader = DataLoader(dataset, batch_size=5)
     quick = fast(loader)
-    assert quick.found.is_complete, quick.report()
+    assert quick.takeover.is_complete, quick.report()
     assert len(quick) == len(loader)
     for (images, labels), (expected, numbers) in zip(quick, loader, strict=True):
         assert type(images) is type(expected)
@@ -250,7 +250,7 @@ def test_two_views_and_parts_of_data_sets(folder: Path) -> None:
         assert labels.shape == (9,)
     plain = ConcatDataset([ImageFolder(folder, TRAINING)] * 2)
     quick = fast(DataLoader(Subset(plain, range(3, 30)), batch_size=9))
-    assert quick.found.is_complete
+    assert quick.takeover.is_complete
     assert quick.report() == (
         "taken over: reading, RandomResizedCrop, RandomHorizontalFlip, ToTensor, Normalize; read by threads"
     )
@@ -307,7 +307,7 @@ def test_the_order_of_the_transforms_is_kept(folder: Path) -> None:
         transform = v1.Compose([v1.Resize((40, 41)), *transforms])
         loader = DataLoader(ImageFolder(folder, transform), batch_size=24)
         quick = fast(loader, threads=1)
-        assert quick.found.is_complete
+        assert quick.takeover.is_complete
         [(images, _)], [(expected, _)] = batches_of(quick), batches_of(loader)
         found, wanted = (x.flatten(2).median(2).values for x in (images, expected))
         torch.testing.assert_close(found, wanted)
@@ -565,7 +565,7 @@ def check_distributions(transform: Any) -> None:
     picture(60, 64).save(data, "JPEG", quality=100, subsampling=0)
     loader = DataLoader(OnePicture(transform, data.getvalue()), batch_size=COUNT)
     quick = fast(loader, threads=1)
-    assert not quick.found.left, quick.report()
+    assert not quick.takeover.left, quick.report()
     [ours], [theirs] = batches_of(quick), batches_of(loader)
     found, expected = figures(ours), figures(theirs)
     assert [name for name in found if differ(found[name], expected[name])] == []

@@ -314,7 +314,7 @@ def test_memory_that_is_held(spare: SpareMemory | None, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch, "empty", not_pinned)
     memory = BatchMemory(2, spare, channels_last=True)
-    images = [memory.place(number, 0, torch.Size((3, 4, 5)), torch.float32) for number in range(2)]
+    images = [memory.slot(number, 0, torch.Size((3, 4, 5)), torch.float32) for number in range(2)]
     assert memory.is_held
     part = images[1][0].flip(0), images[1][0]
     images.clear()

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading import loader as loader_module
-from flambeau.data.loading.background_reader import read_ahead
+from flambeau.data.loading.background_reader import prefetch
 from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.loading.seeded_dataset import SeededDataset
@@ -48,7 +48,7 @@ def test_order_and_bound(depth: int) -> None:
         begun.append(number)
         return number * number
 
-    results = read_ahead(range(12), read, depth=depth)
+    results = prefetch(range(12), read, depth=depth)
     assert begun == []  # nothing is read before anybody asks
     for number in range(12):
         assert next(results) == number * number
@@ -61,7 +61,7 @@ def test_order_and_bound(depth: int) -> None:
 
 def test_a_depth_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^depth must be at least 1, got 0$"):
-        read_ahead([], str, depth=0)
+        prefetch([], str, depth=0)
 
 
 def test_start_is_called_first_in_the_thread_that_reads() -> None:
@@ -70,7 +70,7 @@ def test_start_is_called_first_in_the_thread_that_reads() -> None:
     def note(_: Any = None) -> None:
         where.append(threading.get_ident())
 
-    list(read_ahead("ab", note, start=note))
+    list(prefetch("ab", note, start=note))
     assert len(where) == 3
     assert set(where) - {threading.get_ident()} == {where[0]}
 
@@ -83,7 +83,7 @@ def test_an_error_comes_where_its_result_would_have() -> None:
 
     seen = []
     with pytest.raises(InputError, match="the fourth is bad"):
-        for number in read_ahead(range(9), read):
+        for number in prefetch(range(9), read):
             seen.append(number)
     assert seen == [0, 1, 2]
     assert threads() == []
@@ -96,23 +96,23 @@ def test_an_error_of_what_is_to_be_read_waits_for_its_turn() -> None:
 
     seen = []
     with pytest.raises(RuntimeError, match="no order"):
-        for number in read_ahead(parts(), int):
+        for number in prefetch(parts(), int):
             seen.append(number)
     assert seen == [0, 1]
 
 
 def test_the_thread_ends_with_the_loop() -> None:
-    results = read_ahead(range(99), int)
+    results = prefetch(range(99), int)
     assert next(results) == 0
     assert threads()
     results.close()
     assert threads() == []
-    results = read_ahead(range(99), int)
+    results = prefetch(range(99), int)
     next(results)
     del results
     assert threads() == []
     with pytest.raises(KeyboardInterrupt):
-        for _ in read_ahead(range(99), int):
+        for _ in prefetch(range(99), int):
             raise KeyboardInterrupt
     assert threads() == []
 
@@ -128,7 +128,7 @@ def test_a_loop_that_is_collected_in_the_thread_itself_ends() -> None:
 
     gc.disable()
     try:
-        cycle: dict[str, Any] = {"results": read_ahead(range(9), read)}
+        cycle: dict[str, Any] = {"results": prefetch(range(9), read)}
         cycle["itself"] = cycle
         assert next(cycle["results"]) == 0
         del cycle
@@ -148,7 +148,7 @@ def test_a_fork_waits_for_the_batch_under_way() -> None:
         busy[0] = False
         return number
 
-    results = read_ahead(range(3), read)
+    results = prefetch(range(3), read)
     assert next(results) == 0
     until(lambda: busy[0])
     child = os.fork()
@@ -161,7 +161,7 @@ def test_a_fork_waits_for_the_batch_under_way() -> None:
 
 LEFT_OPEN = """
 import sys, time
-from flambeau.data.loading.background_reader import read_ahead
+from flambeau.data.loading.background_reader import prefetch
 
 def read(number):
     if number == 1:
@@ -169,7 +169,7 @@ def read(number):
         time.sleep(float(sys.argv[1]))
     return number
 
-results = read_ahead(range(99), read)
+results = prefetch(range(99), read)
 next(results)
 if sys.argv[2] == "wait":
     next(results)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from flambeau.data.loading.batch_samples import count_samples, is_tensor_per_sample, some_samples
+from flambeau.data.loading.batch_samples import count_samples, is_tensor_per_sample, slice_samples
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.data.loading.workers.transport import has_room, received, to_send
 from flambeau.errors import InputError
@@ -98,14 +98,14 @@ def test_ranks_share_a_batch_by_samples(kind: str, world: int) -> None:
 
 
 def test_images_and_their_targets_stay_together_and_whole() -> None:
-    images, targets = some_samples(tuple(zip(*detection(4), strict=True)), slice(2, 4))
+    images, targets = slice_samples(tuple(zip(*detection(4), strict=True)), slice(2, 4))
     assert [tuple(i.shape) for i in images] == [(3, 4, 6), (3, 4, 7)]
     torch.testing.assert_close(targets, (target(2), target(3)))
 
 
 def test_what_is_not_per_sample_stays_whole() -> None:
     weights = torch.ones(7)
-    x, y, kept, number = some_samples((*stacked(5), weights, 0.5), slice(1, 3))
+    x, y, kept, number = slice_samples((*stacked(5), weights, 0.5), slice(1, 3))
     assert (len(x), len(y), len(kept), number) == (2, 2, 7, 0.5)
 
 
@@ -114,8 +114,8 @@ def test_what_could_mean_either_is_refused_where_it_matters() -> None:
     batch = ([torch.ones(3, 4, 4)] * 8, [torch.ones(3, 4, 4)] * 8)
     assert count_samples(batch) == 3
     with pytest.raises(InputError, match=r"cannot be shared by several processes(.|\n)*Stack them"):
-        some_samples(batch, slice(0, 2))
-    halves = some_samples(batch, slice(0, 2), stacked=True)
+        slice_samples(batch, slice(0, 2))
+    halves = slice_samples(batch, slice(0, 2), stacked=True)
     assert [tuple(t.shape) for half in halves for t in half] == [(2, 4, 4)] * 16
 
 

@@ -22,7 +22,7 @@ def an_epoch(*, parts: int, rank: int = 0, world: int = 1) -> list[BatchPart]:
 def made(plans: list[list[BatchPart]]) -> list[tuple[int, ...]]:
     """Of each part that counts, its number for random draws and its samples, in the order of the epoch."""
     parts = [part for plan in plans for part in plan if not part.cut.is_stand_in]
-    return sorted((part.cut.draw, *part.indices[part.cut.own]) for part in parts)
+    return sorted((part.cut.draw, *part.indices[part.cut.local]) for part in parts)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 8])

@@ -621,7 +621,7 @@ def test_a_full_disk_is_told_where_a_library_has_its_own_error(
     monkeypatch.setitem(writers._SAVERS, "npz", fail)
     with pytest.raises(RuntimeError, match="cannot write"):
         packed(small, tmp_path / "a.npz", RAW)
-    monkeypatch.setattr(output_files, "_LITTLE", 1 << 60)  # so is every disk as good as full
+    monkeypatch.setattr(output_files, "_RESERVED", 1 << 60)  # so is every disk as good as full
     with pytest.raises(OSError, match="No space left") as told:
         packed(small, tmp_path / "a.npz", RAW)
     assert told.value.filename == str(tmp_path / "a.npz")

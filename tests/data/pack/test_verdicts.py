@@ -249,7 +249,7 @@ def test_chunks_that_are_absent_are_counted(tmp_path: Path, flambeau: Any) -> No
         pack(photos, store, Conversion("raw"), Split(), workers=1)
         (tmp_path / f"a.{ending}.pack.json").unlink()
         report = verified(store)
-        assert (report.good, report.absent, report.own_checksums) == (6, [], ending == "zarr")
+        assert (report.good, report.absent, report.format_checksums) == (6, [], ending == "zarr")
         (store / "images" / chunk).unlink()
         report = verified(store)
         assert (report.good, len(report.absent)) == (6, 1)

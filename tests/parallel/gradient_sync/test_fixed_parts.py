@@ -43,11 +43,11 @@ class Twice(nn.Module):
 
 def micro_of(part: BatchPart) -> MicroBatch:
     cut = part.cut
-    indices = part.indices[cut.own]
+    indices = part.indices[cut.local]
     size = 0 if cut.is_stand_in else len(indices)
     return MicroBatch(
         (IMAGES[indices], TARGETS[indices]), part.indices, size, part.total, cut.part, cut.ends_batch,
-        False, cut.position, (), cut.all_have, cut.draw, cut.own, cut.dealt,
+        False, cut.position, (), cut.all_have, cut.draw, cut.local, cut.dealt,
     )  # fmt: skip
 
 

@@ -109,9 +109,9 @@ def test_a_share_that_is_too_small_is_found(
 
     share_of = batch_layout.share_of
 
-    def smaller(num_samples: int, *, rank: int, world: int, usual: int) -> slice | None:
-        own = share_of(num_samples, rank=rank, world=world, usual=usual)
-        return slice(own.start, own.stop - 1) if own is not None and rank else own
+    def smaller(num_samples: int, *, rank: int, world: int, full_size: int) -> slice | None:
+        share = share_of(num_samples, rank=rank, world=world, full_size=full_size)
+        return slice(share.start, share.stop - 1) if share is not None and rank else share
 
     monkeypatch.setattr(batch_layout, "share_of", smaller)  # the ranks are forks of this process
     found = bench.make_plan(0, SEED)

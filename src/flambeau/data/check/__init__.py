@@ -1,1 +1,1 @@
-"""What is wrong with labelled images: what cannot be read, copies, leaks, odd ones, uneven classes, names."""
+"""What is wrong with labelled images: unreadable ones, copies, leaks, odd ones, uneven classes, names."""

@@ -1,4 +1,4 @@
-"""All that is found wrong with the data of a training, before it trains."""
+"""All checks of labelled images before a training."""
 
 import os
 import time
@@ -8,28 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from flambeau.data.check.class_balance import class_findings
-from flambeau.data.check.finding import KINDS, Finding
-from flambeau.data.check.image_facts import ImageFacts, look_at
+from flambeau.data.check.finding import KINDS, Finding, Row
+from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.single_images import single_image_findings
 from flambeau.data.sources.source import ConcatSource, Source, file_of
 from flambeau.terminal import CountBar
 
+_UNEVEN = 10  # times as many images in the largest class as in the smallest; chosen
+_FEW = 5  # images of a class that are hardly enough to learn from; chosen
+
 
 @dataclass(frozen=True)
 class DataCheck:
-    """What was found.
+    """The result of `check_data`.
 
     Attributes:
-        train, val: the images.
-        source: both, those to train on first.
+        source: the images of `train`, then those of `val`.
         is_val: (N,) bool.
-        names: of all images, as short as they tell them apart.
-        leaked: numbers within `val` of the images that can be seen in training.
+        names: of all images, shortened as far as they stay distinct.
+        leaked: numbers within `val` of the images that training shows, too.
         findings: in the order of KINDS.
         read_s, compared_s: seconds that the two passes took.
     """
@@ -45,16 +48,16 @@ class DataCheck:
     compared_s: float
 
     def with_findings(self, more: Sequence[Finding]) -> "DataCheck":
-        """With others in their places."""
+        """With more findings, in the order of KINDS."""
         findings = sorted([*self.findings, *more], key=lambda finding: KINDS.index(finding.kind))
         return replace(self, findings=findings)
 
     def to_drop(self, kinds: Collection[str]) -> frozenset[int]:
-        """Numbers of the images to leave out, so that nothing of these kinds remains."""
+        """Numbers of the images to leave out, so that no finding of these kinds remains."""
         return frozenset[int]().union(*(f.drop for f in self.findings if f.kind in kinds))
 
     def as_dict(self) -> dict[str, Any]:
-        """As one JSON object holds it."""
+        """The content of the JSON report."""
         return {
             "images": len(self.source),
             "train": len(self.train),
@@ -74,12 +77,12 @@ def check_data(
     threads: int | None = None,
     progress: bool = False,
 ) -> DataCheck:
-    """Read every image once, compare all with each other, and look at classes and names.
+    """Read every image once, compare all with each other, and check classes and names.
 
     Args:
-        train, val: as `open_sources` opens them, so that what `train` holds out is the validation part.
-        path: of the data, below which images are called by the rest of their paths.
-        threads: that read; None for one per usable CPU.
+        train, val: as `open_sources` opens them, so that `val` holds what is held out of `train`.
+        path: of the data; names are relative to it.
+        threads: None for one per usable CPU.
         progress: show bars on a terminal.
     """
     source = ConcatSource([train, val])
@@ -87,7 +90,7 @@ def check_data(
     names = short_names(source, path)
     start = time.perf_counter()
     with CountBar(len(source), unit="images read", shown=progress) as bar:
-        facts = look_at(source, threads=threads, advance=bar.update)
+        facts = measure_images(source, threads=threads, advance=bar.update)
     middle = time.perf_counter()
     with CountBar(len(source), unit="images compared", shown=progress) as bar:
         same = same_pictures(facts, is_val, advance=bar.update)
@@ -108,7 +111,7 @@ def all_findings(
     *,
     by_name: bool = True,
 ) -> list[Finding]:
-    """Of copies, single images, classes and, with `by_name`, names, in the order of KINDS."""
+    """Findings on copies, single images, classes and, with `by_name`, names, in the order of KINDS."""
     labels = [*train.labels.tolist(), *val.labels.tolist()]
     is_val = np.arange(len(labels)) >= len(train)
     findings = [
@@ -120,8 +123,44 @@ def all_findings(
     return sorted(findings, key=lambda finding: KINDS.index(finding.kind))
 
 
+def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[Finding]:
+    """Classes that are much rarer than others, or missing in validation.
+
+    Args:
+        train, val: (N,) labels.
+        classes: their names.
+    """
+    counts = torch.bincount(train, minlength=len(classes)).tolist()
+    val_counts = torch.bincount(val, minlength=len(classes)).tolist()
+    order = sorted(range(len(classes)), key=counts.__getitem__)
+    least, most = order[0], order[-1]
+    rows = []
+    if counts[most] >= _UNEVEN * max(counts[least], 1):
+        large = f"{classes[most]}: {counts[most]:,} to train on"
+        rows.append(Row((), f"{large}; {classes[least]}: {counts[least]:,}"))
+    rows += [Row((), f"{classes[k]}: {counts[k]} to train on") for k in order if counts[k] < _FEW]
+    rows += [
+        Row((), f"{name}: none to validate on")
+        for name, count in zip(classes, val_counts, strict=True)
+        if not count
+    ]
+    if not rows:
+        return []
+    return [
+        Finding(
+            "classes",
+            "The classes are uneven",
+            "The accuracy is mostly that of the large classes; classes without validation images are not "
+            "measured.",
+            "Give train --balance or --class-weights, look at the figures of each class, or add images.",
+            len(rows),
+            rows,
+        )
+    ]
+
+
 def short_names(source: Source, path: Path) -> list[str]:
-    """What to call the images: their paths below the data, or their places in them."""
+    """The paths of the images relative to the data, or their positions in it."""
     folder = f"{path.absolute() if path.is_dir() else path.absolute().parent}{os.sep}"
     names = []
     for number in range(len(source)):

@@ -1,4 +1,4 @@
-"""A listing of the images that are left, in the form that `flambeau train` takes."""
+"""A listing of the remaining images, as `flambeau train` reads it."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.pack.output_files import write_classes, write_whole
-from flambeau.data.sources.class_names import classes_file, place_for_classes
+from flambeau.data.sources.class_names import class_names_path, classes_file
 from flambeau.data.sources.source import Source, file_of
 from flambeau.errors import InputError, require_folder
 
@@ -22,12 +22,12 @@ def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
 
     Args:
         path: NAME.csv.
-        source: of which images would be listed.
-        data: where that is.
+        source: its images would be listed.
+        data: the data that is checked.
         force: replace a file.
 
     Raises:
-        InputError: the images are no files, the name is another one, the file exists or is what is read.
+        InputError: the images are no files, the name has another suffix, the file exists or is the data.
     """
     if path.suffix.lower() != ".csv":
         raise InputError(f"--out {path}: a listing is a CSV file; name it such as clean.csv")
@@ -51,51 +51,51 @@ def write_listing(
     is_val: NDArray[np.bool_],
     drop: Collection[int],
 ) -> int:
-    """Write path, label and split of all images but some; whole or not at all.
+    """Write path, label and split of all images except `drop`; the whole file or nothing.
 
     Args:
         path: NAME.csv; an existing one is replaced.
         source: of files; see `require_new`.
-        is_val: (N,) which ones are validated on.
+        is_val: (N,) bool.
         drop: numbers of the images to leave out.
 
     Returns:
-        How many images it lists.
+        The number of listed images.
 
     Raises:
-        InputError: a name that a listing cannot hold, or a class of which nothing to train on is left.
+        InputError: a name that a listing cannot hold, or a class without training images.
     """
     labels = source.labels.tolist()
     classes = source.classes
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]
     _check_left(kept, labels, is_val, classes)
-    place = _place_for_classes(path, classes)
-    is_numbered = place is not None and all(name.isdecimal() for name in classes)
+    names_path = _class_names_path(path, classes)
+    is_numbered = names_path is not None and all(name.isdecimal() for name in classes)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", "label", "split"])
     for number in kept:
         label = labels[number] if is_numbered else classes[labels[number]]
         part = "val" if is_val[number] else "train"
-        rows.writerow([_told(_seen_from(folder, source, number)), _told(label), part])
-    if place is not None:
-        write_classes(place, classes)
+        rows.writerow([_checked(_relative_path(folder, source, number)), _checked(label), part])
+    if names_path is not None:
+        write_classes(names_path, classes)
     write_whole(path, text.getvalue())
     return len(kept)
 
 
-def _place_for_classes(path: Path, classes: Sequence[str]) -> Path | None:
-    """Where the names of the classes have to stand beside the listing; None where its labels say them.
+def _class_names_path(path: Path, classes: Sequence[str]) -> Path | None:
+    """The file of class names to write beside the listing; None if its labels are the names.
 
-    Labels that are numbers are places among names; and a file of names that is there counts in any case.
+    Labels that are numbers need one, and an existing file of names would be read in any case.
     """
     if not all(name.isdecimal() for name in classes) and not classes_file(path).exists():
         return None
-    return place_for_classes(path, classes)
+    return class_names_path(path, classes)
 
 
-def _seen_from(folder: Path, source: Source, number: int) -> Path:
+def _relative_path(folder: Path, source: Source, number: int) -> Path:
     file = file_of(source, number)
     assert file is not None
     file = file.absolute()
@@ -108,12 +108,12 @@ def _check_left(
     left = {labels[number] for number in kept if not is_val[number]}
     for label in set(labels) - left:
         raise InputError(
-            f"--out would leave no image of class {classes[label]!r} to train on: all of them were found\n"
+            f"--out would leave no image of class {classes[label]!r} to train on: all have findings\n"
             "Look at what was found, add images, or name fewer kinds with --drop"
         )
 
 
-def _told(text: object) -> str:
+def _checked(text: object) -> str:
     word = str(text)
     is_text = word.encode(errors="ignore").decode() == word
     if word != word.strip() or not is_text or _CONTROL.search(word) or "://" in word:

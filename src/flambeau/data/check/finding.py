@@ -1,4 +1,4 @@
-"""One kind of thing that is wrong with the data, and the images that it is wrong with."""
+"""One kind of problem in the data, and the images that have it."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ KINDS = (
     "odd",
     "endings",
 )
-"""The gravest first."""
+"""The worst first."""
 
 WITHOUT_IMAGES = ("classes", "names")
-"""Kinds that say nothing of single images, so that none can be left out for it."""
+"""Kinds that are not about single images, so that no image can be left out for them."""
 
 HARMFUL = KINDS[: KINDS.index("labels")]
-"""Kinds whose images a training is better without; of the others a person decides."""
+"""Kinds whose images harm a training; a person must decide about the others."""
 
 
 class Row(NamedTuple):
-    """Images that belong together, by their numbers, or one; and what is to be said of them."""
+    """Numbers of images that belong together, or one; and a note on them."""
 
     images: tuple[int, ...]
     note: str = ""
@@ -37,16 +37,16 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one kind.
+    """All findings of one kind.
 
     Attributes:
-        kind: its name, such as 'leaks'; `--drop` takes it.
-        title: a sentence with the count in it.
+        kind: such as 'leaks'; `--drop` takes it.
+        title: a sentence with the count.
         meaning: why it matters.
         remedy: what to do about it.
-        count: of what the title counts.
-        rows: all of it, the worst or the first ones first.
-        drop: numbers of the images to leave out, so that nothing of it remains.
+        count: the number in the title.
+        rows: all of them, the worst or the first ones first.
+        drop: numbers of the images to leave out, so that none of it remains.
     """
 
     kind: str
@@ -58,7 +58,7 @@ class Finding:
     drop: frozenset[int] = frozenset()
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """As JSON holds it; `names` are those of all images."""
+        """The content of the JSON report; `names` are those of all images."""
         return {
             "kind": self.kind,
             "title": self.title,
@@ -74,11 +74,10 @@ class Finding:
 def of_single_images(
     kind: str, title: str, meaning: str, remedy: str, images: Iterable[tuple[int, str]]
 ) -> list[Finding]:
-    """A finding with a row per image and its note, or none where there are no images.
+    """A finding with a row per image and its note; none if there are no images.
 
     Args:
-        kind, meaning, remedy: as of `Finding`.
-        title: the same, behind the number of images.
+        title: follows the number of images.
         images: number and note.
     """
     rows = [Row((number,), note) for number, note in images]

@@ -1,4 +1,4 @@
-"""One look at each image: size, brightness, hashes, and a small grey picture to compare it by."""
+"""Facts of each image from one pass: size, brightness, hashes, and a small grey picture to compare."""
 
 import hashlib
 import math
@@ -27,7 +27,7 @@ _LEAST_SIDE = 2 * SIDE
 
 @dataclass(frozen=True, eq=False)
 class ImageFacts:
-    """What is known of N images; zeros where one cannot be read.
+    """Facts of N images; zeros for those that cannot be read.
 
     Attributes:
         width, height: (N,) int32 pixels, upright.
@@ -35,9 +35,9 @@ class ImageFacts:
         spread: (N,) float32, standard deviation of the levels 0 .. 255, of the channel where it is greatest.
         darkest: (N,) uint8: 99 % of the levels of each channel are at least this.
         brightest: (N,) uint8: 99 % of the levels of each channel are at most this.
-        file_hash: (N,) uint64 of the bytes; 0 of pixels that are stored as such.
+        file_hash: (N,) uint64 of the bytes; 0 for data that are stored as pixels.
         pixel_hash: (N,) uint64 of size and decoded pixels.
-        small: (N, SIDE, SIDE) uint8, the whole image in grey, its sides not in proportion.
+        small: (N, SIDE, SIDE) uint8, the whole image in grey, stretched to a square.
         chroma: (N, 2) float32, mean Cb and Cr.
         formats: (N,) the name of the format in ENDINGS; '' for others and for pixels.
         problems: by number, why an image cannot be read.
@@ -62,29 +62,28 @@ class ImageFacts:
         return self.width > 0
 
 
-def look_at(
+def measure_images(
     source: Source, *, threads: int | None = None, advance: Callable[[], object] = lambda: None
 ) -> ImageFacts:
     """Read each image once, JPEGs at a small scale.
 
     Args:
-        source: any.
-        threads: that read; None for one per usable CPU.
+        threads: None for one per usable CPU.
         advance: called after each image, from any thread.
     """
     kind = pixel_kind(source)
-    facts = no_facts(len(source))
+    facts = empty_facts(len(source))
 
     def note(number: int, stored: Stored) -> None:
-        note_all(facts, number, stored, kind)
+        record_facts(facts, number, stored, kind)
 
     everything = range(len(source))
     read_each(source, everything, note, facts.problems, threads=threads, advance=advance)
     return facts
 
 
-def no_facts(count: int) -> ImageFacts:
-    """Of so many images, before one of them is read."""
+def empty_facts(count: int) -> ImageFacts:
+    """Facts of `count` images before one of them is read."""
     return ImageFacts(
         width=np.zeros(count, np.int32),
         height=np.zeros(count, np.int32),
@@ -110,22 +109,21 @@ def read_each(
     advance: Callable[[], object] = lambda: None,
     until: float = math.inf,
 ) -> None:
-    """Read images on several threads, and keep why one of them cannot be read.
+    """Read images on several threads, and record why one of them cannot be read.
 
     Args:
-        source: any.
         numbers: of the images.
-        note: takes the number of an image and how it is stored; what is wrong with it may be raised.
-        problems: gets the reasons, by number.
-        threads: that read; None for one per usable CPU.
+        note: gets the number of an image and its stored form; may raise what is wrong with it.
+        problems: receives the reasons, by number.
+        threads: None for one per usable CPU.
         advance: called after each image, from any thread.
-        until: the time by `time.monotonic` after which no other one is begun.
+        until: the time by `time.monotonic` after which no other image is read.
     """
 
-    def work(place: int) -> None:
+    def work(position: int) -> None:
         if time.monotonic() > until:
             return
-        number = numbers[place]
+        number = numbers[position]
         try:
             note(number, source.read(number))
         except OSError as error:
@@ -141,14 +139,11 @@ def read_each(
     DecodePool(threads).each(len(numbers), work)
 
 
-def note_all(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> None:
-    """Decode an image, a JPEG at a small scale, and note all that is known of it then.
+def record_facts(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> None:
+    """Decode an image, a JPEG at a small scale, and fill in its facts.
 
     Args:
-        facts: of all images.
-        number: of this one.
-        stored: this one.
-        kind: of pixels that are stored as such.
+        kind: of data that are stored as pixels.
 
     Raises:
         DecodeError: it cannot be decoded.
@@ -157,7 +152,7 @@ def note_all(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) ->
         facts.file_hash[number] = content_hash(stored)
         facts.formats[number] = format_of(stored)
     picture = Picture(stored)
-    is_grey = picture.grey  # before the pixels, with which the image that was opened goes
+    is_grey = picture.grey  # before the pixels, whose decoding closes the image
     scale = picture.scale_eighths_for(picture.height, picture.width, least=_LEAST_SIDE)
     pixels = picture.pixels(channels=3, scale_eighths=scale)
     shape = f"{picture.width} {picture.height} {is_grey} "
@@ -178,11 +173,11 @@ def note_all(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) ->
     facts.chroma[number] = parts[:, :, 1:].mean((0, 1))
     facts.is_grey[number] = is_grey
     facts.height[number] = picture.height
-    facts.width[number] = picture.width  # last: what has a width is read
+    facts.width[number] = picture.width  # last: an image with a width counts as read
 
 
 def _of_8_bits(pixels: Pixels, kind: PixelKind) -> Pixels:
-    """Levels 0 .. 255; those of floating-point numbers beyond 0 .. 1 from the least to the greatest."""
+    """Levels 0 .. 255; floats beyond 0 .. 1 are scaled from their minimum to their maximum."""
     if pixels.dtype == np.uint8:
         return pixels
     low, high = (0.0, 1.0) if kind == "unit" else (float(pixels.min()), float(pixels.max()))
@@ -194,7 +189,7 @@ def _of_8_bits(pixels: Pixels, kind: PixelKind) -> Pixels:
 
 
 def content_hash(*parts: bytes | memoryview) -> int:
-    """64 bits: of 1.2 million different images two have the same with a probability of 4e-8."""
+    """64 bits: two of 1.2 million different images collide with a probability of 4e-8."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part)

@@ -1,4 +1,4 @@
-"""Names that betray a split: the same name on both sides, names of copies, and groups that were cut apart."""
+"""Names that betray a bad split: equal names in both parts, names of copies, and groups that were divided."""
 
 import re
 from collections import Counter, defaultdict
@@ -11,44 +11,44 @@ from numpy.typing import NDArray
 from flambeau.data.check.finding import Finding, Row, images_text
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 
-# What programs and people append to the name of an image that they have made of another one.
+# What programs and people append to the name of an image that was made from another one.
 _MADE_OF = re.compile(
     r"(?:[ _.-]*\((?:\d+|copy)\)|[ _.-]+(?:copy|aug\w*|flip\w*|mirror\w*|rot\w*|crop\w*|resized?|small|"
     r"bright\w*|noise\w*|blur\w*|dup\w*|副本)(?:[ _.-]*\d+)*)$",
     re.IGNORECASE,
 )
-# 'video03_frame0012': what the images have in common, and the number of one of them.
+# 'video03_frame0012': the name of the group, and the number of the image.
 _NUMBERED = re.compile(
     r"(.*?)[ _.-]*(?:frame|img|image|slice|view|shot|f|s)?[ _.-]*(\d+)$", re.IGNORECASE
 )
 _WIDE = 0.2  # share of all images, or of a class, that is too many for one recording; chosen
-_SPARSE = 10  # times as many numbers as images: picked out of a collection, not out of a recording; chosen
-_DIGITS = 10  # of a number that counts; longer ones are hashes and times
-# Of the validation images; so many shared names are numbers that start again per folder.
+_SPARSE = (
+    10  # times as many numbers as images: selected from a collection, not from a recording; chosen
+)
+_DIGITS = 10  # longer numbers are hashes and times
+# Of the validation images; if more share names, the numbers begin again in each folder.
 _EVERYWHERE = 0.5
 
 
 def name_findings(
     names: Sequence[str], labels: Sequence[int], is_val: NDArray[np.bool_]
 ) -> list[Finding]:
-    """What the names of the files say.
+    """Findings from the names of the files.
 
     Args:
-        names: paths, as far as the images are files; others, such as numbers, say nothing.
-        labels: of the images.
-        is_val: which ones are validated on.
+        names: paths, if the images are files; other names, such as numbers, are ignored.
     """
     stems = list(map(_stem, names))
     groups, num_cut = _groups_in_both(stems, labels, is_val)
-    found = [
+    clues_and_rows = [
         ("the name of a copy, and the image that it is called after", list(_made_of(stems))),
         ("the same name in both parts", _in_both(stems, is_val)),
         ("one recording, person or place in both parts", groups),
     ]
-    rows = [Row(row.images, f"{what}{row.note}") for what, some in found for row in some]
+    rows = [Row(row.images, f"{what}{row.note}") for what, some in clues_and_rows for row in some]
     if not rows:
         return []
-    clues = [f"{len(some):,} times {what}" for what, some in found[:2] if some]
+    clues = [f"{len(some):,} times {what}" for what, some in clues_and_rows[:2] if some]
     if num_cut:
         clues.append(
             f"{images_text(num_cut, 'validation image')} of groups that are trained on, too"
@@ -86,13 +86,13 @@ def _in_both(stems: Sequence[str], is_val: NDArray[np.bool_]) -> list[Row]:
     rows = [
         Row((n, train[stem]))
         for n, stem in enumerate(stems)
-        if is_val[n] and stem in train and _is_telling(stem)
+        if is_val[n] and stem in train and _is_distinctive(stem)
     ]
     return rows if len(rows) <= _EVERYWHERE * max(int(is_val.sum()), 1) else []
 
 
-def _is_telling(stem: str) -> bool:
-    """More than a number, which may begin again in each folder."""
+def _is_distinctive(stem: str) -> bool:
+    """Whether it is more than a number, which may begin again in each folder."""
     return len(re.sub(r"(?i)img|image|frame|photo|pic|dsc|[\W\d_]", "", stem)) > 1 or (
         len(re.sub(r"\D", "", stem)) > 6
     )
@@ -101,20 +101,20 @@ def _is_telling(stem: str) -> bool:
 def _groups_in_both(
     stems: Sequence[str], labels: Sequence[int], is_val: NDArray[np.bool_]
 ) -> tuple[list[Row], int]:
-    """Groups of numbered names that both parts hold; and how many validation images are in them."""
+    """Groups of numbered names that are in both parts; and how many validation images they have."""
     members: dict[str, list[int]] = defaultdict(list)
-    places: dict[str, list[int]] = defaultdict(list)
+    positions: dict[str, list[int]] = defaultdict(list)
     for number, stem in enumerate(stems):
-        found = _NUMBERED.fullmatch(stem)
-        if found is not None and re.search(r"\d", found[1]) and len(found[2]) < _DIGITS:
-            members[found[1].lower()].append(number)
-            places[found[1].lower()].append(int(found[2]))
+        match = _NUMBERED.fullmatch(stem)
+        if match is not None and re.search(r"\d", match[1]) and len(match[2]) < _DIGITS:
+            members[match[1].lower()].append(number)
+            positions[match[1].lower()].append(int(match[2]))
     sizes = Counter(labels)
     groups = {
         key: group
         for key, group in members.items()
         if len(group) > 1
-        and max(places[key]) - min(places[key]) < _SPARSE * len(group)
+        and max(positions[key]) - min(positions[key]) < _SPARSE * len(group)
         and not _is_wide(group, labels, sizes, len(stems))
     }
     cut = {
@@ -135,7 +135,7 @@ def _rows_of(groups: Mapping[str, list[int]], is_val: NDArray[np.bool_]) -> Iter
 def _is_wide(
     group: Sequence[int], labels: Sequence[int], sizes: Mapping[int, int], total: int
 ) -> bool:
-    """Whether it is no recording but a class, or a way to number all images."""
+    """Whether it is not a recording but a class, or the numbering of all images."""
     counts = Counter(labels[number] for number in group)
     label, most = counts.most_common(1)[0]
     return len(group) > _WIDE * total or (sizes[label] > 10 and most > _WIDE * sizes[label])

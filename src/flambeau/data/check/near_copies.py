@@ -1,10 +1,10 @@
-"""Which images are the same picture: resized, compressed again, cropped to 90 % of its sides, or mirrored.
+"""Images that show the same picture: resized, recompressed, cropped to 90 % of its sides, or mirrored.
 
-Each image is looked for as a whole, in nine parts, and mirrored, among all others that its k-means cell and
-the nearest others hold (an inverted file: Sivic and Zisserman 2003, "Video Google", section 4); what is
-alike there is aligned and judged at a higher resolution. Of 1.2 million images nothing of size N x N exists:
-the arrays take 4 kB per image at the peak, what is in work included (bench/check_scale.py).
-Not for pictures that were rotated, recolored, or cropped to much less.
+Each image, whole, in nine parts, and mirrored, is searched in its k-means cell and the nearest others (an
+inverted file: Sivic and Zisserman 2003, "Video Google", section 4); similar candidates are aligned and judged
+at a higher resolution. No array of size N x N exists: for 1.2 million images the arrays take 4 kB per image
+at the peak, temporary ones included (bench/check_scale.py).
+Not for pictures that were rotated, recolored, or cropped further.
 """
 
 from collections.abc import Callable
@@ -27,32 +27,31 @@ from flambeau.data.check.small_pictures import (
     whole_spectra,
 )
 
-# All numbers here were chosen on photographs; bench/near_duplicates.py has what they come to.
+# All numbers here were chosen on photographs; bench/near_duplicates.py measures their effect.
 _CANDIDATE = 0.75  # cosine of coarse spectra
 _SAME = 0.96  # cosine of aligned spectra
-_IDENTICAL = 0.995  # the same, of what is a copy even among many that are nearly alike
+_IDENTICAL = 0.995  # the same, enough for a copy even among many images that are nearly alike
 _MEAN, _CONTRAST, _CHROMA = 16.0, 0.2, 14.0  # differences; compressing and resizing keep them small
-_STRUCTURE = 2.0  # gray levels; a clear sky has less, and is like every other
+_STRUCTURE = 2.0  # gray levels; a clear sky has less, and resembles every other
 
-# In data where all things look alike (clothes on black), a copy is much nearer than the fourth nearest.
+# If all images look alike (clothes on black), a copy is still much nearer than the fourth nearest.
 _REFERENCE, _NEARER = 3, 0.3
 _KEPT = 8  # candidates per image
 
 _CELL_FREQUENCIES = 6
 _PER_CELL = 256  # images
-_PROBED = 8  # cells that each part is looked for in; 4 find 99.8 % of what 8 find
-_BLOCK = 8192  # images that are looked for at once
-_ROWS = 1024  # of a product of matrices, which then stays in the cache
+_PROBED = 8  # cells in which each part is searched; 4 find 99.8 % of what 8 find
+_BLOCK = 8192  # images that are searched at once
+_ROWS = 1024  # of a matrix product, which then stays in the cache
 
 
 class NearPair(NamedTuple):
     """Two images of the same picture.
 
     Attributes:
-        first: number of the image of which the other one shows all or a part.
-        second: number of the other one.
+        first, second: numbers of the images; `second` shows all or a part of `first`.
         is_mirrored: one is a mirror image of the other.
-        cut: share of the first that the second does not show, of both sides together, 0 to 1.
+        cut: share of the first that the second does not show, 0 to 1.
         likeness: cosine of the two, up to 1.
     """
 
@@ -65,7 +64,7 @@ class NearPair(NamedTuple):
 
 class _Candidates(NamedTuple):
     query: Tensor
-    found: Tensor
+    match: Tensor
     score: Tensor
     part: Tensor  # of NUM_QUERIES
 
@@ -76,12 +75,12 @@ def near_pairs(
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[NearPair]:
-    """The pairs of images that show the same picture, each once, by their numbers.
+    """The pairs of images that show the same picture, each once.
 
     Args:
-        small: (N, SIDE, SIDE) grey; what hardly varies is not compared.
+        small: (N, SIDE, SIDE) grey; images that hardly vary are not compared.
         chroma: (N, 2), mean Cb and Cr.
-        advance: called with how many more images have been looked for.
+        advance: called with the number of images searched since the last call.
     """
     pictures = torch.from_numpy(small)
     blocks = range(0, len(pictures), _BLOCK)
@@ -97,34 +96,34 @@ def near_pairs(
     reference = torch.full((len(pictures),), 0.5)
     kept: list[tuple[Tensor, ...]] = []
     for queries in numbers.split(_BLOCK):
-        found = index.search(queries)
-        parts = zip(*(column.split(_BLOCK) for column in found), strict=True)
+        candidates = index.search(queries)
+        parts = zip(*(column.split(_BLOCK) for column in candidates), strict=True)
         judged = [_judged(pictures, colors, _Candidates(*part)) for part in parts]
         if judged:
             is_same, *columns = (torch.cat(column) for column in zip(*judged, strict=True))
-            _note_reference(reference, found.query, columns[-1])
+            _note_reference(reference, candidates.query, columns[-1])
             kept.append(tuple(column[is_same] for column in columns))
         advance(len(queries))
     return _each_once(kept, reference)
 
 
-def _judged(pictures: Tensor, colors: Tensor, found: _Candidates) -> tuple[Tensor, ...]:
-    """Whether they show the same picture but for what is usual, and all columns of a pair."""
-    is_mirrored = found.part % 2 == 1
+def _judged(pictures: Tensor, colors: Tensor, pairs: _Candidates) -> tuple[Tensor, ...]:
+    """Whether each pair shows the same picture, and the columns of NearPair."""
+    is_mirrored = pairs.part % 2 == 1
     score, cuts, differences = aligned(
-        pictures[found.query].float(),
-        pictures[found.found].float(),
-        torch.tensor(PARTS)[found.part // 2],
+        pictures[pairs.query].float(),
+        pictures[pairs.match].float(),
+        torch.tensor(PARTS)[pairs.part // 2],
         is_mirrored,
     )
-    hue = (colors[found.query] - colors[found.found]).abs().amax(1)
+    hue = (colors[pairs.query] - colors[pairs.match]).abs().amax(1)
     is_same = (score >= _SAME) & (differences[:, 0] <= _MEAN)
     is_same &= (differences[:, 1] <= _CONTRAST) & (hue <= _CHROMA)
-    return is_same, found.query, found.found, is_mirrored, cuts, score
+    return is_same, pairs.query, pairs.match, is_mirrored, cuts, score
 
 
 def _note_reference(reference: Tensor, query: Tensor, score: Tensor) -> None:
-    """Of each image how alike the fourth nearest is; images with fewer candidates stay as they are."""
+    """Store the score of each image's fourth nearest; images with fewer candidates keep the default."""
     by_score = score.argsort(descending=True)
     order = by_score[query[by_score].argsort(stable=True)]
     sorted_query = query[order]
@@ -135,11 +134,11 @@ def _note_reference(reference: Tensor, query: Tensor, score: Tensor) -> None:
 
 def _each_once(kept: list[tuple[Tensor, ...]], reference: Tensor) -> list[NearPair]:
     best: dict[tuple[int, int], NearPair] = {}
-    for query, found, is_mirrored, cuts, score in kept:
-        usual = 1 - torch.maximum(reference[query], reference[found])
-        stands_out = ((1 - score) <= _NEARER * usual) | (score >= _IDENTICAL)
+    for query, match, is_mirrored, cuts, score in kept:
+        distance = 1 - torch.maximum(reference[query], reference[match])
+        stands_out = ((1 - score) <= _NEARER * distance) | (score >= _IDENTICAL)
         shown = (1 - cuts[:, :2].sum(1) / 64) * (1 - cuts[:, 2:].sum(1) / 64)
-        columns = (query, found, is_mirrored, 1 - shown, score.clamp(max=1))
+        columns = (query, match, is_mirrored, 1 - shown, score.clamp(max=1))
         for row in zip(*(column[stands_out].tolist() for column in columns), strict=True):
             pair = NearPair(*row)
             key = (min(pair[:2]), max(pair[:2]))
@@ -149,11 +148,11 @@ def _each_once(kept: list[tuple[Tensor, ...]], reference: Tensor) -> list[NearPa
 
 
 class _Index:
-    """Coarse spectra of the images that may be found, by k-means cells.
+    """Coarse spectra of the images that can be matched, by k-means cells.
 
     Args:
         pictures: (N, SIDE, SIDE) uint8.
-        numbers: of those that may be found.
+        numbers: of the images that can be matched.
     """
 
     def __init__(self, pictures: Tensor, numbers: Tensor) -> None:
@@ -169,12 +168,12 @@ class _Index:
 
     @staticmethod
     def _keys(spectra: Tensor) -> Tensor:
-        """What decides the cell: fewer frequencies, the low ones with more weight."""
+        """The vectors that are clustered: fewer frequencies, the low ones with more weight."""
         low = spectra[..., :_CELL_FREQUENCIES, :_CELL_FREQUENCIES]
         return unit(low * frequencies(_CELL_FREQUENCIES).sqrt())
 
     def search(self, queries: Tensor) -> _Candidates:
-        """Of each of the images the _KEPT others that are most alike."""
+        """The _KEPT most similar other images of each query."""
         spectra = part_spectra(self._pictures[queries].float()).flatten(0, 1)
         vectors = unit(spectra * frequencies(COARSE))
         probed = min(_PROBED, len(self._centers))
@@ -185,41 +184,40 @@ class _Index:
         hits = []
         for cell, end in enumerate(self._ends):
             start, begin = (self._ends[cell - 1], ends[cell - 1]) if cell else (0, 0)
-            asked = rows[begin : ends[cell]]
-            for some in asked.split(_ROWS):
+            searching = rows[begin : ends[cell]]
+            for some in searching.split(_ROWS):
                 scores = vectors[some] @ self._spectra[start:end].T
                 is_near = scores.amax(1) > _CANDIDATE  # few are; topk takes several times as long
                 top = scores[is_near].topk(min(_KEPT + 1, end - start), sorted=False)
-                row, place = (top.values > _CANDIDATE).nonzero(as_tuple=True)
-                hits.append(
-                    (some[is_near][row], start + top.indices[row, place], top.values[row, place])
-                )
+                row, column = (top.values > _CANDIDATE).nonzero(as_tuple=True)
+                members = start + top.indices[row, column]
+                hits.append((some[is_near][row], members, top.values[row, column]))
         row, member, score = (torch.cat(column) for column in zip(*hits, strict=True))
         query = queries[row // NUM_QUERIES]
-        found = self._numbers[member]
-        others = query != found
-        columns = (query, found, score, row % NUM_QUERIES)
+        match = self._numbers[member]
+        others = query != match
+        columns = (query, match, score, row % NUM_QUERIES)
         return _best_of_each(_Candidates(*(column[others] for column in columns)))
 
 
-def _best_of_each(found: _Candidates) -> _Candidates:
-    """Each pair once, where it is most alike, and _KEPT of each image looked for."""
-    by_score = found.score.argsort(descending=True, stable=True)
-    found = _Candidates(*(column[by_score] for column in found))
-    pair = found.query * (int(found.found.max()) + 1 if len(found.found) else 1) + found.found
-    order = pair.argsort(stable=True)
+def _best_of_each(pairs: _Candidates) -> _Candidates:
+    """Each pair once, with its highest score, and _KEPT pairs per query."""
+    by_score = pairs.score.argsort(descending=True, stable=True)
+    pairs = _Candidates(*(column[by_score] for column in pairs))
+    key = pairs.query * (int(pairs.match.max()) + 1 if len(pairs.match) else 1) + pairs.match
+    order = key.argsort(stable=True)
     is_first = torch.ones(len(order), dtype=torch.bool)
-    is_first[1:] = pair[order][1:] != pair[order][:-1]
+    is_first[1:] = key[order][1:] != key[order][:-1]
     chosen = order[is_first].sort().values  # by score again
-    found = _Candidates(*(column[chosen] for column in found))
-    order = found.query.argsort(stable=True)
-    query = found.query[order]
+    pairs = _Candidates(*(column[chosen] for column in pairs))
+    order = pairs.query.argsort(stable=True)
+    query = pairs.query[order]
     rank = torch.arange(len(order)) - torch.searchsorted(query, query)
-    return _Candidates(*(column[order[rank < _KEPT]] for column in found))
+    return _Candidates(*(column[order[rank < _KEPT]] for column in pairs))
 
 
 def _cell_centers(keys: Tensor, count: int) -> Tensor:
-    """Centers of k-means on the sphere, of a sample; the same for the same images."""
+    """Centers of spherical k-means on a fixed random sample."""
     draw = torch.Generator().manual_seed(0)
     sample = keys[torch.randperm(len(keys), generator=draw)[: 64 * count]]
     centers = sample[:count].clone()

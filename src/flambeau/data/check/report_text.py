@@ -1,4 +1,4 @@
-"""What a check has found, as a person reads it."""
+"""The findings of a check as text."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ import numpy as np
 from flambeau.data.check.check_data import DataCheck, all_findings, short_names
 from flambeau.data.check.finding import Finding, Row, images_text
 from flambeau.data.check.same_pictures import exact_copies
-from flambeau.data.check.stored_images import look_at_stored
+from flambeau.data.check.stored_images import measure_stored
 from flambeau.data.sources.source import ConcatSource, Source, pixel_kind
 
 _SLOW = "A training waits for 2 % of its time, and a minute at most; flambeau check reads all."
@@ -32,12 +32,12 @@ def report_lines(check: DataCheck) -> Iterator[str]:
 
 
 class ReportItem(NamedTuple):
-    """A finding as a report shows it.
+    """A finding in the report of a run.
 
     Attributes:
-        kind: one of KINDS, or '' of what is no finding.
+        kind: one of KINDS, or '' if it is not a finding.
         title: a sentence.
-        lines: that follow it.
+        lines: the lines after it.
     """
 
     kind: str
@@ -45,19 +45,19 @@ class ReportItem(NamedTuple):
     lines: list[str]
 
 
-def almost_free(
+def quick_findings(
     train: Source, val: Source, path: Path | None, *, seconds: float
 ) -> list[ReportItem]:
-    """What can be found at little cost: by classes, names, and by images almost without decoding them.
+    """Findings at little cost: on classes, names, and images almost without decoding them.
 
     Args:
-        train, val, path: as of `check_data`; without a path no name is looked at.
-        seconds: about how long the images may take; a last line says how many were not looked at.
+        train, val, path: as in `check_data`; without a path names are not checked.
+        seconds: about how long the images may take; a last line counts those that were not read.
     """
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)
     names = short_names(source, path or Path.cwd())
-    facts = look_at_stored(source, pixel_kind(train), seconds=seconds)
+    facts = measure_stored(source, pixel_kind(train), seconds=seconds)
     copies = exact_copies(facts, is_val)
     findings = [
         ReportItem(

@@ -12,18 +12,18 @@ from flambeau.data.check.image_facts import ImageFacts
 from flambeau.data.check.near_copies import NearPair, near_pairs
 from flambeau.data.check.single_images import is_blank
 
-_CUT = 0.04  # share of a picture that is reported as a crop; the alignment is not more exact
-_OF_A_GROUP = 8  # images that are named in a row
+_CUT = 0.04  # share of a picture that counts as a crop; the alignment is no more exact
+_OF_A_GROUP = 8  # images named in a row
 
 
 @dataclass(frozen=True)
 class SamePictures:
-    """Which images show the same picture.
+    """Images that show the same picture.
 
     Attributes:
-        groups: numbers of the images that are the same to the last pixel, two or more each.
-        pairs: of others that show the same picture; of a group its first image stands for all.
-        leaked: of validation images that training images show, too: number, and that of the nearest one.
+        groups: numbers of images with equal pixels, two or more each.
+        pairs: other images of the same picture; the first image of a group stands for all of it.
+        leaked: numbers of validation images that training shows, too, and of the most similar one there.
     """
 
     groups: Sequence[Sequence[int]]
@@ -34,21 +34,19 @@ class SamePictures:
 def same_pictures(
     facts: ImageFacts, is_val: NDArray[np.bool_], *, advance: Callable[[int], object]
 ) -> SamePictures:
-    """Compare all images with each other; blank ones, which all are alike, are left out.
+    """Compare all images with each other, except blank ones, which are all alike.
 
     Args:
-        facts: of the images.
-        is_val: (N,) which ones are validated on.
-        advance: called with how many more have been compared.
+        is_val: (N,) bool.
+        advance: called with the number of images compared since the last call.
     """
     by_picture = _by_hash(facts)
     groups = [group for group in by_picture if len(group) > 1]
     firsts = np.array([group[0] for group in by_picture], np.int64)
     advance(len(facts.width) - len(firsts))
-    found = near_pairs(facts.small[firsts], facts.chroma[firsts], advance=advance)
     pairs = [
         pair._replace(first=int(firsts[pair.first]), second=int(firsts[pair.second]))
-        for pair in found
+        for pair in near_pairs(facts.small[firsts], facts.chroma[firsts], advance=advance)
     ]
     members = {group[0]: group for group in groups}
     leaked: dict[int, int] = {}
@@ -61,7 +59,7 @@ def same_pictures(
 
 
 def exact_copies(facts: ImageFacts, is_val: NDArray[np.bool_]) -> SamePictures:
-    """The images that are equal by `facts.pixel_hash`; no others are looked for."""
+    """The images that are equal by `facts.pixel_hash` only."""
     groups = [group for group in _by_hash(facts) if len(group) > 1]
     leaked: dict[int, int] = {}
     for group in groups:
@@ -70,7 +68,7 @@ def exact_copies(facts: ImageFacts, is_val: NDArray[np.bool_]) -> SamePictures:
 
 
 def _by_hash(facts: ImageFacts) -> list[list[int]]:
-    """Numbers of the images that are compared, those of equal pixels together."""
+    """Numbers of the images to compare, grouped by equal pixels."""
     compared = np.flatnonzero(facts.is_read & ~is_blank(facts))
     by_picture: dict[int, list[int]] = defaultdict(list)
     for number, key in zip(compared.tolist(), facts.pixel_hash[compared].tolist(), strict=True):
@@ -94,8 +92,8 @@ def copy_findings(
 ) -> list[Finding]:
     """Leaks, contradictions, copies and near copies.
 
-    Of each picture one image is kept, a validation image where there is one; of copies that contradict each
-    other none, because one label is wrong and nobody knows which.
+    One image of each picture is kept, a validation image if there is one; of copies with different labels
+    none, because nobody knows which label is right.
     """
     wrong = [group for group in same.groups if len({labels[number] for number in group}) > 1]
     contradicting = frozenset(number for group in wrong for number in group)
@@ -116,19 +114,19 @@ def copy_findings(
     within = _within(same.groups, is_val)
     near = [pair for pair in same.pairs if is_val[pair.first] == is_val[pair.second]]
     in_groups = {n for group in within for n in group[1:]}
-    found = (
+    findings = (
         _leaks(leaks, of_leaks, int(is_val.sum())),
         _contradictions(wrong, same.pairs, labels, classes, facts, contradicting),
         _copies(within, frozenset(n for n in gone if n in in_groups)),
         _near(near, facts, frozenset(n for n in gone if n not in in_groups) - of_leaks),
     )
-    return [finding for finding in found if finding.rows]
+    return [finding for finding in findings if finding.rows]
 
 
 def _keepers(
     same: SamePictures, first_of: dict[int, int], is_val: NDArray[np.bool_]
 ) -> dict[int, int]:
-    """Of each image that is too many the one that is kept: a copy of that very one, not of a copy of it.
+    """For each superfluous image the one that is kept, of which it is a direct copy, not a copy of a copy.
 
     Exact copies are one picture, of which at most one image is kept.
     """
@@ -141,9 +139,9 @@ def _keepers(
     keeper: dict[int, int] = {}
     for number in sorted(images, key=lambda number: (not is_val[number], number)):
         picture = first_of.get(number, number)
-        found = [kept[other] for other in (picture, *near[picture]) if other in kept]
-        if found:
-            keeper[number] = min(found, key=lambda other: (not is_val[other], other))
+        originals = [kept[other] for other in (picture, *near[picture]) if other in kept]
+        if originals:
+            keeper[number] = min(originals, key=lambda other: (not is_val[other], other))
         else:
             kept[picture] = number
     return keeper

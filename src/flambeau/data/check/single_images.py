@@ -10,20 +10,19 @@ from flambeau.data.check.finding import Finding, of_single_images
 from flambeau.data.check.image_facts import ImageFacts
 from flambeau.images.file_formats import ENDINGS
 
-# All chosen: what is flagged should be looked at, not thrown away unseen.
+# All chosen: images that should be looked at, not removed unseen.
 _BLANK = 3.0  # standard deviation, levels; JPEG noise on one color has less
 _DARK, _BRIGHT = 40, 215  # levels that 99 % of the pixels do not reach
 _TINY_SIDE, _TINY_SHARE = 10, 8  # pixels of the shorter side; or an eighth of the median
-_ODD_SHAPE = 3.0  # times as wide or as high as the median shape, and three times as long as short
-_FEW = 0.05  # a way to store color that fewer images have is odd
+_ODD_SHAPE = 3.0  # times as wide or high as the median shape, and three times as long as short
+_FEW = 0.05  # grey or color is odd if fewer images have it
 
 
 def single_image_findings(facts: ImageFacts, names: Sequence[str]) -> list[Finding]:
-    """What is found without comparing an image with another one of the same picture.
+    """Findings that need no comparison of one image with another.
 
     Args:
-        facts: of the images.
-        names: paths, as far as the images are files.
+        names: paths, if the images are files.
     """
     return [
         *of_single_images(

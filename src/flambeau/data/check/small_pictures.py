@@ -1,12 +1,12 @@
-"""Small grey pictures as vectors that a crop or a mirror image can be compared by.
+"""Small grey pictures as vectors by which crops and mirror images can be compared.
 
-A picture is described by its lowest frequencies, those of a cosine transform (DCT-II), each times its
-frequency: in photographs the amplitude falls with the frequency (Field 1987, "Relations between the
+A picture is described by its lowest frequencies, those of a cosine transform (DCT-II), each multiplied by
+its frequency: in photographs the amplitude falls with the frequency (Field 1987, "Relations between the
 statistics of natural images and the response properties of cortical cells"), so all then count alike.
-A part of a picture is described by the same product of matrices with other rows, and a mirror image by other
-signs, so no picture is made again.
+For a part of a picture the matrix product uses other rows, for a mirror image other signs: no picture is
+resampled.
 
-Legend: N pictures, S rows and columns, K frequencies per axis, Q pictures looked for.
+Legend: N pictures, S rows and columns, K frequencies per axis, Q queries.
 """
 
 import functools
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from flambeau.data.check.image_facts import SIDE
 
-# A part of a picture is given by how much is cut off at the top, bottom, left and right, in steps of 1/64 of
-# the side: half a cell of the small picture.
+# A part of a picture is given by what is cut off at the top, bottom, left and right, in steps of 1/64 of the
+# side: half a cell of the small picture.
 STEPS = 64
 MOST_CUT = 12
 """At each side, in steps: 19 %."""
@@ -29,12 +29,12 @@ COARSE, FINE = 8, 12
 
 @functools.cache
 def cut_rows(num_frequencies: int) -> Tensor:
-    """(MOST_CUT + 1, MOST_CUT + 1, K, S): for cuts at both ends of an axis, what gives its frequencies."""
+    """(MOST_CUT + 1, MOST_CUT + 1, K, S): by the cuts at both ends of an axis, a matrix to frequencies."""
     steps = torch.arange(MOST_CUT + 1)
     low = steps[:, None, None] / STEPS
     high = 1 - steps[None, :, None] / STEPS
     cells = torch.arange(SIDE) + 0.5
-    at = (low + cells / SIDE * (high - low)) * SIDE - 0.5  # where each cell of the part lies
+    at = (low + cells / SIDE * (high - low)) * SIDE - 0.5  # position of each cell of the part
     left = at.floor().clamp(0, SIDE - 2)
     share = (at - left).clamp(0, 1)[..., None]
     sampled = torch.nn.functional.one_hot(left.long(), SIDE) * (1 - share)
@@ -62,12 +62,12 @@ def unit(spectra: Tensor) -> Tensor:
 
 
 def mirrored(spectra: Tensor) -> Tensor:
-    """Those of the mirror images: each second frequency along the rows changes its sign."""
+    """The spectra of the mirror images: every second frequency along the rows changes its sign."""
     signs = 1 - 2 * (torch.arange(spectra.shape[-1], device=spectra.device) % 2)
     return spectra * signs
 
 
-# The whole, and nine parts with 94 % of each side: what is cropped to 90 % of a side or more is near one.
+# The whole, and nine parts with 94 % of each side: a crop to 90 % of a side or more resembles one of them.
 _CUT = 4
 _ENDS = ((0, 0), (_CUT, 0), (_CUT // 2, _CUT // 2), (0, _CUT))
 PARTS = ((0, 0, 0, 0), *((*rows, *columns) for rows in _ENDS[1:] for columns in _ENDS[1:]))
@@ -75,7 +75,7 @@ NUM_QUERIES = 2 * len(PARTS)
 
 
 def part_spectra(pictures_NSS: Tensor) -> Tensor:
-    """(N, NUM_QUERIES, K, K): spectra of each of PARTS, and of the mirror image of each."""
+    """(N, NUM_QUERIES, K, K): spectra of each of PARTS and of its mirror image."""
     rows = torch.stack([cut_rows(COARSE)[ends] for ends in _ENDS])  # (4, K, S)
     flat = rows.flatten(0, 1)
     both = (flat @ pictures_NSS @ flat.T).unflatten(1, (4, COARSE)).unflatten(3, (4, COARSE))
@@ -101,13 +101,12 @@ def structure(pictures_NSS: Tensor) -> Tensor:
 def aligned(
     pictures_NSS: Tensor, others_NSS: Tensor, cuts_N4: Tensor, is_mirrored_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How alike a part of each picture and another one are, for the part where they are most alike.
+    """How similar a part of each picture and another picture are, for the part where they are most similar.
 
     Args:
-        pictures_NSS: grey levels, float32.
-        others_NSS: the same, of the other one.
+        pictures_NSS, others_NSS: grey levels, float32.
         cuts_N4: int64, the part to begin with.
-        is_mirrored_N: bool, whether the other one is a mirror image.
+        is_mirrored_N: bool, whether the other picture is a mirror image.
 
     Returns:
         (N,) cosine of the two; (N, 4) the part; and (N, 2) differences: of the means in gray levels, and of

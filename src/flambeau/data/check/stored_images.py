@@ -1,8 +1,8 @@
-"""What images tell almost without being decoded: exact copies, sizes, formats, broken headers, blank ones.
+"""Facts of images almost without decoding them: exact copies, sizes, formats, broken headers, blank ones.
 
-Each image is read once. Its length and some bytes from its middle are hashed, and all of its bytes only where
-another image agrees in those; it is decoded only where it takes so few bytes that it may be blank. A training
-affords that at its end; `flambeau check` finds more.
+Each image is read once. Its length and some bytes from its middle are hashed, and all of its bytes only if
+another image agrees in those; it is decoded only if it takes so few bytes that it may be blank. A training
+can afford that at its end; `flambeau check` finds more.
 """
 
 import time
@@ -10,31 +10,36 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from flambeau.data.check.image_facts import ImageFacts, content_hash, no_facts, note_all, read_each
+from flambeau.data.check.image_facts import (
+    ImageFacts,
+    content_hash,
+    empty_facts,
+    read_each,
+    record_facts,
+)
 from flambeau.data.sources.source import PixelKind, Source
 from flambeau.images.decode import Picture, Stored
 from flambeau.images.file_formats import format_of
 
 _MIDDLE_BYTES = 1 << 12  # chosen; those of two photographs are never the same
 _BYTES_PER_PIXEL = 0.03  # an image of one color has less: a JPEG about 0.016
-_TABLES_BYTES, _HEADER_BYTES = 700, 150  # that a JPEG has beside its pixels, and another image
-_LEVELS = 12  # between the darkest and the brightest of stored pixels that may be blank
+_TABLES_BYTES, _HEADER_BYTES = 700, 150  # besides the pixels: in a JPEG, and in other formats
+_LEVELS = 12  # range of stored pixels that may be blank
 
 
-def look_at_stored(source: Source, kind: PixelKind, *, seconds: float) -> ImageFacts:
-    """Look at each image of a source; those for which no time was left are as if they were not there.
+def measure_stored(source: Source, kind: PixelKind, *, seconds: float) -> ImageFacts:
+    """Read each image of a source; those for which no time was left count as missing.
 
     Args:
-        source: any.
-        kind: of pixels that are stored as such.
+        kind: of data that are stored as pixels.
         seconds: about how long it may take.
 
     Returns:
-        What is known. Both hashes are of what is stored, but for images that may be blank; what decoding
-        alone can tell is that of an image of all levels.
+        Both hashes are of the stored bytes, except for images that may be blank. Facts that need decoding
+        are those of an image with all levels.
     """
     until = time.monotonic() + seconds
-    facts = no_facts(len(source))
+    facts = empty_facts(len(source))
     facts.spread[:], facts.brightest[:] = 255, 255
 
     def note(number: int, stored: Stored) -> None:
@@ -48,7 +53,7 @@ def look_at_stored(source: Source, kind: PixelKind, *, seconds: float) -> ImageF
 def _note(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> None:
     picture = Picture(stored)
     if _may_be_blank(stored, picture.width * picture.height):
-        note_all(facts, number, stored, kind)
+        record_facts(facts, number, stored, kind)
         return
     content = _content(stored)
     middle = max(0, len(content) - _MIDDLE_BYTES) // 2
@@ -62,11 +67,11 @@ def _note(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> No
 
 
 def _compare_whole(source: Source, facts: ImageFacts, until: float) -> None:
-    """Hash all of those images that are alike so far."""
+    """Hash the whole content of images that agree so far."""
     _, of, times = np.unique(facts.pixel_hash, return_inverse=True, return_counts=True)
     repeated = facts.is_read & (times[of] > 1) & (facts.file_hash == 0)
     width = facts.width[repeated]
-    facts.width[repeated] = 0  # of those that time is left for it is put back
+    facts.width[repeated] = 0  # restored for those that are read in time
     numbers: Sequence[int] = np.flatnonzero(repeated).tolist()
     width_of = dict(zip(numbers, width.tolist(), strict=True))
 

@@ -1,6 +1,6 @@
 """A small data set decoded once and held on the device, augmented there batch by batch.
 
-Source: own; Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024 (arXiv:2404.00498) loads data so.
+Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024 (arXiv:2404.00498) loads data so.
 
 S: side in pixels, N: images, C: channels, H: height, W: width.
 """

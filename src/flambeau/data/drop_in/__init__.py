@@ -1,1 +1,1 @@
-"""A user's DataLoader, read faster: data set and transforms are theirs, decoding and cropping ours."""
+"""A user's DataLoader, read faster: it keeps its data set and transforms; flambeau decodes and crops."""

@@ -1,32 +1,37 @@
-"""The memory of a batch of images: in one piece, and used again when nobody holds the batch any more."""
+"""The memory of a batch of images: one block, reused when nobody holds the batch any more."""
 
 import math
 import threading
 import weakref
 from collections import defaultdict
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+# Buffers of a size that are kept: those of the prefetched batches, and the one in use.
+_MOST_SPARE = 3
 
 # Buffers of a size that are kept: those of the batches read ahead, and the one in use.
 _MOST_SPARE = 3
 _LINE = 64  # bytes of a cache line
 
 Key = tuple[int, torch.Size, torch.dtype]
-"""View, shape (C, H, W) and dtype of an image of a sample."""
+"""View (number of the image in its sample), shape (C, H, W) and dtype."""
 
 
 class SpareMemory:
-    """Buffers that come back when the last tensor of them is gone.
+    """Buffers that return when the last tensor on them is freed.
 
-    The first write to fresh memory costs more than making floats of an image: 0.26 against 0.06 ms.
+    The first write to fresh memory costs more than converting an image to floats: 0.26 against 0.06 ms.
 
     Example:
         >>> spare = SpareMemory()
-        >>> place = spare.take(64).data_ptr()
-        >>> spare.take(64).data_ptr() == place
+        >>> address = spare.take(64).data_ptr()
+        >>> spare.take(64).data_ptr() == address
         True
     """
 
@@ -34,12 +39,12 @@ class SpareMemory:
         self._free: defaultdict[int, list[NDArray[np.uint8]]] = defaultdict(list)
 
     def take(self, num_bytes: int) -> Tensor:
-        """(num_bytes,) uint8 of any values."""
-        try:  # a lock could be held by the very thread in which a tensor ends: these calls need none
+        """(num_bytes,) uint8, uninitialized."""
+        try:  # no lock: a tensor may be freed in the very thread that holds it; these calls are atomic
             buffer = self._free[num_bytes].pop()
         except IndexError:
             buffer = _aligned(num_bytes)
-        lent = buffer[:]  # which lives as long as any tensor of this memory
+        lent = buffer[:]  # lives as long as any tensor on this memory
         weakref.finalize(lent, self._give_back, buffer).atexit = False
         return torch.from_numpy(lent)
 
@@ -49,24 +54,22 @@ class SpareMemory:
 
 
 def _aligned(num_bytes: int) -> NDArray[np.uint8]:
-    """At the beginning of a cache line, where the kernel can write past the caches."""
+    """Memory that begins at a cache line, where the kernel can write past the caches."""
     memory = np.empty(num_bytes + _LINE, np.uint8)
     begin = -memory.ctypes.data % _LINE
     return memory[begin : begin + num_bytes]
 
 
 class BatchMemory:
-    """The images of a batch in one piece of memory, which makes stacking them free.
+    """The images of a batch in one block of memory, which makes stacking them free.
 
     Args:
         count: samples of the batch.
-        spare: where the memory comes from; None for page-locked memory.
-        channels_last: the memory format of the images.
+        spare: supplies the memory; None for page-locked memory.
 
     Attributes:
-        count: samples of the batch.
-        batches: what there is so far, (N, C, H, W).
-        tables: (C, 256) of those whose levels are still to be looked up.
+        batches: the batches allocated so far, (N, C, H, W).
+        tables: (C, 256) floats of 8-bit batches that are still to be looked up.
     """
 
     def __init__(
@@ -74,12 +77,12 @@ class BatchMemory:
     ) -> None:
         self.count, self._spare, self._channels_last = count, spare, channels_last
         self._lock = threading.Lock()
-        self._uses: dict[Key, int] = {}  # of each batch alone
+        self._uses: dict[Key, int] = {}  # of each batch itself
         self.batches: dict[Key, Tensor] = {}
         self.tables: dict[Key, NDArray[np.float32]] = {}
 
-    def place(self, number: int, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Where image `view` of sample `number` goes: (C, H, W), in the memory format of the batch."""
+    def slot(self, number: int, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Memory for image `view` of sample `number`: (C, H, W), in the memory format of the batch."""
         key = view, shape, dtype
         with self._lock:
             batch = self.batches.get(key)
@@ -90,7 +93,7 @@ class BatchMemory:
 
     @property
     def is_held(self) -> bool:
-        """Whether there are tensors of this memory besides `batches`."""
+        """Whether any tensor besides `batches` uses this memory."""
         return any(_uses(batch) > self._uses[key] for key, batch in self.batches.items())
 
     def _new(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -106,6 +109,43 @@ class BatchMemory:
 
 
 def _uses(x: Tensor) -> int:
-    """How many tensors there are of its storage, those that C++ holds included."""
+    """How many tensors share its storage, those held in C++ included."""
     count: int = torch._C._storage_Use_Count(x.untyped_storage()._cdata)
     return count
+
+
+def collate_in_place(samples: list[Any], memory: BatchMemory, device: torch.device | None) -> Any:
+    """`default_collate`, but images that lie in `memory` are not copied.
+
+    Args:
+        samples: of the data set, all of one structure.
+        device: where 8-bit levels are converted by `memory.tables`.
+    """
+    by_torch: Any = default_collate_fn_map[Tensor]
+
+    def stack(tensors: list[Tensor], **settings: Any) -> Any:
+        first = tensors[0]
+        if first.layout != torch.strided:
+            return by_torch(tensors, **settings)
+        for key, batch in memory.batches.items():
+            together = len(batch) == len(tensors) and all(
+                tensor.data_ptr() == slot.data_ptr()
+                and (tensor.shape, tensor.stride()) == (slot.shape, slot.stride())
+                for tensor, slot in zip(tensors, batch, strict=True)
+            )
+            if together and first.dtype == batch.dtype:
+                table = memory.tables.get(key)
+                return batch if table is None else _looked_up(batch, table, device)
+        return by_torch(tensors, **settings)
+
+    return collate(samples, collate_fn_map={**default_collate_fn_map, Tensor: stack})
+
+
+def _looked_up(levels: Tensor, table: NDArray[np.float32], device: torch.device | None) -> Tensor:
+    """(N, C, H, W) float32 on the device; scaling and normalization make the table linear."""
+    values = torch.from_numpy(table).double()
+    first = values[:, 0]
+    step = (values[:, 255] - first) / 255
+    levels = levels.to(device, non_blocking=True)
+    scale, shift = (t.float().to(levels.device).view(1, -1, 1, 1) for t in (step, first))
+    return levels.to(torch.float32).mul_(scale).add_(shift)

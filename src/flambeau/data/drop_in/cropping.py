@@ -1,4 +1,4 @@
-"""Crops, resizings and flips of torchvision (v1, v2) and timm as steps of our own, drawn from a seed."""
+"""Crops, resizings and flips of torchvision (v1, v2) and timm in flambeau's code, drawn from a seed."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from flambeau.data.drop_in.transform_kinds import filter_name, is_one_of, is_timms
+from flambeau.data.drop_in.transform_kinds import filter_name, is_from_timm, is_one_of
 from flambeau.data.transforms.color import uniform
 from flambeau.data.transforms.crops import random_resized_crop_box
 from flambeau.data.transforms.resizing import resized_part, resized_window
@@ -16,28 +16,28 @@ from flambeau.images.decode import Picture
 from flambeau.images.pixels import Pixels
 
 Source = Callable[[Picture, int, int], Pixels]
-"""Pixels (H, W, C) uint8 of a picture, as so many channels, drawn from a seed."""
+"""(picture, channels, seed) -> pixels (H, W, C) uint8."""
 PixelStep = Callable[[Pixels, int], Pixels]
-"""Pixels (H, W, C) uint8 to such ones, drawn from a seed."""
+"""(pixels (H, W, C) uint8, seed) -> pixels (H, W, C) uint8."""
 
 _Draw = Callable[[int, int, int], tuple[tuple[int, int, int, int], str]]
 _FILTERS = {"bilinear", "bicubic"}
 
 
 def whole(picture: Picture, channels: int, seed: int) -> Pixels:
-    """All of it."""
+    """The whole picture."""
     return picture.pixels(channels=channels)
 
 
 def source_of(transforms: Sequence[Any], *, of_tensor: bool) -> tuple[Source, int] | None:
-    """How the first transforms make pixels of a file, if they are a crop or a resizing.
+    """A function for the first transforms, if they are a crop or a resizing.
 
     Args:
         transforms: the user's.
-        of_tensor: they are given a tensor, which torch resizes; else a PIL image.
+        of_tensor: they get a tensor, which torch resizes; else a PIL image.
 
     Returns:
-        The function, and how many transforms it stands for.
+        The function, and how many transforms it replaces.
     """
     if not transforms:
         return None
@@ -58,7 +58,7 @@ def source_of(transforms: Sequence[Any], *, of_tensor: bool) -> tuple[Source, in
 
 
 def crop_step(transform: Any, *, of_tensor: bool) -> PixelStep | None:
-    """The step of a crop, a resizing or a flip of pixels; `of_tensor` as of `source_of`."""
+    """The step of a crop, a resizing or a flip; `of_tensor` as in `source_of`."""
     if (p := _mirror_probability(transform)) is not None:
         return lambda pixels, seed: pixels[:, ::-1] if uniform(seed, 1) < p else pixels
     if is_one_of(transform, v1.RandomVerticalFlip, v2.RandomVerticalFlip):
@@ -73,7 +73,7 @@ def crop_step(transform: Any, *, of_tensor: bool) -> PixelStep | None:
 
 
 def _resized(transforms: Sequence[Any], *, pillows: bool) -> tuple[Source, int] | None:
-    """A resizing of the whole, and the crop behind it."""
+    """A resizing of the whole picture, and the center crop after it."""
     sides = _resize(transforms[0])
     if sides is None:
         return None
@@ -98,8 +98,8 @@ def _resized(transforms: Sequence[Any], *, pillows: bool) -> tuple[Source, int] 
 
 
 def _random_resized_crop(transform: Any) -> tuple[tuple[int, int], _Draw] | None:
-    """Height and width of the result, and how box and filter are drawn."""
-    if not is_one_of(transform, v1.RandomResizedCrop, v2.RandomResizedCrop) and not is_timms(
+    """Height and width of the result, and a function that draws box and filter."""
+    if not is_one_of(transform, v1.RandomResizedCrop, v2.RandomResizedCrop) and not is_from_timm(
         transform, "RandomResizedCropAndInterpolation"
     ):
         return None
@@ -121,7 +121,7 @@ def _random_resized_crop(transform: Any) -> tuple[tuple[int, int], _Draw] | None
 
 
 def _resize(transform: Any) -> Callable[[int, int], tuple[int, int, str]] | None:
-    """Of height and width of a picture the ones it is resized to, and the filter."""
+    """A function from the picture's height and width to those of the result, and the filter."""
     if not is_one_of(transform, v1.Resize, v2.Resize) or transform.antialias is False:
         return None
     size = transform.size
@@ -146,7 +146,7 @@ def _center_crop(transform: Any) -> tuple[int, int] | None:
 
 
 def _center_cropped(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """As torchvision's: where a side is too short, black comes on both sides of it."""
+    """As torchvision's: a side that is too short is padded with black at both ends."""
     missing = [max(0, n - side) for n, side in zip(size, pixels.shape, strict=False)]
     if any(missing):
         room = [(n // 2, (n + 1) // 2) for n in missing]
@@ -165,7 +165,7 @@ def _random_crop(transform: Any) -> PixelStep | None:
         return None
     edges = [padding or 0] if not isinstance(padding, tuple | list) else list(padding)
     left, top, right, bottom = (edges * 4 if len(edges) == 1 else edges * 2)[:4]
-    if is_one_of(transform, v2.RandomCrop) and len(edges) == 4:  # which keeps them in another order
+    if is_one_of(transform, v2.RandomCrop) and len(edges) == 4:  # v2 stores another order
         left, right, top, bottom = edges
     height, width = _two(transform.size)
 

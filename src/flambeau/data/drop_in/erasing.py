@@ -1,4 +1,4 @@
-"""Rectangles of an image erased, as torchvision's and timm's RandomErasing draw them, from a seed."""
+"""Random erasing as in torchvision and timm, drawn from a seed."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,14 +9,14 @@ from torch import Tensor
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-from flambeau.data.drop_in.transform_kinds import is_one_of, is_timms
+from flambeau.data.drop_in.transform_kinds import is_from_timm, is_one_of
 from flambeau.data.transforms.color import uniform
 
 _Fill = Callable[[tuple[int, int, int], torch.Generator], Tensor]
 
 
 def erasing(transform: Any) -> Callable[[Tensor, int], Tensor] | None:
-    """The step of a RandomErasing of torchvision's or timm's, on (C, H, W) floating-point numbers."""
+    """The step of torchvision's or timm's RandomErasing, on a floating-point image (C, H, W)."""
     if is_one_of(transform, v1.RandomErasing, v2.RandomErasing):
         value = transform.value
         numbers = None if value is None or isinstance(value, str) else value
@@ -29,7 +29,7 @@ def erasing(transform: Any) -> Callable[[Tensor, int], Tensor] | None:
             log_ratio=(math.log(transform.ratio[0]), math.log(transform.ratio[1])),
             fill=_noise if numbers is None else lambda shape, _: _constant(numbers),
         )
-    if is_timms(transform, "RandomErasing") and transform.num_splits <= 1:
+    if is_from_timm(transform, "RandomErasing") and transform.num_splits <= 1:
         fill = _noise if transform.per_pixel else _one_color if transform.rand_color else None
         return lambda x, seed: _erased(
             x,
@@ -53,7 +53,7 @@ def _erased(
     log_ratio: tuple[float, float],
     fill: _Fill,
 ) -> Tensor:
-    """(C, H, W) with rectangles filled: as often, as large and as long as the two libraries draw them."""
+    """(C, H, W) with rectangles filled; number, area and ratio are distributed as in the two libraries."""
     if uniform(seed, 0) >= p:
         return x
     channels, height, width = x.shape

@@ -1,5 +1,6 @@
-"""A DataLoader over images, read several times faster; what comes out is what came out before."""
+"""A DataLoader over images, read several times faster, with the same batches."""
 
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -11,22 +12,20 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory
+from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory, collate_in_place
 from flambeau.data.drop_in.interception import forget_plans, install
-from flambeau.data.drop_in.known_datasets import TakenOver, taken_over
+from flambeau.data.drop_in.known_datasets import Takeover, inspect_dataset
 from flambeau.data.drop_in.packed_copy import PackedCopy
-from flambeau.data.drop_in.sample_context import Sample, making
+from flambeau.data.drop_in.sample_context import FindStored, Sample, making
 from flambeau.data.drop_in.seeded_samples import (
     Batch,
-    FindStored,
     SeededSamples,
     StartWorker,
     reads_whole_batches,
     seed_of_collating,
     whole_batch,
 )
-from flambeau.data.drop_in.stacking import collate_in_place
-from flambeau.data.loading.background_reader import read_ahead
+from flambeau.data.loading.background_reader import prefetch
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
@@ -37,11 +36,11 @@ class FastOptions:
     """How a loader is read.
 
     Attributes:
-        threads: that read; None for the CPUs of this process.
-        workers: processes that read instead of threads; None for the loader's own, where threads will not do.
+        threads: threads that read; None for the number of CPUs.
+        workers: processes that read instead of threads; None for the loader's own, if threads are unsafe.
         channels_last: batches of images in that memory format.
-        device: where batches go; levels cross the bus and are normalized there.
-        packed: where the images are read instead of their own files.
+        device: where batches go; 8-bit levels cross the bus and are normalized there.
+        packed: where images are read instead of their files.
     """
 
     threads: int | None = None
@@ -52,34 +51,29 @@ class FastOptions:
 
     @property
     def stored(self) -> FindStored | None:
-        """Gives the image of a path, where it is in another place."""
+        """Returns the image of a path from the packed copy."""
         return None if self.packed is None else self.packed.find
 
 
 class FastLoader:
-    """Iterates like the DataLoader that it was made of; every other attribute is that loader's.
-
-    Args:
-        loader: as the user has made it.
-        options: how it is read.
-    """
+    """Iterates like the DataLoader it was made from; every other attribute is that loader's."""
 
     def __init__(self, loader: DataLoader[Any], options: FastOptions) -> None:
-        self._within: FastLoader | None = None
-        base = vars(loader).get("base_dataloader")  # what a loader of Accelerate's iterates
+        self._inner: FastLoader | None = None
+        base = vars(loader).get("base_dataloader")  # the loader inside one of Accelerate's
         if isinstance(base, DataLoader):
-            self._within = base if isinstance(base, FastLoader) else FastLoader(base, options)
+            self._inner = base if isinstance(base, FastLoader) else FastLoader(base, options)
             loader = copy(loader)
-            vars(loader)["base_dataloader"] = self._within
+            vars(loader)["base_dataloader"] = self._inner
         self.loader, self.options = loader, options
-        self.found: TakenOver = taken_over(loader.dataset)
+        self.takeover: Takeover = inspect_dataset(loader.dataset)
         self._in_workers: DataLoader[Any] | None = None
         self._base: int | None = None
         self._spare = SpareMemory()
 
     @property
     def is_taken_over(self) -> bool:
-        """Whether anything is read by us: not of an IterableDataset, and not sample by sample."""
+        """Whether anything is read by us: not an IterableDataset, and not single samples."""
         loader = self.loader
         has_batches = loader.batch_sampler is not None
         return (
@@ -88,25 +82,25 @@ class FastLoader:
 
     @property
     def _iterates(self) -> bool:
-        """Whether the loader's class iterates in a way of its own."""
+        """Whether the loader's class overrides __iter__."""
         return type(self.loader).__iter__ is not DataLoader.__iter__
 
     @property
     def reads_in_threads(self) -> bool:
-        """Threads need that nothing draws from the generators of the process, which training draws from."""
-        return self.options.threads is not None or self.found.is_complete
+        """Whether threads read: nothing may draw from the process's generators, as training does."""
+        return self.options.threads is not None or self.takeover.is_complete
 
     @property
     def _workers(self) -> int:
-        """Processes that read; 0 for threads, or this process alone."""
+        """Number of processes that read; 0 for threads, or for this process alone."""
         if self.options.workers is not None:
             return self.options.workers
         return 0 if self.reads_in_threads else self.loader.num_workers
 
     def report(self) -> str:
-        """One line: what is ours now, what is as it was, and who reads."""
-        if self._within is not None:
-            return self._within.report()
+        """One line: what is taken over, what runs as it is, and who reads."""
+        if self._inner is not None:
+            return self._inner.report()
         if self._iterates:
             return f"nothing is taken over: {type(self.loader).__name__} has an __iter__ of its own"
         if not self.is_taken_over:
@@ -116,7 +110,7 @@ class FastLoader:
             who = f"{self._workers} worker process{'es' * (self._workers > 1)}"
         if self.options.packed is not None:
             who += " out of the packed copy"
-        return f"{self.found.describe()}; read by {who}"
+        return f"{self.takeover.describe()}; read by {who}"
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -127,19 +121,19 @@ class FastLoader:
         return getattr(self.loader, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Settings of the loader, its `collate_fn` say, are set there."""
+        """Settings of the loader, such as `collate_fn`, are set on the loader."""
         if "loader" in vars(self) and name in vars(self.loader):
             setattr(self.loader, name, value)
         else:
             object.__setattr__(self, name, value)
 
-    @property  # type: ignore[misc]  # which object has as an attribute
+    @property  # type: ignore[misc]  # object has it as an attribute
     def __class__(self) -> Any:
-        """So that `isinstance(fast(loader), DataLoader)`: Accelerate and Lightning divide only such a one."""
+        """Makes it a DataLoader for `isinstance`: Accelerate and Lightning shard only those."""
         return self.loader.__class__
 
     def __reduce__(self) -> Any:
-        """Copies, and those that are unpickled, start workers and memory of their own."""
+        """Copies and unpickled ones start their own workers and memory."""
         return FastLoader, (self.loader, self.options)
 
     def __iter__(self) -> Iterator[Any]:
@@ -147,9 +141,9 @@ class FastLoader:
             return iter(self.loader)
         install()
         forget_plans()
-        self.found = taken_over(self.loader.dataset)
+        self.takeover = inspect_dataset(self.loader.dataset)
         assert self.loader.batch_sampler is not None
-        indices = iter(self.loader.batch_sampler)  # may draw, as in torch's before the base
+        indices = iter(self.loader.batch_sampler)  # may draw: as in torch, before the base seed
         base = self._next_base()
         batches = _with_seeds(indices, base)
         if self._workers:
@@ -159,9 +153,9 @@ class FastLoader:
         return map(self._read_here, batches)
 
     def _next_base(self) -> int:
-        """Of an epoch's seeds: drawn where torch's own loader draws, so that the sampler's order stays.
+        """The base of an epoch's seeds, drawn where torch's loader draws it, so that the order stays.
 
-        That is before each epoch, but with persistent workers before the first one alone.
+        That is before each epoch, or with persistent workers before the first one only.
         """
         if self._base is not None and self.loader.persistent_workers:
             self._base = mix(self._base)
@@ -180,13 +174,13 @@ class FastLoader:
         def read(batch: Batch) -> Callable[[], Any]:
             try:
                 return self._read_in_threads(batch, pool)
-            except Exception as error:  # raised where it is asked for, and the epoch goes on
+            except Exception as error:  # raised in its position; the epoch can continue
                 return _raising(error)
 
-        return map(_call, read_ahead(batches, read, depth=depth))
+        return map(operator.call, prefetch(batches, read, depth=depth))
 
     def _read_in_threads(self, batch: Batch, pool: DecodePool) -> Callable[[], Any]:
-        """What gives the batch, called in the thread of the training."""
+        """A function that returns the batch; it is called in the training's thread."""
         memory = self._memory(len(batch))
         if memory is None:
             samples = self._samples(batch, pool, None)
@@ -197,8 +191,8 @@ class FastLoader:
     def _samples(self, batch: Batch, pool: DecodePool, memory: BatchMemory | None) -> Any:
         dataset = self.loader.dataset
         stored = self.options.stored
-        # A data set's own code behind the transforms must see what they give.
-        raw = self.found.is_complete and self.found.pipelines == 1
+        # The data set's code after the transforms must see their results.
+        raw = self.takeover.is_complete and self.takeover.pipelines == 1
         raw = raw and memory is not None and self.options.device is not None
         samples: list[Any] = [None] * len(batch)
 
@@ -216,17 +210,17 @@ class FastLoader:
     # ------------------------------------------------------------ batches
 
     def _memory(self, count: int) -> BatchMemory | None:
-        """Where the images of a batch go; None where a function of the user's makes the batch."""
+        """Memory for the images of a batch; None if the user's function collates."""
         if self.loader.collate_fn is not default_collate:
             return None
         spare = None if self._pins else self._spare
         return BatchMemory(count, spare, channels_last=self.options.channels_last)
 
     def _collated_in_place(self, memory: BatchMemory, read: Callable[[], Any]) -> Any:
-        """The batch of the samples that are read, which lie in the memory already."""
+        """The batch of samples that already lie in the memory."""
         collated = collate_in_place(read(), memory, self.options.device)
-        # Now only the data set can hold a sample, in a cache say.
-        if self.found.code and memory.is_held:
+        # Only the data set can still hold a sample, for example in a cache.
+        if self.takeover.code and memory.is_held:
             collated = tree_map_only(Tensor, torch.clone, collated)
         return self._placed(collated)
 
@@ -247,7 +241,7 @@ class FastLoader:
                 in_order=loader.in_order,
                 multiprocessing_context=loader.multiprocessing_context,
                 persistent_workers=loader.persistent_workers,
-                generator=torch.Generator().manual_seed(base % 2**63),  # of the workers' own seeds
+                generator=torch.Generator().manual_seed(base % 2**63),  # for the workers' base seed
             )
         sampler = self._in_workers.batch_sampler
         assert isinstance(sampler, _Once)
@@ -260,11 +254,11 @@ class FastLoader:
         with cpu_generators_restored():
             if memory is not None:
                 return self._collated_in_place(memory, lambda: samples.read(batch, memory))
-            found = samples.read(batch)
-        return self._placed(self._collated(found, batch))
+            collected = samples.read(batch)
+        return self._placed(self._collated(collected, batch))
 
     def _collated(self, samples: list[Any], batch: Batch) -> Any:
-        """By the user's function, in the training's thread: it may draw from the process's generators."""
+        """The user's `collate_fn`, in the training's thread; it may draw from the process's generators."""
         with cpu_generators_restored():
             seed_cpu(seed_of_collating(batch))
             return self.loader.collate_fn(samples)
@@ -275,30 +269,30 @@ class FastLoader:
         return self.loader.pin_memory and torch.cuda.is_available()
 
     def _placed(self, batch: Any) -> Any:
-        """On the device and in the memory format that were asked for."""
+        """The batch on the requested device, in the requested memory format."""
         device, channels_last = self.options.device, self.options.channels_last
         if device is None and self._pins:
-            batch = pin_memory(batch)  # workers' batches are, and stay
+            batch = pin_memory(batch)  # batches of workers are pinned already, and stay
         if device is None and not channels_last:
             return batch
 
-        def place(leaf: Tensor) -> Tensor:
+        def move(leaf: Tensor) -> Tensor:
             if device is not None:
                 leaf = leaf.to(device, non_blocking=True)
             if channels_last and leaf.ndim == 4 and leaf.is_floating_point():
                 leaf = leaf.contiguous(memory_format=torch.channels_last)
             return leaf
 
-        return tree_map_only(Tensor, place, batch)
+        return tree_map_only(Tensor, move, batch)
 
 
 def _with_seeds(batches: Iterable[Any], base: int) -> Iterator[Batch]:
-    """Each sample of an epoch gets random numbers of its own, by its place in the order."""
-    place, base = 0, mix(base)
+    """Gives each sample a seed that depends on its position in the epoch."""
+    position, base = 0, mix(base)
     for batch in batches:
-        seeded = [(index, mix(base + place + number)) for number, index in enumerate(batch)]
+        seeded = [(index, mix(base + position + number)) for number, index in enumerate(batch)]
         yield seeded
-        place += len(seeded)
+        position += len(seeded)
 
 
 def _raising(error: Exception) -> Callable[[], Any]:
@@ -308,12 +302,8 @@ def _raising(error: Exception) -> Callable[[], Any]:
     return give
 
 
-def _call(give: Callable[[], Any]) -> Any:
-    return give()
-
-
 class _Once:
-    """A batch sampler for one epoch after the other, each put into `batches` before it begins."""
+    """A batch sampler that yields what was put into `batches` before the epoch."""
 
     def __init__(self) -> None:
         self.batches: Iterable[Batch] = ()

@@ -1,7 +1,6 @@
-"""PIL's and torchvision's functions for reading and transforming call ours while `fast` makes a sample.
+"""While `fast` makes a sample, PIL's and torchvision's functions for reading and transforming call ours.
 
-In other threads and at other times they work as always: a variable of the thread says whether `fast` is at
-work in it.
+In other threads and at other times they are unchanged: a thread-local variable holds the sample being made.
 """
 
 import functools
@@ -12,7 +11,7 @@ from typing import Any
 import PIL.Image
 from PIL import Image
 
-from flambeau.data.drop_in.lazy_image import opened_lazily
+from flambeau.data.drop_in.lazy_image import open_lazily
 from flambeau.data.drop_in.sample_context import current_sample
 from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM
 from flambeau.data.drop_in.transform_plan import Plan, can_take, plan_of
@@ -24,7 +23,7 @@ _lock = threading.Lock()
 
 @functools.cache
 def install() -> None:
-    """Once a process."""
+    """Replace the functions, once per process."""
     from torchvision.datasets import folder
     from torchvision.transforms import Compose, v2
 
@@ -37,16 +36,17 @@ def install() -> None:
         if sample is None or mode != "r":
             return opener(fp, mode, formats)
         stored = None if sample.stored is None else sample.stored(fp)
-        return opened_lazily(opener, fp, stored, formats)
+        return open_lazily(opener, fp, stored, formats)
 
     @functools.wraps(loader)
     def load_image(path: Any) -> Image.Image:
-        """Of an image that is stored elsewhere, its own file is not even opened."""
+        """An image that is stored elsewhere: its file is not even opened."""
         sample = current_sample()
         stored = None if sample is None or sample.stored is None else sample.stored(path)
-        return (
-            loader(path) if stored is None else opened_lazily(opener, path, stored).convert("RGB")
-        )
+        if stored is None:
+            image: Image.Image = loader(path)
+            return image
+        return open_lazily(opener, path, stored).convert("RGB")
 
     PIL.Image.open = open_image  # type: ignore[assignment]
     folder.pil_loader = load_image
@@ -56,7 +56,7 @@ def install() -> None:
 
 
 def plan_for(compose: Any) -> Plan | None:
-    """The plan of a Compose; None where nothing of it can be taken over."""
+    """The plan of a Compose; None if nothing of it can be taken over."""
     with _lock:
         if compose not in _plans:
             _plans[compose] = plan_of(compose)
@@ -64,7 +64,7 @@ def plan_for(compose: Any) -> Plan | None:
 
 
 def forget_plans() -> None:
-    """Transforms may have been changed since: between two epochs, say, to larger images."""
+    """Transforms may have changed since, for example to larger images in the next epoch."""
     with _lock:
         _plans.clear()
 
@@ -77,12 +77,12 @@ def _intercept(kind: type, method: str) -> None:
         sample = current_sample()
         if sample is None or len(inputs) != 1 or not can_take(inputs[0]):
             return original(self, *inputs)
-        plan = None if sample.is_seeded_anew else plan_for(self)
+        plan = None if sample.is_reseeded else plan_for(self)
         if plan is None:
             return original(self, *inputs)
         try:
             return plan.run(inputs[0], sample)
-        except DecodeError:  # PIL may read it, or says what is wrong in its own words
+        except DecodeError:  # PIL may read it, or raise its own error
             return original(self, *inputs)
 
     setattr(kind, method, call)

@@ -1,4 +1,4 @@
-"""What of a data set is understood: its classes, and the transforms that are found in it."""
+"""Which parts of a data set are known: its classes, and its transforms."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,20 +9,20 @@ from torchvision.datasets import DatasetFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from flambeau.data.drop_in.interception import plan_for
-from flambeau.data.drop_in.transform_kinds import COMPOSED, is_timms
+from flambeau.data.drop_in.transform_kinds import COMPOSED, is_from_timm
 
 _MOST_DEPTH = 8
 
 
 @dataclass(frozen=True)
-class TakenOver:
-    """What we do of a data set's work.
+class Takeover:
+    """What flambeau does of a data set's work.
 
     Attributes:
-        taken: names of transforms that we do.
+        taken: names of transforms that run in flambeau's code.
         left: names of transforms that are called as they are.
-        code: classes whose own code reads the samples; nothing is known of it.
-        pipelines: how many different ones samples go through.
+        code: classes whose own code reads the samples; nothing is known about it.
+        pipelines: number of different transforms that samples go through.
     """
 
     taken: tuple[str, ...]
@@ -32,11 +32,11 @@ class TakenOver:
 
     @property
     def is_complete(self) -> bool:
-        """Nothing but what we know runs for a sample."""
+        """Whether only known code runs for a sample."""
         return bool(self.taken) and not self.left and not self.code
 
     def describe(self) -> str:
-        """What is taken over and what is not, in one sentence."""
+        """One sentence for `report`."""
         ours = ", ".join(self.taken) or "and each Compose of torchvision that is called"
         words = f"taken over: reading, {ours}"
         if self.left:
@@ -46,8 +46,8 @@ class TakenOver:
         return words
 
 
-def taken_over(dataset: Any) -> TakenOver:
-    """Look through a data set; nothing of it is read."""
+def inspect_dataset(dataset: Any) -> Takeover:
+    """Find what can be taken over; no sample is read."""
     taken: list[str] = []
     left: list[str] = []
     code: list[str] = []
@@ -61,15 +61,15 @@ def taken_over(dataset: Any) -> TakenOver:
                 plan = plan_for(compose)
                 taken += [] if plan is None else plan.taken
                 left += [type(compose).__name__] if plan is None else plan.left
-            # What is derived from a Compose, or does more around one than call it, has code of its own.
+            # A class derived from Compose, or one that does more than call its Compose, has its own code.
             if type(transform) not in COMPOSED and not _only_passes_on(transform):
                 left.append(type(transform).__name__)
-    names = [tuple(dict.fromkeys(found)) for found in (taken, left, code)]
-    return TakenOver(names[0], names[1], names[2], len(pipelines))
+    taken, left, code = (list(dict.fromkeys(names)) for names in (taken, left, code))
+    return Takeover(tuple(taken), tuple(left), tuple(code), len(pipelines))
 
 
 def parts_of(dataset: Any, depth: int = 0) -> Iterator[Any]:
-    """The data sets that a data set is made of."""
+    """The data sets inside Subset and ConcatDataset."""
     if type(dataset) is Subset and depth < _MOST_DEPTH:
         yield from parts_of(dataset.dataset, depth + 1)
     elif type(dataset) is ConcatDataset and depth < _MOST_DEPTH:
@@ -80,21 +80,25 @@ def parts_of(dataset: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _is_known(dataset: Any) -> bool:
-    """Whether its reading is torchvision's own, or timm's: open, convert, transform."""
+    """Whether torchvision's or timm's own code reads its samples: open, convert, transform."""
     if getattr(dataset, "target_transform", None) is not None:
         return False
-    if is_timms(dataset, "ImageDataset"):
-        return is_timms(dataset.reader, "ReaderImageFolder") and not dataset.load_bytes
+    if is_from_timm(dataset, "ImageDataset"):
+        return is_from_timm(dataset.reader, "ReaderImageFolder") and not dataset.load_bytes
     if type(dataset).__getitem__ is not DatasetFolder.__getitem__:
         return False
-    return dataset.loader in (default_loader, pil_loader, folder.pil_loader)  # the last may be ours
+    return dataset.loader in (
+        default_loader,
+        pil_loader,
+        folder.pil_loader,
+    )  # the last may be replaced
 
 
 def _transforms(dataset: Any) -> Iterator[Any]:
-    """What is called `transform` in it, or is a whole pipeline under another name."""
-    own = vars(dataset) if hasattr(dataset, "__dict__") else {}
+    """Its attribute `transform`, and each Compose under another name."""
+    attributes = vars(dataset) if hasattr(dataset, "__dict__") else {}
     seen: list[Any] = []
-    for name, value in own.items():
+    for name, value in attributes.items():
         named = name == "transform" and value is not None
         if (named or isinstance(value, COMPOSED)) and value not in seen:
             seen.append(value)
@@ -102,14 +106,14 @@ def _transforms(dataset: Any) -> Iterator[Any]:
 
 
 def _composes_in(transform: Any) -> list[Any]:
-    """A Compose itself, or what an object around it calls, like the presets of torchvision's scripts."""
+    """A Compose itself, or those in an object around it, like the presets of torchvision's scripts."""
     if isinstance(transform, COMPOSED):
         return [transform]
     return [one for one in getattr(transform, "__dict__", {}).values() if isinstance(one, COMPOSED)]
 
 
 class _PassesOn:
-    """What the code of such an object is compared with."""
+    """Its `__call__` is what `_only_passes_on` compares code with."""
 
     inner: Any
 
@@ -118,7 +122,7 @@ class _PassesOn:
 
 
 def _only_passes_on(transform: Any) -> bool:
-    """Whether calling it is `self.NAME(image)` for a Compose, whatever NAME is: no code that could draw."""
+    """Whether calling it is only `self.NAME(image)` for a Compose: no code that could draw."""
     code = getattr(type(transform).__call__, "__code__", None)
     if code is None or code.co_code != _PassesOn.__call__.__code__.co_code:
         return False

@@ -1,4 +1,4 @@
-"""A PIL image whose pixels are read when somebody looks at them, so that a crop may be decoded alone."""
+"""A PIL image whose pixels are read when they are first needed, so that only a crop may be decoded."""
 
 import contextlib
 import functools
@@ -12,29 +12,26 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from flambeau.errors import DecodeError
-from flambeau.images.decode import Picture, Stored, own_header
+from flambeau.images.decode import Picture, Stored, native_header
 from flambeau.images.exif_orientation import UPRIGHT
 from flambeau.images.jpeg.headers import JpegHeader
 from flambeau.images.png import PngHeader
 
 _MODES = ("RGB", "L")
 _JPEG_END = b"\xff\xd9"
-# Bytes that some cameras append; behind more of them, PIL decodes it, slower.
+# Some cameras append bytes after the end marker; if there are more than this, PIL decodes, slower.
 _MOST_BEHIND_END = 1024
 
 
 class LazyImage(Image.Image):
-    """An image as `PIL.Image.open` or its `convert` would give it, without pixels until they are needed.
+    """An image as `PIL.Image.open` or its `convert` returns it, without pixels until they are needed.
 
-    Every method of PIL's that needs pixels, or what else is in the file, finds it: PIL itself reads it then.
+    Every PIL method that needs pixels, or anything else in the file, gets them: PIL reads the file then.
 
     Args:
-        picture: the image as we read it.
+        picture: the image as our decoder reads it.
         mode: 'RGB' or 'L', to which it is converted.
-        open_it: gives the image as PIL reads it.
-
-    Attributes:
-        picture: the image as we read it.
+        open_it: returns the image as PIL reads it.
     """
 
     def __init__(self, picture: Picture, mode: str, open_it: Callable[[], Image.Image]) -> None:
@@ -47,7 +44,7 @@ class LazyImage(Image.Image):
         self._size = (picture.width, picture.height)
 
     def __getattr__(self, name: str) -> Any:
-        """What PIL's class for JPEG would have: `info` and others."""
+        """Attributes of PIL's class for the format, such as `info`."""
         if name.startswith("__") or "_open_it" not in vars(self):
             raise AttributeError(name)
         return getattr(self._opened, name)
@@ -58,7 +55,7 @@ class LazyImage(Image.Image):
 
     @property
     def is_decoded(self) -> bool:
-        """Whether somebody has looked at the pixels, and may have changed them."""
+        """Whether somebody used the pixels, and may have changed them."""
         return self._pixels is not None
 
     @property
@@ -72,14 +69,14 @@ class LazyImage(Image.Image):
         self._pixels = value
 
     def load(self) -> Any:
-        """What changes single pixels; as long as nobody does, nothing is decoded."""
+        """PIL's access to single pixels; nothing is decoded before it is used."""
         return super().load() if self.is_decoded else _LazyPixels(self)
 
     def convert(self, mode: str | None = None, *args: Any, **settings: Any) -> Image.Image:
         """As PIL's; to the same mode, and from grey to RGB, without decoding."""
         if self.is_decoded or args or settings or mode not in _MODES:
             return super().convert(mode, *args, **settings)
-        if mode != self._mode and self._mode == "RGB":  # PIL makes luma of RGB, not of the file's
+        if mode != self._mode and self._mode == "RGB":  # PIL computes luma from RGB, not the file's
             return super().convert(mode)
         return LazyImage(self.picture, mode, self._open_it)
 
@@ -107,26 +104,26 @@ class _LazyPixels:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._access(), name)
 
-    def __getitem__(self, place: Any) -> Any:
-        return self._access()[place]
+    def __getitem__(self, xy: Any) -> Any:
+        return self._access()[xy]
 
-    def __setitem__(self, place: Any, value: Any) -> None:
-        self._access()[place] = value
+    def __setitem__(self, xy: Any, value: Any) -> None:
+        self._access()[xy] = value
 
     def _access(self) -> Any:
         assert self._image.im is not None
         return Image.Image.load(self._image)
 
 
-def opened_lazily(
+def open_lazily(
     opener: Any, fp: Any, stored: Stored | None = None, formats: Any = None
 ) -> Image.Image:
-    """What `PIL.Image.open` gives, or a LazyImage where our decoder gives the same pixels.
+    """What `PIL.Image.open` returns, or a LazyImage if our decoder gives the same pixels.
 
     Args:
-        opener: PIL's function.
-        fp, formats: of the call.
-        stored: the image, where it need not be read from `fp`.
+        opener: PIL's `open`.
+        fp, formats: its arguments.
+        stored: the image, if it is read from elsewhere than `fp`.
     """
     data = _read(fp) if stored is None else stored
     if not isinstance(data, bytes):
@@ -135,9 +132,9 @@ def opened_lazily(
             return Image.fromarray(pixels)
         picture = Picture(data)
         return LazyImage(picture, _mode_of(picture), lambda: Image.fromarray(pixels))
-    header = own_header(data) if formats is None else None
+    header = native_header(data) if formats is None else None
     if header is not None and (format_ := _format_of(data, header)):
-        with contextlib.suppress(DecodeError):  # too large for us: PIL has its own limit
+        with contextlib.suppress(DecodeError):  # too large for our decoder: PIL has its own limit
             picture = Picture(data, header)
             if picture.height * picture.width <= (Image.MAX_IMAGE_PIXELS or math.inf):
                 image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
@@ -146,7 +143,7 @@ def opened_lazily(
                 return image
     try:
         opened: Image.Image = opener(io.BytesIO(data), "r", formats)
-    except UnidentifiedImageError:  # PIL's own words name the file
+    except UnidentifiedImageError:  # PIL's message should name the file
         opener(fp, "r", formats)
         raise
     if stored is None:
@@ -155,20 +152,20 @@ def opened_lazily(
 
 
 def _format_of(data: bytes, header: JpegHeader | PngHeader) -> str | None:
-    """PIL's name of it, where our decoder makes what PIL does.
+    """PIL's name of the format, if our decoder gives PIL's pixels.
 
-    A file that was cut off is left to PIL: it fails in `convert`, where data sets catch it; ours would later.
+    A truncated file is left to PIL: it fails in `convert`, where data sets catch the error; ours fails later.
     """
     if isinstance(header, PngHeader):
         return "PNG"
-    # PIL leaves a picture that lies on its side as it is; our decoder turns it.
+    # PIL does not apply the EXIF orientation; our decoder does.
     is_whole = _JPEG_END in data[-_MOST_BEHIND_END:]
     return "JPEG" if is_whole and header.orientation == UPRIGHT else None
 
 
 def _read(fp: Any) -> bytes:
     if hasattr(fp, "read"):
-        # A stream that cannot; PIL does the same
+        # PIL ignores streams that cannot seek, too.
         with contextlib.suppress(AttributeError, OSError):
             fp.seek(0)
         data: bytes = fp.read()

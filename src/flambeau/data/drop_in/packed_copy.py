@@ -1,4 +1,4 @@
-"""The images of a folder out of a packed copy of them, by the paths that a data set opens."""
+"""The images of a folder, read from a packed copy by the paths that a data set opens."""
 
 import json
 import os
@@ -13,18 +13,18 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.images.decode import Stored
 
-_MOST_BYTES = 1 << 26  # of a .pack.json, which has a line for each file of shards
+_MOST_BYTES = 1 << 26  # of a .pack.json, which has a line for each file of a sharded data set
 
 
 class PackedCopy:
-    """What `flambeau pack FOLDER FILE` has made, to be asked for by the paths of its images.
+    """What `flambeau pack FOLDER FILE` wrote, read by the paths of its images.
 
     Args:
-        path: of the packed file.
-        folder: that it was packed from.
+        path: the packed file.
+        folder: the folder it was packed from.
 
     Raises:
-        InputError: no such file, or not packed from this folder as it is now.
+        InputError: no such file, or it was not packed from this folder in its present state.
     """
 
     def __init__(self, path: Path, folder: Path) -> None:
@@ -36,55 +36,58 @@ class PackedCopy:
                 f"Pack it again: flambeau pack {folder} {path}"
             )
         self._source: Source = open_parts(path)[0]
-        root = os.path.abspath(images.folder)  # noqa: PTH100  as `find` has it: without links followed
-        self._places = {
-            f"{root}/{name}": place
-            for name, place in zip(images.names, _places(made, self._source, images), strict=True)
-            if place is not None
+        root = os.path.abspath(images.folder)  # noqa: PTH100  as in `find`: links are not resolved
+        self._indices = {
+            f"{root}/{name}": index
+            for name, index in zip(images.names, _indices(made, self._source, images), strict=True)
+            if index is not None
         }
-        if not self._places:
+        if not self._indices:
             raise InputError(
                 f"{path} does not say which image is which: pack it as .rec, .tar or .lmdb, or in order"
             )
 
     def find(self, file: Any) -> Stored | None:
-        """The image of a path, or of an open file that has one; None where it is no image of the folder."""
+        """The image of a path, or of an open file with a name; None if the folder has no such image."""
         name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
         if not isinstance(name, str | os.PathLike):
             return None
-        place = self._places.get(os.path.abspath(os.fspath(name)))  # noqa: PTH100  a Path would be slow
-        return None if place is None else self._source.read(place)
+        index = self._indices.get(os.path.abspath(os.fspath(name)))  # noqa: PTH100  Path is slow
+        return None if index is None else self._source.read(index)
 
 
 def copy_for(path: str | os.PathLike[str], dataset: Any) -> PackedCopy:
     """The packed copy of the folder that a data set reads.
 
     Raises:
-        InputError: as PackedCopy; a data set without an attribute `root`, or of several folders.
+        InputError: as PackedCopy; the data set has no attribute `root`, or several folders.
     """
-    own = (getattr(part, "root", None) for part in parts_of(dataset))
-    roots = {str(root) for root in own if isinstance(root, str | os.PathLike)}
+    roots = {
+        str(part.root)
+        for part in parts_of(dataset)
+        if isinstance(getattr(part, "root", None), str | os.PathLike)
+    }
     if len(roots) != 1:
-        found = ", ".join(sorted(roots)) or "none"
+        listed = ", ".join(sorted(roots)) or "none"
         raise InputError(
-            f"packed needs a data set of one folder, its attribute root; found: {found}"
+            f"packed needs a data set of one folder, its attribute root; found: {listed}"
         )
     return PackedCopy(Path(path), Path(roots.pop()))
 
 
-def _places(made: dict[str, Any], packed: Source, images: FolderSource) -> list[int | None]:
-    """Where each image is in the packed file: by its key, or as so many in the same order."""
+def _indices(made: dict[str, Any], packed: Source, images: FolderSource) -> list[int | None]:
+    """The index of each image in the packed file: by its key, or the same if the order was kept."""
     config = made["config"]
-    places = {name: place for place, name in enumerate(packed.names)}
-    found = [places.get(key) for key in keys_for(config["format"], images)]
+    by_key = {name: index for index, name in enumerate(packed.names)}
+    indices = [by_key.get(key) for key in keys_for(config["format"], images)]
     in_order = not config.get("shuffle") and not made.get("bad_images")
-    if not any(place is not None for place in found) and in_order and len(packed) == len(images):
+    if not any(index is not None for index in indices) and in_order and len(packed) == len(images):
         return list(range(len(images)))
-    return found
+    return indices
 
 
 def _made(path: Path) -> dict[str, Any]:
-    """How a packed file was made, from the file beside it that says so."""
+    """The .pack.json beside a packed file."""
     if not path.exists():
         raise InputError(f"{path} does not exist; make it: flambeau pack FOLDER {path}")
     for beside in sorted(path.absolute().parent.glob("*.pack.json")):

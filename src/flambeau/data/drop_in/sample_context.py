@@ -1,4 +1,4 @@
-"""What a sample's transforms know of it: its random numbers, and where in the batch its images go."""
+"""What transforms need to know of the sample being made: its random numbers, and its memory in the batch."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,17 +12,20 @@ from flambeau.data.drop_in.batch_memory import BatchMemory
 from flambeau.images.decode import Stored
 from flambeau.recipes.data.sample_order import mix
 
+FindStored = Callable[[Any], Stored | None]
+"""Returns the image of a path, if it is stored elsewhere."""
+
 
 class Sample:
     """The sample that is being made in this thread.
 
     Args:
         seed: of its random numbers.
-        number: its place in the batch; None where it stands for all samples of the batch, one image each.
-        memory: of the batch; None where each image has its own.
-        raw: levels are kept, to be normalized on the device.
+        number: its position in the batch; None if it stands for all samples of the batch, one image each.
+        memory: of the batch; None if each image has its own.
+        raw: keep 8-bit levels, to be normalized on the device.
         is_seeded: torch's generator has been seeded for this sample.
-        stored: gives the image of a path, where it has it in another place.
+        stored: returns the image of a path, if it is stored elsewhere.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class Sample:
         *,
         raw: bool = False,
         is_seeded: bool = False,
-        stored: Callable[[Any], Stored | None] | None = None,
+        stored: FindStored | None = None,
     ) -> None:
         self.seed, self.number, self.memory, self.raw = seed, number, memory, raw
         self.stored = stored
@@ -42,15 +45,15 @@ class Sample:
         self._view_at: dict[int, int] = {}
 
     @property
-    def is_seeded_anew(self) -> bool:
-        """Whether the user's code has seeded torch's generator, so that its draws are known to it."""
+    def is_reseeded(self) -> bool:
+        """Whether the user's code has seeded torch's generator, and so expects certain draws."""
         return self._start is not None and torch.initial_seed() != self._start
 
     def next_view(self) -> tuple[int, int]:
-        """The number of the image among those of the sample, and its own seed.
+        """The number of the image within the sample, and its seed.
 
-        Where the user's code has set torch's generator back to a state of before, so is the seed: that is
-        how people change an image and its mask alike.
+        If the user's code has reset torch's generator to an earlier state, the seed repeats, too: that is
+        how people transform an image and its mask alike.
         """
         view, self._views = self._views, self._views + 1
         drawn_as = view
@@ -58,25 +61,25 @@ class Sample:
             drawn_as = self._view_at.setdefault(int(torch.randint(2**62, (), device="cpu")), view)
         return view, mix(self.seed + drawn_as)
 
-    def place(self, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def slot(self, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Memory for an image (C, H, W)."""
         number, view = (view, 0) if self.number is None else (self.number, view)
         if self.memory is None or number >= self.memory.count:
             return torch.empty(shape, dtype=dtype, device="cpu")
-        return self.memory.place(number, view, shape, dtype)
+        return self.memory.slot(number, view, shape, dtype)
 
 
 _of_thread = threading.local()
 
 
 def current_sample() -> Sample | None:
-    """The sample that this thread makes; None outside of our loader."""
+    """The sample that this thread makes; None outside of a FastLoader."""
     return getattr(_of_thread, "sample", None)
 
 
 @contextmanager
 def making(sample: Sample) -> Iterator[None]:
-    """What is read and transformed in this thread belongs to this sample."""
+    """Whatever is read and transformed in this thread belongs to this sample."""
     before = current_sample()  # of a loader that reads this one's samples
     _of_thread.sample = sample
     try:

@@ -1,8 +1,8 @@
-"""What a list of transforms does to an image, in our own steps as far as we have them.
+"""A list of transforms as steps in flambeau's own code, as far as they are known.
 
-The order is the user's: pixels of 8 bits are cropped and changed, then become numbers, then are erased. What
-is not understood is called as it is: in its place where PIL images go in and come out, else with all that
-follows.
+The order is the user's: 8-bit pixels are cropped and changed, then converted to floats, then erased. An
+unknown transform is called as it is: in its position if it maps PIL images to PIL images, else together with
+all that follow.
 """
 
 from collections.abc import Callable
@@ -23,11 +23,11 @@ from flambeau.data.drop_in.lazy_image import LazyImage
 from flambeau.data.drop_in.sample_context import Sample
 from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM, is_one_of
 from flambeau.data.drop_in.transforms import (
-    as_it_is,
+    call_on_image,
     is_pointwise,
     keeps_levels,
     pixel_step,
-    takes_pictures,
+    takes_pil_image,
 )
 from flambeau.images.channels import to_image
 from flambeau.images.decode import Picture
@@ -35,14 +35,14 @@ from flambeau.images.native import kernel as native
 from flambeau.images.pixels import Pixels
 from flambeau.recipes.data.sample_order import mix
 
-_CACHE_BYTES = 1 << 23  # of a batch that does not stay in a core's cache until it is used
+_CACHE_BYTES = 1 << 23  # a larger batch does not stay in a core's cache until it is used
 
 
 class Levels(NamedTuple):
-    """What the 256 levels of each channel become.
+    """The result of pointwise transforms for each of the 256 levels of each channel.
 
     Attributes:
-        table: (C, 256) float32; None where levels stay levels.
+        table: (C, 256) float32; None if levels stay levels.
         kind: the class of the result: torch.Tensor, or torchvision's Image.
     """
 
@@ -55,12 +55,12 @@ class Plan:
     """The steps of one Compose, in their order.
 
     Attributes:
-        source: how the pixels are made of a file.
-        pixel_steps: what is done to pixels (H, W, C) uint8.
-        pointwise: the user's transforms that make numbers of levels, one by one.
-        float_steps: what is done to the tensor.
-        tail: the user's transforms from the first one on that we have not.
-        taken: names of the transforms that we do.
+        source: makes the pixels of a picture.
+        pixel_steps: change pixels (H, W, C) uint8.
+        pointwise: the user's transforms that map single levels to numbers.
+        float_steps: change the tensor.
+        tail: the user's transforms from the first one on that is unknown.
+        taken: names of the transforms that run in flambeau's code.
         left: names of those that are called as they are.
     """
 
@@ -74,7 +74,7 @@ class Plan:
     _levels: dict[int, "Levels | None"] = field(default_factory=dict)
 
     def run(self, image: Image.Image, sample: Sample) -> Any:
-        """What the user's Compose gives for this image, drawn anew."""
+        """The result of the user's Compose for this image."""
         picture, channels = _picture(image)
         view, seed = sample.next_view()
         pixels = self.source(picture, channels, mix(seed))
@@ -94,7 +94,7 @@ class Plan:
         return value
 
     def levels(self, channels: int) -> Levels | None:
-        """What `pointwise` does to each level; None where it is no such thing, or fails."""
+        """What `pointwise` does to each level; None if it is not pointwise after all, or fails."""
         if channels not in self._levels:
             self._levels[channels] = self._find_levels(channels)
         return self._levels[channels]
@@ -105,7 +105,7 @@ class Plan:
         try:
             for transform in self.pointwise:
                 value = transform(value)
-        except Exception:  # whatever it is, the user's own call will say it
+        except Exception:  # the user's own call will raise it again
             return None
         if not isinstance(value, Tensor) or value.shape != (channels, 1, 256):
             return None
@@ -120,7 +120,7 @@ class Plan:
         raw = sample.raw and not self.float_steps and not self.tail
         dtype = torch.uint8 if raw or levels.table is None else torch.float32
         shape = torch.Size((pixels.shape[2], *pixels.shape[:2]))
-        out = sample.place(view, shape, dtype)
+        out = sample.slot(view, shape, dtype)
         if levels.table is None or raw:
             out.permute(1, 2, 0).numpy()[:] = pixels
             if raw and levels.table is not None and sample.memory is not None:
@@ -131,22 +131,22 @@ class Plan:
 
 
 def plan_of(compose: Any) -> Plan | None:
-    """The plan of a Compose of torchvision's; None where none of its transforms can be taken over."""
+    """The plan of a Compose of torchvision; None if none of its transforms can be taken over."""
     plan = Plan()
     is_float = False
     transforms = _flat(compose, is_whole=True)
     while transforms and is_pointwise(transforms[0]) and keeps_levels(transforms[0]):
         plan.pointwise.append(transforms[0])
         plan.taken.append(_name(transforms.pop(0)))
-    found = source_of(transforms, of_tensor=bool(plan.pointwise))
-    if found is not None:
-        plan.source, count = found
+    first = source_of(transforms, of_tensor=bool(plan.pointwise))
+    if first is not None:
+        plan.source, count = first
         plan.taken += map(_name, transforms[:count])
         transforms = transforms[count:]
     for number, transform in enumerate(transforms):
         step: Any = None
-        if is_pointwise(transform) and plan.float_steps:  # behind an erasing, in the user's order
-            plan.float_steps.append(_own_call(transform))
+        if is_pointwise(transform) and plan.float_steps:  # after an erasing, in the user's order
+            plan.float_steps.append(_call(transform))
         elif is_pointwise(transform):
             plan.pointwise.append(transform)
             is_float = is_float or not keeps_levels(transform)
@@ -154,8 +154,8 @@ def plan_of(compose: Any) -> Plan | None:
             plan.float_steps.append(step)
         elif not is_float and (step := pixel_step(transform, of_tensor=bool(plan.pointwise))):
             plan.pixel_steps.append(step)
-        elif not is_float and not plan.pointwise and takes_pictures(transform):
-            plan.pixel_steps.append(as_it_is(transform))
+        elif not is_float and not plan.pointwise and takes_pil_image(transform):
+            plan.pixel_steps.append(call_on_image(transform))
             plan.left.append(_name(transform))
             continue
         else:
@@ -167,7 +167,7 @@ def plan_of(compose: Any) -> Plan | None:
 
 
 def can_take(image: Any) -> bool:
-    """Whether a plan can be run on it: a PIL image, RGB or grey of 8 bits."""
+    """Whether a plan can run on it: a PIL image, RGB or grey of 8 bits."""
     return isinstance(image, Image.Image) and image.mode in ("RGB", "L")
 
 
@@ -180,18 +180,18 @@ def _picture(image: Image.Image) -> tuple[Picture, int]:
 
 def _write_floats(pixels: Pixels, table: NDArray[np.float32], out: Tensor) -> None:
     planes = out.is_contiguous()
-    to = out.numpy() if planes else out.permute(1, 2, 0).numpy()
+    target = out.numpy() if planes else out.permute(1, 2, 0).numpy()
     kernel = native.kernel()
     if kernel is not None:
         stream = out.untyped_storage().nbytes() > _CACHE_BYTES
-        kernel.to_floats(np.ascontiguousarray(pixels), table, to, planes=planes, stream=stream)
+        kernel.to_floats(np.ascontiguousarray(pixels), table, target, planes=planes, stream=stream)
         return
     for channel in range(len(table)):
         values = table[channel][pixels[:, :, channel]]
-        to[(channel,) if planes else (..., channel)] = values
+        target[(channel,) if planes else (..., channel)] = values
 
 
-def _own_call(transform: Any) -> Callable[[Tensor, int], Tensor]:
+def _call(transform: Any) -> Callable[[Tensor, int], Tensor]:
     def step(x: Tensor, seed: int) -> Tensor:
         changed: Tensor = transform(x)
         return changed
@@ -200,7 +200,7 @@ def _own_call(transform: Any) -> Callable[[Tensor, int], Tensor]:
 
 
 def _flat(transform: Any, *, is_whole: bool = False) -> list[Any]:
-    """The transforms of a pipeline, one by one; the whole may be of a class derived from Compose."""
+    """The transforms of a pipeline, one by one; with `is_whole`, of a class derived from Compose, too."""
     if is_one_of(transform, WEIGHTS_TRANSFORM):
         filter_, antialias = transform.interpolation, transform.antialias
         return [

@@ -1,7 +1,7 @@
-"""Transforms of torchvision (v1, v2) and timm as steps of our own, drawn from a seed.
+"""Transforms of torchvision (v1, v2) and timm in flambeau's code, drawn from a seed.
 
-Only the classes themselves are known, not those derived from them, and only with arguments that our steps
-have: for everything else these functions give None, and it is the user's own call.
+Only the classes themselves are known, not those derived from them, and only with arguments that flambeau
+supports. For everything else these functions return None, and the user's transform is called.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from flambeau.data.drop_in.cropping import PixelStep, crop_step
-from flambeau.data.drop_in.transform_kinds import filter_name, is_one_of, is_timms
+from flambeau.data.drop_in.transform_kinds import filter_name, is_from_timm, is_one_of
 from flambeau.data.transforms import color
 from flambeau.data.transforms.auto_augment import (
     Operation,
@@ -27,7 +27,7 @@ from flambeau.images.pixels import Pixels
 
 
 def is_pointwise(transform: Any) -> bool:
-    """Whether it makes other numbers of levels, each alone."""
+    """Whether it maps each level to a number, independently of the others."""
     return is_one_of(
         transform,
         v1.ToTensor,
@@ -40,19 +40,19 @@ def is_pointwise(transform: Any) -> bool:
         v2.ConvertImageDtype,
         v2.Normalize,
         v2.ToPureTensor,
-    ) or is_timms(transform, "MaybeToTensor", "MaybePILToTensor")
+    ) or is_from_timm(transform, "MaybeToTensor", "MaybePILToTensor")
 
 
 def keeps_levels(transform: Any) -> bool:
-    """Whether a pointwise transform leaves 8 bits."""
+    """Whether the result of a pointwise transform has 8 bits."""
     if is_one_of(transform, v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype):
         return bool(transform.dtype == torch.uint8)
     return is_one_of(
         transform, v1.PILToTensor, v2.PILToTensor, v2.ToImage, v2.ToPureTensor
-    ) or is_timms(transform, "MaybePILToTensor")
+    ) or is_from_timm(transform, "MaybePILToTensor")
 
 
-_PICTURES = {
+_PIL_TO_PIL = {
     "AugMix",
     "AutoAugment",
     "CenterCrop",
@@ -82,22 +82,22 @@ _PICTURES = {
     "RandomResizedCropAndInterpolation",
     "ResizeKeepRatio",
 }
-"""Classes of torchvision and timm that make one PIL image of one, unlike FiveCrop or Lambda."""
+"""Classes of torchvision and timm that map one PIL image to one, unlike FiveCrop or Lambda."""
 
 
-def takes_pictures(transform: Any) -> bool:
-    """Whether a transform that we have not is known to make a PIL image of a PIL image."""
+def takes_pil_image(transform: Any) -> bool:
+    """Whether a transform is known to map a PIL image to a PIL image."""
     if is_one_of(transform, v1.RandomApply, v2.RandomApply, v1.RandomChoice, v2.RandomChoice):
         return all(
-            takes_pictures(one) or pixel_step(one) is not None for one in transform.transforms
+            takes_pil_image(one) or pixel_step(one) is not None for one in transform.transforms
         )
     kind = type(transform)
     known = kind.__module__.startswith(("torchvision.transforms.", "timm.data."))
-    return known and kind.__name__ in _PICTURES
+    return known and kind.__name__ in _PIL_TO_PIL
 
 
-def as_it_is(transform: Any) -> PixelStep:
-    """The user's own call, on a PIL image."""
+def call_on_image(transform: Any) -> PixelStep:
+    """The user's transform, called on a PIL image."""
 
     def step(pixels: Pixels, seed: int) -> Pixels:
         changed = np.asarray(transform(to_image(pixels)))
@@ -107,7 +107,7 @@ def as_it_is(transform: Any) -> PixelStep:
 
 
 def pixel_step(transform: Any, *, of_tensor: bool = False) -> PixelStep | None:
-    """The step of a transform of pixels, be they given as a tensor or as a PIL image."""
+    """The step of a transform of pixels, whether it gets a tensor or a PIL image."""
     if (step := crop_step(transform, of_tensor=of_tensor)) is not None:
         return step
     if is_one_of(transform, v1.ColorJitter, v2.ColorJitter):
@@ -121,8 +121,8 @@ def pixel_step(transform: Any, *, of_tensor: bool = False) -> PixelStep | None:
             num_magnitude_bins=transform.num_magnitude_bins,
         )
     if is_one_of(transform, v1.TrivialAugmentWide, v2.TrivialAugmentWide):
-        usual = _plain(transform) and transform.num_magnitude_bins == 31
-        return trivial_augment_wide if usual else None
+        is_default = _plain(transform) and transform.num_magnitude_bins == 31
+        return trivial_augment_wide if is_default else None
     if is_one_of(transform, v1.AutoAugment, v2.AutoAugment) and _plain(transform):
         return lambda pixels, seed: _auto_augmented(pixels, seed, transform)
     if is_one_of(transform, v1.RandomApply, v2.RandomApply):
@@ -143,7 +143,7 @@ _ADJUST = (
 
 
 def _jittered(pixels: Pixels, seed: int, transform: Any) -> Pixels:
-    """The four changes in random order, each by a factor drawn evenly from its range."""
+    """The four changes in random order, each by a factor drawn uniformly from its range."""
     order = sorted(range(4), key=lambda number: uniform(seed, number))
     for number in order:
         name, adjust = _ADJUST[number]
@@ -155,7 +155,7 @@ def _jittered(pixels: Pixels, seed: int, transform: Any) -> Pixels:
 
 
 def _plain(transform: Any) -> bool:
-    """With nearest neighbours and black where nothing is, as our operations have it."""
+    """Whether it uses nearest neighbours and fills with black, as our operations do."""
     fill = getattr(transform, "fill", None)
     fill = fill.get(Image.Image) if isinstance(fill, dict) else fill
     return filter_name(transform.interpolation) == "nearest" and fill in (None, 0, [0.0], (0,))
@@ -193,7 +193,7 @@ def _random_choice(transform: Any, of_tensor: bool) -> PixelStep | None:
 
 
 def _auto_augmented(pixels: Pixels, seed: int, transform: Any) -> Pixels:
-    """One of the policies drawn, and each of its two operations with its probability."""
+    """One policy at random, and each of its two operations with its probability."""
     policies = transform.policies if is_one_of(transform, v1.AutoAugment) else transform._policies
     policy = policies[int(uniform(seed, 0) * len(policies))]
     drawn = []
@@ -208,9 +208,9 @@ def _auto_augmented(pixels: Pixels, seed: int, transform: Any) -> Pixels:
 
 
 def _magnitudes(transform: Any, name: str, height: int, width: int) -> tuple[Any, bool]:
-    """The ten strengths of an operation on images of this size, and whether it goes both ways."""
+    """The ten strengths of an operation on images of this size, and whether its sign is random."""
     if is_one_of(transform, v1.AutoAugment):
-        found, has_sign = transform._augmentation_space(10, (height, width))[name]
-        return (found / 255 if name == "Solarize" else found), has_sign  # as a share, as in v2
+        values, has_sign = transform._augmentation_space(10, (height, width))[name]
+        return (values / 255 if name == "Solarize" else values), has_sign  # a fraction, as in v2
     of_size, has_sign = transform._AUGMENTATION_SPACE[name]
     return of_size(10, height, width), has_sign

@@ -1,8 +1,7 @@
 """A thread that reads the next batches while the current one is computed.
 
-The decoders and torch's resizing hold no lock of Python, so that the training goes on meanwhile.
-
-Not for a dataset that draws from the global generators, which the training draws from at the same time.
+Decoders and torch's resizing release the GIL, so the training continues meanwhile. Not for a dataset that
+draws from the global generators, from which the training draws at the same time.
 """
 
 import functools
@@ -16,10 +15,12 @@ from typing import Any, TypeVar
 P = TypeVar("P")
 R = TypeVar("R")
 
-_SETTLE_S = 5.0  # that a fork waits for a batch under way; chosen: hundreds of photos take less
+_SETTLE_S = (
+    5.0  # how long a fork waits for a batch in progress; chosen: hundreds of photos take less
+)
 
 
-def read_ahead(
+def prefetch(
     parts: Iterable[P],
     read: Callable[[P], R],
     *,
@@ -28,20 +29,20 @@ def read_ahead(
 ) -> Iterator[R]:
     """`map(read, parts)`, in order, with `read` called in one thread, at most `depth` results ahead.
 
-    An exception of `read` is raised where its result would have come. The thread ends with this iterator,
-    which waits for the call under way. While no result is asked for, none beyond `depth` is made.
+    An exception of `read` is raised in the position of its result. The thread ends with this iterator, which
+    waits for the call in progress. Nothing beyond `depth` results is read until they are consumed.
 
     Args:
-        parts: what to read; iterated in the thread that asks for results.
+        parts: iterated in the thread that consumes the results.
         read: called in the other thread, for one part at a time.
-        depth: results that are made ahead of the one in use, at least 1.
+        depth: at least 1.
         start: called once in the other thread, before anything is read.
 
     Raises:
         ValueError: a depth below 1.
 
     Example:
-        >>> list(read_ahead([3, 4, 5], float))
+        >>> list(prefetch([3, 4, 5], float))
         [3.0, 4.0, 5.0]
     """
     if depth < 1:
@@ -52,48 +53,48 @@ def read_ahead(
 def _results(
     parts: Iterator[P], read: Callable[[P], R], depth: int, start: Callable[[], object]
 ) -> Iterator[R]:
-    asked: deque[Future[R]] = deque()
+    pending: deque[Future[R]] = deque()
     threads: list[int] = []
 
     def begin() -> None:
         threads.append(threading.get_ident())
         start()
 
-    # An executor, because it ends with the interpreter even if it was not closed, and because its thread
-    # waits for work only, never for space in a queue.
+    # An executor ends with the interpreter even if it was not closed, and its thread waits for work only,
+    # never for space in a queue.
     executor = ThreadPoolExecutor(1, "read-ahead", initializer=begin)
     _settle_at_forks()
-    _asked[id(asked)] = asked
+    _pending[id(pending)] = pending
     try:
         while True:
-            while len(asked) <= depth:
+            while len(pending) <= depth:
                 try:
-                    asked.append(executor.submit(read, next(parts)))
+                    pending.append(executor.submit(read, next(parts)))
                 except StopIteration:
                     break
                 except Exception as error:
-                    asked.append(Future())  # raised after the results before it
-                    asked[-1].set_exception(error)
-            if not asked:
+                    pending.append(Future())  # raised after the results before it
+                    pending[-1].set_exception(error)
+            if not pending:
                 return
-            asked[0].result()  # a fork waits for it meanwhile
-            yield asked.popleft().result()
+            pending[0].result()  # a fork waits for it meanwhile
+            yield pending.popleft().result()
     finally:
-        _asked.pop(id(asked), None)
-        # A garbage collection in the thread itself may end an iterator that was dropped.
+        _pending.pop(id(pending), None)
+        # Garbage collection may close a dropped iterator in the reading thread itself.
         executor.shutdown(wait=threading.get_ident() not in threads, cancel_futures=True)
 
 
-_asked: dict[int, deque[Future[Any]]] = {}  # of the iterators in use
+_pending: dict[int, deque[Future[Any]]] = {}  # of the iterators in use
 
 
 @functools.cache
 def _settle_at_forks() -> None:
-    """From now on a process is forked while no thread is in the middle of a batch, and holds no lock."""
+    """From now on a fork waits until no thread is in the middle of a batch, where it might hold a lock."""
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_settle, after_in_child=_asked.clear)
+        os.register_at_fork(before=_settle, after_in_child=_pending.clear)
 
 
 def _settle() -> None:
-    for asked in list(_asked.values()):
-        wait(list(asked), timeout=_SETTLE_S)
+    for pending in list(_pending.values()):
+        wait(list(pending), timeout=_SETTLE_S)

@@ -1,4 +1,4 @@
-"""Which samples make up which batch, from any epoch and position on, and what a worker is asked for."""
+"""Which samples make up which batch, from any epoch and position on."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 @runtime_checkable
 class Order(Protocol):
-    """An order of samples that is a function of the epoch; see flambeau.recipes.data.samplers."""
+    """An order of samples, as a function of the epoch; see flambeau.recipes.data.samplers."""
 
     def __len__(self) -> int: ...
 
@@ -26,13 +26,13 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """What a worker is asked for; NumPy, because a tensor would travel through shared memory.
+    """What a worker is to read; in NumPy, because a tensor would travel through shared memory.
 
     Attributes:
         indices: (N,) the samples of the forward pass, of all ranks that share it.
-        draws: (N,) what seeds each sample: its index, and another number where it comes again in the epoch.
+        draws: (N,) the number that seeds each sample: its index, or another one if the epoch repeats it.
         total: samples of the global batch.
-        cut: which of them are this rank's, and the place of the pass in the global batch.
+        cut: which of the samples are this rank's, and the position of the pass in the global batch.
     """
 
     epoch: int
@@ -43,16 +43,15 @@ class BatchPart:
 
 
 class BatchPlan(Sampler[BatchPart]):
-    """The parts of the batches in order, from a point on. A Sampler only because DataLoader needs one.
+    """The parts of the batches in order, from a position on. A Sampler because DataLoader needs one.
 
     Args:
-        layout: of the batches.
-        order: the samples of an epoch, (length,) int64.
-        repeats: a sample may come several times in an epoch.
+        order: from an epoch, the indices of its samples, (length,) int64.
+        repeats: an index may come several times in an epoch.
         length: samples per epoch.
-        epoch, position: the point: an epoch, and samples of it that are already consumed.
-        skip: parts of the batch there that are consumed too.
-        epochs: how many in all; None for ever.
+        epoch, position: where to begin: an epoch, and samples of it that are already consumed.
+        skip: forward passes of the first global batch that are consumed too.
+        epochs: how many in all; None for no end.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class BatchPlan(Sampler[BatchPart]):
 
 
 def share_sizes(length: int, layout: Layout) -> list[int]:
-    """How many samples this rank gets at once: each number once, in the order of an epoch of `length`."""
+    """The numbers of samples that this rank gets at once, each once, in the order of an epoch."""
     plan = BatchPlan(
         layout,
         lambda epoch: np.arange(length),
@@ -100,13 +99,13 @@ def share_sizes(length: int, layout: Layout) -> list[int]:
         position=0,
         epochs=1,
     )
-    return list(dict.fromkeys(part.cut.own.stop - part.cut.own.start for part in plan))
+    return list(dict.fromkeys(part.cut.local.stop - part.cut.local.start for part in plan))
 
 
 def _numbered(order: Indices) -> Indices:
-    """A number for each place in an order: the index of its sample, raised for each earlier time it came.
+    """A number for each position of an order: the sample's index, raised for each earlier occurrence.
 
-    So a sample that an epoch draws again is augmented differently.
+    An index that an epoch repeats is augmented differently each time.
     """
     by_index = np.argsort(order, kind="stable")
     starts = np.flatnonzero(np.diff(order[by_index], prepend=-1))

@@ -1,8 +1,8 @@
-"""Batches in an order that depends on nothing but (seed, epoch, length), from any point on.
+"""Batches in an order that depends on (seed, epoch, length) alone, from any position on.
 
-The order of an epoch is one permutation; a global batch is a slice of it, a micro-batch a slice of that,
-and each rank reads a slice of the micro-batch. Ranks and workers only change who reads a sample, never in
-which batch it is or how it is augmented.
+The order of an epoch is a permutation; a global batch is a slice of it, a micro-batch a slice of the global
+batch, and each rank reads a slice of the micro-batch. The numbers of ranks and workers change who reads a
+sample, never its batch or its augmentation.
 """
 
 import contextlib
@@ -16,14 +16,19 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
-from flambeau.data.loading.background_reader import read_ahead
+from flambeau.data.loading.background_reader import prefetch
 from flambeau.data.loading.batch_layout import Layout
 from flambeau.data.loading.batch_plan import BatchPart, BatchPlan, Order
 from flambeau.data.loading.batch_samples import count_samples
-from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork
+from flambeau.data.loading.micro_batch import MicroBatch, wait_before_fork
 from flambeau.data.loading.seeded_dataset import SeededDataset
-from flambeau.data.loading.workers.processes import Restarts, Workers, errors_kept, signals_held
-from flambeau.data.loading.workers.progress import hold_deaths, reading
+from flambeau.data.loading.workers.processes import (
+    Restarts,
+    Workers,
+    block_signals,
+    preserve_errors,
+)
+from flambeau.data.loading.workers.progress import defer_worker_deaths, reading
 from flambeau.data.loading.workers.transport import Uncollated, has_room, pinned, received, to_send
 from flambeau.errors import InputError, WorkerLost
 from flambeau.recipes.data.sample_order import sample_order, sample_seeds
@@ -32,17 +37,17 @@ from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How samples are read; none of it changes what is in a batch, but `collate`.
+    """How samples are read. Only `collate` changes what is in a batch.
 
     Attributes:
         workers: processes that read; 0 reads in this one.
-        collate: makes a batch of a list of samples; torch's default otherwise.
-        pin_memory: batches come in page-locked memory, for copies to a GPU that do not wait; not those that
-            are made on a device.
-        stall_timeout: seconds after which a worker that still reads the same sample is given up; 0 is never.
-        ahead: batches of a SeededDataset that a thread reads meanwhile, without workers; None for 2 with
-            `pin_memory`, as a GPU would wait for them, else 0.
-        restarts: of workers that died or stalled.
+        collate: makes a batch of a list of samples.
+        pin_memory: batches come in page-locked memory, for asynchronous copies to a GPU; ignored for batches
+            that are made on a device.
+        stall_timeout: seconds after which a worker that still reads the same sample is lost; 0 is never.
+        ahead: batches of a SeededDataset that a thread prefetches if there are no workers; None is 2 with
+            `pin_memory`, where a GPU would wait, else 0.
+        restarts: replacements of lost workers that are left.
     """
 
     workers: int = 0
@@ -60,14 +65,12 @@ class Loader:
     """Reads micro-batches of a map-style dataset, in this process or in workers.
 
     Args:
-        dataset: a SeededDataset, or any map-style Dataset: then the global generators of torch, NumPy and
-            random are seeded for each sample, so that its randomness depends on (seed, epoch, index) alone;
-            where a sampler draws it again in the epoch, also on how often it has.
-        layout: how samples are grouped into batches and shared by processes.
+        dataset: a SeededDataset, or any map-style Dataset. For the latter the global generators of torch,
+            NumPy and random are seeded before each sample, so that it depends on (seed, epoch, index) alone;
+            where a sampler repeats an index within an epoch, also on the number of the repetition.
         seed: of order and augmentation.
-        shuffle: False visits the samples in their own order (evaluation).
-        sampler: whose `order(epoch)` is the order of an epoch, instead of a permutation of all samples.
-        reading: workers, page-locked memory and the like.
+        shuffle: False reads the samples in the order of the dataset (evaluation).
+        sampler: its `order(epoch)` replaces the permutation.
         on_bad: called, in this process, with the indices that a batch could not read.
 
     Raises:
@@ -89,7 +92,7 @@ class Loader:
         self.length = len(dataset if sampler is None else sampler)  # type: ignore[arg-type]
         if self.length == 0:
             raise InputError("the dataset is empty: there is nothing to train on")
-        if shuffle and layout.micro_batch_size < layout.least_size:
+        if shuffle and layout.micro_batch_size < layout.min_size:
             raise InputError(
                 f"a batch of {layout.micro_batch_size} cannot be shared by {layout.world} processes: "
                 "batch_size counts the samples of all of them together; make it "
@@ -103,17 +106,17 @@ class Loader:
         self._fetch = _Fetch(dataset, seed, reading.collate, reading.workers)
 
     def _new_workers(self) -> Workers:
-        # Before the other ranks miss this one: they would name the rank, and not its worker.
-        earlier = 0.8 if self._layout.world > 1 else 1.0
+        # A stall must be reported before the other ranks time out, who would name only the rank.
+        early = 0.8 if self._layout.world > 1 else 1.0
         return Workers(
             self._reading.workers,
-            stall_timeout=earlier * self._reading.stall_timeout,
+            stall_timeout=early * self._reading.stall_timeout,
             describe=self.describe,
         )
 
     @property
     def are_shares(self) -> bool:
-        """Whether the batches are dealt out to the ranks by somebody else."""
+        """Whether each rank gets batches of its own; never here: the ranks share each micro-batch."""
         return False
 
     @property
@@ -123,7 +126,7 @@ class Loader:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Global batches (optimizer steps) in an epoch, an uneven last one included."""
+        """Global batches (optimizer steps) per epoch, a smaller last one included."""
         return -(-self.length // self._layout.global_batch_size)
 
     @property
@@ -144,21 +147,21 @@ class Loader:
 
     @property
     def layout(self) -> Layout:
-        """How samples are grouped now."""
+        """How samples are grouped."""
         return self._layout
 
     def set_micro_batches(self, size: int) -> None:
-        """Cut the same global batches into micro-batches of so many samples, in streams from now on."""
+        """Divide the same global batches into micro-batches of `size` samples, in streams from now on."""
         self._layout = self._layout.with_micro_batches(size)
 
     def describe(self, index: int) -> str:
-        """What the dataset calls a sample."""
+        """The name of a sample in messages."""
         if isinstance(self._dataset, SeededDataset):
             return self._dataset.describe(index)
         return f"sample {index}"
 
     def order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The order of an epoch."""
+        """The indices of an epoch, in order."""
         if self._sampler is not None:
             return self._sampler.order(epoch).numpy()
         if self._shuffle:
@@ -168,12 +171,12 @@ class Loader:
     def stream(
         self, *, epoch: int, position: int, epochs: int | None = None
     ) -> Iterator[MicroBatch]:
-        """Micro-batches from a point on, epoch after epoch; workers read ahead across the border.
+        """Micro-batches from a position on, epoch after epoch; workers prefetch across the end of an epoch.
 
         Args:
             epoch: the first one.
             position: samples of it that are already consumed.
-            epochs: how many in all; None for ever.
+            epochs: how many in all; None for no end.
         """
         last = None if epochs is None else epoch + epochs
         skip = 0
@@ -190,18 +193,18 @@ class Loader:
             )
             try:
                 for micro in self._micro_batches(plan):
-                    # Where new workers would begin, if these are lost.
+                    # Where new workers begin, if these are lost.
                     skip += 1
                     if micro.ends_batch:
-                        epoch, position, skip = *self._end_of_batch(epoch, position), 0
+                        epoch, position, skip = *self._next_batch(epoch, position), 0
                     yield micro
                 return
             except WorkerLost as error:
                 self._reading.restarts.take(error)
                 self._workers = self._new_workers()
 
-    def _end_of_batch(self, epoch: int, position: int) -> tuple[int, int]:
-        """The point after the global batch that begins at another one."""
+    def _next_batch(self, epoch: int, position: int) -> tuple[int, int]:
+        """Epoch and position of the global batch after the one that begins here."""
         end = position + self._layout.global_batch_size
         return (epoch, end) if end < self.length else (epoch + 1, 0)
 
@@ -225,18 +228,18 @@ class Loader:
                     bad,
                     cut.all_have,
                     cut.draw,
-                    cut.own,
+                    cut.local,
                     cut.dealt,
                     cut.counts_indices,
                     cut.sum_key,
                 )
 
     def _fetched(self, plan: BatchPlan) -> Generator["_Fetched"]:
-        """What is read of each part, in order: by workers, by a thread, or here."""
+        """The parts, read in order by workers, by a thread, or here."""
         if self._workers.count or not isinstance(self._dataset, SeededDataset):
             yield from self._through_torch(plan)
         elif self._ahead:
-            yield from read_ahead(
+            yield from prefetch(
                 plan, self._fetch_here, depth=self._ahead, start=_start_on(self._pins)
             )
         else:
@@ -247,8 +250,8 @@ class Loader:
         return part, pinned(data) if self._pins else data, size, bad
 
     def _through_torch(self, plan: BatchPlan) -> Iterator["_Fetched"]:
-        with signals_held(), warnings.catch_warnings():
-            # More workers than cores is the user's choice, and torch would say so at every evaluation.
+        with block_signals(), warnings.catch_warnings():
+            # More workers than cores is the user's choice; torch would warn at every evaluation.
             warnings.filterwarnings("ignore", message="This DataLoader will create")
             loader = DataLoader(
                 self._fetch,
@@ -256,29 +259,29 @@ class Loader:
                 batch_size=None,
                 collate_fn=_as_it_is,
                 **self._workers.settings,
-                # The loader draws a base seed: not from the generator that the training uses.
+                # The loader draws a base seed, which must not come from the generator of the training.
                 generator=torch.Generator(),
                 pin_memory=self._pins,
             )
             if self._workers.count:
-                settle_before_fork(self._layout.world)
+                wait_before_fork(self._layout.world)
             batches = iter(loader)  # forks the workers
-            hold_deaths()
+            defer_worker_deaths()
         try:
             yield from self._workers.watched(batches)
         finally:
-            # The last reference: the workers end now, not when a traceback that holds this frame goes.
+            # The last reference: the workers end now, not when a traceback that holds this frame is freed.
             del batches
 
 
 def _device_of(dataset: Dataset[Any]) -> torch.device | None:
-    """Where batches are made, if not in the memory of the host."""
+    """The device on which batches are made; None for the CPU."""
     device = getattr(dataset, "device", None) if isinstance(dataset, SeededDataset) else None
     return None if device is None or torch.device(device).type == "cpu" else torch.device(device)
 
 
 def _pins_and_ahead(dataset: Dataset[Any], options: ReadOptions) -> tuple[bool, int]:
-    """Whether batches are pinned, and how many of them a thread reads ahead."""
+    """Whether batches are pinned, and how many batches a thread prefetches."""
     workers = options.workers
     ahead = options.ahead
     held_on = _device_of(dataset)
@@ -291,13 +294,13 @@ def _pins_and_ahead(dataset: Dataset[Any], options: ReadOptions) -> tuple[bool, 
             f"ahead = {ahead} is for a SeededDataset that is read on the CPU without workers"
         )
     pins = options.pin_memory and held_on is None and torch.accelerator.is_available()
-    # Where the CPU computes too, a thread gains nothing: resnet18, 64 px, two cores, 232 ms per step without
-    # it and 241 ms with it (medians of 5).
+    # If the CPU also computes, a thread gains nothing: resnet18, 64 px, two cores, 232 ms per step without
+    # and 241 ms with it (medians of 5).
     return pins, (2 if pins else 0) if ahead is None else ahead
 
 
 def _start_on(pins: bool) -> Callable[[], object]:
-    """What the reading thread does first: memory is pinned for the device that is current here."""
+    """What the reading thread calls first: memory is pinned for the device that is current here."""
     if not pins:
         return lambda: None
     device = torch.accelerator.current_device_index()
@@ -308,7 +311,7 @@ _Fetched = tuple[BatchPart, Any, int, Sequence[int]]
 
 
 class _Fetch(Dataset[Any]):
-    """Turns a part into (part, batch, samples in it, bad indices); runs in the workers."""
+    """Reads a part as (part, batch, samples in it, bad indices); runs in the workers."""
 
     def __init__(
         self,
@@ -324,44 +327,44 @@ class _Fetch(Dataset[Any]):
         part, data, size, bad = self._read(part)
         if self._workers:
             data = to_send(data, workers=self._workers)
-        # What a stand-in cannot read is reported by the rank that it stands for.
+        # What a stand-in cannot read is reported by the rank whose samples these are.
         return (part, data, 0, ()) if part.cut.is_stand_in else (part, data, size, bad)
 
     def _read(self, part: BatchPart) -> _Fetched:
-        indices = torch.from_numpy(part.indices[part.cut.own])
+        indices = torch.from_numpy(part.indices[part.cut.local])
         size = len(indices)
-        # A class of the user's may have a [i] of its own.
+        # A subclass may have its own __getitem__.
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
             return part, tuple(t[indices] for t in self._dataset.tensors), size, ()
-        draws = torch.from_numpy(part.draws[part.cut.own])
+        draws = torch.from_numpy(part.draws[part.cut.local])
         seeds = sample_seeds(draws, seed=self._seed, epoch=part.epoch)
         if isinstance(self._dataset, SeededDataset):
             first = int(indices[0])
             try:
-                with reading(first), errors_kept(f"batch of sample {first}", workers=self._workers):
+                with reading(first), preserve_errors(f"batch of sample {first}", self._workers):
                     batch, bad = self._dataset.batch(indices, seeds)
             except InputError as error:
-                # As a value: raised, it would arrive wrapped in a traceback.
+                # Returned: if it were raised, it would arrive wrapped in a worker's traceback.
                 return part, error, 0, ()
             return part, batch, count_samples(batch), bad
         with cpu_generators_restored():
             samples = []
             for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
                 seed_cpu(seed)
-                with reading(index), errors_kept(f"sample {index}", workers=self._workers):
+                with reading(index), preserve_errors(f"sample {index}", self._workers):
                     samples.append(self._dataset[index])
             what = f"the batch of {_samples_text(indices.tolist())}"
-            with errors_kept(what, workers=self._workers):
+            with preserve_errors(what, self._workers):
                 return part, self.collated(samples), size, ()
 
     def unpacked(self, data: Any) -> Any:
-        """The batch that a worker has sent."""
+        """The batch that a worker sent."""
         data = received(data)
         return self._collate(data.samples) if isinstance(data, Uncollated) else data
 
     def collated(self, samples: list[Any]) -> Any:
-        """A batch; or the samples as they are where there is no shared memory for it."""
-        # Torch would leave an empty file there for each batch that it has no room for.
+        """A batch; or the samples themselves if shared memory has no room for the batch."""
+        # Torch would leave an empty file in /dev/shm for each batch that does not fit.
         if self._workers and not has_room(samples, workers=self._workers):
             return Uncollated(samples)
         try:
@@ -373,7 +376,7 @@ class _Fetch(Dataset[Any]):
 
 
 def is_dataset(data: object) -> TypeGuard[Dataset[Any]]:
-    """Whether samples can be asked for by index; otherwise it is a loader of ready batches."""
+    """Whether samples can be read by index; otherwise it is a loader of ready batches."""
     return hasattr(data, "__getitem__") or isinstance(data, SeededDataset)
 
 
@@ -382,6 +385,6 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def _samples_text(indices: Sequence[int]) -> str:
-    """Which samples were to become a batch: where it fails, one of them has another shape."""
+    """Names the samples of a batch that could not be collated: one of them has another shape."""
     more = f" and {len(indices) - 16} more" if len(indices) > 16 else ""
     return f"samples {', '.join(map(str, indices[:16]))}{more}"

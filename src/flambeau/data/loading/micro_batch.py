@@ -1,4 +1,4 @@
-"""What a loader hands to a run: one forward pass worth of samples, and which of them are this rank's."""
+"""One forward pass worth of samples, as a loader hands it to a run, and each rank's share of it."""
 
 import time
 from collections.abc import Sequence
@@ -6,29 +6,29 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-_SETTLE_S = 0.01  # for threads that need a millisecond; chosen
+_SETTLE_S = 0.01  # threads of gloo need a millisecond; chosen
 
 
 class MicroBatch(NamedTuple):
-    """One forward pass worth of samples, and its place in the global batch.
+    """The samples of one forward pass, and its position in the global batch.
 
     Attributes:
-        data: what the dataset makes of the samples of this rank, collated.
-        indices: (N,) int64, which samples were asked for, by all ranks together.
-        size: samples in `data` that count: fewer where a data set leaves out what it cannot read, and none
-            on a rank for which there was nothing left: its data are a stand-in.
-        total: samples of the global batch that it is a part of.
+        data: this rank's samples, collated.
+        indices: (N,) int64, indices of the samples of all ranks.
+        size: samples in `data` that count: fewer where a data set leaves out what it cannot read; 0 where
+            `data` is a stand-in, on a rank without samples.
+        total: samples of the global batch, of all ranks.
         part: its number in the global batch, from 1.
-        ends_batch: no micro-batch of this global batch follows.
-        ends_epoch: no micro-batch of this epoch follows.
-        position: where the epoch stands after it, in samples (of UserDataLoader: in batches).
+        ends_batch: this is the last micro-batch of the global batch.
+        ends_epoch: this is the last micro-batch of the epoch.
+        position: samples of the epoch that are consumed after it (of UserDataLoader: batches).
         bad: indices that could not be read.
-        all_have: whether each rank has samples that count.
-        draw: a number that no other batch of the epoch has, to seed what is drawn for it.
-        own: which of `indices` are in `data`.
-        dealt: parts of the global batch, where these are always the same, whatever the ranks; else 0.
-        counts_indices: none of `indices` was in an earlier micro-batch of this global batch.
-        sum_key: what is logged of micro-batches with the same number is added up together, in their order.
+        all_have: every rank has samples that count.
+        draw: a number that no other batch of the epoch has; seeds what is drawn at random for it.
+        local: which of `indices` are in `data`.
+        dealt: number of parts of the global batch that hold samples, in fixed parts; else 0.
+        counts_indices: no earlier micro-batch of the global batch contained these samples.
+        sum_key: metrics of micro-batches with the same key are added up together, in their order.
     """
 
     data: Any
@@ -42,38 +42,32 @@ class MicroBatch(NamedTuple):
     bad: Sequence[int]
     all_have: bool
     draw: int
-    own: slice = slice(None)
+    local: slice = slice(None)
     dealt: int = 0
     counts_indices: bool = True
     sum_key: int = 0
 
 
-def share_of(num_samples: int, *, rank: int, world: int, usual: int) -> slice | None:
-    """The part of a micro-batch that a rank takes; None where there is nothing left for it.
+def share_of(num_samples: int, *, rank: int, world: int, full_size: int) -> slice | None:
+    """The samples of a micro-batch that a rank takes; None if there are none left for it.
 
-    Parts differ by one sample at most. Nobody takes a lone sample, on which BatchNorm cannot train, unless
-    that is what every rank has in a usual micro-batch.
-
-    Args:
-        num_samples: of the micro-batch.
-        rank: in [0, world).
-        world: number of ranks.
-        usual: samples of a usual micro-batch.
+    Shares differ by at most one sample. No rank takes a single sample, on which BatchNorm cannot train,
+    unless a micro-batch of `full_size` gives every rank just one.
     """
-    least = 2 if usual >= 2 * world else 1
-    taking = max(1, min(world, num_samples // least))
-    if rank >= taking:
+    least = 2 if full_size >= 2 * world else 1
+    num_taking = max(1, min(world, num_samples // least))
+    if rank >= num_taking:
         return None
-    size, more = divmod(num_samples, taking)
+    size, more = divmod(num_samples, num_taking)
     start = rank * size + min(rank, more)
     return slice(start, start + size + (rank < more))
 
 
-def settle_before_fork(world: int) -> None:
-    """Call it before workers are forked, where several ranks train.
+def wait_before_fork(world: int) -> None:
+    """Wait a moment before workers are forked, if several ranks train.
 
-    A thread of gloo's enters Python to drop a tensor. A process that is forked while it does stays in fork
-    for ever: it waits for a lock of that thread's (CPython 3.11).
+    A thread of gloo enters Python to free a tensor. A process forked at that moment hangs in fork forever:
+    it waits for a lock of that thread (CPython 3.11).
     """
     if world > 1:
         time.sleep(_SETTLE_S)

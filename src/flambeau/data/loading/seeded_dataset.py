@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 class SeededDataset(Dataset[Any]):
     """A dataset that makes whole batches and takes the seed of each sample as an argument.
 
-    The loader calls `batch`; a plain `Dataset` gets the global generators seeded per sample instead.
+    The loader calls `batch`; for any other `Dataset` it seeds the global generators before each sample.
     """
 
     def __len__(self) -> int:
@@ -21,7 +21,7 @@ class SeededDataset(Dataset[Any]):
 
         Args:
             indices: (N,) int64, positions in the dataset.
-            seeds: (N,) int64, one seed per sample: all that its augmentation may depend on.
+            seeds: (N,) int64, one per sample; its augmentation must depend on nothing else.
 
         Returns:
             The batch (a tensor, or a tuple of tensors whose first dimension counts samples), and the
@@ -30,5 +30,5 @@ class SeededDataset(Dataset[Any]):
         raise NotImplementedError
 
     def describe(self, index: int) -> str:
-        """What to call a sample in a message, such as its path."""
+        """The name of a sample in messages, such as its path."""
         return f"sample {index}"

@@ -1,4 +1,4 @@
-"""Batches that a loader of the user's makes, with a place in the run and a share for each rank."""
+"""Batches of a user's DataLoader, with a position in the run and a share for each rank."""
 
 import itertools
 from collections.abc import Iterator, Sized
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from flambeau.data.loading.batch_samples import count_samples, is_tensor_per_sample, some_samples
-from flambeau.data.loading.micro_batch import MicroBatch, settle_before_fork, share_of
+from flambeau.data.loading.batch_samples import count_samples, is_tensor_per_sample, slice_samples
+from flambeau.data.loading.micro_batch import MicroBatch, share_of, wait_before_fork
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.seeding import seed_cpu
@@ -17,21 +17,19 @@ _NO_INDICES = np.empty(0, dtype=np.int64)
 
 
 class UserDataLoader:
-    """Batches that the user's own loader makes: the order is the user's, the resume point is ours.
+    """Batches of the user's own loader, which decides their order.
 
-    Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called where
-    the loader or its sampler has one, so that a shuffling DataLoader makes the same epoch again. A resume
-    in mid-epoch reads and drops the batches before it: only a dataset can be entered anywhere at no cost.
+    Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called if the
+    loader or its sampler has one, so that a shuffling DataLoader repeats the same epoch. A resume in
+    mid-epoch reads and drops the earlier batches: only a dataset can be entered anywhere at no cost.
 
-    Each of several ranks reads all batches and takes its share of the samples, unless the loader has a
+    Each rank reads all batches and takes its share of the samples, unless the loader has a
     DistributedSampler: then its batches are the shares.
 
     Args:
-        batches: re-iterable, with a length; `count_samples` says how many samples a batch holds.
+        batches: re-iterable, with a length.
         accumulate: batches per optimizer step.
         seed: of the generators.
-        rank: of this process.
-        world: how many processes train together.
         keeps_empty: yield a stand-in where a rank has no share, rather than nothing.
     """
 
@@ -54,7 +52,7 @@ class UserDataLoader:
 
     @property
     def are_shares(self) -> bool:
-        """Whether the batches are dealt out to the ranks by a DistributedSampler."""
+        """Whether each rank gets batches of its own, by a DistributedSampler."""
         sampler = getattr(self._batches, "sampler", None)
         return self._world > 1 and getattr(sampler, "num_replicas", 1) == self._world
 
@@ -65,7 +63,7 @@ class UserDataLoader:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Optimizer steps in an epoch, an uneven last one included."""
+        """Optimizer steps per epoch, a smaller last one included."""
         return -(-self.length // self._accumulate)
 
     def batch_indices(self, *, epoch: int, batch: int) -> list[int]:
@@ -74,19 +72,19 @@ class UserDataLoader:
         return list(range(low, min(low + self._accumulate, self.length)))
 
     def describe(self, index: int) -> str:
-        """A batch is known by its number alone."""
+        """The name of a batch in messages."""
         return f"batch {index} of the loader"
 
     def _read(self, epoch: int) -> Iterator[Any]:
-        """One epoch of the loader, each batch from generators that depend on its number alone.
+        """One epoch of the loader.
 
-        Where the loader draws in this process, that is: a resume that drops batches, or a training that
-        draws between two of them, must not change the next one.
+        If the loader draws in this process, the generators are seeded before each batch: neither a resume
+        that drops batches nor a training that draws between two of them must change the next one.
         """
         seed = mix(mix(self._seed) + epoch)
         seed_cpu(seed)
         if self.forks:
-            settle_before_fork(self._world)
+            wait_before_fork(self._world)
         batches = iter(self._batches)
         draws_here = isinstance(self._batches, DataLoader) and self._batches.num_workers == 0
         for number in itertools.count():
@@ -102,7 +100,7 @@ class UserDataLoader:
     def stream(
         self, *, epoch: int, position: int, epochs: int | None = None
     ) -> Iterator[MicroBatch]:
-        """Micro-batches from a point on; here the position counts batches."""
+        """Micro-batches from a position on, which counts batches."""
         last = None if epochs is None else epoch + epochs
         is_share = self._world == 1 or self.are_shares
         while epoch != last:
@@ -119,7 +117,7 @@ class UserDataLoader:
                     whole = len(batch) if is_listed else count_samples(batch)
                     sized.append((batch, whole, is_listed))
                     total += whole
-                if is_share:  # DistributedSampler gives all ranks as many
+                if is_share:  # DistributedSampler gives all ranks equally many
                     total *= self._world
                 stop = position + len(group)
                 for part, (batch, whole, is_listed) in enumerate(sized, start=1):
@@ -148,29 +146,29 @@ class UserDataLoader:
             epoch, position = epoch + 1, 0
 
     def _is_listed(self, batch: Any, number: int) -> bool | None:
-        """As `is_tensor_per_sample`; where a batch does not tell, as the ones before it."""
+        """As `is_tensor_per_sample`; an ambiguous batch is taken to be as the ones before it."""
         loader = self._batches
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return False
-        if loader.collate_fn is default_collate:  # which puts all samples into each tensor
+        if loader.collate_fn is default_collate:  # puts all samples into each tensor
             return False
         size, sampler = loader.batch_size, loader.sampler
         if size is None or not isinstance(sampler, Sized):
             return False
         expected = min(size, len(sampler) - number * size)
-        found = is_tensor_per_sample(batch, expected)
-        if found is not None:
-            self._listed = self._listed or found
+        result = is_tensor_per_sample(batch, expected)
+        if result is not None:
+            self._listed = self._listed or result
         elif self._listed is not None or expected < size:
             return self._listed is not False
-        return found
+        return result
 
     def _share(self, batch: Any, size: int, is_listed: bool | None) -> tuple[Any, int, bool]:
-        """This rank's samples of a batch, how many count, and whether each rank has some."""
-        own, last = (
-            share_of(size, rank=rank, world=self._world, usual=size)
+        """This rank's samples of a batch, how many count, and whether every rank has some."""
+        local, last = (
+            share_of(size, rank=rank, world=self._world, full_size=size)
             for rank in (self._rank, self._world - 1)
         )
         stacked = getattr(self._batches, "collate_fn", None) is default_collate
-        data = some_samples(batch, own or slice(0, 2), stacked=stacked, listed=is_listed)
-        return data, own.stop - own.start if own else 0, last is not None
+        data = slice_samples(batch, local or slice(0, 2), stacked=stacked, listed=is_listed)
+        return data, local.stop - local.start if local else 0, last is not None

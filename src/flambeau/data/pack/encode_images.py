@@ -1,6 +1,6 @@
-"""What `flambeau pack` does to one image on its way into a packed file.
+"""The conversion of one image that `flambeau pack` writes into a packed file.
 
-Source: own; the geometry is that of MXNet 1.9.1 `tools/im2rec.py` (center crop, then the shorter side, the
+The geometry is that of MXNet 1.9.1 `tools/im2rec.py` (center crop, then the shorter side, the
 other one rounded down), with antialiasing, and without enlarging.
 """
 
@@ -23,11 +23,11 @@ _FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "bmp": "BMP"}
 
 
 class CannotStore(ValueError):
-    """An image that is whole, but cannot be stored as asked; the message is the reason, without a path."""
+    """An undamaged image that cannot be stored as requested; the message is the reason, without a path."""
 
 
 class Layout(NamedTuple):
-    """What all images of an array have in common.
+    """The common shape and type of all images of an array.
 
     Attributes:
         shape: (H, W), or (H, W, C).
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, image: Stored) -> "Layout":
-        """That of pixels."""
+        """The layout of pixels."""
         assert not isinstance(image, bytes)
         return cls(image.shape, str(image.dtype))
 
@@ -49,14 +49,14 @@ class Conversion:
     """How each image is stored.
 
     Attributes:
-        encode: keep, jpeg, png, webp, bmp or raw. 'keep' leaves the bytes of a file as they are, and makes
-            a PNG of pixels; 'raw' makes pixels of a file.
-        resize: pixels of the shorter side; an image that is not larger keeps its size. None: no change.
+        encode: keep, jpeg, png, webp, bmp or raw. 'keep' keeps the bytes of a file, and makes a PNG of
+            pixels; 'raw' makes pixels of a file.
+        resize: pixels of the shorter side; a smaller image keeps its size. None: no change.
         quality: of a JPEG or a WebP, 1 to 100.
-        center_crop: cut the square in the middle out first.
-        keep_small: with `resize`, an image that keeps its size keeps its bytes as well.
+        center_crop: first cut out the square in the middle.
+        keep_small: with `resize`, an image that keeps its size also keeps its bytes.
         segments: store JPEGs so that parts of them can be decoded alone (images/jpeg/scan_segments.py).
-        channels: of raw pixels, 1 or 3; None: as the image has them.
+        channels: of raw pixels, 1 or 3; None: those of the image.
     """
 
     encode: str = "keep"
@@ -68,11 +68,11 @@ class Conversion:
     channels: int | None = None
 
     def convert(self, stored: Stored) -> Stored:
-        """The image as it shall be stored.
+        """The image in its stored form.
 
         Raises:
-            DecodeError: it cannot be decoded, or, where its bytes are kept, has a damaged header.
-            CannotStore: the format has no room for it, such as for so many pixels per side.
+            DecodeError: it cannot be decoded, or, if its bytes are kept, has a damaged header.
+            CannotStore: the format cannot hold it, for example so many pixels per side.
         """
         picture = Picture(stored)
         size = self.size(picture.height, picture.width)
@@ -92,13 +92,13 @@ class Conversion:
         except MemoryError:
             raise
         except Exception as error:
-            # Encoders have no common exception: ValueError of a side that is too long, OSError ...
+            # Encoders have no common exception: ValueError for a side that is too long, OSError ...
             what = f"{size[1]} x {size[0]} pixels cannot become {_FORMATS[self._file_format]}"
             raise CannotStore(f"{what}: {error}") from error
         return self._segmented(data)
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width, in pixels, of what an image becomes."""
+        """Height and width, in pixels, of the stored image."""
         if self.center_crop:
             height = width = min(height, width)
         short = min(height, width)
@@ -113,8 +113,8 @@ class Conversion:
     def _encoded(self, pixels: Pixels) -> bytes:
         is_grey = pixels.shape[2] == 1
         if self.encode == "jpeg":
-            # Not by Pillow, which holds Python's lock all the time that it encodes into memory.
-            # Full color resolution from quality 90 on, where no loss is meant to show.
+            # Not by Pillow, which holds the GIL while it encodes into memory.
+            # Full color resolution from quality 90 on, where no loss should be visible.
             color = "Gray" if is_grey else "444" if self.quality >= 90 else "420"
             space = "GRAY" if is_grey else "RGB"
             return bytes(simplejpeg.encode_jpeg(pixels, self.quality, space, color))
@@ -129,16 +129,12 @@ class Conversion:
             return data
         try:
             return segment(data)
-        except CannotSegment:  # CMYK, damage that decoders pass over: any reader takes it as it is
+        except CannotSegment:  # CMYK, damage that decoders ignore: any reader accepts it as it is
             return data
 
 
 def layout_of(stored: Stored, how: Conversion) -> Layout:
-    """Shape and type of an image as raw pixels, from its header alone.
-
-    Raises:
-        DecodeError: the header is damaged.
-    """
+    """Shape and type of an image as raw pixels, from its header alone; DecodeError if that is damaged."""
     picture = Picture(stored)
     size = how.size(picture.height, picture.width)
     if isinstance(stored, np.ndarray) and size == (picture.height, picture.width):
@@ -147,10 +143,10 @@ def layout_of(stored: Stored, how: Conversion) -> Layout:
 
 
 def common_layout(layouts: Sequence[Layout]) -> tuple[Layout, int | None] | None:
-    """The one layout for all images, and the channels to which they have to be brought for it.
+    """The one layout for all images, and the channels to which they must be converted for it.
 
     Returns:
-        None where the sizes differ. The channels are None where nothing has to be changed.
+        None if the sizes differ. The channels are None if no image must be converted.
     """
     if len(set(layouts)) == 1:
         return layouts[0], None
@@ -163,7 +159,7 @@ def common_layout(layouts: Sequence[Layout]) -> tuple[Layout, int | None] | None
 
 
 def suffix_of(data: bytes) -> str:
-    """The usual ending of the name of an image file, after its first bytes."""
+    """The usual file ending for an image file, by its first bytes."""
     return ENDINGS[format_of(data) or "PPM"][0]
 
 
@@ -176,7 +172,7 @@ def _square(pixels: Pixels) -> Pixels:
 
 
 def _resized(pixels: Pixels, size: tuple[int, int]) -> Pixels:
-    """Bicubic, over as many pixels as the scale asks for: no aliasing."""
+    """Bicubic with antialiasing."""
     if pixels.shape[:2] == size:
         return np.ascontiguousarray(pixels)
     planes: NDArray[Any] = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels

@@ -1,6 +1,6 @@
-"""Images of .rec files with label vectors, which no classifier takes and `flambeau pack` carries along.
+"""Images of .rec files with label vectors, which `flambeau pack` copies though no classifier can use them.
 
-Source: own; MXNet's im2rec writes such labels with `--pack-label`: several classes, boxes, landmarks.
+MXNet's im2rec writes such labels with `--pack-label`: several classes, boxes, landmarks.
 """
 
 import hashlib
@@ -17,14 +17,13 @@ from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
 
 
 class VectorRecords:
-    """Images of a .rec file, or of shards, with the labels of their headers as they are.
+    """Images of a .rec file, or of shards, with the labels of their headers unchanged.
 
     Args:
-        path: the file, a folder of shards, or what shards are called as a whole.
+        path: the file, a folder of shards, or the whole name of shards.
 
     Attributes:
-        classes: none.
-        labels: zeros, because there are no classes; the labels are `vectors`.
+        labels: zeros, because there are no classes.
         vectors: (K,) float32 each, or a number.
 
     Raises:
@@ -62,7 +61,7 @@ class VectorRecords:
 
 
 def has_vectors(path: Path) -> bool:
-    """Whether a path stands for .rec files in which a record has several labels, and no one-hot vector."""
+    """Whether a path stands for .rec files with a record of several labels that are no one-hot vector."""
     try:
         return any(
             _is_vector(unpack(record)[0].label)

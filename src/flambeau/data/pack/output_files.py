@@ -1,4 +1,4 @@
-"""The files of `flambeau pack`: the hidden folder they grow in, their final names, what is noted of them."""
+"""The files of `flambeau pack`: a hidden folder for unfinished ones, final names, and the manifest."""
 
 import contextlib
 import errno
@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flambeau.data.pack.shard_plan import Unit
-from flambeau.data.sources.class_names import place_for_classes
+from flambeau.data.sources.class_names import class_names_path
 from flambeau.data.sources.folder_names import CLASS_NAMES, class_names_file, folder_names
 from flambeau.errors import InputError, why_no_json
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
-MANIFEST = ".pack.json"  # behind the name of DST
+MANIFEST = ".pack.json"  # appended to the name of DST
 _STAGING = ".packing"
 _PLAN = "plan.json"
 _FACTS = ".unit.json"
@@ -24,19 +24,19 @@ _LOCK = "lock"
 _UNIT = {"files": list, "crc32": str, "bad": list}
 _START_AGAIN = "Give --fresh to start again"
 _MAX_FACTS = 1 << 28  # bytes; the checksums of 30 million images
-_LITTLE = 1 << 20  # bytes that a file system may keep back
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
+_RESERVED = 1 << 20  # bytes that a full file system may still report as free
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 
 
 class Packed(NamedTuple):
-    """What has been made.
+    """The result of `pack`.
 
     Attributes:
         files: DST, or its parts and shards.
-        images: in all of them.
+        images: number of images in all of them.
         bad: one line for each image that was left out.
-        already: it was there, made by the same command.
-        remarks: what is not as in the source, or may not be wanted; one line each.
+        already: an earlier run of the same command had made it.
+        remarks: differences from the source, or possible surprises; one line each.
     """
 
     files: Sequence[Path]
@@ -50,15 +50,14 @@ class PackFiles:
     """The files of one DST, unfinished and finished.
 
     Args:
-        dst: what the user named.
+        dst: as the user gave it.
         kind: its format.
         classes: names, in the order of their labels.
-        units: what is written as one each.
-        config: all that decides what the files will hold; plain values that JSON can hold.
+        units: the parts that are written and redone as a whole.
+        config: everything that decides the content of the files; plain JSON values.
 
     Attributes:
-        dst: what the user named.
-        finals: what will be there: DST, or its parts and shards.
+        finals: the finished files: DST, or its parts and shards.
     """
 
     def __init__(
@@ -76,10 +75,10 @@ class PackFiles:
         self.finals = list(dict.fromkeys(map(self._final, units)))
 
     def finished(self) -> Packed | None:
-        """What the same command has made; None if nothing has been made, or not all.
+        """The result of an earlier run of the same command; None if there is none, or it is unfinished.
 
         Raises:
-            InputError: something else is there.
+            InputError: something else exists.
         """
         facts = read_manifest(self._manifest) if self._manifest.exists() else None
         files = [] if facts is None else [self.dst.with_name(name) for name in facts["files"]]
@@ -95,8 +94,8 @@ class PackFiles:
         return Packed(files, facts["images"], facts["bad_images"], already=True)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the hidden folder against a second process that packs the same DST."""
+    def locked(self) -> Iterator[None]:
+        """Lock the hidden folder against a second process that packs the same DST."""
         self._staging.mkdir(exist_ok=True)
         with (self._staging / _LOCK).open("w") as file:
             with contextlib.suppress(ImportError):  # Windows: no lock
@@ -113,10 +112,10 @@ class PackFiles:
                     _remove(self._staging)
 
     def set_aside(self) -> None:
-        """Remove what is unfinished, and move what is finished into a folder of its own."""
+        """Remove unfinished files, and move finished ones into a folder NAME.old-N."""
         old = [self._manifest, *self.finals]
         for path in self._staging.iterdir():
-            if (path / _FACTS).exists():  # killed while files got their names
+            if (path / _FACTS).exists():  # the process was killed while files got their final names
                 with contextlib.suppress(InputError):
                     names = _read_facts(path / _FACTS, _UNIT, "")["files"]
                     old += map(self.dst.with_name, names if self._kind != "folder" else ())
@@ -128,7 +127,7 @@ class PackFiles:
             try:
                 facts = read_manifest(self._manifest)
                 old += map(self.dst.with_name, (*facts["files"], *facts["beside"]))
-            except InputError:  # what belongs beside the files is known by name
+            except InputError:  # the files beside the data are known by name
                 old += [path.with_suffix(".idx") for path in self.finals]
                 old += [path.with_name(f"{path.stem}_labels.npy") for path in self.finals]
         old = [path for path in dict.fromkeys(old) if path.exists()]
@@ -141,14 +140,14 @@ class PackFiles:
             path.rename(aside / path.name)
 
     def stored_plan(self) -> Any:
-        """What `store_plan` has kept; None if nothing has begun.
+        """The value given to `store_plan`; None if nothing has begun.
 
         Raises:
-            InputError: other settings or data than now.
+            InputError: settings or data have changed.
         """
         plan = self._staging / _PLAN
         if not plan.exists():
-            self._place_for_classes()  # which refuses
+            self._class_names_path()  # raises InputError if they cannot be written
             return None
         stored = _read_facts(plan, {"config": dict, "found": list}, _START_AGAIN)
         if len(stored["found"]) not in (0, 3):
@@ -156,29 +155,27 @@ class PackFiles:
         self._check_same(stored["config"], f"an unfinished {self.dst.name} is there")
         return stored["found"]
 
-    def store_plan(self, found: Any) -> None:
-        """Keep what was found out before the first image, for a later start."""
-        write_whole(self._staging / _PLAN, json.dumps({"config": self._config, "found": found}))
+    def store_plan(self, layout: Any) -> None:
+        """Keep what was determined before the first image, for a later start."""
+        plan = {"config": self._config, "found": layout}
+        write_whole(self._staging / _PLAN, json.dumps(plan))
 
     def unit_facts(self, number: int) -> dict[str, Any] | None:
-        """What was noted of a unit that is whole; else None."""
+        """The facts of a unit that is complete; else None."""
         facts = self._unit(number) / _FACTS
         return _read_facts(facts, _UNIT, _START_AGAIN) if facts.exists() else None
 
     @contextlib.contextmanager
     def unit(self, number: int, facts: dict[str, Any]) -> Iterator[Path]:
-        """A folder to write a unit into; it is whole when the context ends.
-
-        Args:
-            number: of the unit.
-            facts: are noted at the end.
-        """
+        """A folder to write a unit into; it is complete when the context ends, which also writes `facts`."""
         folder = self._staging / f"{number:05}.tmp"
         _remove(folder)
         folder.mkdir()
         try:
             yield folder
-            if self._kind != "folder":  # thousands of small files: each would take milliseconds
+            if (
+                self._kind != "folder"
+            ):  # syncing thousands of small files would take milliseconds each
                 for path in folder.rglob("*"):
                     if path.is_file():
                         _sync(path)
@@ -192,7 +189,7 @@ class PackFiles:
             raise
 
     def publish(self, bad: Sequence[str]) -> Packed:
-        """Give all files their names; what had it before a kill is skipped."""
+        """Give all files their final names; those renamed before a kill are skipped."""
         tree = self._staging / "tree"
         files: dict[str, dict[str, Any]] = {}
         beside: set[str] = set()
@@ -207,12 +204,14 @@ class PackFiles:
             else:
                 self._move(self._unit(number))
                 beside.update(facts["files"])
-        if (place := self._place_for_classes()) is not None:
-            write_classes(place, self._classes)
+        if (names_path := self._class_names_path()) is not None:
+            write_classes(names_path, self._classes)
         if tree.exists():
             _refuse_existing([self.dst])
             for part in {unit.file for unit in self._units}:
-                for name in folder_names(self._classes):  # one without any image is a class, too
+                for name in folder_names(
+                    self._classes
+                ):  # a class without images gets a folder, too
                     (tree / part / name).mkdir(exist_ok=True)
                 if (names := class_names_file(self._classes)) is not None:
                     write_whole(tree / part / CLASS_NAMES, names)
@@ -238,16 +237,16 @@ class PackFiles:
         return self._staging / f"{number:05}"
 
     def _move(self, folder: Path) -> None:
-        # What belongs beside the data goes first: alone it is no data, the data without it lack keys.
-        found = [path for path in folder.iterdir() if path.name != _FACTS]
-        found.sort(key=lambda path: (path.suffix != ".idx", path.name))
-        _refuse_existing(self.dst.with_name(path.name) for path in found)
-        for path in found:
+        # Files beside the data go first: without them the data would lack their keys.
+        paths = [path for path in folder.iterdir() if path.name != _FACTS]
+        paths.sort(key=lambda path: (path.suffix != ".idx", path.name))
+        _refuse_existing(self.dst.with_name(path.name) for path in paths)
+        for path in paths:
             path.rename(self.dst.with_name(path.name))
 
     def _check_same(self, then: Mapping[str, Any], what: str) -> None:
         now = self._config
-        then = {"content": now.get("content"), **then}  # version 0.1 did not note it
+        then = {"content": now.get("content"), **then}  # version 0.1 did not store it
         changed = next((key for key in now if then.get(key) != now[key]), None)
         if changed is None:
             return
@@ -259,21 +258,21 @@ class PackFiles:
             "Give the same command to continue it, another DST, or --fresh to make it again"
         )
 
-    def _place_for_classes(self) -> Path | None:
+    def _class_names_path(self) -> Path | None:
         if self._kind == "folder":
             return None
-        return place_for_classes(self.dst, self._classes)
+        return class_names_path(self.dst, self._classes)
 
 
 @contextlib.contextmanager
-def disk_errors_named(dst: Path, folder: Path) -> Iterator[None]:
-    """What hinders the disk is an OSError that names what the user asked for, and no hidden file.
+def name_disk_errors(dst: Path, folder: Path) -> Iterator[None]:
+    """Turn errors of the disk into an OSError that names `dst` instead of a hidden file.
 
-    Also where a library has its own errors for it (h5py, tensorstore, torch).
+    Libraries such as h5py, tensorstore and torch have their own exceptions for them.
 
     Args:
-        dst: what the user named.
-        folder: where it grows.
+        dst: as the user gave it.
+        folder: where it is written.
     """
     try:
         yield
@@ -287,22 +286,18 @@ def disk_errors_named(dst: Path, folder: Path) -> Iterator[None]:
 
 
 def _errno_of(error: Exception, folder: Path) -> int | None:
-    """Which error of the disk is behind another one; None where none is."""
+    """The disk error behind an exception; None if there is none."""
     number: int | None = getattr(error, "errno", None)
     if number is None:
-        said = (number for number in _OF_THE_DISK if os.strerror(number) in str(error))
-        number = next(said, None)
-    if number in (None, errno.EIO) and shutil.disk_usage(folder).free < _LITTLE:
+        matches = (number for number in _DISK_ERRORS if os.strerror(number) in str(error))
+        number = next(matches, None)
+    if number in (None, errno.EIO) and shutil.disk_usage(folder).free < _RESERVED:
         return errno.ENOSPC
     return number
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """What `pack` has noted down of what it made.
-
-    Raises:
-        InputError: it is damaged.
-    """
+    """The .pack.json of a packed file; InputError if it is damaged."""
     remedy = "Remove it: it only holds checksums and how the data were made"
     kinds = {
         "config": dict,
@@ -321,7 +316,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _read_facts(path: Path, kinds: Mapping[str, type], remedy: str) -> dict[str, Any]:
-    """What one of our JSON files holds; InputError where it is not as we write it."""
+    """The content of one of our JSON files; InputError if it is malformed."""
     try:
         if path.stat().st_size > _MAX_FACTS:
             raise ValueError(f"it has more than {_MAX_FACTS} bytes")
@@ -354,15 +349,15 @@ def _move_tree(folder: Path, target: Path) -> None:
 
 
 def write_classes(path: Path, classes: Sequence[str]) -> None:
-    """Write the file that names the classes: one per line, in the order of their numbers."""
+    """Write the file of class names: one per line, in the order of their numbers."""
     write_whole(path, "".join(f"{name}\n" for name in classes))
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file, which is there when all of it is on the disk.
+    """Write a text file atomically.
 
-    What a kill leaves has the same name at the next try, so that nothing stays behind; of `write_file` of the
-    recipes it would stay.
+    The temporary file has a fixed name, so that the next try replaces what a kill left behind; `write_file`
+    of the recipes would leave it.
 
     Raises:
         OSError: of the disk, with `path` as its name.
@@ -374,7 +369,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        error.filename = str(path)  # of writing there is none
+        error.filename = str(path)  # a failed write has none
         raise
 
 

@@ -1,9 +1,9 @@
-"""`flambeau pack`: images of any source into files of any format, in parallel, to be killed at any moment.
+"""`flambeau pack`: images of any source into files of any format, in parallel, resumable after a kill.
 
 Everything is written into a hidden folder beside DST, unit by unit (a shard, or 2,000 images of a folder).
-A unit's folder gets its name when it is whole, so what has that name is never done again; the files of all
-units get their final names at the end. A file DST.pack.json says how they were made, with a CRC-32 of each
-image, which `flambeau verify` compares: most formats have no checksum of their own.
+A unit's folder gets its name when it is complete, and is then never written again; the files of all units
+get their final names at the end. A file DST.pack.json records how they were made, with a CRC-32 of each
+image, which `flambeau verify` compares: most formats have no checksums.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from flambeau.data.pack.encode_images import (
     layout_of,
 )
 from flambeau.data.pack.label_vectors import VectorRecords
-from flambeau.data.pack.output_files import Packed, PackFiles, disk_errors_named
+from flambeau.data.pack.output_files import Packed, PackFiles, name_disk_errors
 from flambeau.data.pack.shard_plan import (
     Split,
     Unit,
@@ -43,14 +43,14 @@ from flambeau.images.decode import Stored
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.terminal import CountBar
 
-_AHEAD = 4  # images in work for each thread, so that a large one does not hold up the others
+_AHEAD = 4  # images in progress per thread, so that a large one does not block the others
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class _Bad(NamedTuple):
-    """An image that cannot be stored: which and why, and what to do about it."""
+    """An image that cannot be stored: which and why, and the remedy."""
 
     what: str
     remedy: str
@@ -66,7 +66,7 @@ class _Bad(NamedTuple):
 
 
 def record_crc(class_name: str | None, stored: Stored) -> int:
-    """CRC-32 of the name of a class (None: a label vector) and an image of it, as it is stored."""
+    """CRC-32 of the name of a class (None: a label vector) and an image in its stored form."""
     return zlib.crc32(as_buffer(stored), zlib.crc32(f"{class_name}\0".encode()))
 
 
@@ -82,27 +82,27 @@ def pack(
     fresh: bool = False,
     show: bool = False,
 ) -> Packed:
-    """Make DST of SRC, or continue making it, or find it made.
+    """Make DST of SRC, or continue an unfinished one, or return a finished one.
 
     Args:
-        src: whatever `flambeau train` takes.
-        dst: a file or folder to make; its ending says the format.
-        how: what is done to each image.
+        src: anything that `flambeau train` reads.
+        dst: a file or folder to make; its ending is the format.
+        how: the conversion of each image.
         split: into which files they go.
-        workers: threads that read and convert; the result does not depend on it.
+        workers: threads that read and convert; the result does not depend on their number.
         skip_bad_images: how many images may be left out because they cannot be read.
-        download: fetch what is missing of a data set by name.
-        fresh: start again; what was finished is renamed, not deleted.
-        show: a progress bar on standard error, where that is a terminal.
+        download: fetch missing files of a data set by name.
+        fresh: start again; finished files are renamed, not deleted.
+        show: a progress bar on standard error, if that is a terminal.
 
     Raises:
-        InputError: whatever is wrong with the data or the settings; nothing has been written then, or what
-            is finished is kept for the same command.
+        InputError: anything wrong with the data or the settings; finished units are kept for the same
+            command.
         OSError: of the disk.
     """
     split.check()
     kind = target_kind(dst)
-    _check_place(src, dst)
+    _check_destination(src, dst)
     require_package(kind)
     _check_encoding(how.encode, kind)
     parts = named_parts(src, kind, download=download)
@@ -114,7 +114,7 @@ def pack(
         return made._replace(remarks=remarks)
     total = sum(len(unit.indices) for unit in units)
     bar = CountBar(total, unit="images", shown=show, is_kept=True)
-    with disk_errors_named(dst, dst.parent), files.alone(), bar:
+    with name_disk_errors(dst, dst.parent), files.locked(), bar:
         if fresh:
             files.set_aside()
         sources = [source for _, source in parts]
@@ -128,12 +128,12 @@ def pack(
 def _config(
     kind: str, parts: Sequence[tuple[str, Source]], how: Conversion, split: Split
 ) -> dict[str, Any]:
-    """All that decides what the files will hold."""
+    """Everything that decides the content of the files."""
     return {
         "format": kind,
         "data": [[name, source.fingerprint] for name, source in parts],
         "content": [content_sample(source) for _, source in parts],
-        # Other versions bring other libraries, which may write other bytes.
+        # Other library versions may write other bytes.
         "libraries": f"pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}",
         **dataclasses.asdict(how),
         **dataclasses.asdict(split),
@@ -141,7 +141,7 @@ def _config(
 
 
 class _Work:
-    """What all units have in common, and the bad images found so far."""
+    """The conversion and writing of all units, and the bad images so far."""
 
     def __init__(
         self,
@@ -170,18 +170,18 @@ class _Work:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def prepare(self, files: PackFiles) -> None:
-        """Find out whether the format can hold the images, unless an earlier start has."""
-        found = files.stored_plan()
-        if found is None:
-            found = self._find_layout() if self._how.encode == "raw" else []
-            files.store_plan(found)
-        if found:
-            shape, dtype, channels = found
+        """Determine the common layout of raw images, unless an earlier start has."""
+        plan = files.stored_plan()
+        if plan is None:
+            plan = self._find_layout() if self._how.encode == "raw" else []
+            files.store_plan(plan)
+        if plan:
+            shape, dtype, channels = plan
             self._layout = Layout(tuple(shape), dtype)
             self._how = dataclasses.replace(self._how, channels=channels)
 
     def write_unit(self, files: PackFiles, number: int, unit: Unit) -> None:
-        """Write a unit, unless it is there."""
+        """Write a unit, unless it exists."""
         done = files.unit_facts(number)
         if done is not None:
             self.bad += done["bad"]
@@ -189,18 +189,18 @@ class _Work:
             return
         known = len(self.bad)
         facts: dict[str, Any] = {}
-        with files.unit(number, facts) as folder, disk_errors_named(files.dst, folder):
+        with files.unit(number, facts) as folder, name_disk_errors(files.dst, folder):
             crcs = self._write(folder / ("" if self._kind == "folder" else unit.file), unit)
             facts["crc32"] = "".join(f"{crc:08x}" for crc in crcs)
             facts["bad"] = self.bad[known:]
 
     def _write(self, target: Path, unit: Unit) -> list[int]:
-        """Write the images of a unit; their CRC-32."""
+        """Write the images of a unit, and return their CRC-32."""
         source = self._sources[unit.part]
         keys = self._keys[unit.part]
         crcs = []
         labels = self._labels[unit.part]
-        images = self._map(lambda index: self._one(source, index), unit.indices)
+        images = self._map(lambda index: self._convert(source, index), unit.indices)
         with (
             contextlib.closing(images),
             open_writer(self._kind, target, self._layout, source.classes) as write,
@@ -222,7 +222,7 @@ class _Work:
                 raise InputError(f"{unit.file}: none of its {len(unit.indices)} images can be read")
         return crcs
 
-    def _one(self, source: Source, index: int) -> Stored | _Bad:
+    def _convert(self, source: Source, index: int) -> Stored | _Bad:
         try:
             image = self._how.convert(source.read(index))
             if self._layout is not None and Layout.of(image) != self._layout:
@@ -238,18 +238,18 @@ class _Work:
         self.bad.append(bad.what)
 
     def _find_layout(self) -> tuple[Any, ...]:
-        """Shape, dtype and channels for all images; InputError where there is no common one."""
-        places = [(source, index) for source in self._sources for index in range(len(source))]
-        found: dict[Layout, tuple[Source, int]] = {}
-        layouts = self._map(self._look, places)
-        for place, layout in zip(places, layouts, strict=True):
+        """Shape, dtype and channels for all images; InputError if they have no common layout."""
+        images = [(source, index) for source in self._sources for index in range(len(source))]
+        examples: dict[Layout, tuple[Source, int]] = {}
+        layouts = self._map(self._layout_or_none, images)
+        for image, layout in zip(images, layouts, strict=True):
             if layout is not None:
-                found.setdefault(layout, place)
-        if not found:
-            raise InputError(f"none of the {len(places)} images can be read")
-        common = common_layout(list(found))
+                examples.setdefault(layout, image)
+        if not examples:
+            raise InputError(f"none of the {len(images)} images can be read")
+        common = common_layout(list(examples))
         if common is None:
-            (one, (a, i)), (other, (b, j)) = _two_sizes(found)
+            (one, (a, i)), (other, (b, j)) = _two_sizes(examples)
             raise InputError(
                 f"{a.describe(i)} is {one}, {b.describe(j)} {other}; an array holds images of one size\n"
                 "Give --resize N --center-crop, N at most the shortest side, or --encode keep, or make a .rec"
@@ -257,12 +257,12 @@ class _Work:
         layout, channels = common
         return (*layout, channels)
 
-    def _look(self, place: tuple[Source, int]) -> Layout | None:
-        source, index = place
+    def _layout_or_none(self, image: tuple[Source, int]) -> Layout | None:
+        source, index = image
         try:
             return layout_of(source.read(index), self._how)
         except (OSError, DecodeError):
-            return None  # a bad image: it is met again, and counted, when it is written
+            return None  # a bad image, which is counted when it is written
 
     def _map(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
         return map_in_order(self._pool, work, items, ahead=_AHEAD * self._workers)
@@ -271,7 +271,7 @@ class _Work:
 def map_in_order(
     pool: ThreadPoolExecutor, work: Callable[[T], R], items: Iterable[T], *, ahead: int
 ) -> Generator[R, None, None]:
-    """As `pool.map`, but no more than `ahead` items are taken and in memory at once."""
+    """As `pool.map`, but at most `ahead` items are in progress and in memory."""
     waiting: deque[Future[R]] = deque()
     try:
         for item in items:
@@ -293,7 +293,7 @@ def _check_crop(parts: Sequence[tuple[str, Source]], how: Conversion) -> None:
         )
 
 
-def _check_place(src: Path, dst: Path) -> None:
+def _check_destination(src: Path, dst: Path) -> None:
     if not dst.name or dst.name.startswith("."):
         raise InputError(f"DST {dst} needs a name that does not begin with a dot")
     require_folder(dst)
@@ -305,7 +305,7 @@ def _check_place(src: Path, dst: Path) -> None:
 
 
 def _check_encoding(encode: str, kind: str) -> None:
-    """InputError where the format cannot hold what images are made into."""
+    """InputError if the format cannot hold the encoded images."""
     form = FORMATS[kind]
     if encode == "raw" and not form.is_array:
         raise InputError(
@@ -320,9 +320,11 @@ def _check_encoding(encode: str, kind: str) -> None:
         )
 
 
-def _two_sizes(found: Mapping[Layout, tuple[Source, int]]) -> list[tuple[str, tuple[Source, int]]]:
+def _two_sizes(
+    examples: Mapping[Layout, tuple[Source, int]],
+) -> list[tuple[str, tuple[Source, int]]]:
     """The first image, and the first of another size."""
     sizes: dict[str, tuple[Source, int]] = {}
-    for layout, place in found.items():
-        sizes.setdefault(f"{layout.shape[1]} x {layout.shape[0]}", place)
+    for layout, image in examples.items():
+        sizes.setdefault(f"{layout.shape[1]} x {layout.shape[0]}", image)
     return list(sizes.items())[:2]

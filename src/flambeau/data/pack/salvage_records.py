@@ -1,8 +1,8 @@
 """The records of a .rec or .tfrecord file, past damage.
 
-Source: own; the formats are those of the recipes recordio and tfrecord. A damaged .rec file is read on at
-the next magic, which nothing but a header can hold; a .tfrecord at the next 12 bytes that are a length and
-its checksum, if the checksum of the data fits too.
+The formats are those of the recipes recordio and tfrecord. After damage, reading of a .rec file
+continues at the next magic number, which only headers contain; of a .tfrecord at the next 12 bytes that are a
+length and its checksum, if the checksum of the data also matches.
 """
 
 import bisect
@@ -25,21 +25,21 @@ from flambeau.recipes.data.tfrecord import crc32c
 _MAGIC = b"\x0a\x23\xd7\xce"
 _TAIL = 16  # bytes: no image of the usual formats ends in so many zeros
 _TF_OVERHEAD = 16
-_SEARCH = 1 << 20  # bytes that are looked through at once
+_SEARCH = 1 << 20  # bytes that are searched at once
 
 
-class Found(NamedTuple):
-    """A record, whole or damaged.
+class ScannedRecord(NamedTuple):
+    """A record of a packed file, good or damaged.
 
     Attributes:
-        name: what to call it, without the file.
-        offset: where it begins, in bytes; None where that is not known.
-        image: bytes of a file, or pixels; None where it is damaged.
-        label: number or name of its class; None where the record does not tell.
-        content: what its format needs to write it again.
+        name: of the record, without the file.
+        offset: its first byte; None if unknown.
+        image: bytes of a file, or pixels; None if it is damaged.
+        label: number or name of its class; None if the record has none.
+        content: what is needed to write it again in its format.
         damage: what is wrong with it; None if nothing is.
-        whole: of what is wrong: its bytes are whole all the same, and not read; None where nobody can tell.
-        doubt: what may be wrong with it, where no checksum can tell.
+        whole: with `damage`: its bytes are undamaged, but not supported; None if that cannot be known.
+        doubt: what may be wrong with it, if no checksum can decide.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Found(NamedTuple):
 # ---------------------------------------------------------------- RecordIO
 
 
-def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
+def walk_rec(path: Path, data: mmap.mmap) -> Iterator[ScannedRecord]:
     index = path.with_suffix(".idx")
     keys = index_keys(path)
     yield from _index_damage(index)
@@ -63,7 +63,7 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
     seen = set()
     at = 0
     number = 0
-    last: list[Found] = []  # of the record that ends at `at`
+    last: list[ScannedRecord] = []  # of the record that ends at `at`
     while at < len(data):
         record = _rec_at(data, at)
         key = keys.get(at)
@@ -74,7 +74,7 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
             yield from last
             last = [_rec_record(name, at, key, payload)]
             if keys and key is None:
-                last.append(Found(name, at, damage=f"{index.name} has no key for it"))
+                last.append(ScannedRecord(name, at, damage=f"{index.name} has no key for it"))
             at, number = end, number + 1
             continue
         end = _next_rec(data, at + 4)
@@ -85,11 +85,11 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
         last = []
         lost = starts[bisect.bisect_left(starts, at) : bisect.bisect_left(starts, end)]
         seen.update(lost)
-        yield Found(name, at, damage=f"{record}; the next record begins at byte {end}")
+        yield ScannedRecord(name, at, damage=f"{record}; the next record begins at byte {end}")
         for start in lost:
             number += 1
             if start != at:
-                yield Found(
+                yield ScannedRecord(
                     f"record {number - 1} (key {keys[start]})",
                     start,
                     damage=f"lost: it lies in the damaged bytes {at} .. {end}",
@@ -97,24 +97,30 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[Found]:
         at, number = end, number + (not lost)
     yield from last
     for start in sorted(set(starts) - seen):
-        yield Found(f"key {keys[start]}", start, damage=f"{index.name}: no record begins there")
+        yield ScannedRecord(
+            f"key {keys[start]}", start, damage=f"{index.name}: no record begins there"
+        )
 
 
-def _rec_record(name: str, at: int, key: int | None, payload: bytes) -> Found:
+def _rec_record(name: str, at: int, key: int | None, payload: bytes) -> ScannedRecord:
     try:
         header, image = unpack(payload)
     except RecordError as error:
-        return Found(name, at, damage=str(error), whole=None)
+        return ScannedRecord(name, at, damage=str(error), whole=None)
     label = header.label[0].item() if isinstance(header.label, Tensor) else header.label
     if isinstance(header.label, Tensor) and len(header.label) != 1:
-        return Found(name, at, image, None, (payload, key))  # for a task with several labels
+        return ScannedRecord(
+            name, at, image, None, (payload, key)
+        )  # for a task with several labels
     if not float(label).is_integer() or label < 0:
-        return Found(name, at, damage=f"label {label:g} is no number of a class", whole=None)
-    return Found(name, at, image, int(label), (payload, key))
+        return ScannedRecord(
+            name, at, damage=f"label {label:g} is no number of a class", whole=None
+        )
+    return ScannedRecord(name, at, image, int(label), (payload, key))
 
 
 def _rec_at(data: mmap.mmap, start: int) -> tuple[bytes, int] | str:
-    """The payload of the record from `start`, and where it ends; or what is wrong with it."""
+    """The payload of the record at `start`, and its end; or what is wrong with it."""
     at = start
     flag = 1
     pieces = []
@@ -145,10 +151,10 @@ def _rec_at(data: mmap.mmap, start: int) -> tuple[bytes, int] | str:
 
 
 def _may_reach_back(data: mmap.mmap, at: int, end: int) -> bool:
-    """Whether damage where a header should be may be the end of the record before it, or have taken it.
+    """Whether damage in the position of a header may extend into the record before it.
 
-    Not where it is recognized as a header, by its magic or by a length that leads to the next one; nor where
-    it is empty and the record before it does not end so.
+    It does not if the bytes are still recognizable as a header, by the magic number or by a length that leads
+    to the next one; nor if they are empty and the record before them does not end in zeros.
     """
     head = data[at : at + 8]
     if _MAGIC.startswith(head[:4]):
@@ -168,7 +174,7 @@ def _aligned(piece: bytes) -> Iterator[int]:
 
 
 def _next_rec(data: mmap.mmap, at: int) -> int:
-    """Where the next record begins; the end of the file if none does."""
+    """The start of the next record; the end of the file if there is none."""
     while (at := data.find(_MAGIC, at)) >= 0:
         if at % 4 == 0 and at + 8 <= len(data) and data[at + 7] >> 5 in (0, 1):
             return at
@@ -183,22 +189,22 @@ def index_keys(path: Path) -> dict[int, int]:
     """The keys of a .rec file by offset, as far as its .idx can be read; empty without one."""
     index = path.with_suffix(".idx")
     lines = index.read_bytes().splitlines() if index.is_file() else []
-    found = (match for match in map(_INDEX_LINE.fullmatch, lines) if match)
-    return {int(match[2]): int(match[1]) for match in found}
+    matches = (match for match in map(_INDEX_LINE.fullmatch, lines) if match)
+    return {int(match[2]): int(match[1]) for match in matches}
 
 
-def _index_damage(index: Path) -> Iterator[Found]:
+def _index_damage(index: Path) -> Iterator[ScannedRecord]:
     lines = index.read_bytes().splitlines() if index.is_file() else []
     for number, line in enumerate(lines, start=1):
         if not _INDEX_LINE.fullmatch(line):
             damage = f"line {number} is not 'key<TAB>offset': {line[:40]!r}"
-            yield Found(index.name, None, damage=damage)
+            yield ScannedRecord(index.name, None, damage=damage)
 
 
 # ---------------------------------------------------------------- TFRecord
 
 
-def walk_tfrecord(data: mmap.mmap) -> Iterator[Found]:
+def walk_tfrecord(data: mmap.mmap) -> Iterator[ScannedRecord]:
     at, number = 0, 0
     while at < len(data):
         length = _tf_length(data, at)
@@ -207,7 +213,7 @@ def walk_tfrecord(data: mmap.mmap) -> Iterator[Found]:
             record = data[at + 12 : end - 4]
             if _masked(record) != struct.unpack_from("<I", data, end - 4)[0]:
                 damage = f"the checksum of its {length} bytes does not match"
-                yield Found(f"record {number}", at, damage=damage)
+                yield ScannedRecord(f"record {number}", at, damage=damage)
             else:
                 yield _tf_record(f"record {number}", at, record)
         else:
@@ -216,19 +222,19 @@ def walk_tfrecord(data: mmap.mmap) -> Iterator[Found]:
                 what = f"it would end at byte {at + _TF_OVERHEAD + length}, the file ends at {len(data)}"
             end = _next_tf(data, at + 1)
             lost = f"; the next whole record begins at byte {end}, what lies between is lost"
-            yield Found(f"record {number}", at, damage=what + lost * (end < len(data)))
+            yield ScannedRecord(f"record {number}", at, damage=what + lost * (end < len(data)))
         at, number = end, number + 1
 
 
-def _tf_record(name: str, at: int, record: bytes) -> Found:
-    """A record whose checksum fits: whatever is wrong with it was written so."""
+def _tf_record(name: str, at: int, record: bytes) -> ScannedRecord:
+    """A record whose checksum matches: anything wrong with it was written so."""
     try:
         features = parse_example(record)
     except ValueError as error:
-        return Found(name, at, damage=str(error), whole=True)
+        return ScannedRecord(name, at, damage=str(error), whole=True)
     image = next((v[0] for k in IMAGES if isinstance(v := features.get(k), list) and v), None)
     if image is None:
-        return Found(name, at, damage="no image in its Example", whole=True)
+        return ScannedRecord(name, at, damage="no image in its Example", whole=True)
     text = features.get("image/class/text")
     label: int | str | None = None
     if isinstance(text, list) and text:
@@ -238,7 +244,7 @@ def _tf_record(name: str, at: int, record: bytes) -> Found:
         label = next((int(v[0]) for v in numbers if len(v) == 1), None)
     shape = pixel_shape(features, image)
     pixels = np.frombuffer(image, np.uint8).reshape(shape) if any(shape) else image
-    return Found(name, at, pixels, label, record)
+    return ScannedRecord(name, at, pixels, label, record)
 
 
 def _masked(data: bytes) -> int:
@@ -247,7 +253,7 @@ def _masked(data: bytes) -> int:
 
 
 def _tf_length(data: mmap.mmap, at: int) -> int | None:
-    """The length of the record at a place; None where its checksum does not match."""
+    """The length of the record at an offset; None if its checksum does not match."""
     if at + 12 > len(data):
         return None
     length, crc = struct.unpack_from("<QI", data, at)
@@ -255,31 +261,31 @@ def _tf_length(data: mmap.mmap, at: int) -> int | None:
 
 
 def _next_tf(data: mmap.mmap, at: int) -> int:
-    """Where the next whole record begins; the end of the file if none does.
+    """The start of the next whole record; the end of the file if there is none.
 
-    Each place is tried, a million at once: a length whose checksum fits by chance is found once in four
-    thousand million bytes, and then the data's checksum does not fit.
+    Each offset is tried, a million at once: a length whose checksum matches by chance occurs once in four
+    thousand million bytes, and then the checksum of the data does not match.
     """
     table = _crc_table()
     for start in range(at, len(data) - 11, _SEARCH):
         window = np.frombuffer(data[start : start + _SEARCH + 11], np.uint8)
         count = len(window) - 11
         crc = np.full(count, 0xFFFFFFFF, np.uint32)
-        for place in range(8):
-            crc = table[(crc ^ window[place : place + count]) & 255] ^ (crc >> np.uint32(8))
+        for number in range(8):
+            crc = table[(crc ^ window[number : number + count]) & 255] ^ (crc >> np.uint32(8))
         crc ^= np.uint32(0xFFFFFFFF)
         masked = (crc >> np.uint32(15) | crc << np.uint32(17)) + np.uint32(0xA282EAD8)
         stored = sum(
             window[8 + k : 8 + k + count].astype(np.uint32) << np.uint32(8 * k) for k in range(4)
         )
         for offset in np.flatnonzero(masked == stored).tolist():
-            found = start + offset
-            length = _tf_length(data, found)
-            if length is None or found + _TF_OVERHEAD + length > len(data):
+            begin = start + offset
+            length = _tf_length(data, begin)
+            if length is None or begin + _TF_OVERHEAD + length > len(data):
                 continue
-            end = found + _TF_OVERHEAD + length
-            if _masked(data[found + 12 : end - 4]) == struct.unpack_from("<I", data, end - 4)[0]:
-                return found
+            end = begin + _TF_OVERHEAD + length
+            if _masked(data[begin + 12 : end - 4]) == struct.unpack_from("<I", data, end - 4)[0]:
+                return begin
     return len(data)
 
 

@@ -1,7 +1,7 @@
 """The samples of a .tar file, past damage.
 
-Source: own; the format is that of the recipe tar_shards. A damaged file is read on at the next header
-that fits its sum, wherever that lies: where bytes are missing, headers no longer stand at multiples of 512.
+The format is that of the recipe tar_shards. After damage, reading continues at the next header
+whose checksum matches, at any offset: if bytes are missing, headers are no longer at multiples of 512.
 """
 
 import json
@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
-from flambeau.data.pack.salvage_records import Found
+from flambeau.data.pack.salvage_records import ScannedRecord
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.errors import json_object
 
 _BLOCK = 512
 _NAME_SIZE = 100
 _MAGIC_AT = 257  # of b"ustar", in a header
-# As tar_shards has it.
+# As in tar_shards.
 _NAME = re.compile(r"(?!__[^/]*__(?:/|$))((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 _NOT_ZERO = re.compile(rb"[^\0]")
 _NO_FILE = "no plain file, but a link or a sparse file"
@@ -29,7 +29,7 @@ _TAIL = 16  # bytes at the end of a file: no image of the usual formats ends in 
 class _Member(NamedTuple):
     at: int  # of its header
     name: str
-    content: slice  # where it lies
+    content: slice  # of the file's bytes
 
 
 class _Sample(NamedTuple):
@@ -38,12 +38,12 @@ class _Sample(NamedTuple):
     files: dict[str, bytes]
 
     def images(self) -> list[str]:
-        """Its extensions that are of images, as `tar_source` picks them."""
+        """The extensions of its images, chosen as in `TarSource`."""
         plain = [name for name in self.files if f".{name}" in IMAGE_SUFFIXES]
         return plain or [n for n in self.files if f".{n.rpartition('.')[2]}" in IMAGE_SUFFIXES]
 
     def label_kind(self) -> str:
-        """What names its class: 'cls', 'json', 'folder', 'txt', or '' where nothing does."""
+        """Where its class is read from: 'cls', 'json', 'folder', 'txt', or '' for nowhere."""
         if "cls" in self.files:
             return "cls"
         if _json_label(self.files) is not None:
@@ -53,41 +53,43 @@ class _Sample(NamedTuple):
         return "txt" if "txt" in self.files else ""
 
 
-def walk_tar(data: mmap.mmap) -> Iterator[Found]:
+def walk_tar(data: mmap.mmap) -> Iterator[ScannedRecord]:
     """Samples and damage of a tar, in its order.
 
-    A sample that lacks what names the class of the others has lost it where the tar is damaged. Files without
-    an image are skipped in a whole tar, as training does; in a damaged one they have lost it.
+    A sample without the kind of label that the others have has lost it if the tar is damaged. Samples without
+    an image are skipped in an undamaged tar, as in training; in a damaged one they have lost it.
     """
     kinds: Counter[str] = Counter()
     broken = False
     for sample in _samples(data, {"json"}):
-        if isinstance(sample, Found):
+        if isinstance(sample, ScannedRecord):
             broken |= not sample.whole
         elif sample.images():
             kinds[sample.label_kind()] += 1
     kind = max(kinds, key=lambda kind: kinds[kind], default="")
     taken: set[str] = set()
     for sample in _samples(data):
-        if isinstance(sample, Found):
+        if isinstance(sample, ScannedRecord):
             yield sample
         elif sample.key in taken:
             damage = "a sample of this name stands before it"
-            yield Found(_shown(f"sample {sample.key}"), sample.at, damage=damage, whole=not broken)
+            yield ScannedRecord(
+                _printable(f"sample {sample.key}"), sample.at, damage=damage, whole=not broken
+            )
         elif broken or sample.images():
-            found = _found(sample, kind)
-            yield found._replace(whole=False) if broken else found
+            record = _record(sample, kind)
+            yield record._replace(whole=False) if broken else record
             taken.add(sample.key)
 
 
-def _found(sample: _Sample, kind: str) -> Found:
-    name = _shown(f"sample {sample.key}")
+def _record(sample: _Sample, kind: str) -> ScannedRecord:
+    name = _printable(f"sample {sample.key}")
     images = sample.images()
     files = sample.files
     damage, label = None, None
     whole: bool | None = True
     if not images:
-        damage = f"no image in it, only .{_shown(', .'.join(files))}"
+        damage = f"no image in it, only .{_printable(', .'.join(files))}"
     elif len(images) > 1:
         damage = f"{len(images)} images in it, .{images[0]} and .{images[1]}"
     elif kind == "cls":
@@ -105,8 +107,8 @@ def _found(sample: _Sample, kind: str) -> Found:
     elif kind == "txt" and "txt" not in files:
         damage = "no .txt in it, as others have"
     if damage is not None:
-        return Found(name, sample.at, damage=damage, whole=whole)
-    return Found(name, sample.at, files[images[0]], label, (sample.key, files))
+        return ScannedRecord(name, sample.at, damage=damage, whole=whole)
+    return ScannedRecord(name, sample.at, files[images[0]], label, (sample.key, files))
 
 
 def _json_label(files: Mapping[str, bytes]) -> int | str | None:
@@ -118,22 +120,23 @@ def _json_label(files: Mapping[str, bytes]) -> int | str | None:
     return label if isinstance(label, int | str) else None
 
 
-def _samples(data: mmap.mmap, read: Container[str] | None = None) -> Iterator[_Sample | Found]:
-    """Files that share a key, and no damage stands between them.
+def _samples(
+    data: mmap.mmap, read: Container[str] | None = None
+) -> Iterator[_Sample | ScannedRecord]:
+    """Files that share a key and are not separated by damage.
 
     Args:
-        data: the tar.
         read: extensions of the files to read, others are empty; None reads all.
     """
     sample = _Sample("", 0, {})
     for member in _members(data):
-        match = None if isinstance(member, Found) else _NAME.fullmatch(member.name)
-        if isinstance(member, Found):
+        match = None if isinstance(member, ScannedRecord) else _NAME.fullmatch(member.name)
+        if isinstance(member, ScannedRecord):
             if sample.files:
                 yield sample
             yield member
             sample = _Sample("", 0, {})
-        elif match is not None:  # else a folder, a hidden file: no part of a sample
+        elif match is not None:  # else a folder or a hidden file: no part of a sample
             extension = match[2].lower()
             if match[1] != sample.key or extension in sample.files:
                 if sample.files:
@@ -145,7 +148,7 @@ def _samples(data: mmap.mmap, read: Container[str] | None = None) -> Iterator[_S
         yield sample
 
 
-def _members(data: mmap.mmap) -> Iterator[_Member | Found]:
+def _members(data: mmap.mmap) -> Iterator[_Member | ScannedRecord]:
     """The files, and the damage between them."""
     at = 0
     long_name = None
@@ -173,42 +176,46 @@ def _members(data: mmap.mmap) -> Iterator[_Member | Found]:
         size = 0 if info.islnk() or info.issym() or info.isdir() or info.isdev() else info.size
         if start + size > len(data):
             damage = f"cut short: it would end at byte {start + size}"
-            yield Found(_shown(info.name), at, damage=damage)
+            yield ScannedRecord(_printable(info.name), at, damage=damage)
             return
         if info.type in b"xXgLK":
             long_name = _long_name(info.type, data[start : start + size]) or long_name
         else:
             name = info.name if long_name is None else long_name
             if behind_damage and _is_short_name(data[at : at + _NAME_SIZE]):
-                yield Found(_shown(name), at, damage="its whole name lay in the damage before it")
+                yield ScannedRecord(
+                    _printable(name), at, damage="its whole name lay in the damage before it"
+                )
             elif info.type in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE):
                 last = _Member(at, name, slice(start, start + size))
             elif not info.isdir() and _NAME.fullmatch(name):
-                yield Found(_shown(name), at, damage=_NO_FILE, whole=True)
+                yield ScannedRecord(_printable(name), at, damage=_NO_FILE, whole=True)
             long_name = None
         behind_damage = False
         at = start + -(-size // _BLOCK) * _BLOCK
     yield from () if last is None else (last,)
     if len(data) < at + 2 * _BLOCK:
         what = "the end mark" if at >= len(data) else "half of the end mark"
-        yield Found("the tar", at, damage=f"cut short: {what} is missing")
+        yield ScannedRecord("the tar", at, damage=f"cut short: {what} is missing")
 
 
-def _damage(data: mmap.mmap, at: int, behind: int, follows: int) -> Found:
-    """What is wrong where a header should be; `behind` is the first byte from there that is not zero."""
+def _damage(data: mmap.mmap, at: int, behind: int, follows: int) -> ScannedRecord:
+    """Damage in the position of a header; `behind` is the first byte from there that is not zero."""
     what = "a damaged header"
     if behind >= at + _BLOCK:
         what = f"empty blocks, and data behind them from byte {behind}"
     if follows < len(data):
         what += f"; the next header is at byte {follows}"
-    return Found("the tar", at, damage=what)
+    return ScannedRecord("the tar", at, damage=what)
 
 
-def _before_damage(data: mmap.mmap, last: _Member, at: int, follows: int) -> _Member | Found:
-    """The file that ends where damage begins: whole only if the damage cannot reach into it.
+def _before_damage(
+    data: mmap.mmap, last: _Member, at: int, follows: int
+) -> _Member | ScannedRecord:
+    """The file that ends where damage begins: good only if the damage cannot extend into it.
 
-    A header that stands within it shows that bytes are missing. Empty blocks reach into it where its end is
-    empty too. Anything else than a header that is recognized as one may be more of the file itself.
+    A header inside of it shows that bytes are missing. If its end is empty, empty blocks may belong to it.
+    Bytes that are not recognizable as a header may belong to it, too.
     """
     block, content = data[at : at + _BLOCK], data[last.content]
     if follows < at:
@@ -219,7 +226,7 @@ def _before_damage(data: mmap.mmap, last: _Member, at: int, follows: int) -> _Me
         damage = f"what follows it at byte {at} is no header, so bytes of it may be missing or new"
     else:
         return last
-    return Found(_shown(last.name), last.at, damage=damage)
+    return ScannedRecord(_printable(last.name), last.at, damage=damage)
 
 
 def _header(block: bytes) -> tarfile.TarInfo | None:
@@ -231,18 +238,18 @@ def _header(block: bytes) -> tarfile.TarInfo | None:
 
 
 def _next_header(data: mmap.mmap, at: int) -> int:
-    """Where the next header is; the end of the file if there is none."""
-    found = at + _MAGIC_AT
-    while (found := data.find(b"ustar", found)) >= 0:
-        start = found - _MAGIC_AT
+    """The offset of the next header; the end of the file if there is none."""
+    magic_at = at + _MAGIC_AT
+    while (magic_at := data.find(b"ustar", magic_at)) >= 0:
+        start = magic_at - _MAGIC_AT
         if _header(data[start : start + _BLOCK]):
             return start
-        found += 1
+        magic_at += 1
     return len(data)
 
 
 def _is_short_name(field: bytes) -> bool:
-    """Whether a header may hold but a part of a name: cut at its size, or with ? for what is not ASCII."""
+    """Whether a header may hold only a part of a name: truncated, or with ? for non-ASCII characters."""
     return b"\0" not in field or b"?" in field
 
 
@@ -255,5 +262,5 @@ def _long_name(kind: bytes, content: bytes) -> str | None:
     return None if name is None else name.decode(errors="surrogateescape")
 
 
-def _shown(name: str) -> str:
+def _printable(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()

@@ -5,7 +5,7 @@ import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from flambeau.data.pack.salvage_records import Found, walk_rec, walk_tfrecord
+from flambeau.data.pack.salvage_records import ScannedRecord, walk_rec, walk_tfrecord
 from flambeau.data.pack.salvage_tar import walk_tar
 from flambeau.data.pack.table_files import walk_table
 from flambeau.data.sources.arrays.array_source import UnfitPixels
@@ -16,7 +16,7 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import DamagedData, InputError
 from flambeau.images.stand_ins import stand_in_at, why_unreadable
 
-# What may still get something out of a file that cannot be opened, by format.
+# Tools that may recover something from a file that cannot be opened, by format.
 RECOVERY: Mapping[str, str] = {
     "npy": "`numpy.memmap(PATH, DTYPE, 'r', 128, SHAPE)` reads the rows before a cut",
     "npz": "`zip -FF CUT.npz --out NEW.zip` and `unzip NEW.zip` take the arrays out that are there",
@@ -25,33 +25,33 @@ RECOVERY: Mapping[str, str] = {
     "`h5clear -s` is for one whose writer was killed",
 }
 
-# No damage: not here, or not allowed
-_OF_THE_SYSTEM = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM)
+# No damage: the file is missing, or not readable for this user.
+_ACCESS_ERRORS = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM)
 
 
-def scan(path: Path, kind: str) -> Iterator[Found]:
+def scan(path: Path, kind: str) -> Iterator[ScannedRecord]:
     """The records of a file, in its order.
 
     Args:
         path: the file, or the folder of a format that is one.
-        kind: as `formats.kind_of` calls it, or 'folder'.
+        kind: as from `formats.kind_of`, or 'folder'.
     """
     if path.is_file() and not path.stat().st_size:
-        yield Found("the file", 0, damage="it is empty")
+        yield ScannedRecord("the file", 0, damage="it is empty")
         return
     if not FORMATS[kind].is_walked:
         yield from _scan_source(path, kind)
         return
     other = stand_in_at(path)
     if other is not None:
-        yield Found("the file", None, damage=f"this is {other}", whole=True)
+        yield ScannedRecord("the file", None, damage=f"this is {other}", whole=True)
         return
     if kind in ("parquet", "arrow"):
         try:
             yield from walk_table(path, kind)
         except InputError as error:
             whole = not isinstance(error, DamagedData)
-            yield Found("the file", None, damage=in_one_line(error, path), whole=whole)
+            yield ScannedRecord("the file", None, damage=in_one_line(error, path), whole=whole)
         return
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         if kind == "rec":
@@ -60,20 +60,20 @@ def scan(path: Path, kind: str) -> Iterator[Found]:
             yield from walk_tfrecord(data) if kind == "tfrecord" else walk_tar(data)
 
 
-def _scan_source(path: Path, kind: str) -> Iterator[Found]:
-    """Where the format has no marks of its own: as far as its source can be opened."""
+def _scan_source(path: Path, kind: str) -> Iterator[ScannedRecord]:
+    """For formats whose records cannot be found after damage: the images, if the source can be opened."""
     try:
         parts = _parts(path)
     except InputError as error:
         other = stand_in_at(path)
         reason = in_one_line(error, path)
         if other is not None:
-            yield Found("the file", None, damage=f"this is {other}", whole=True)
+            yield ScannedRecord("the file", None, damage=f"this is {other}", whole=True)
         elif isinstance(error, DamagedData):
             tool = f"; {RECOVERY[kind]}" if kind in RECOVERY else ""
-            yield Found("the file", None, damage=reason + tool)
+            yield ScannedRecord("the file", None, damage=reason + tool)
         else:
-            yield Found("the file", None, damage=reason, whole=None)
+            yield ScannedRecord("the file", None, damage=reason, whole=None)
         return
     for source in parts:
         labels = source.labels.tolist()
@@ -89,18 +89,18 @@ def _scan_source(path: Path, kind: str) -> Iterator[Found]:
             try:
                 image = source.read(index)
             except OSError as error:
-                whole = isinstance(error, UnfitPixels) or error.errno in _OF_THE_SYSTEM
-                yield Found(name, None, damage=why_unreadable(error), whole=whole)
+                whole = isinstance(error, UnfitPixels) or error.errno in _ACCESS_ERRORS
+                yield ScannedRecord(name, None, damage=why_unreadable(error), whole=whole)
                 continue
             except InputError as error:
                 cannot_tell = None if not isinstance(error, DamagedData) else False
-                yield Found(name, None, damage=in_one_line(error, path), whole=cannot_tell)
+                yield ScannedRecord(name, None, damage=in_one_line(error, path), whole=cannot_tell)
                 continue
-            yield Found(name, None, image, source.classes[labels[index]], content)
+            yield ScannedRecord(name, None, image, source.classes[labels[index]], content)
 
 
 def in_one_line(error: InputError, path: Path) -> str:
-    """What is wrong with a file, and what to do, without its path."""
+    """Problem and remedy on one line, without the path."""
     problem = "; ".join(str(error).splitlines()).removeprefix(str(path)).lstrip(":, ")
     return problem.removeprefix("is ")
 

@@ -1,4 +1,4 @@
-"""Which images `flambeau pack` puts into which file, under which name; and the lists of im2rec.
+"""Which images `flambeau pack` writes into which file, under which name; and the lists of im2rec.
 
 Source: MXNet 1.9.1 `tools/im2rec.py`: how it shuffles, and what chunks and ratios mean.
 """
@@ -23,18 +23,18 @@ IM2REC_SEED = 100
 PACKED = endings_of("files", "both", "pixels")
 FOLDER_UNIT = 2000  # images of a folder that are redone after a kill, at most
 
-# One file system or another refuses it.
+# Characters that some file system refuses.
 _UNSAFE = re.compile(r'[\x00-\x1f\x7f\\:*?"<>|\ud800-\udfff]')
 _MAX_NAME = 200  # bytes of a part of a path; file systems end at 255, and endings are added
 
 
 @dataclass(frozen=True)
 class Split:
-    """How images are dealt out to files.
+    """How images are distributed to files.
 
     Attributes:
         shards: files per part, NAME-00000-of-0000N.EXT.
-        chunks: equal lots, NAME_0.EXT and so on, before anything else.
+        chunks: equal parts NAME_0.EXT and so on, made before all others.
         train_ratio: share of each chunk that becomes NAME_train.EXT; 1 makes no parts.
         test_ratio: share that becomes NAME_test.EXT; the rest is NAME_val.EXT.
         shuffle: put the images in random order first.
@@ -49,7 +49,7 @@ class Split:
     seed: int = IM2REC_SEED
 
     def check(self) -> None:
-        """InputError for numbers that make no sense."""
+        """InputError for values out of range."""
         for name in ("shards", "chunks"):
             if getattr(self, name) < 1:
                 raise InputError(f"--{name} must be at least 1, got {getattr(self, name)}")
@@ -66,12 +66,12 @@ class Split:
 
 
 class Unit(NamedTuple):
-    """What is written, and redone after a kill, as one.
+    """The images that are written, and redone after a kill, as a whole.
 
     Attributes:
-        file: its name beside DST; of a folder: the sub-folder of DST, or nothing.
-        part: which of the sources.
-        indices: images in it, in the order in which they are written.
+        file: its name beside DST; for a folder the sub-folder of DST, or ''.
+        part: number of the source.
+        indices: its images, in the order in which they are written.
     """
 
     file: str
@@ -80,11 +80,7 @@ class Unit(NamedTuple):
 
 
 def target_kind(dst: Path) -> str:
-    """The format that the ending of DST asks for.
-
-    Raises:
-        InputError: an ending that nothing can be packed into.
-    """
+    """The format for the ending of DST; InputError if nothing can be packed into it."""
     kind = KIND_OF_ENDING.get(dst.suffix.lower()) if dst.suffix else "folder"
     if kind is None or FORMATS[kind].holds == "paths":
         raise InputError(
@@ -95,15 +91,15 @@ def target_kind(dst: Path) -> str:
 
 
 def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[str, Source]]:
-    """All images of what `flambeau train` takes, under '', or under 'train' and 'val'.
+    """All images that `flambeau train` would read, under '', or under 'train' and 'val'.
 
     Args:
-        src: what `flambeau train` takes; for a .rec file also one with label vectors.
-        kind: what to make of it, of `target_kind`, or 'list'.
-        download: fetch what is missing of a data set by name.
+        src: anything that `flambeau train` reads; or a .rec file with label vectors.
+        kind: the format to make, as from `target_kind`, or 'list'.
+        download: fetch missing files of a data set by name.
 
     Raises:
-        InputError: whatever is wrong with the data.
+        InputError: anything wrong with the data.
     """
     try:
         train, val = open_parts(src, download=download)
@@ -127,11 +123,11 @@ def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[s
 
 
 def remarks_on_classes(parts: Sequence[tuple[str, Source]], kind: str) -> list[str]:
-    """What a user may not expect of the classes: that some are empty, or get other numbers in a folder.
+    """Possible surprises about classes: some are empty, or get other numbers in a folder.
 
     Args:
-        parts: as of `named_parts`.
-        kind: of `target_kind`, or 'list'.
+        parts: as from `named_parts`.
+        kind: as from `target_kind`, or 'list'.
     """
     first = parts[0][1]
     if isinstance(first, VectorRecords):
@@ -163,7 +159,7 @@ def remarks_on_classes(parts: Sequence[tuple[str, Source]], kind: str) -> list[s
 
 
 def units_of(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> list[Unit]:
-    """Which images go where.
+    """Which images go into which file.
 
     Raises:
         InputError: a file would be empty, or the sources have parts already.
@@ -199,10 +195,10 @@ def units_of(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> li
 
 
 def deal(length: int, split: Split) -> Iterator[tuple[str, str, list[int]]]:
-    """Numbers of images for each file of im2rec, with what it puts behind the file's name.
+    """The images of each file of im2rec, with the suffixes of the file's name.
 
     Returns:
-        Of each: '' or '_0', '_1' of the chunk; '' or 'train', 'val', 'test'; positions, maybe none.
+        For each file: '' or '_0', '_1' of the chunk; '' or 'train', 'val', 'test'; positions, possibly none.
     """
     order = list(range(length))
     if split.shuffle:
@@ -228,14 +224,12 @@ def _lots(indices: Sequence[int], count: int) -> Iterator[Sequence[int]]:
 
 
 def record_paths(source: Source, *, dots: bool) -> list[str]:
-    """CLASS/NAME without an ending for each image: unique, and safe as a path anywhere.
+    """CLASS/NAME without an ending for each image: unique, and safe as a path on every system.
 
-    The image CLASS/NAME.jpg of a folder keeps its name; a class that cannot name a folder is escaped.
+    The image CLASS/NAME.jpg of a folder keeps its name; a class that cannot be a folder name is escaped.
 
     Args:
-        source: any.
-        dots: False leaves none in the last part, where in a tar the key of a sample ends.
-
+        dots: False replaces dots in the last part, where in a tar the key of a sample ends.
     """
     folders_of = folder_names(source.classes)
     paths = []
@@ -260,7 +254,7 @@ def record_paths(source: Source, *, dots: bool) -> list[str]:
 
 
 def _safe(part: str) -> str:
-    """A part of a path that can be the name of a file everywhere, and is not hidden."""
+    """A part of a path as a file name that every system allows and does not hide."""
     part = _UNSAFE.sub("_", part).encode()[:_MAX_NAME].decode(errors="ignore").strip(" ")
     return "_" + part.lstrip(".") if part.startswith(".") or not part else part
 
@@ -269,7 +263,7 @@ def list_files(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> 
     """The .lst files of `im2rec --list` with their text; image paths are relative to the folder of the list.
 
     Raises:
-        InputError: images that are no files of their own.
+        InputError: images that are no files.
     """
     split.check()
     if split.shards > 1:

@@ -1,6 +1,6 @@
-"""Parquet and Arrow files of images: how they are written, and their rows one by one, past damage.
+"""Parquet and Arrow files of images: writing, and reading row by row past damage.
 
-Source: own; the columns and the features in the schema's metadata are those that Hugging Face datasets 5.2
+The columns and the features in the schema's metadata are those that Hugging Face datasets 5.2
 writes for Image and ClassLabel, so that `datasets.load_dataset` and the Hub's viewer show images and names.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flambeau.data.pack.salvage_records import Found
+from flambeau.data.pack.salvage_records import ScannedRecord
 from flambeau.data.sources.tables.arrow_file import (
     Batch,
     arrow_batches,
@@ -27,14 +27,14 @@ from flambeau.errors import DamagedData
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.optional_packages import extra
 
-# Small images would stand in the statistics once more, as the least and the greatest value of a page.
+# Statistics of images would store small ones again, as minimum and maximum of a page.
 _PARQUET: dict[str, Any] = {
     "use_dictionary": False,
     "write_statistics": ["label"],
     "write_page_checksum": True,
     "write_page_index": True,
 }
-_GROUP_ROWS = 100  # as Hugging Face has it for images
+_GROUP_ROWS = 100  # as Hugging Face does for images
 _GROUP_BYTES = 1 << 25
 
 
@@ -42,11 +42,11 @@ _GROUP_BYTES = 1 << 25
 def open_table_writer(
     kind: str, path: Path, classes: Sequence[str]
 ) -> Iterator[Callable[[bytes, str, int], None]]:
-    """A table to be written, as a function of image file, name and label; it is whole when the context ends.
+    """A function that adds image file, name and label to a new table, complete when the context ends.
 
     Args:
         kind: 'parquet' or 'arrow'.
-        path: what to make.
+        path: of the table.
         classes: names, in the order of the labels.
     """
     pa = extra("pyarrow", what=f"writing {kind}")
@@ -75,10 +75,10 @@ def open_table_writer(
         flush()
 
 
-def save_rows(found: Iterable[Found], kind: str, target: Path) -> None:
+def save_rows(records: Iterable[ScannedRecord], kind: str, target: Path) -> None:
     """Write rows of `walk_table` into a new table, with all their columns."""
     pa = extra("pyarrow", what=f"writing {kind}")
-    rows = (row.content for row in found)
+    rows = (record.content for record in records)
     first = next(rows, None)
     if first is None:
         return
@@ -89,20 +89,19 @@ def save_rows(found: Iterable[Found], kind: str, target: Path) -> None:
             write(batch)
 
 
-def walk_table(path: Path, kind: str) -> Iterator[Found]:
-    """The rows of a table in its order; behind damage a Parquet file goes on at the next row group.
+def walk_table(path: Path, kind: str) -> Iterator[ScannedRecord]:
+    """The rows of a table in its order; after damage a Parquet file continues at the next row group.
 
     Args:
-        path: the file.
         kind: 'parquet' or 'arrow'.
 
     Raises:
-        InputError: what follows, or all of it, cannot be read.
+        InputError: the rest, or all of it, cannot be read.
     """
     return _walk_parquet(path) if kind == "parquet" else _walk_arrow(path)
 
 
-def _walk_parquet(path: Path) -> Iterator[Found]:
+def _walk_parquet(path: Path) -> Iterator[ScannedRecord]:
     pa = extra("pyarrow", what=f"{path}")
     table = open_table(path)
     columns = choose_columns(table.schema_arrow, path)
@@ -115,11 +114,13 @@ def _walk_parquet(path: Path) -> Iterator[Found]:
                 row += len(batch)
         except (DamagedData, pa.ArrowException) as error:
             reason = str(error).splitlines()[0].rpartition("damaged or cut short: ")[2]
-            yield Found(f"rows {row} to {end - 1}, in row group {group}", None, damage=reason)
+            yield ScannedRecord(
+                f"rows {row} to {end - 1}, in row group {group}", None, damage=reason
+            )
         row = end
 
 
-def _walk_arrow(path: Path) -> Iterator[Found]:
+def _walk_arrow(path: Path) -> Iterator[ScannedRecord]:
     pa = extra("pyarrow", what=f"{path}")
     row = 0
     with pa.memory_map(str(path)) as mapped:
@@ -136,7 +137,7 @@ def _walk_arrow(path: Path) -> Iterator[Found]:
 
 def _rows(
     path: Path, first: int, record_batch: Any, batch: Batch, columns: Columns
-) -> Iterator[Found]:
+) -> Iterator[ScannedRecord]:
     for at, (name, label) in enumerate(zip(batch.paths, batch.labels, strict=True)):
         row = f"row {first + at}" + f" ({name})" * bool(name)
         data = batch.images[at].as_py()
@@ -144,7 +145,7 @@ def _rows(
         if reason is None and isinstance(label, int) and not 0 <= label < _num_labels(columns):
             reason = f"label {label} is no number of a class"
         if reason is not None:
-            yield Found(row, None, damage=reason, whole=True)
+            yield ScannedRecord(row, None, damage=reason, whole=True)
             continue
         class_name = label
         if columns.classes is not None and isinstance(label, int):
@@ -152,9 +153,9 @@ def _rows(
         try:
             image = read_path(path, name) if data is None else data
         except OSError as error:
-            yield Found(row, None, damage=why_unreadable(error), whole=True)
+            yield ScannedRecord(row, None, damage=why_unreadable(error), whole=True)
             continue
-        yield Found(row, None, image, class_name, record_batch.slice(at, 1))
+        yield ScannedRecord(row, None, image, class_name, record_batch.slice(at, 1))
 
 
 def _num_labels(columns: Columns) -> int:

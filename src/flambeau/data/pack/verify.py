@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flambeau.data.pack.encode_images import Layout
-from flambeau.data.pack.output_files import MANIFEST, disk_errors_named, read_manifest
+from flambeau.data.pack.output_files import MANIFEST, name_disk_errors, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
-from flambeau.data.pack.salvage_records import Found, index_keys
+from flambeau.data.pack.salvage_records import ScannedRecord, index_keys
 from flambeau.data.pack.scan import in_one_line, scan
 from flambeau.data.pack.shard_plan import PACKED, target_kind
 from flambeau.data.pack.table_files import save_rows
 from flambeau.data.pack.writers import TABLES, Record, open_writer
-from flambeau.data.sources.arrays.hdf5_file import stored_as as hdf5_stored_as
-from flambeau.data.sources.arrays.tensorstore_file import stored_as as store_stored_as
+from flambeau.data.sources.arrays.hdf5_file import check_chunks as check_hdf5_chunks
+from flambeau.data.sources.arrays.tensorstore_file import check_chunks as check_store_chunks
 from flambeau.data.sources.class_names import classes_file, named_labels
 from flambeau.data.sources.folder_names import CLASS_NAMES
 from flambeau.data.sources.format_table import FORMATS
@@ -42,11 +42,11 @@ from flambeau.recipes.data.recordio import RecordWriter
 from flambeau.recipes.data.tar_shards import TarWriter
 from flambeau.recipes.data.tfrecord import TFRecordWriter
 
-_MAX_CLASSES = 1 << 24  # as class_names.named_labels has it
+_MAX_CLASSES = 1 << 24  # as in class_names.named_labels
 
 
 class Damage(NamedTuple):
-    """What is wrong: with which record, at which byte, and what."""
+    """Which record is damaged, at which byte, and how."""
 
     record: str
     offset: int | None
@@ -55,22 +55,22 @@ class Damage(NamedTuple):
 
 @dataclass
 class FileReport:
-    """What was found in one file.
+    """The result for one file.
 
     Attributes:
-        good: images that are whole.
-        own_checksums: the format has one of each byte of an image.
-        absent: a sentence for each array of which parts are not there, and read as the fill value.
-        not_read: what is wrong with what is whole, and not read: of another kind, or not supported.
-        checksums: a DST.pack.json had a checksum of each.
+        good: number of good images.
+        checksums: a DST.pack.json has a checksum of each image.
+        format_checksums: the format has checksums of each byte of an image.
+        absent: a sentence for each array with absent parts, which read as the fill value.
         saved: good images were written into a new file.
+        not_read: records that are undamaged, but unsupported or of another kind.
     """
 
     path: Path
     kind: str
     good: int = 0
     checksums: bool = False
-    own_checksums: bool = True
+    format_checksums: bool = True
     absent: Sequence[str] = ()
     saved: bool = False
     damaged: list[Damage] = field(default_factory=list)
@@ -81,7 +81,7 @@ def packed_files(path: Path) -> list[tuple[Path, str]]:
     """The packed files that a path stands for, with their formats.
 
     Args:
-        path: a file, a folder of shards, or a folder of images, maybe with train/ and val/.
+        path: a file, a folder of shards, or a folder of images, possibly with train/ and val/.
 
     Raises:
         InputError: none of these.
@@ -114,14 +114,13 @@ def verify_file(
     say: Callable[[Damage], None] = lambda _: None,
     salvage: Path | None = None,
 ) -> FileReport:
-    """Check one file, and save its good records.
+    """Check one file, and optionally save its good records.
 
     Args:
-        path: the file.
         kind: its format.
-        deep: decode every pixel, too.
-        workers: threads that look at images.
-        say: called with each damage, and each thing that is not read, when it is found.
+        deep: also decode every pixel.
+        workers: threads that check images.
+        say: called with each damage, and each unsupported record, at once.
         salvage: a file to make of all good records.
 
     Raises:
@@ -134,14 +133,15 @@ def verify_file(
 
         damages: list[tuple[Damage, bool | None]] = []
 
-        def good() -> Iterator[Found]:
-            for found in _checked(path, kind, checksums, deep, workers):
-                if found.damage is None:
+        def good() -> Iterator[ScannedRecord]:
+            for record in _checked(path, kind, checksums, deep, workers):
+                if record.damage is None:
                     report.good += 1
-                    yield found
+                    yield record
                 else:
-                    damages.append((Damage(found.name, found.offset, found.damage), found.whole))
-                    say(damages[-1][0])
+                    damage = Damage(record.name, record.offset, record.damage)
+                    damages.append((damage, record.whole))
+                    say(damage)
 
         if salvage is None:
             for _ in good():
@@ -150,7 +150,7 @@ def verify_file(
             report.saved = _save(good(), path, kind, salvage)
         _judge(report, damages)
         if not damages:
-            report.own_checksums, report.absent = _stored_as(path, kind)
+            report.format_checksums, report.absent = _check_storage(path, kind)
     except OSError as error:
         if error.filename is None or Path(error.filename) != path:
             raise
@@ -159,7 +159,7 @@ def verify_file(
 
 
 def _judge(report: FileReport, damages: Sequence[tuple[Damage, bool | None]]) -> None:
-    """What may be damage is some among what is good, else the file holds nothing that is read."""
+    """Undecided damage counts as damage if the file has good records; else the file is of another kind."""
     either = not report.good and not any(whole is False for _, whole in damages)
     for damage, whole in damages:
         is_whole = either if whole is None else whole
@@ -167,7 +167,7 @@ def _judge(report: FileReport, damages: Sequence[tuple[Damage, bool | None]]) ->
 
 
 class _Checksums:
-    """What `flambeau pack` has noted of each image: CRC-32 of its class and bytes."""
+    """The CRC-32 of class and bytes of each image, as `flambeau pack` recorded them."""
 
     def __init__(self, classes: list[str], entry: dict[str, Any]) -> None:
         self._classes = classes
@@ -176,7 +176,7 @@ class _Checksums:
 
     @classmethod
     def beside(cls, path: Path) -> "_Checksums | None":
-        """Those of a file, from the DST.pack.json that lists it; None where there is none."""
+        """The checksums of a file, from the DST.pack.json that lists it; None if there is none."""
         for manifest in sorted(path.absolute().parent.glob(f"*{MANIFEST}")):
             facts = read_manifest(manifest)
             if path.absolute().name in facts["files"]:
@@ -184,7 +184,7 @@ class _Checksums:
         return None
 
     def match(self, label: int | str | None, image: Stored) -> bool:
-        """Whether an image of this class was packed, and has not been met before."""
+        """Whether an image of this class was packed, and has not been matched before."""
         name = label
         if isinstance(label, int):
             name = self._classes[label] if label < len(self._classes) else None
@@ -195,93 +195,95 @@ class _Checksums:
         return True
 
     def missing(self) -> int:
-        """How many images have not been met."""
+        """The number of packed images that have not been matched."""
         return sum(self._left.values())
 
 
 def _checked(
     path: Path, kind: str, checksums: _Checksums | None, deep: bool, workers: int
-) -> Iterator[Found]:
-    """The records of a file, with the damage that their bytes alone do not show."""
+) -> Iterator[ScannedRecord]:
+    """The records of a file, with damage that their bytes alone do not show."""
     if FORMATS[kind].is_zip and checksums is None and (member := _bad_member(path)) is not None:
         unknown = f"without {path.name}{MANIFEST} it is not known of which image, so none is good"
-        yield Found(member, None, damage=f"its checksum does not match; {unknown}")
+        yield ScannedRecord(member, None, damage=f"its checksum does not match; {unknown}")
         return
     damaged = 0
     closed = False
     labelled = True
     num_classes = _num_classes(path)
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
-        look = partial(_look, deep=deep)
-        for found in map_in_order(pool, look, scan(path, kind), ahead=4 * workers):
-            damage = found.damage or (found.doubt if checksums is None else None)
-            if damage is None and isinstance(found.label, int) and found.label >= num_classes:
-                damage = f"class {found.label}, of {num_classes} classes"
+        check = partial(_check_image, deep=deep)
+        for record in map_in_order(pool, check, scan(path, kind), ahead=4 * workers):
+            damage = record.damage or (record.doubt if checksums is None else None)
+            if damage is None and isinstance(record.label, int) and record.label >= num_classes:
+                damage = f"class {record.label}, of {num_classes} classes"
             if damage is None and checksums is not None:
-                assert found.image is not None
-                if not checksums.match(found.label, found.image):
+                assert record.image is not None
+                if not checksums.match(record.label, record.image):
                     damage = "its bytes or its class are not what was packed"
             damaged += damage is not None
-            labelled &= kind != "rec" or found.label is not None  # else a vector, for another task
-            closed |= found.damage is not None and found.name == "the file"
-            # What may be damage is some where there are notes: it was read when it was packed.
-            whole = False if checksums is not None and found.whole is None else found.whole
-            yield found._replace(damage=damage, whole=whole)
+            labelled &= kind != "rec" or record.label is not None  # else a label vector
+            closed |= record.damage is not None and record.name == "the file"
+            # With recorded checksums, undecided damage is damage: the record was good when it was packed.
+            whole = False if checksums is not None and record.whole is None else record.whole
+            yield record._replace(damage=damage, whole=whole)
     if FORMATS[kind].is_zip and not damaged and (member := _bad_member(path)) is not None:
-        yield Found(member, None, damage="its checksum does not match")
-    # Opening a Parquet file copies it; what is refused then has been met row by row.
+        yield ScannedRecord(member, None, damage="its checksum does not match")
+    # Opening a Parquet file would copy it; its rows have been checked one by one.
     if FORMATS[kind].is_walked and kind != "parquet" and not damaged:
         try:
             open_path(path, labelled=labelled)
         except InputError as error:
             reason = in_one_line(error, path)
             whole = not isinstance(error, DamagedData)
-            yield Found("the file", None, damage=f"training refuses it: {reason}", whole=whole)
+            yield ScannedRecord(
+                "the file", None, damage=f"training refuses it: {reason}", whole=whole
+            )
     missing = 0 if checksums is None or closed else checksums.missing() - damaged
     if missing > 0:
         what = "an image that was packed is" if missing == 1 else f"{missing} packed images are"
-        yield Found("the file", None, damage=f"{what} missing")
+        yield ScannedRecord("the file", None, damage=f"{what} missing")
 
 
-def _stored_as(path: Path, kind: str) -> tuple[bool, Sequence[str]]:
-    """Whether each byte of an image has a checksum; and what is not there, and reads as the fill value."""
+def _check_storage(path: Path, kind: str) -> tuple[bool, Sequence[str]]:
+    """Whether each byte of an image has a checksum; and sentences on absent parts."""
     checksums = FORMATS[kind].checksums
     if FORMATS[kind].is_zip:
         with zipfile.ZipFile(path) as archive:
             return _has_crcs(archive), ()
     if checksums is not None:
         return checksums, ()
-    return hdf5_stored_as(path) if kind == "hdf5" else store_stored_as(path)
+    return check_hdf5_chunks(path) if kind == "hdf5" else check_store_chunks(path)
 
 
 def _num_classes(path: Path) -> int:
-    """How many classes labels may count."""
+    """The number of classes that labels may have."""
     if not classes_file(path).exists():
         return _MAX_CLASSES
     try:
         return len(named_labels([0], path, str)[0])
-    except InputError:  # training says it, too
+    except InputError:  # training reports it, too
         return _MAX_CLASSES
 
 
-def _look(found: Found, *, deep: bool) -> Found:
-    """A record with what is wrong with its image."""
-    if found.damage is not None:
-        return found
-    assert found.image is not None
+def _check_image(record: ScannedRecord, *, deep: bool) -> ScannedRecord:
+    """A record with the damage of its image."""
+    if record.damage is not None:
+        return record
+    assert record.image is not None
     try:
         if deep:
-            decode(found.image, channels=3)
+            decode(record.image, channels=3)
         else:
-            Picture(found.image)
+            Picture(record.image)
     except DecodeError as error:
         whole = isinstance(error, UnsupportedImage) or None
-        return found._replace(damage=str(error), whole=whole)
-    return found
+        return record._replace(damage=str(error), whole=whole)
+    return record
 
 
 def _bad_member(path: Path) -> str | None:
-    """A member of a zip file whose CRC-32 does not match; None also where the file cannot be opened."""
+    """A member of a zip file whose CRC-32 does not match; None also if the file cannot be opened."""
     errors = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError)
     with contextlib.suppress(*errors), zipfile.ZipFile(path) as archive:
         if _has_crcs(archive):
@@ -290,15 +292,15 @@ def _bad_member(path: Path) -> str | None:
 
 
 def _has_crcs(archive: zipfile.ZipFile) -> bool:
-    """torch can be asked to write zeros."""
+    """False if torch was told to write zeros as checksums."""
     return any(info.CRC for info in archive.infolist())
 
 
-# ---------------------------------------------------------------- saving what is good
+# ---------------------------------------------------------------- saving good records
 
 
 def check_salvage(path: Path, kind: str, dst: Path) -> None:
-    """InputError where `dst` cannot take the good records of a file."""
+    """InputError if `dst` cannot take the good records of a file."""
     if kind == "folder":
         if dst.suffix:
             raise InputError(f"{dst} has an ending, but {path} is a folder of images")
@@ -311,15 +313,15 @@ def check_salvage(path: Path, kind: str, dst: Path) -> None:
     require_folder(dst)
 
 
-def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
-    """Write records into a new file of the same format, which gets its name when all are there."""
+def _save(good: Iterator[ScannedRecord], path: Path, kind: str, dst: Path) -> bool:
+    """Write records into a new file of the same format, which gets its name when it is complete."""
     first = next(good, None)
     if first is None:
         return False
-    with disk_errors_named(dst, dst.parent):
+    with name_disk_errors(dst, dst.parent):
         folder = dst.with_name(f".{dst.name}.salvaging")
         if folder.exists():
-            shutil.rmtree(folder)  # of a salvage that was killed
+            shutil.rmtree(folder)  # left by a killed process
         folder.mkdir()
         try:
             target = folder / dst.name
@@ -330,9 +332,9 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
             classes = classes_file(path)
             if kind == "folder":
                 for names in (*path.glob(CLASS_NAMES), *path.glob(f"*/{CLASS_NAMES}")):
-                    place = target / names.relative_to(path)
-                    if place.parent.is_dir():  # else none of its images is good
-                        shutil.copyfile(names, place)
+                    copy = target / names.relative_to(path)
+                    if copy.parent.is_dir():  # else it has no good images
+                        shutil.copyfile(names, copy)
             if kind != "folder" and classes.is_file():
                 shutil.copyfile(classes, folder / classes_file(target).name)
             for made in sorted(folder.iterdir(), key=lambda made: made == target):
@@ -343,42 +345,42 @@ def _save(good: Iterator[Found], path: Path, kind: str, dst: Path) -> bool:
             shutil.rmtree(folder)
 
 
-def _save_raw(path: Path, records: Iterator[Found], kind: str, target: Path) -> None:
+def _save_raw(path: Path, records: Iterator[ScannedRecord], kind: str, target: Path) -> None:
     taken: set[Any] = set()
     if kind in TABLES:
         save_rows(records, kind, target)
     elif kind == "tfrecord":
         with TFRecordWriter(target) as tf_writer:
-            for found in records:
-                tf_writer.write(found.content)
+            for record in records:
+                tf_writer.write(record.content)
     elif kind == "tar":
         with TarWriter(target) as tar_writer:
-            for found in records:
-                key, files = found.content
+            for record in records:
+                key, files = record.content
                 if key not in taken:
                     tar_writer.write(key, files)
                 taken.add(key)
     else:
         free = itertools.count(max(index_keys(path).values(), default=-1) + 1)
         with RecordWriter(target) as rec_writer:
-            for found in records:
-                payload, key = found.content
+            for record in records:
+                payload, key = record.content
                 unique = next(free) if key is None or key in taken else key
                 taken.add(unique)
                 rec_writer.write(payload, key=unique)
 
 
 def _save_records(
-    records: Iterator[Found], example: Stored | None, kind: str, target: Path
+    records: Iterator[ScannedRecord], example: Stored | None, kind: str, target: Path
 ) -> None:
     layout = None if example is None or isinstance(example, bytes) else Layout.of(example)
     names: dict[int, str] = {}
     with open_writer(kind, target, layout) as write:
-        for number, found in enumerate(records):
-            name, label, class_name = found.content
+        for number, record in enumerate(records):
+            name, label, class_name = record.content
             key = name.rpartition(".")[0] if kind == "folder" else name
-            assert found.image is not None
-            write(Record(key, number, label, class_name, found.image))
+            assert record.image is not None
+            write(Record(key, number, label, class_name, record.image))
             names[label] = class_name
     lines = [names.get(label, f"unknown {label}") for label in range(max(names) + 1)]
     classes = classes_file(target)

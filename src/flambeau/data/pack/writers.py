@@ -1,6 +1,6 @@
-"""How `flambeau pack` writes each format: one function per format, which gives a function that adds a record.
+"""The writers of `flambeau pack`: one function per format, which yields a function that adds a record.
 
-Source: own; each layout is the one that the source of the same format reads.
+Each layout is the one that the source of the same format reads.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ from flambeau.recipes.data.tfrecord import TFRecordWriter
 
 
 class Record(NamedTuple):
-    """One image on its way into a file.
+    """One image to be written into a file.
 
     Attributes:
-        key: what it is called there.
+        key: its name there.
         number: its position in the source.
-        label: of its class; in a .rec file maybe a vector.
-        class_name: the name of that class; '' where the label is a vector.
+        label: of its class; in a .rec file possibly a vector.
+        class_name: the name of that class; '' if the label is a vector.
         image: bytes of an image file, or pixels.
     """
 
@@ -52,7 +52,7 @@ class Record(NamedTuple):
     image: Stored
 
 
-_HDF5_AROUND = 1 << 13  # bytes around the arrays; measured with h5py 3.16: 2,048
+_HDF5_EXTRA = 1 << 13  # bytes besides the arrays; measured with h5py 3.16: 2,048
 
 Write = Callable[[Record], None]
 
@@ -60,13 +60,13 @@ Write = Callable[[Record], None]
 def open_writer(
     kind: str, path: Path, layout: Layout | None, classes: Sequence[str] = ()
 ) -> AbstractContextManager[Write]:
-    """A file to be written; it is whole when the context ends.
+    """A function that adds records to a new file, complete when the context ends.
 
     Args:
-        kind: of shards.target_kind.
-        path: what to make; nothing is there.
-        layout: what all pixels have in common; None for image files.
-        classes: names, in the order of the labels, for a format that holds them.
+        kind: as from shard_plan.target_kind.
+        path: of a file or folder that does not exist.
+        layout: of all pixels; None for image files.
+        classes: names, in the order of the labels, for formats that hold them.
     """
     if kind in TABLES:
         return _table(kind, path, classes)
@@ -74,16 +74,16 @@ def open_writer(
 
 
 def require_package(kind: str) -> None:
-    """InputError where the package is missing that writes a format."""
+    """InputError if the package that writes a format is missing."""
     package = FORMATS[kind].package
     if package is not None:
         extra(package, what=f"writing {kind}")
 
 
 def keys_for(kind: str, source: Source) -> list[str]:
-    """What the images are called in a file of a format: their own names as far as it can hold them.
+    """The names of the images in a file of a format: their own if it can hold them.
 
-    What is held out of training goes by these names, so it stays the same where they do.
+    The choice of held-out images depends on these names.
     """
     names = list(source.names)
     if kind in ("tar", "folder"):
@@ -101,9 +101,9 @@ def _lmdb_keys(source: Source) -> list[str]:
         made = (image_key(*pair) for pair in zip(classes, names, strict=True))
         return [key.decode(errors="surrogateescape") for key in made]
 
-    found = keys(source.names)
-    if len(set(found)) == len(found):
-        return found
+    image_keys = keys(source.names)
+    if len(set(image_keys)) == len(image_keys):
+        return image_keys
     return keys([f"{number:08}" for number in range(len(classes))])
 
 
@@ -195,9 +195,9 @@ Saver = Callable[[Path, Arrays], None]
 
 @contextlib.contextmanager
 def _arrays(path: Path, layout: Layout | None, save: Saver) -> Iterator[Write]:
-    """Images of one layout, or (without one) image files one behind the other and where each begins.
+    """Images of one layout, or (without one) concatenated image files and their offsets.
 
-    They go into a file of their own first: how many they are is known at the end only.
+    They are first written into a temporary file, because their number is known only at the end.
     """
     labels: list[Any] = []
     ends = [0]
@@ -215,7 +215,7 @@ def _arrays(path: Path, layout: Layout | None, save: Saver) -> Iterator[Write]:
             ((len(labels), *layout.shape), layout.dtype) if layout else ((ends[-1],), "uint8")
         )
         images: NDArray[Any] = np.memmap(joined, np.dtype(dtype), "r+", shape=shape)
-        # The images come last: where the end of the file is lost, those before it keep their labels.
+        # The images come last: if the end of the file is lost, those before it keep their labels.
         arrays: Arrays = {"labels": np.array(labels, np.int64)}
         arrays |= {} if layout else {"offsets": np.array(ends, np.int64)}
         save(path, {**arrays, "images": images})
@@ -239,16 +239,16 @@ def _save_npz(path: Path, arrays: Arrays) -> None:
 
 
 def _save_hdf5(path: Path, arrays: Arrays) -> None:
-    """Not chunked: an image is read where it lies."""
+    """Contiguous, so that images are read by offset."""
     h5py = extra("h5py", what="writing HDF5")
-    _require_room(path, sum(array.nbytes for array in arrays.values()) + _HDF5_AROUND)
+    _require_room(path, sum(array.nbytes for array in arrays.values()) + _HDF5_EXTRA)
     with h5py.File(path, "w") as file:
         for name, array in arrays.items():
             file.create_dataset(name, data=array)
 
 
 def _require_room(path: Path, size: int) -> None:
-    """OSError where there is no room: HDF5 2.0.0 crashes the process that could not close a file."""
+    """OSError if there is no room: HDF5 2.0.0 crashes the process when it cannot close a file."""
     if hasattr(os, "posix_fallocate"):
         try:
             with path.open("xb") as file:
@@ -258,13 +258,13 @@ def _require_room(path: Path, size: int) -> None:
                 errno.ENOSPC,
                 errno.EDQUOT,
                 errno.EFBIG,
-            ):  # else the cause is not known
+            ):  # else not for lack of room
                 raise
         path.unlink()
 
 
 def _save_store(path: Path, arrays: Arrays, driver: str) -> None:
-    """A chunk per image; tensorstore writes arrays, and not the group around them."""
+    """One chunk per image; tensorstore writes arrays, but not the group that contains them."""
     path.mkdir()
     if driver == "n5":
         (path / "attributes.json").write_text('{"n5": "2.5.0"}', encoding="utf-8")
@@ -278,7 +278,7 @@ def _save_store(path: Path, arrays: Arrays, driver: str) -> None:
 def _save_pth(path: Path, arrays: Arrays) -> None:
     try:
         torch.save({name: torch.from_numpy(array) for name, array in arrays.items()}, path)
-    except RuntimeError as error:  # torch does not say what hinders the disk
+    except RuntimeError as error:  # torch does not report the error of the disk
         raise OSError(errno.EIO, os.strerror(errno.EIO), str(path)) from error
 
 

@@ -1,1 +1,1 @@
-"""Where labelled images lie: folders, packed files, arrays, sets known by name, a user's own function."""
+"""Labelled images wherever they are: folders, packed files, arrays, sets with a name, a user's function."""

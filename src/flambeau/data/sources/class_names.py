@@ -11,31 +11,31 @@ from torch import Tensor
 
 from flambeau.errors import InputError
 
-_MAX_LABEL = 1 << 24  # float32, in which some formats hold a label, counts no further
+_MAX_LABEL = 1 << 24  # some formats hold a label as float32, which is exact up to here
 
 
 def classes_file(path: Path) -> Path:
-    """Where the class names of a packed file stand, or would stand.
+    """The file of class names of a packed file; the file to write if there is none.
 
     NAME.classes.txt beside NAME.EXT, NAME_train.EXT or NAME_val.EXT (with - or . for _, and a shard's number
-    after it); where that is not there, what is called after NAME up to its first dot, as version 0.1 wrote it
-    for a file; then classes.txt in the same folder.
+    after it); else the file named after NAME up to its first dot, as version 0.1 wrote it; else classes.txt
+    in the same folder.
     """
-    named, *others = _places(path)
+    named, *others = _candidates(path)
     if path.is_file():
         others.insert(0, path.with_name(f"{_family(path.name.partition('.')[0])}.classes.txt"))
-    return next((place for place in (named, *others) if place.exists()), named)
+    return next((file for file in (named, *others) if file.exists()), named)
 
 
-def place_for_classes(path: Path, classes: Sequence[str]) -> Path | None:
-    """Where the class names of a packed file have to be written; None where its readers find them already.
+def class_names_path(path: Path, classes: Sequence[str]) -> Path | None:
+    """The file to which the class names of a packed file must be written; None if readers have them already.
 
     Args:
-        path: of the packed file, which need not be there.
+        path: of the packed file, which need not exist.
         classes: in the order of their numbers.
 
     Raises:
-        InputError: there are other names in the place for them, or a name that is no line.
+        InputError: the file has other names, or a name cannot be a line.
     """
     if not classes:
         return None
@@ -44,23 +44,23 @@ def place_for_classes(path: Path, classes: Sequence[str]) -> Path | None:
             raise InputError(
                 f"class {name!r} cannot be a line of a text file\nGive it another name"
             )
-    named, shared = _places(path)
+    named, shared = _candidates(path)
     known = _read(named)
     if known is not None and known != tuple(classes):
         raise InputError(f"{named} exists and names other classes\nName another DST")
-    with contextlib.suppress(InputError):  # a classes.txt of another kind, which `named` overrules
+    with contextlib.suppress(InputError):  # a malformed classes.txt, which `named` overrides
         known = known or _read(shared)
     return None if known == tuple(classes) else named
 
 
-def _places(path: Path) -> tuple[Path, Path]:
-    """The classes file of a packed file alone, and that of all files in its folder."""
+def _candidates(path: Path) -> tuple[Path, Path]:
+    """The classes file of this packed file, and the one shared by its folder."""
     stem = path.name.removesuffix(path.suffix)
     return path.with_name(f"{_family(stem)}.classes.txt"), path.with_name("classes.txt")
 
 
 def _family(stem: str) -> str:
-    """A stem without the endings of shards and parts."""
+    """A stem without the suffixes of shards and parts."""
     return re.sub(r"([-_](\d+|of|train|val|test)|\.(train|val|test))+$", "", stem) or stem
 
 
@@ -73,21 +73,21 @@ def named_labels(
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
-    Labels that are numbers count the lines of the classes file from 0; without one, a class is called by its
-    number, and all numbers up to the largest are classes. Labels that are words are the class names
-    themselves: in the order of the classes file where there is one, else in alphabetical order.
+    Numbers are lines of the classes file, counted from 0; without that file each class is named by its
+    number, and all numbers up to the largest are classes. Words are the class names themselves: in the order
+    of the classes file, or without it in alphabetical order.
 
     Args:
         labels: of all images of the file, all numbers or all words.
         path: the file or folder that holds them, for `classes_file` and messages.
-        describe: what to call an image in a message.
-        labelled: False for images that are not learnt from: all are of class ''.
+        describe: names an image in a message.
+        labelled: False gives all images the class ''.
 
     Returns:
         The names, and (N,) int64.
 
     Raises:
-        InputError: no images, a number below 0 or of 2**24 and more, or a classes file that does not fit.
+        InputError: no images, a number out of range, or a classes file that does not fit.
     """
     if not labels or not labelled:
         return unlabelled(len(labels), path)
@@ -96,7 +96,7 @@ def named_labels(
         return chosen_labels(labels, known, str(classes_file(path)), describe)
     if isinstance(labels[0], str):
         return chosen_labels(labels, sorted(set(map(str, labels))), str(path), describe)
-    # Compared in Python: a label of a damaged file may be too large for a tensor.
+    # Compared in Python: a label from a damaged file may be too large for a tensor.
     at = next((k for k, label in enumerate(labels) if not 0 <= int(label) < _MAX_LABEL), None)
     if at is not None:
         raise InputError(
@@ -113,22 +113,21 @@ def chosen_labels(
     whose: str,
     describe: Callable[[int], str],
 ) -> tuple[tuple[str, ...], Tensor]:
-    """As `named_labels`, where the names of the classes stand with the data.
+    """As `named_labels`, with given class names.
 
     Args:
-        labels: positions in the classes, or their names.
-        classes: their names.
-        whose: what names them, for messages.
-        describe: what to call an image in a message.
+        labels: positions in `classes`, or names.
+        whose: where the names come from, for messages.
+        describe: names an image in a message.
 
     Raises:
-        InputError: a name that comes twice, or a label that is none of the classes.
+        InputError: a repeated name, or a label that is none of the classes.
     """
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise InputError(f"{whose} names class {twice!r} twice; a class has one name of its own")
-    places = {name: place for place, name in enumerate(classes)}
-    numbers = [places.get(label, -1) if isinstance(label, str) else label for label in labels]
+    positions = {name: position for position, name in enumerate(classes)}
+    numbers = [positions.get(label, -1) if isinstance(label, str) else label for label in labels]
     for index, number in enumerate(numbers):
         if not 0 <= number < len(classes):
             raise InputError(
@@ -140,7 +139,7 @@ def chosen_labels(
 
 
 def unlabelled(count: int, path: Path) -> tuple[tuple[str, ...], Tensor]:
-    """The class '', and its number for each of `count` images of a file; InputError if there are none."""
+    """The class '', and its number for each of `count` images of a file; InputError if `count` is 0."""
     if not count:
         raise InputError(f"{path} holds no images")
     return ("",), torch.zeros(count, dtype=torch.int64)

@@ -1,5 +1,6 @@
-"""Data by a name and not by a path: which those are, and what is refused of others."""
+"""Data sets by name instead of path, and where they are kept."""
 
+import os
 from pathlib import Path
 
 from flambeau.errors import InputError
@@ -14,11 +15,16 @@ def is_named(data: str | Path) -> bool:
     return str(data).startswith(NAMED)
 
 
+def data_home() -> Path:
+    """$FLAMBEAU_DATA, else ~/.cache/flambeau/data; it may not exist."""
+    return Path(os.environ.get("FLAMBEAU_DATA") or "~/.cache/flambeau/data").expanduser()
+
+
 def check_download(download: bool, *data: str | Path) -> None:
-    """Refuse to fetch what is missing of data that have no name.
+    """Refuse `download` unless one of `data` is a data set by name.
 
     Raises:
-        InputError: `download`, and all of `data` are paths, or there are none.
+        InputError: it would have no effect.
     """
     if download and not any(map(is_named, data)):
         given = f" with {data[0]}" if data else ""
@@ -26,11 +32,7 @@ def check_download(download: bool, *data: str | Path) -> None:
 
 
 def refuse_address(path: Path) -> None:
-    """Refuse what was given as an address in the place of a path.
-
-    Raises:
-        InputError: it is one.
-    """
+    """Raise InputError for a URL instead of a path."""
     if any(part in _SCHEMES for part in path.parts):
         raise InputError(
             f"{path} is an address: only {_NAMES} is fetched, with --download\n"

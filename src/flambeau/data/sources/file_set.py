@@ -1,4 +1,4 @@
-"""Labelled images in files that a list names: of a data set, or as given on a command line."""
+"""Labelled images in files from a list: of a data set, or given on a command line."""
 
 import hashlib
 import os
@@ -12,11 +12,11 @@ from flambeau.data.sources.fingerprint import size_of
 
 
 class FileSet:
-    """Images in files that a data set lists.
+    """Images in files from a list.
 
     Args:
-        root: the folder below which all lie.
-        names: N paths below it, with slashes.
+        root: the folder that contains them.
+        names: N paths relative to it, with slashes.
         labels: N positions in `classes`.
         classes: their names.
     """

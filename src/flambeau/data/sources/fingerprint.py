@@ -1,4 +1,4 @@
-"""What distinguishes a file of packed images from another one, or many files from others, at little cost."""
+"""Fingerprints of a packed file, or of many files, without reading all of their content."""
 
 import hashlib
 import os
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 _MIB = 1 << 20
-_FILES = 64  # of many that are looked into; chosen
-# At the begin and at the end of each: beyond what the files of one camera have alike.
+_FILES = 64  # sampled of many; chosen
+# At the start and end of each: more than the headers that files of one camera share.
 _ENDS_BYTES = 1 << 13
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; -1 where it is not there, which is a bad image that reading it will tell."""
+    """Bytes of a file; -1 if it is missing: a bad image, which is reported when it is read."""
     try:
         return path.stat().st_size
     except OSError:
@@ -20,10 +20,9 @@ def size_of(path: Path) -> int:
 
 
 def file_fingerprint(path: Path, facts: str) -> str:
-    """SHA-256, hexadecimal, of the size of a file, its first and last MiB, and what else is known of it.
+    """SHA-256, hexadecimal, of the size of a file, its first and last MiB, and `facts`; not of its path.
 
     Args:
-        path: the file; where it lies does not count.
         facts: such as names, labels and classes.
     """
     digest = hashlib.sha256()
@@ -37,14 +36,14 @@ def file_fingerprint(path: Path, facts: str) -> str:
 
 
 def sampled_content(count: int, file_of: Callable[[int], Path]) -> str:
-    """SHA-256, hexadecimal, of both ends of some dozen files, evenly spread over many.
+    """SHA-256, hexadecimal, of both ends of some dozen files, evenly spread over all.
 
-    Names and sizes tell most data apart, and not those of equal names and equal sizes: arrays of one shape,
-    or images without compression. 64 files take 3 ms, of however many.
+    It distinguishes data of equal names and sizes, such as arrays of one shape or uncompressed images. 64
+    files take 3 ms.
 
     Args:
-        count: how many files there are.
-        file_of: each by its number.
+        count: number of files.
+        file_of: returns each by its number.
     """
     digest = hashlib.sha256()
     for number in range(min(count, _FILES)):
@@ -53,6 +52,6 @@ def sampled_content(count: int, file_of: Callable[[int], Path]) -> str:
                 digest.update(file.read(_ENDS_BYTES))
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _ENDS_BYTES))
                 digest.update(file.read(_ENDS_BYTES))
-        except OSError:  # a bad image, which reading it will tell
+        except OSError:  # a bad image, which is reported when it is read
             digest.update(b"-")
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.folder_names import named_class, require_different
 from flambeau.errors import InputError, unreadable
 
-_FLAGS = getattr(os, "O_BINARY", 0)  # of Windows
+_FLAGS = getattr(os, "O_BINARY", 0)  # Windows only
 
 IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -22,17 +22,13 @@ IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tif
 class FolderSource:
     """Images in a folder with one sub-folder per class.
 
-    Classes are the sub-folders in the order of their names, or of those that `folder_names` reads. Images are
-    looked for at any depth, by IMAGE_SUFFIXES in upper or lower case; links are followed; hidden files and
-    folders and __MACOSX are skipped, and so is every file of another type. The order is that of the names,
-    whatever the file system.
-
-    Args:
-        root: the folder.
+    Classes are the sub-folders in the order of their names, as `folder_names` decodes them. Images are found
+    at any depth by IMAGE_SUFFIXES in upper or lower case, in the order of their names; links are followed.
+    Hidden files, hidden folders, __MACOSX and files of other types are skipped.
 
     Attributes:
-        folder: the same, absolute.
-        names: paths below it, with slashes.
+        folder: the root, absolute.
+        names: paths relative to it, with slashes.
 
     Raises:
         InputError: not a folder, one that cannot be read, no images, or images outside the class folders.
@@ -63,7 +59,7 @@ class FolderSource:
             names += sorted(_images(self.folder / name, f"{name}/", (), others))
             labels += [label] * (len(names) - len(labels))
         if not names:
-            found = f" (found: {endings(others)})" if others else ""
+            listed = f" (found: {endings(others)})" if others else ""
             count = len(self.classes)
             where = (
                 "1 sub-folder, but no image in it"
@@ -71,7 +67,7 @@ class FolderSource:
                 else f"{count} sub-folders, but no image in them"
             )
             raise InputError(
-                f"{root} has {where}{found}\nExpected files that end in {' '.join(IMAGE_SUFFIXES)}"
+                f"{root} has {where}{listed}\nExpected files that end in {' '.join(IMAGE_SUFFIXES)}"
             )
         self.names: tuple[str, ...] = tuple(names)
         self.labels = torch.tensor(labels)
@@ -80,7 +76,7 @@ class FolderSource:
         return len(self.names)
 
     def describe(self, index: int) -> str:
-        return _shown(self.file_at(index))
+        return _printable(self.file_at(index))
 
     def file_at(self, index: int) -> Path:
         return self.folder / self.names[index]
@@ -93,7 +89,7 @@ class FolderSource:
             data = os.read(file, size + 1)
             if len(data) == size:
                 return data
-            parts = [data]  # it has grown, is beyond 2 GiB, or reports no size
+            parts = [data]  # it has grown, is larger than 2 GiB, or reports no size
             while part := os.read(file, 1 << 20):
                 parts.append(part)
             return b"".join(parts)
@@ -113,22 +109,19 @@ class FolderSource:
 
 
 def class_folders(root: Path) -> list[Path]:
-    """The sub-folders that would be classes, in no order; InputError where they cannot be listed."""
+    """The sub-folders that would be classes, unsorted; InputError if they cannot be listed."""
     return [Path(entry.path) for entry in _entries(root) if _is_folder(entry)]
 
 
 def images_below(root: Path) -> tuple[list[str], Counter[str]]:
-    """All images of a folder at any depth, found as `FolderSource` finds them, with or without class folders.
-
-    Args:
-        root: the folder.
+    """All images of a folder at any depth, with the rules of `FolderSource`, with or without class folders.
 
     Returns:
-        Paths below it, with slashes: first those in the folder itself, then sub-folder by sub-folder, in the
-        order of the names; and how many files of other types are there, by ending.
+        Relative paths, with slashes: those in the folder itself, then sub-folder by sub-folder, in the order
+        of the names; and the number of other files by ending.
 
     Raises:
-        InputError: a folder that cannot be read, or links in a circle.
+        InputError: a folder that cannot be read, or a circle of links.
     """
     others: Counter[str] = Counter()
     names: list[str] = []
@@ -144,38 +137,33 @@ def images_below(root: Path) -> tuple[list[str], Counter[str]]:
 
 
 def classes_above(root: Path, names: Sequence[str]) -> list[list[str]]:
-    """The classes that the folders of each image stand for, from the outermost to the innermost.
+    """For each image the classes that its folders stand for, from the outermost to the innermost.
 
     Args:
-        root: the folder.
-        names: paths below it, with slashes.
+        names: paths relative to `root`, with slashes.
     """
     named = functools.cache(lambda folder: named_class(root / folder))
-    found = functools.cache(
-        lambda folder: (
-            [
-                *found(folder.rpartition("/")[0]),
-                named(folder.rpartition("/")[0])(folder.rpartition("/")[2]),
-            ]
-            if folder
-            else []
-        )
-    )
-    return [found(name.rpartition("/")[0]) for name in names]
+
+    @functools.cache
+    def classes(folder: str) -> list[str]:
+        parent, _, name = folder.rpartition("/")
+        return [*classes(parent), named(parent)(name)] if folder else []
+
+    return [classes(name.rpartition("/")[0]) for name in names]
 
 
 def endings(others: Counter[str]) -> str:
-    """The commonest of counted endings, for a message."""
+    """The most frequent of counted endings, for a message."""
     return ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(3))
 
 
 def _images(
     folder: Path, prefix: str, above: tuple[Path, ...], others: Counter[str]
 ) -> Iterator[str]:
-    """Names below a class folder, in no order; files of other types are counted in `others`."""
+    """Names in a class folder, unsorted; files of other types are counted in `others`."""
     here = folder.resolve()
     if here in above:
-        raise InputError(f"{_shown(folder)} is a link back to {_shown(here)}: remove it")
+        raise InputError(f"{_printable(folder)} is a link back to {_printable(here)}: remove it")
     for entry in _entries(folder):
         if _is_folder(entry):
             below = f"{prefix}{entry.name}/"
@@ -189,23 +177,23 @@ def _images(
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(folder) as entries:
-            # Archives made on a Mac bring a folder __MACOSX of shadows along.
+            # Archives made on a Mac contain a folder __MACOSX with shadows of the files.
             return [e for e in entries if e.name[0] != "." and e.name != "__MACOSX"]
     except OSError as error:
-        raise unreadable(_shown(folder), error) from error
+        raise unreadable(_printable(folder), error) from error
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError as error:  # a link to itself, or into a place that may not be entered
-        raise unreadable(_shown(Path(entry.path)), error) from error
+    except OSError as error:  # a link to itself, or into a folder without permission
+        raise unreadable(_printable(Path(entry.path)), error) from error
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
     if _suffix(entry) not in IMAGE_SUFFIXES or _is_folder(entry):
         return False
-    # A link to nowhere is an image that cannot be read; a pipe would be waited for without end.
+    # A broken link is an image that cannot be read; reading a pipe would never end.
     return entry.is_symlink() or entry.is_file(follow_symlinks=False)
 
 
@@ -217,10 +205,10 @@ def _class_name(folder: Path) -> str:
     try:
         folder.name.encode()
     except UnicodeEncodeError as error:
-        raise InputError(f"folder {_shown(folder)}: a class name must be UTF-8") from error
+        raise InputError(f"folder {_printable(folder)}: a class name must be UTF-8") from error
     return folder.name
 
 
-def _shown(path: Path) -> str:
-    """A path that can be printed, even if its bytes are not UTF-8."""
+def _printable(path: Path) -> str:
+    """A path as text, even if its bytes are not UTF-8."""
     return str(path).encode(errors="backslashreplace").decode()

@@ -1,8 +1,8 @@
-"""Class names that cannot name a folder: how `flambeau pack` writes them, and how they are read back.
+"""Class names that cannot be folder names: how `flambeau pack` writes them, and how they are read back.
 
-Source: own; bytes are escaped as in a URL (RFC 3986, section 2.1).
-'T-shirt/top' becomes the folder 'T-shirt%2Ftop', and a hidden file beside it says which class that is.
-Without that file a folder is called what it is called: 'a%2Fb' of the user's own stays 'a%2Fb'.
+Bytes are escaped as in a URL (RFC 3986, section 2.1).
+'T-shirt/top' becomes the folder 'T-shirt%2Ftop', and a hidden file beside it gives the class name.
+Without that file a folder's name is the class: a user's folder 'a%2Fb' stays 'a%2Fb'.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
 
 CLASS_NAMES = ".class_names.json"
-_NOWHERE = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u2028\u2029\ud800-\udfff]')
+_FORBIDDEN = re.compile(r'[\x00-\x1f\x7f-\x9f/\\:*?"<>|\u2028\u2029\ud800-\udfff]')
 _WINDOWS = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE | re.DOTALL)
 _LONGEST = 200  # bytes; file systems end at 255, and endings are added
 _MAX_FILE = 1 << 26  # bytes of the hidden file: some hundred thousand classes
@@ -28,15 +28,15 @@ _PARTS = {
 
 
 def folder_names(classes: Sequence[str]) -> list[str]:
-    """A folder for each class, all different also where upper and lower case are one.
+    """A folder name for each class, distinct even if upper and lower case are not distinguished.
 
-    Where all classes can be folders, each has its own name; else '%' is escaped, too.
+    If all class names can be folder names, they stay; else '%' is escaped, too.
 
     Example:
         >>> folder_names(["T-shirt/top", "50%"]), folder_names(["50%", "dog"])
         (['T-shirt%2Ftop', '50%25'], ['50%', 'dog'])
     """
-    # As folders, these would be the two parts of a data set.
+    # These would be taken for the two parts of a data set.
     as_parts = {_PARTS[name.lower()] for name in classes if name.lower() in _PARTS} == {0, 1}
     plain = [name for name in classes if not (as_parts and name.lower() in _PARTS)]
     if len(plain) == len(classes) == len({_same(name) for name in plain if _fits(name)}):
@@ -55,7 +55,7 @@ def folder_names(classes: Sequence[str]) -> list[str]:
 
 
 def class_names_file(classes: Sequence[str]) -> str | None:
-    """What the hidden file says of folders that are called otherwise; None where none is."""
+    """The content of the hidden file, for folders whose name is not the class; None if there are none."""
     folders = folder_names(classes)
     escaped = {
         folder: name for folder, name in zip(folders, classes, strict=True) if folder != name
@@ -64,13 +64,10 @@ def class_names_file(classes: Sequence[str]) -> str | None:
 
 
 def named_class(folder: Path) -> Callable[[str], str]:
-    """A function from the name of a sub-folder to the class that it is of.
-
-    Args:
-        folder: that holds the sub-folders of classes.
+    """A function from the name of a sub-folder of `folder` to its class.
 
     Raises:
-        InputError: its hidden file cannot be read, or is not as `flambeau pack` writes it.
+        InputError: the hidden file cannot be read, or `flambeau pack` has not written it.
     """
     names = _read(folder / CLASS_NAMES)
     return lambda name: names.get(unicodedata.normalize("NFC", name), name)
@@ -86,7 +83,7 @@ def _read(path: Path) -> Mapping[str, str]:
         if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
             raise ValueError("it gives no name for each folder")
         for name in names.values():
-            name.encode()  # half a character of UTF-16 is no text
+            name.encode()  # a lone surrogate is not text
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -100,11 +97,7 @@ def _read(path: Path) -> Mapping[str, str]:
 
 
 def require_different(classes: Iterable[str], folder: Path) -> None:
-    """Refuse two folders of one class, as an edited file may name them.
-
-    Raises:
-        InputError: there are some.
-    """
+    """Raise InputError for two folders of one class, as an edited hidden file may name them."""
     seen: set[str] = set()
     for name in classes:
         if name in seen:
@@ -115,19 +108,19 @@ def require_different(classes: Iterable[str], folder: Path) -> None:
 
 
 def _fits(name: str) -> bool:
-    """Whether a class can be a folder by its own name, everywhere, and is then seen."""
-    odd = _NOWHERE.search(name) or _WINDOWS.fullmatch(name) or name != name.strip(" ")
+    """Whether a class name can be a folder name on every system, and is not hidden there."""
+    odd = _FORBIDDEN.search(name) or _WINDOWS.fullmatch(name) or name != name.strip(" ")
     odd = odd or name.startswith(".") or name.endswith(".") or name == "__MACOSX"
     return bool(name) and not odd and len(name.encode()) <= _LONGEST
 
 
 def _same(name: str) -> str:
-    """Equal for names that are one on some file system."""
+    """Equal for names that some file system does not distinguish."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
 
 
 def _escaped(name: str, *, first: bool) -> str:
-    text = _NOWHERE.sub(_code, name.replace("%", "%25"))
+    text = _FORBIDDEN.sub(_code, name.replace("%", "%25"))
     if first or _WINDOWS.fullmatch(text) or text == "__MACOSX" or text[:1] in (".", " "):
         text = _code(text[0]) + text[1:]
     if text[-1:] in (".", " "):
@@ -137,6 +130,6 @@ def _escaped(name: str, *, first: bool) -> str:
     return text or "%"
 
 
-def _code(found: "re.Match[str] | str") -> str:
-    text = found if isinstance(found, str) else found[0]
+def _code(match: "re.Match[str] | str") -> str:
+    text = match if isinstance(match, str) else match[0]
     return "".join(f"%{byte:02X}" for byte in text.encode(errors="surrogatepass"))

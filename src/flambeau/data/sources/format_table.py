@@ -1,4 +1,4 @@
-"""The formats of packed images: their names, their endings, and what each can do; the one list of them."""
+"""The formats of packed images: names, endings, and properties."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,15 @@ class Format:
 
     Attributes:
         kind: its name.
-        endings: of its files, or of the folders that it is, the usual one first; none of a folder of images.
-        package: what writing it needs beside what flambeau itself needs.
-        folder_files: such a file in a folder makes the folder one of this format.
-        is_folder: what has one of the endings is a folder.
+        endings: of its files, or of its folders, the preferred one first; none for a folder of images.
+        package: what is needed to write it, besides flambeau's own dependencies.
+        folder_files: a folder with one of these files is of this format.
+        is_folder: data with one of the endings are a folder.
         is_sharded: several files of it may be one data set.
-        holds: 'files' of images, 'pixels', 'both', or 'paths' of files elsewhere; of the last none is packed.
-        is_zip: with a CRC-32 for each member.
-        is_walked: its records can be found behind damage, and are saved as they stand.
-        checksums: of each byte of an image; None where that depends on the file.
+        holds: 'files' of images, 'pixels', 'both', or 'paths' of files elsewhere, which cannot be packed.
+        is_zip: a zip file, with a CRC-32 for each member.
+        is_walked: its records can be found after damage, and are saved as they are.
+        checksums: cover each byte of an image; None if that depends on the file.
     """
 
     kind: str
@@ -33,7 +33,7 @@ class Format:
 
     @property
     def is_array(self) -> bool:
-        """Whether it holds arrays; their labels are numbers, without names of classes."""
+        """Whether it holds arrays, whose labels are numbers without class names."""
         return self.holds in ("pixels", "both")
 
 
@@ -72,13 +72,13 @@ KIND_OF_ENDING = {ending: form.kind for form in FORMATS.values() for ending in f
 
 
 def endings_of(*holds: str) -> str:
-    """The usual endings of the formats that hold one of these, as a user reads them.
+    """The preferred endings of the formats that hold one of these, for a message.
 
     Example:
         >>> endings_of("pixels", "both")
         '.h5 .n5 .zarr .npz .npy .pth'
     """
-    found = (form for form in FORMATS.values() if form.holds in holds)
+    chosen = (form for form in FORMATS.values() if form.holds in holds)
     return " ".join(
-        " ".join(f.endings if f.holds == "paths" else f.endings[:1]) for f in found
+        " ".join(f.endings if f.holds == "paths" else f.endings[:1]) for f in chosen
     ).strip()

@@ -1,4 +1,4 @@
-"""Which format a path is in, and the sources that read it."""
+"""The format of a path, and the sources that read it."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -25,8 +25,7 @@ _SHARD = re.compile(r"-\d+-of-(\d+)(?=$|\.\w+$)")
 
 
 def kind_of(path: Path) -> str | None:
-    """The format of a file, or of a folder that is one data set (LMDB, N5, Zarr, one of
-    Hugging Face); None for another path."""
+    """The format of a file, or of a folder that is one data set (LMDB, N5, Zarr, Hugging Face); else None."""
     kind = KIND_OF_ENDING.get(Path(_SHARD.sub("", path.name)).suffix.lower())
     if path.is_dir():
         if kind is not None and FORMATS[kind].is_folder:
@@ -39,16 +38,16 @@ def kind_of(path: Path) -> str | None:
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """The files of one packed format that a folder without class folders holds, by name; maybe none.
+    """The files of one packed format in a folder without class folders, by name; may be empty.
 
     Raises:
-        InputError: files of several formats, of which none can be said to be the data.
+        InputError: files of several formats.
     """
     if class_folders(folder):
         return []
-    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     sharded = {form.kind for form in FORMATS.values() if form.is_sharded}
-    shards = [path for path in found if kind_of(path) in sharded and not _holds_labels(path)]
+    shards = [path for path in paths if kind_of(path) in sharded and not _holds_labels(path)]
     kinds = sorted({str(kind_of(path)) for path in shards})
     if len(kinds) > 1:
         raise InputError(
@@ -59,12 +58,12 @@ def shards_in(folder: Path) -> list[Path]:
 
 
 def whole_name(shard: Path) -> Path:
-    """What a set of shards is called: photos.tar for photos-00000-of-00004.tar; another path as it is."""
+    """The name of a set of shards: photos.tar for photos-00000-of-00004.tar; other paths stay."""
     return shard.with_name(_SHARD.sub("", shard.name))
 
 
 def shards_of(path: Path) -> list[Path]:
-    """All shards of a set that is named as a whole, where there is no such file; maybe none.
+    """All shards of a set that is given by its whole name, if no such file exists; may be empty.
 
     Raises:
         InputError: some of them are missing.
@@ -72,7 +71,7 @@ def shards_of(path: Path) -> list[Path]:
     if path.exists() or not path.parent.is_dir():
         return []
     shards = sorted(p for p in path.parent.iterdir() if p != path and whole_name(p) == path)
-    totals = {int(found[1]) for p in shards if (found := _SHARD.search(p.name))}
+    totals = {int(match[1]) for p in shards if (match := _SHARD.search(p.name))}
     if shards and totals != {len(shards)}:
         raise InputError(
             f"{path} is a set of {max(totals)} shards, of which {len(shards)} are here: "
@@ -83,20 +82,20 @@ def shards_of(path: Path) -> list[Path]:
 
 
 def _holds_labels(path: Path) -> bool:
-    """Labels of arrays that lie beside them."""
+    """Whether a .npy file holds the labels of another one beside it."""
     return kind_of(path) == "npy" and is_of_labels(path.stem)
 
 
 def open_path(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
-    """The images of a path, or those to train on and those to validate on where it says which are which.
+    """The images of a path, or those to train on and those to validate on if the data say which are which.
 
     Args:
-        path: a file of a format, a folder of shards of one, what such shards are called as a whole, or a
-            folder with one sub-folder per class.
-        labelled: False leaves labels aside, if there are any: all packed images are of class ''.
+        path: a file of a format, a folder of shards of one, the whole name of such shards, or a folder with
+            one sub-folder per class.
+        labelled: False ignores labels: all packed images are of class ''.
 
     Raises:
-        InputError: whatever is wrong with the data.
+        InputError: anything wrong with the data.
     """
     kind = kind_of(path)
     if kind is not None:
@@ -106,12 +105,7 @@ def open_path(path: Path, *, labelled: bool = True) -> tuple[Source, Source | No
 
 
 def open_shards(paths: Sequence[Path], *, labelled: bool = True) -> tuple[Source, Source | None]:
-    """As `open_path`, of files of one format that belong together.
-
-    Args:
-        paths: at least one.
-        labelled: as for `open_path`.
-    """
+    """As `open_path`, for files of one format that belong together; at least one."""
     opened = [_open_kind(path, str(kind_of(path)), labelled) for path in paths]
     if len(opened) == 1:
         return opened[0]

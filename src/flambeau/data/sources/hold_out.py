@@ -1,4 +1,4 @@
-"""The train/validation split of a source, where the data bring none: by hashes of the images' names."""
+"""The train/validation split of data that have none, by hashes of the images' names."""
 
 import hashlib
 
@@ -12,16 +12,15 @@ def hold_out(source: Source, *, share: float, seed: int) -> tuple[Source, Source
     """Split a source into two, class by class, by the hashes of its images' names.
 
     Of a class of n images round(n * share) are held out, at least one; a single image is kept.
-    An image's hash depends on the seed and its own name alone, and the smallest hashes of a class are held
-    out: an image that is added or removed moves at most one other of its class to the other side.
+    The smallest hashes of a class are held out, and a hash depends on the seed and the image's name alone:
+    adding or removing an image moves at most one other image of its class to the other part.
 
     Args:
-        source: any.
         share: of each class, above 0 and below 1.
         seed: any integer.
 
     Returns:
-        What is kept and what is held out, each in the order of the source.
+        The kept and the held-out images, each in the order of the source.
 
     Raises:
         ValueError: share is out of range.

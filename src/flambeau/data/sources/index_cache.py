@@ -1,4 +1,4 @@
-"""An index of a file that has none of its own, built once and kept beside the file."""
+"""An index of a file that has none, built once and kept beside the file."""
 
 import contextlib
 import hashlib
@@ -16,30 +16,30 @@ Arrays = Mapping[str, NDArray[Any]]
 
 _SUFFIX = ".flambeau-index"
 _VERSION = 1
-_SAMPLE = 1 << 16  # bytes at both ends of the file that tell it from another of its size
+_SAMPLE = 1 << 16  # bytes at both ends of the file that identify it, with its size
 
 
 def stored_index(path: Path, build: Callable[[], Arrays], *, kind: str) -> dict[str, NDArray[Any]]:
-    """What `build` makes of a file, or what it has made of the same file before.
+    """The result of `build` for a file, or the stored result of an earlier call for the same file.
 
-    It is kept as PATH.flambeau-index (a .npz without objects), written whole or not at all; where the folder
-    cannot be written it is built each time. A file of another size, time or content at its ends counts as
-    another file, and a damaged index is built again.
+    It is kept as PATH.flambeau-index (a .npz without objects), written atomically; if the folder cannot be
+    written, it is built each time. A file of another size, time or content at its ends counts as another
+    file, and a damaged index is built again.
 
     Args:
         path: the file that is indexed.
         build: makes arrays by name, none of dtype object.
-        kind: what is in it and in which version, such as 'tfrecord 1'; an index of another kind is replaced.
+        kind: the content and its version, such as 'tfrecord 1'; an index of another kind is replaced.
     """
     stamp = np.frombuffer(f"{_VERSION} {kind} {_stamp(path)}".encode(), np.uint8)
     kept = path.with_name(path.name + _SUFFIX)
     with (
         contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
         kept.open("rb") as file,  # np.load itself leaves a damaged one open
-        np.load(file, allow_pickle=False) as found,
+        np.load(file, allow_pickle=False) as stored,
     ):
-        if np.array_equal(found["stamp"], stamp):
-            return {name: found[name] for name in found.files if name != "stamp"}
+        if np.array_equal(stored["stamp"], stamp):
+            return {name: stored[name] for name in stored.files if name != "stamp"}
     arrays = dict(build())
     assert not any(array.dtype.hasobject for array in arrays.values())
     _write(kept, {**arrays, "stamp": stamp})
@@ -47,13 +47,13 @@ def stored_index(path: Path, build: Callable[[], Arrays], *, kind: str) -> dict[
 
 
 def joined(texts: Iterable[str]) -> NDArray[np.uint8]:
-    """Texts without zeros as an array to be kept, a zero behind each."""
+    """Texts without zeros as one array, each followed by a zero."""
     data = "".join(f"{text}\0" for text in texts).encode(errors="surrogateescape")
     return np.frombuffer(data, np.uint8)
 
 
 def split_texts(array: NDArray[Any]) -> list[str]:
-    """The texts that `joined` has joined."""
+    """The inverse of `joined`."""
     return array.tobytes().decode(errors="surrogateescape").split("\0")[:-1]
 
 
@@ -72,6 +72,6 @@ def _write(path: Path, arrays: Arrays) -> None:
         with temporary.open("xb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]  # mypy takes it for the keyword allow_pickle
         temporary.replace(path)
-    except OSError:  # a folder of others, a full disk: the index is a convenience
+    except OSError:  # a folder of other users, a full disk: the index is optional
         with contextlib.suppress(OSError):
             temporary.unlink()

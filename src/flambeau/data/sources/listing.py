@@ -1,6 +1,6 @@
-"""Labelled images that a text file lists: .csv and .tsv tables, and MXNet's .lst.
+"""Labelled images listed in a text file: .csv and .tsv tables, and MXNet's .lst.
 
-Source: own; RFC 4180 for quotes; mxnet 1.9.1 tools/im2rec.py for .lst: index, labels and path, between tabs.
+RFC 4180 for quotes; mxnet 1.9.1 tools/im2rec.py for .lst: index, labels and path, between tabs.
 """
 
 import csv
@@ -22,7 +22,7 @@ from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.errors import InputError, unreadable
 
-# Headers in lower case, letters only, singular; of several in one file the first one here counts.
+# Headers in lower case, letters only, singular; if a file has several, the first one here is used.
 _PATH = (
     "path",
     "filepath",
@@ -44,7 +44,7 @@ _PATH = (
 _LABEL = ("label", "class", "target", "category", "classname", "labelname", "标签", "类别")
 _SPLIT = ("split", "subset", "partition", "dataset", "set")
 
-# What those who split data call the parts.
+# Common names of the parts of a data set.
 PARTS = {
     "train": "train",
     "training": "train",
@@ -76,27 +76,27 @@ class _Columns(NamedTuple):
 
 
 class ListingSource:
-    """Images that a text file lists, a line each, in its order.
+    """Images listed in a text file, one per line, in its order.
 
     A .csv has commas, or semicolons or tabs if its first line has no comma; a .tsv has tabs; both may quote.
     Their columns are path and label, unless a first line names them: `path` or `file`, `filename`, `image`;
-    `label` or `class`, `target`, `category`; other columns do not count, but for `split` (see
-    `open_listing`). A .lst has an index, which does not count, one label, and the path.
-    Labels that are all numbers are those of `named_labels`, others are the class names.
-    No path may be there twice: one copy could be held out of training, and the other not.
+    `label` or `class`, `target`, `category`. Of the other columns only `split` is used (see `open_listing`).
+    A .lst has an index, which is ignored, one label, and the path.
+    Labels that are all numbers are read as in `named_labels`; others are the class names.
+    A path must not be repeated: one copy could be held out of training, and the other not.
 
     Args:
-        path: the file, UTF-8. Paths in it start at its folder, or at the root.
-        labelled: False for images that are not learnt from. A path alone is a line then, and paths may come
-            again; an image without a label, or with several in a .lst, is of class ''; labels that could
-            not be trained on are the names of classes as they are.
+        path: the file, UTF-8. Paths in it are relative to its folder, or absolute.
+        labelled: False for images to predict on. A line may then be a path alone, and paths may repeat; an
+            image without a label, or with several in a .lst, is of class ''; labels that could not be trained
+            on are class names as they are.
 
     Attributes:
         names: the paths as they are listed.
-        parts: train, val or test for each image; None where no column says so.
+        parts: train, val or test for each image; None without a column for it.
 
     Raises:
-        InputError: no such file, no images, a line that is malformed, or no listed image exists.
+        InputError: no such file, no images, a malformed line, or no listed image exists.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
@@ -118,7 +118,7 @@ class ListingSource:
             if labelled or not rows:
                 raise
             self.classes = tuple(sorted(set(texts)))
-            number = {name: place for place, name in enumerate(self.classes)}
+            number = {name: position for position, name in enumerate(self.classes)}
             self.labels = torch.tensor([number[text] for text in texts])
         self.parts = tuple(row.part for row in rows) if rows[0].part else None
         self._require_any()
@@ -148,7 +148,7 @@ class ListingSource:
         return self.path.parent / self.names[index]
 
     def _require_any(self) -> None:
-        # Not Path.exists, which raises where a folder may not be entered or a name is too long.
+        # Not Path.exists, which raises for a folder without permission or a name that is too long.
         if not any(os.path.exists(self.file_at(index)) for index in range(len(self))):  # noqa: PTH110
             more = f", nor does any other of the {len(self)} listed images" if len(self) > 1 else ""
             windows = "Write / for each \\ of Windows; " * ("\\" in self.names[0])
@@ -162,12 +162,8 @@ class ListingSource:
 def open_listing(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
     """The images of a listing, or those to train on and those to validate on if a column `split` says so.
 
-    Validated is on the rows of `val` (valid, validation, dev) or, without any, of `test`; where it has both,
-    those of `test` are left out. Rows of one part alone are all of the images.
-
-    Args:
-        path: as for ListingSource.
-        labelled: as for ListingSource.
+    The latter are the rows of `val` (valid, validation, dev), or without any those of `test`; if there are
+    both, those of `test` are left out. Rows of a single part are all of the images.
 
     Raises:
         InputError: as ListingSource.
@@ -180,8 +176,7 @@ def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source |
     """A source, or its images to train on and those to validate on.
 
     Args:
-        source: any.
-        parts: train, val or test for each image; None: there are no parts.
+        parts: train, val or test for each image; None if there are no parts.
     """
     if parts is None or "train" not in parts or len(set(parts)) == 1:
         return source, None
@@ -197,14 +192,14 @@ def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source |
 def numbers_or_words(
     texts: Sequence[str], describe: Callable[[int], str]
 ) -> Sequence[int] | Sequence[str]:
-    """Labels that are written as text: integers where all are numbers, else as they are.
+    """Labels written as text: integers if all are numbers, else unchanged.
 
     Args:
         texts: the labels; 3, 3.0 and 3.000000 are the same number.
-        describe: what to call an image in a message.
+        describe: names an image in a message.
 
     Raises:
-        InputError: all are numbers, but not all can be numbers of classes.
+        InputError: all are numbers, but some cannot be class numbers.
     """
     if not all(map(_NUMBER.fullmatch, texts)):
         return texts
@@ -219,7 +214,7 @@ def numbers_or_words(
 
 
 def _rows(path: Path, file: TextIO, *, labelled: bool) -> Iterator[_Row]:
-    """The images of a listing; a path that comes again is refused where there are labels."""
+    """The images of a listing; repeated paths are refused if there are labels."""
     records = _records(path, file)
     seen: dict[str, int] = {}
     rows = _lst_rows if _is_lst(path) else _table_rows
@@ -247,12 +242,12 @@ def _is_lst(path: Path) -> bool:
 
 
 def _records(path: Path, file: TextIO) -> Iterator[_Record]:
-    """The lines that are not empty; a line break in quotes does not end one."""
+    """The lines that are not empty; a line break in quotes does not end a line."""
     delimiter = "\t"
     if path.suffix.lower() == ".csv":
         first = next((line for line in file if line.strip()), "")
         file.seek(0)
-        # Spreadsheets write semicolons where the comma is the decimal mark.
+        # Spreadsheets write semicolons in countries with a decimal comma.
         delimiter = next((mark for mark in ",;\t" if mark in first), ",")
     reader = csv.reader(
         file,
@@ -319,29 +314,31 @@ def _table_rows(path: Path, records: Iterator[_Record], *, labelled: bool) -> It
 
 
 def _header(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> _Columns | None:
-    """The columns that a first line names; None where it names none."""
+    """The columns that a first line names; None if it is no header."""
     words = [re.sub(r"[\W_]", "", value.lower()) for value in values]
 
     def column(names: Sequence[str]) -> int | None:
         for name in names:
-            found = [at for at, word in enumerate(words) if word in (name, f"{name}s", f"{name}es")]
-            if len(found) > 1:
+            matches = [
+                at for at, word in enumerate(words) if word in (name, f"{name}s", f"{name}es")
+            ]
+            if len(matches) > 1:
                 raise InputError(
                     f"{path}, line {line} names two columns {name}\nRename one of them"
                 )
-            if found:
-                return found[0]
+            if matches:
+                return matches[0]
         return None
 
     name, label = column(_PATH), column(_LABEL)
-    is_row = any(map(_is_image, values))  # of an image of class 'image'
+    is_row = any(map(_is_image, values))  # an image of class 'image'
     if name is None or (label is None and (labelled or is_row)):
         return None
     return _Columns(name, label, column(_SPLIT))
 
 
 def _require_image(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> None:
-    """A first line that is no header holds an image and its class."""
+    """Refuse a first line that is neither a header nor an image and its class."""
     is_image = _is_image(values[0]) or os.path.exists(path.parent / values[0])  # noqa: PTH110
     if is_image and len(values) in ((2,) if labelled else (1, 2)):
         return

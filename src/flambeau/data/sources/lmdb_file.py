@@ -1,6 +1,6 @@
 """Labelled images in an LMDB file.
 
-Source: own; the format is that of flambeau.recipes.data.lmdb_records. The pickled pairs are those of
+The format is that of flambeau.recipes.data.lmdb_records. The pickled pairs are those of
 `tools/folder2lmdb.py` in Lyken17/Efficient-PyTorch and its copies.
 """
 
@@ -25,35 +25,35 @@ from flambeau.recipes.data.lmdb_records import LMDBError, LMDBIndex, LMDBReader,
 from flambeau.recipes.data.recordio import RecordError, unpack
 
 _INDEX = "lmdb 1"
-_MAX_KEY = 511  # bytes, LMDB's
-_LOOKED_AT = 64  # values that may be damaged before the file counts as none of images
-_PIXELS = ("|u", "<u", "|i", "<i", "|b")  # of NumPy's types, those that an image may be of
+_MAX_KEY = 511  # bytes; a limit of LMDB
+_NUM_PROBED = 64  # values that may be damaged before the file counts as one without images
+_PIXELS = ("|u", "<u", "|i", "<i", "|b")  # NumPy types that pixels may have
 _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 
 
 class LMDBSource:
-    """Images in an LMDB file, in the order of the bytes of their keys.
+    """Images in an LMDB file, in the byte order of their keys.
 
-    The first value that is recognized decides what all are:
+    The first recognized value decides the kind of all:
 
     - an image file under the key CLASS/NAME (what flambeau writes);
     - a pickled pair of image and label, as ImageFolder2LMDB writes it: the image is a file as bytes or an
-      array of pixels, the label the number or name of a class, each maybe as a list or array of one. It is
-      parsed, never run: a pickle that names anything but plain data is refused;
+      array of pixels, the label the number or name of a class, each possibly in a list or array of one. It is
+      parsed, never executed: a pickle of anything but plain data is refused;
     - an IRHeader with the number of a class, and an image file, as in RecordIO.
 
     Keys like `__len__` and `__keys__` are skipped.
-    Labels and places are read once and kept by `stored_index`.
+    Labels and offsets are read once and kept by `stored_index`.
 
     Args:
         path: the file, or the folder with its data.mdb.
-        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+        labelled: False ignores labels: all images are of class ''.
 
     Attributes:
         names: the keys.
 
     Raises:
-        InputError: no such file, a damaged one, values of another kind, or labels that are no classes.
+        InputError: no such file, a damaged one, values of another kind, or labels that are not classes.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
@@ -61,19 +61,19 @@ class LMDBSource:
         file = path / "data.mdb" if path.is_dir() else path
         try:
             kind = _INDEX if labelled else f"{_INDEX} without labels"
-            found = stored_index(file, partial(_index, path, labelled=labelled), kind=kind)
-            ends = found["key_ends"].tolist()
-            joined = found["keys"].tobytes()
+            index = stored_index(file, partial(_index, path, labelled=labelled), kind=kind)
+            ends = index["key_ends"].tolist()
+            joined = index["keys"].tobytes()
             keys = tuple(joined[a:b] for a, b in zip([0, *ends], ends, strict=False))
-            starts, sizes = (array("Q", found[name].tobytes()) for name in ("starts", "sizes"))
+            starts, sizes = (array("Q", index[name].tobytes()) for name in ("starts", "sizes"))
             self._reader = LMDBReader(path, index=LMDBIndex(keys, starts, sizes))
-            self._kind = int(found["kind"])
-            words = found["words"]
-            labels = (words[found["labels"]] if len(words) else found["labels"]).tolist()
+            self._kind = int(index["kind"])
+            words = index["words"]
+            labels = (words[index["labels"]] if len(words) else index["labels"]).tolist()
             self.classes, self.labels = named_labels(
                 labels if labelled else [0] * len(keys), path, self.describe, labelled=labelled
             )
-            facts = hashlib.sha256(b"%d " % len(keys) + joined + found["labels"].tobytes())
+            facts = hashlib.sha256(b"%d " % len(keys) + joined + index["labels"].tobytes())
             self.fingerprint = file_fingerprint(file, f"{facts.hexdigest()} {self.classes}")
         except LMDBError as error:
             kind_of_error = InputError if isinstance(error, LMDBUnfit) else DamagedData
@@ -91,7 +91,7 @@ class LMDBSource:
         return len(self._reader)
 
     def describe(self, index: int) -> str:
-        return f"{self._path}, key {_shown(self._reader.keys[index])}"
+        return f"{self._path}, key {_printable(self._reader.keys[index])}"
 
     def read(self, index: int) -> Stored:
         try:
@@ -101,15 +101,15 @@ class LMDBSource:
 
 
 def image_key(class_name: str, name: str) -> bytes:
-    """The key under which an image is stored, so that an LMDBSource finds its class.
+    """The key of an image from which an LMDBSource reads its class.
 
     Args:
         class_name: without a slash.
-        name: of the image in its source; CLASS/ before it is not repeated, and of one too long for a key
-            its SHA-256 stands in for it.
+        name: of the image in its source; a leading CLASS/ is not repeated, and a name too long for a key is
+            replaced by its SHA-256.
 
     Raises:
-        InputError: a class name that is empty, too long or holds a slash.
+        InputError: a class name that is empty, too long or contains a slash.
 
     Example:
         >>> image_key("cat", "cat/1.jpg"), image_key("cat", "70")
@@ -134,7 +134,7 @@ _FILE, _PICKLE, _HEADER = range(3)
 
 
 def _label_of(kind: int, key: bytes, value: Callable[[], bytes]) -> int | str:
-    """Number or name of a class; `value` is called only where it tells. ValueError with the reason."""
+    """Number or name of a class; `value` is read only if needed. ValueError with the reason."""
     if kind == _PICKLE:
         return _pair(value())[1]
     if kind == _FILE:
@@ -149,7 +149,7 @@ def _label_of(kind: int, key: bytes, value: Callable[[], bytes]) -> int | str:
 
 
 def _image_of(kind: int, value: bytes) -> Stored:
-    """What a value holds; ValueError with the reason."""
+    """The image in a value; ValueError with the reason."""
     if kind == _FILE:
         return value
     return _pair(value)[0] if kind == _PICKLE else unpack(value)[1]
@@ -167,22 +167,24 @@ def _kind_of(value: bytes) -> int | None:
 
 
 def _index(path: Path, *, labelled: bool) -> dict[str, NDArray[Any]]:
-    """What `stored_index` keeps: keys, places, kind, labels, and the words of which labels are positions."""
+    """The content of `stored_index`: keys, offsets, kind, labels, and words in which labels are positions."""
     reader = LMDBReader(path)
-    own = [i for i, k in enumerate(reader.keys) if not (k.startswith(b"__") and k.endswith(b"__"))]
-    kinds = (_kind_of(reader[place]) for place in own[:_LOOKED_AT])
+    numbers = [
+        i for i, k in enumerate(reader.keys) if not (k.startswith(b"__") and k.endswith(b"__"))
+    ]
+    kinds = (_kind_of(reader[number]) for number in numbers[:_NUM_PROBED])
     kind = next((kind for kind in kinds if kind is not None), None)
-    if own and kind is None:
+    if numbers and kind is None:
         raise InputError(
-            f"{path}, key {_shown(reader.keys[own[0]])}: neither an image file, nor a pickled pair of image "
-            "and label, nor an IRHeader with an image\n"
+            f"{path}, key {_printable(reader.keys[numbers[0]])}: neither an image file, nor a pickled pair "
+            "of image and label, nor an IRHeader with an image\n"
             "Make it again from the images, with flambeau pack FOLDER NAME.lmdb"
         )
     labels: list[int | str] = []
-    for place in own if labelled else ():
-        key = reader.keys[place]
+    for number in numbers if labelled else ():
+        key = reader.keys[number]
         try:
-            labels.append(_label_of(kind or _FILE, key, partial(reader.__getitem__, place)))
+            labels.append(_label_of(kind or _FILE, key, partial(reader.__getitem__, number)))
             if isinstance(labels[-1], int) and abs(labels[-1]) >> 31:
                 raise ValueError(f"label {labels[-1]} is no number of a class")
             if type(labels[-1]) is not type(labels[0]):
@@ -191,36 +193,37 @@ def _index(path: Path, *, labelled: bool) -> dict[str, NDArray[Any]]:
             raise
         except ValueError as error:
             raise InputError(
-                f"{path}, key {_shown(key)}: {error}\nRepair or remove it, or make the file again"
+                f"{path}, key {_printable(key)}: {error}\nRepair or remove it, or make the file again"
             ) from error
     words = sorted({label for label in labels if isinstance(label, str)})
-    number: dict[int | str, int] = {word: place for place, word in enumerate(words)}
-    keys = [reader.keys[place] for place in own]
+    position: dict[int | str, int] = {word: index for index, word in enumerate(words)}
+    keys = [reader.keys[number] for number in numbers]
     return {
         "keys": np.frombuffer(b"".join(keys), np.uint8),
         "key_ends": np.cumsum([len(key) for key in keys], dtype=np.int64),
-        "starts": np.array(reader.index.starts, np.uint64)[own],
-        "sizes": np.array(reader.index.sizes, np.uint64)[own],
+        "starts": np.array(reader.index.starts, np.uint64)[numbers],
+        "sizes": np.array(reader.index.sizes, np.uint64)[numbers],
         "kind": np.array(kind or _FILE),
-        "labels": np.array([number.get(label, label) for label in labels], np.int64),
+        "labels": np.array([position.get(label, label) for label in labels], np.int64),
         "words": np.array(words, np.str_),
     }
 
 
-def _shown(key: bytes) -> str:
+def _printable(key: bytes) -> str:
     return repr(key.decode(errors="backslashreplace"))
 
 
-# ---------------------------------------------------------------- pickles that are never run
+# ---------------------------------------------------------------- pickles, parsed but never executed
 
 
 def _pair(value: bytes) -> tuple[Stored, int | str]:
-    """Image and label of a pickle; ValueError where it holds something else."""
-    found = plain_pickle(value)
-    if isinstance(found, tuple | list) and len(found) == 2:
+    """Image and label of a pickle; ValueError if it holds anything else."""
+    content = plain_pickle(value)
+    if isinstance(content, tuple | list) and len(content) == 2:
         # ImageFolder2LMDB takes both from a DataLoader, as a list of one and an array of one.
         image, label = (
-            part[0] if isinstance(part, tuple | list) and len(part) == 1 else part for part in found
+            part[0] if isinstance(part, tuple | list) and len(part) == 1 else part
+            for part in content
         )
         if isinstance(label, np.ndarray) and label.size == 1:
             label = label.item()
@@ -229,10 +232,12 @@ def _pair(value: bytes) -> tuple[Stored, int | str]:
         pixels = isinstance(image, np.ndarray) and image.dtype.str[:2] in _PIXELS
         if (pixels or isinstance(image, bytes)) and type(label) in (int, str):
             return image, label
-    raise ValueError(f"a pickle of {_outline(found)}; expected (image, label)")
+    raise ValueError(f"a pickle of {_outline(content)}; expected (image, label)")
 
 
-def _outline(found: object) -> str:
-    if isinstance(found, tuple | list):
-        return f"{type(found).__name__} of {', '.join(type(part).__name__ for part in found[:5])}"
-    return type(found).__name__
+def _outline(content: object) -> str:
+    if isinstance(content, tuple | list):
+        return (
+            f"{type(content).__name__} of {', '.join(type(part).__name__ for part in content[:5])}"
+        )
+    return type(content).__name__

@@ -1,4 +1,4 @@
-"""From what the user calls DATA to labelled images to train on, to validate on, or to evaluate on."""
+"""Opens DATA, in all its forms, as labelled images to train on, to validate on, or to predict on."""
 
 import difflib
 import os
@@ -10,8 +10,12 @@ from typing import NamedTuple
 
 import torch
 
-from flambeau.data.sources.data_home import data_home
-from flambeau.data.sources.data_names import check_download, is_named, refuse_address
+from flambeau.data.sources.data_names import (
+    check_download,
+    data_home,
+    is_named,
+    refuse_address,
+)
 from flambeau.data.sources.file_set import FileSet
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
@@ -42,7 +46,7 @@ _EXPECTED = (
 
 _TO_PREDICT = f"an image, a folder of images, or packed images: {_ENDINGS}"
 
-# Lower case; of several validation folders the first in this list is taken.
+# Lower case; of several validation folders the first in this list is used.
 _TRAIN_FOLDERS = ("train", "training")
 _VAL_FOLDERS = ("val", "valid", "validation", "test", "testing")
 
@@ -52,23 +56,23 @@ def open_sources(
 ) -> tuple[Source, Source]:
     """The images to train on and those to validate on.
 
-    Where DATA has no validation part, a share of each class is held out (see `hold_out`).
+    If DATA have no validation part, a share of each class is held out (see `hold_out`).
 
     Args:
         path: a folder with one sub-folder per class, or with train/ and one of val/, valid/, validation/,
             test/; a file of packed images (NAME_train.EXT with its NAME_val.EXT), or a folder of such files;
-            torchvision:NAME, a data set by its name in `named_sets`, in $FLAMBEAU_DATA or
+            torchvision:NAME, a data set by its name in `open_named`, in $FLAMBEAU_DATA or
             ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or hf:NAME:CONFIG of Hugging Face;
             None: the embedded Fashion-MNIST.
         holdout: share of each class to hold out, above 0 and below 1.
-        seed: of the choice of what is held out.
-        download: fetch what is missing of a data set by name.
+        seed: of the choice of held-out images.
+        download: fetch missing files of a data set by name.
 
     Returns:
         Training and validation source, both with the classes of the training source.
 
     Raises:
-        InputError: whatever is wrong with the data.
+        InputError: anything wrong with the data.
     """
     path = EMBEDDED if path is None else path
     train, val = open_parts(path, download=download)
@@ -88,14 +92,14 @@ def open_sources(
 
 
 def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | None]:
-    """What to train on, and what to validate on if DATA says so, with the same classes.
+    """The images to train on, and those to validate on if DATA have such a part, with the same classes.
 
     Args:
         path: as in `open_sources`.
-        download: fetch what is missing of a data set by name.
+        download: fetch missing files of a data set by name.
 
     Raises:
-        InputError: whatever is wrong with the data.
+        InputError: anything wrong with the data.
     """
     named = _open_named(path, download=download)
     if named is None:
@@ -107,19 +111,19 @@ def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | 
 
 
 def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -> Source:
-    """Images to evaluate a model on that knows certain classes.
+    """Images on which to evaluate a model with the given classes.
 
     Args:
         path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
-            or packed images; all count, or those of the validation part where it has one.
+            or packed images; of data with a validation part only that is used.
         classes: the model's class names, in the order of its outputs.
-        download: fetch what is missing of a data set by name.
+        download: fetch missing files of a data set by name.
 
     Returns:
         A source with exactly these classes; some may have no image.
 
     Raises:
-        InputError: a class that the model does not know, or whatever else is wrong with the data.
+        InputError: a class that the model does not have, or anything else wrong with the data.
     """
     check_download(download, path)
     named = _open_named(path, download=download)
@@ -135,9 +139,9 @@ class Unlabelled(NamedTuple):
     """Images to predict on.
 
     Attributes:
-        source: what to read them from; those of class '' have no label.
-        packed: what the user calls packed images, a listing or a data set by name; None for files of one
-            image each, which their paths name.
+        source: the images; those of class '' have no label.
+        packed: the packed images, listing or data set by name as the user gave it; None for files of one
+            image each, whose paths are their names.
     """
 
     source: Source
@@ -151,18 +155,18 @@ def open_unlabelled(
     download: bool = False,
     say: Callable[[str], object] = lambda _: None,
 ) -> list[Unlabelled]:
-    """Images to predict on, in the order given, with the labels that they happen to have.
+    """Images to predict on, in the order given, with their labels if they have any.
 
     Args:
-        paths: each an image file; a folder, of which all images at any depth count; or what else
-            `open_source` takes, of which the validation part counts, if any.
-        classes: the model's class names. An image of a folder has a label if it lies in a sub-folder that is
-            called like one of them; the labels of packed images may be of other classes.
-        download: fetch what is missing of a data set by name.
-        say: called with a line about files of a folder that are skipped.
+        paths: each an image file; a folder, of which all images at any depth are used; or anything else that
+            `open_source` accepts, of which the validation part is used, if there is one.
+        classes: the model's class names. An image of a folder has a label if a folder above it has one of
+            these names; the labels of packed images may be of other classes.
+        download: fetch missing files of a data set by name.
+        say: called with a line about skipped files of a folder.
 
     Raises:
-        InputError: whatever is wrong with one of the paths.
+        InputError: anything wrong with one of the paths.
     """
     check_download(download, *paths)
     opened = []
@@ -179,7 +183,7 @@ def open_unlabelled(
 def _open_named(
     path: Path, *, download: bool, labelled: bool = True
 ) -> tuple[Source, Source | None] | None:
-    """A data set by name, or of the user's own function; None for a path."""
+    """A data set by name, or of a user's function; None for a path."""
     if is_function(path):
         return open_function(str(path), labelled=labelled)
     if path.suffix == ".py" and path.is_file():
@@ -194,7 +198,7 @@ def _open_named(
 
 
 def _is_single_image(path: Path) -> bool:
-    """Of another type than packed images: what is no image is found out when it is read, as in a folder."""
+    """Whether it is a file of no packed format; if it is no image, reading it fails, as in a folder."""
     if is_named(path) or not os.path.exists(path):  # noqa: PTH110 - which may raise
         return False
     return not path.is_dir() and kind_of(path) is None and path.suffix != ".py"
@@ -218,7 +222,7 @@ def _open_unlabelled(
 
 
 def _open_packed(path: Path, say: Callable[[str], object]) -> tuple[Source, Source | None]:
-    """With the labels that it has; without any where it could not be trained on."""
+    """Packed images with their labels; without labels if those could not be trained on."""
     if kind_of(path) == "listing":
         return open_path(path, labelled=False)
     try:
@@ -230,9 +234,9 @@ def _open_packed(path: Path, say: Callable[[str], object]) -> tuple[Source, Sour
 
 
 def _packed_in(folder: Path, classes: Sequence[str]) -> Path | None:
-    """Where the packed files of a folder lie: there, or in its val/; None for a folder of images."""
-    places = (folder, _val_folder(folder, classes), only_folder(folder))
-    packed = next((place for place in places if kind_of(place) or shards_in(place)), None)
+    """The folder with the packed files: this one, or its val/; None for a folder of images."""
+    folders = (folder, _val_folder(folder, classes), only_folder(folder))
+    packed = next((path for path in folders if kind_of(path) or shards_in(path)), None)
     if packed is not None:
         names, _ = images_below(folder)
         if names:
@@ -246,9 +250,9 @@ def _packed_in(folder: Path, classes: Sequence[str]) -> Path | None:
 def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], object]) -> FileSet:
     names, others = images_below(folder)
     if not names:
-        found = f" (found: {endings(others)})" if others else ""
+        listed = f" (found: {endings(others)})" if others else ""
         raise InputError(
-            f"{folder} holds no image{found}\n"
+            f"{folder} holds no image{listed}\n"
             f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}, at any depth"
         )
     if others:
@@ -286,13 +290,13 @@ def _require(path: Path, expected: str = _EXPECTED) -> None:
 
 
 def _val_folder(path: Path, classes: Sequence[str]) -> Path:
-    """The validation part of a folder that has one and whose name is no class; else the folder."""
+    """The validation folder in a folder, unless its name is a class; else the folder itself."""
     parts = {k: folder for k, folder in _sub_folders(path).items() if folder.name not in classes}
     return next((parts[name] for name in _VAL_FOLDERS if name in parts), path)
 
 
 def _sub_folders(path: Path) -> dict[str, Path]:
-    """By name in lower case."""
+    """Sub-folders by name in lower case."""
     return {folder.name.lower(): folder for folder in class_folders(path)}
 
 
@@ -300,7 +304,7 @@ def _folders_of(path: Path) -> tuple[Path, Path | None]:
     folders = _sub_folders(path)
     train = next((folders[name] for name in _TRAIN_FOLDERS if name in folders), None)
     val = next((folders[name] for name in _VAL_FOLDERS if name in folders), None)
-    # A lone train/ is a class by that name, unless it has sub-folders and nothing stands beside it.
+    # A lone train/ is a class of that name, unless it has sub-folders or packed files.
     if train and (val or (len(folders) == 1 and (_sub_folders(train) or shards_in(train)))):
         return train, val
     return path, None
@@ -321,7 +325,7 @@ def _parts_of(path: Path) -> tuple[Source, Source | None]:
 
 
 def _evaluated(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
-    """As `open_path`; of a folder of packed files for training and for validation only the latter."""
+    """As `open_path`; of a folder with packed files for training and validation only the latter."""
     train, val = _shard_parts(path) if path.is_dir() and kind_of(path) is None else ([], [])
     if train and val:
         return _all_of(open_shards(val, labelled=labelled)), None
@@ -329,7 +333,7 @@ def _evaluated(path: Path, *, labelled: bool = True) -> tuple[Source, Source | N
 
 
 def only_folder(path: Path) -> Path:
-    """The only folder in a folder, where it holds packed files, as data/ of the Hub does; else the path."""
+    """The only sub-folder of a folder, if it holds packed files, like data/ on the Hub; else the path."""
     if not path.is_dir() or kind_of(path) is not None:
         return path
     below = class_folders(path)
@@ -338,7 +342,7 @@ def only_folder(path: Path) -> Path:
 
 
 def _shard_parts(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The packed files of a folder that are called after a training or a validation part; maybe none."""
+    """The packed files of a folder whose names say training, and those that say validation."""
     parts: dict[str, list[Path]] = {}
     for shard in shards_in(folder):
         words = re.split(r"[^a-z]+", shard.name.lower())
@@ -349,13 +353,13 @@ def _shard_parts(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _all_of(parts: tuple[Source, Source | None]) -> Source:
-    """Of what is a part itself, everything counts."""
+    """Both parts together: within a part of the data, everything is used."""
     train, val = parts
     return train if val is None else ConcatSource([train, val])
 
 
 def _beside(path: Path) -> Path | None:
-    """The file or folder to validate on that belongs to NAME_train.EXT, NAME-train.EXT or train.EXT."""
+    """The file or folder to validate on beside NAME_train.EXT, NAME-train.EXT or train.EXT."""
     stem = path.name.removesuffix(path.suffix)
     if re.search(r"(?:^|[_-])train$", stem):
         for name in _VAL_FOLDERS:
@@ -366,12 +370,10 @@ def _beside(path: Path) -> Path | None:
 
 
 def with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source:
-    """A source whose labels are positions in other classes; InputError where those lack one of its own.
+    """A source with other class numbers; InputError if it has images of a class that `classes` lacks.
 
     Args:
-        source: any.
-        classes: names.
-        owner: whose they are, for the message.
+        owner: whose classes they are, for the message.
     """
     if source.classes == classes:
         return source

@@ -1,6 +1,6 @@
 """Labelled images in a RecordIO file.
 
-Source: own; the format is that of flambeau.recipes.data.recordio.
+The format is that of flambeau.recipes.data.recordio.
 """
 
 from collections.abc import Sequence
@@ -15,22 +15,22 @@ from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
 
 
 class RecordSource:
-    """Images in a .rec file, each behind an IRHeader with its label.
+    """Images in a .rec file, each after an IRHeader with its label.
 
     The label is a number, a vector of one number, or a one-hot vector; other vectors are refused.
     The class names are the lines of NAME.classes.txt beside NAME.rec, NAME_train.rec or NAME_val.rec;
-    without such a file they are the numbers from 0 to the largest label.
+    without that file they are the numbers from 0 to the largest label.
     All records are read once, for their labels.
 
     Args:
         path: the .rec file.
-        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+        labelled: False ignores labels: all images are of class ''.
 
     Attributes:
         names: the keys of the records.
 
     Raises:
-        InputError: no such file, no records, a damaged file, or labels that are no class numbers.
+        InputError: no such file, no records, a damaged file, or labels that are not class numbers.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
@@ -80,7 +80,7 @@ class RecordSource:
         return int(label)
 
     def _single(self, vector: Tensor, index: int) -> float:
-        """The one label that a vector of labels stands for."""
+        """The label in a vector of one number, or in a one-hot vector."""
         if len(vector) == 1:
             return float(vector[0])
         hot = vector.nonzero()[:, 0].tolist()

@@ -1,4 +1,4 @@
-"""What a source of labelled images is, and parts of one."""
+"""The protocol of a source of labelled images, subsets and concatenations of sources."""
 
 import bisect
 import hashlib
@@ -14,7 +14,7 @@ from flambeau.errors import InputError
 from flambeau.images.decode import Stored
 
 PixelKind = Literal["uint8", "unit", "float"]
-"""Of images as they are decoded: of 8 bits; floating-point numbers around 0 .. 1; or any such numbers, maybe
+"""Decoded pixels: 8 bits; floating-point numbers around 0 .. 1; or any floating-point numbers, possibly
 normalized."""
 
 
@@ -24,9 +24,9 @@ class Source(Protocol):
     Attributes:
         classes: their names; a label is a position in them.
         labels: (N,) int64 on the CPU.
-        names: what identifies an image within the source, even if others are added.
-        fingerprint: hexadecimal SHA-256 of what identifies the data at little cost; a moved but unchanged
-            source keeps it.
+        names: identify an image within the source, even if others are added.
+        fingerprint: hexadecimal SHA-256 that identifies the data at little cost; the same after the data are
+            moved.
     """
 
     @property
@@ -44,42 +44,41 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def describe(self, index: int) -> str:
-        """What to call an image in a message: its path, or its file and place in it."""
+        """The name of an image in messages: its path, or its file and position there."""
 
     def read(self, index: int) -> Stored:
-        """The image as it is stored; OSError where it cannot be read."""
+        """The image as it is stored; OSError if it cannot be read."""
 
 
 def pixel_kind(source: Source) -> PixelKind:
-    """What the pixels of a source are; 'uint8' where it does not say."""
+    """The kind of a source's pixels; 'uint8' if it does not say."""
     kind: PixelKind = getattr(source, "pixel_kind", "uint8")
     return kind
 
 
 def content_sample(source: Source) -> str:
-    """SHA-256, hexadecimal, of a sample of what a source's files hold; '' where its fingerprint is enough."""
+    """SHA-256, hexadecimal, of a sample of its files' content; '' if its fingerprint is enough."""
     sample: str = getattr(source, "content_sample", "")
     return sample
 
 
 def file_of(source: Source, index: int) -> Path | None:
-    """The file that an image is; None where a source holds its images itself."""
-    look: Callable[[int], Path | None] | None = getattr(source, "file_at", None)
-    return None if look is None else look(index)
+    """The file of an image; None if it has no file of its own."""
+    file_at: Callable[[int], Path | None] | None = getattr(source, "file_at", None)
+    return None if file_at is None else file_at(index)
 
 
 def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
-    """InputError where the pixels of a source are not in the unit of others.
+    """InputError if the pixels of a source have another range than those of other data.
 
-    8-bit pixels and floating-point ones of 0 .. 1 have the same; that of any other numbers is not known.
+    8-bit pixels and floating-point ones of 0 .. 1 agree; the range of other floating-point pixels is unknown.
 
     Args:
-        source: that is looked at.
-        kind: of the others.
-        whose: the others, for the message.
+        kind: of the other data.
+        whose: the other data, for the message.
     """
-    own = pixel_kind(source)
-    if own != kind and "float" in (own, kind):
+    this_kind = pixel_kind(source)
+    if this_kind != kind and "float" in (this_kind, kind):
         here, there = "beyond", "within"
         if kind == "float":
             here, there = there, here
@@ -93,9 +92,8 @@ class SubsetSource:
     """Some images of a source, in the order given; optionally with the class numbers of another source.
 
     Args:
-        source: what to take them from.
-        indices: (M,) int64, positions in it.
-        classes: names of which the labels shall be positions; by default the source's own.
+        indices: (M,) int64, positions in the source.
+        classes: names in which the labels become positions; by default the source's.
 
     Raises:
         ValueError: an image's class is not among `classes`.
@@ -149,10 +147,10 @@ class SubsetSource:
 class ConcatSource:
     """Several sources, one after the other.
 
-    Their classes are united: in the order of their numbers where all are numbers, else of their names.
+    Their classes are merged: in the order of their numbers if all are numbers, else of their names.
 
     Args:
-        parts: at least one; the first one's classes stay as they are if all have the same.
+        parts: at least one; if all have the same classes, their order is kept.
     """
 
     def __init__(self, parts: Sequence[Source]) -> None:
@@ -172,7 +170,7 @@ class ConcatSource:
 
     @property
     def pixel_kind(self) -> PixelKind:
-        """InputError where the parts differ."""
+        """InputError if the parts differ."""
         first, *others = map(pixel_kind, self._parts)
         for part, kind in zip(self._parts[1:], others, strict=True):
             if kind != first:
@@ -198,18 +196,18 @@ class ConcatSource:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def _place(self, index: int) -> tuple[Source, int]:
+    def _locate(self, index: int) -> tuple[Source, int]:
         part = bisect.bisect_right(self._starts, index) - 1
         return self._parts[part], index - self._starts[part]
 
     def describe(self, index: int) -> str:
-        part, place = self._place(index)
-        return part.describe(place)
+        part, local = self._locate(index)
+        return part.describe(local)
 
     def file_at(self, index: int) -> Path | None:
-        part, place = self._place(index)
-        return file_of(part, place)
+        part, local = self._locate(index)
+        return file_of(part, local)
 
     def read(self, index: int) -> Stored:
-        part, place = self._place(index)
-        return part.read(place)
+        part, local = self._locate(index)
+        return part.read(local)

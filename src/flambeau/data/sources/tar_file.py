@@ -1,6 +1,6 @@
-"""Labelled images in a tar file, by WebDataset's convention; recipes/data/tar_shards.py reads the bytes.
+"""Labelled images in a tar file, by WebDataset's convention.
 
-Source: own; the convention is that of flambeau.recipes.data.tar_shards.
+The convention is that of flambeau.recipes.data.tar_shards, which reads the bytes.
 """
 
 import json
@@ -27,15 +27,15 @@ _CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")  # and bytes of a name that a
 class TarSource:
     """The samples of a tar file that hold an image; others are skipped.
 
-    The label is the first of these that the first image has, and each image must have the same:
+    The label is the first of these that the first image has, and every image must have the same:
     .cls, the number of a class; .json, whose `label` or `class` is a number or a name; the folder of the
-    image, which is named like its class; .txt, a number or a name. Where .json or .txt hold nothing but
-    numbers, those are the numbers of classes. See `named_labels` for the names of numbered classes.
-    Headers and labels are read once; what they say is kept beside the file.
+    image, named like its class; .txt, a number or a name. If all of a .json or .txt are numbers, they are
+    class numbers. See `named_labels` for the names of numbered classes.
+    Headers and labels are read once and kept beside the file.
 
     Args:
         path: the .tar file, not compressed.
-        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+        labelled: False ignores labels: all images are of class ''.
 
     Attributes:
         names: the keys of the samples.
@@ -73,7 +73,7 @@ class TarSource:
         return len(self._reader)
 
     def describe(self, index: int) -> str:
-        return f"{self._reader.path}, {_shown(self._files[index])}"
+        return f"{self._reader.path}, {_printable(self._files[index])}"
 
     def read(self, index: int) -> bytes:
         try:
@@ -85,12 +85,8 @@ class TarSource:
 def open_tar(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
     """The images of a tar file, or those to train on and those to validate on.
 
-    The latter where all lie in folders train/ and one of val/, valid/, validation/, dev/, test/, above those
-    of the classes if folders are the labels.
-
-    Args:
-        path: as for TarSource.
-        labelled: as for TarSource.
+    The latter if all lie in folders train/ and one of val/, valid/, validation/, dev/, test/, which contain
+    the class folders if folders are the labels.
 
     Raises:
         InputError: as TarSource.
@@ -105,15 +101,15 @@ def _part(folders: Sequence[str]) -> str:
 
 
 def _index(path: Path, *, labelled: bool) -> Arrays:
-    """What is kept beside the file: names, offsets and sizes of the images, and their labels."""
+    """The content of `stored_index`: names, offsets and sizes of the images, and their labels."""
     files = index_tar(path)
     reader = TarReader(path, files)
-    samples, places = _images(reader)
+    samples, positions = _images(reader)
     if not samples:
         counts = Counter(name.rpartition(".")[2].lower() for name in files.names).most_common(3)
-        found = ", ".join(f"{count} .{extension}" for extension, count in counts)
+        listed = ", ".join(f"{count} .{extension}" for extension, count in counts)
         raise InputError(
-            f"{path} holds no images{f' (found: {_shown(found)})' if found else ''}\n"
+            f"{path} holds no images{f' (found: {_printable(listed)})' if listed else ''}\n"
             f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}"
         )
     kind = _kind(reader, samples[0]) if labelled else "none"
@@ -130,18 +126,18 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
             "A classifier needs the number of a class: add it to each sample as .cls"
         )
     return {
-        "names": joined([files.names[place] for place in places]),
-        "offsets": np.array([files.offsets[place] for place in places], np.int64),
-        "sizes": np.array([files.sizes[place] for place in places], np.int64),
+        "names": joined([files.names[position] for position in positions]),
+        "offsets": np.array([files.offsets[position] for position in positions], np.int64),
+        "sizes": np.array([files.sizes[position] for position in positions], np.int64),
         "labels": joined(labels),
         "by_folder": np.array(kind == "folder"),
     }
 
 
 def _images(reader: TarReader) -> tuple[list[int], list[int]]:
-    """Samples that have an image, and where it stands among all files of samples."""
+    """Samples that have an image, and its position among all files of samples."""
     samples = []
-    places = []
+    positions = []
     start = 0
     for sample, key in enumerate(reader.keys):
         extensions = reader.extensions(sample)
@@ -149,19 +145,19 @@ def _images(reader: TarReader) -> tuple[list[int], list[int]]:
         images = images or [name for name in extensions if name.rpartition(".")[2] in _IMAGES]
         if len(images) > 1:
             raise InputError(
-                f"{reader.path}: sample {_shown(key)} has {len(images)} images, .{images[0]} and "
+                f"{reader.path}: sample {_printable(key)} has {len(images)} images, .{images[0]} and "
                 f".{images[1]}\nA name up to its first dot is a sample: have one image in each, and no dots "
                 "but before the extension"
             )
         if images:
             samples.append(sample)
-            places.append(start + extensions.index(images[0]))
+            positions.append(start + extensions.index(images[0]))
         start += len(extensions)
-    return samples, places
+    return samples, positions
 
 
 def _kind(reader: TarReader, sample: int) -> str:
-    """What the labels are, as the first image has it."""
+    """Where labels are read from, decided by the first image."""
     extensions = reader.extensions(sample)
     if "cls" in extensions:
         return "cls"
@@ -178,7 +174,7 @@ def _kind(reader: TarReader, sample: int) -> str:
 
 
 def _label(reader: TarReader, sample: int, kind: str) -> str:
-    """The number of a class, or its name."""
+    """The number or name of a class."""
     where = f"{_where(reader, sample)}.{kind}"
     if kind not in reader.extensions(sample):
         raise InputError(
@@ -192,7 +188,7 @@ def _label(reader: TarReader, sample: int, kind: str) -> str:
     if not label or _CONTROL.search(label) or (kind == "cls" and not re.fullmatch(r"-?\d+", label)):
         expected = "" if kind == "cls" else ", or its name in one line"
         raise InputError(
-            f"{where}: '{_shown(label[:80])}' is no label\nExpected the number of a class{expected}"
+            f"{where}: '{_printable(label[:80])}' is no label\nExpected the number of a class{expected}"
         )
     return label
 
@@ -223,9 +219,9 @@ def _json_label(reader: TarReader, sample: int) -> str | None:
 
 
 def _folder_labels(reader: TarReader, samples: Sequence[int]) -> list[str]:
-    """The folders in which the images lie.
+    """The folder of each image.
 
-    cat/2021/1.jpg and dog/2021/1.jpg: nobody can tell whether cat or 2021 is the class.
+    With cat/2021/1.jpg and dog/2021/1.jpg either cat or 2021 could be the class, which is an error.
     """
     labels: list[str] = []
     above: dict[str, list[str]] = {}
@@ -240,8 +236,9 @@ def _folder_labels(reader: TarReader, samples: Sequence[int]) -> list[str]:
         before = [folder for folder in folders[:-1] if folder.lower() not in PARTS]
         if above.setdefault(folders[-1], before) != before:
             raise InputError(
-                f"{_where(reader, sample)}: a folder {folders[-1]} lies in {_shown('/'.join(before)) or '.'} "
-                f"and in {_shown('/'.join(above[folders[-1]])) or '.'}, so either may be the class\n"
+                f"{_where(reader, sample)}: a folder {folders[-1]} lies in "
+                f"{_printable('/'.join(before)) or '.'} and in "
+                f"{_printable('/'.join(above[folders[-1]])) or '.'}, so either may be the class\n"
                 "Put the images right into the folder of their class, or add a .cls to each sample"
             )
     return labels
@@ -252,9 +249,9 @@ def _folders(key: str) -> list[str]:
 
 
 def _where(reader: TarReader, sample: int) -> str:
-    return f"{reader.path}, {_shown(reader.keys[sample])}"
+    return f"{reader.path}, {_printable(reader.keys[sample])}"
 
 
-def _shown(name: str) -> str:
-    """A name that can be printed in one line, even if its bytes are not UTF-8."""
-    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], name)
+def _printable(name: str) -> str:
+    """A name on one line, even if its bytes are not UTF-8."""
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], name)

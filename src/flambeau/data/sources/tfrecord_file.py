@@ -1,8 +1,8 @@
 """Labelled images in a TFRecord file.
 
-Source: own; the formats are those of flambeau.recipes.data.tfrecord and tf_example. The names of features are
+The formats are those of flambeau.recipes.data.tfrecord and tf_example. The names of features are
 those of TensorFlow's ImageNet scripts (`image/encoded`), TFDS (`image`, `label`), Kaggle's TPU data sets
-(`class`, `target`, `image_name`) and the usual names of files in a sample (`jpg`, `cls`).
+(`class`, `target`, `image_name`) and common names of files in a sample (`jpg`, `cls`).
 """
 
 import re
@@ -25,7 +25,7 @@ from flambeau.recipes.data.tfrecord import TFRecordError, TFRecordReader
 
 Features = Mapping[str, list[bytes] | Tensor]
 
-# The first of each that a record has counts.
+# Of each list, the first name that a record has is used.
 IMAGES = (
     "image/encoded",
     "image",
@@ -74,7 +74,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 class _Chosen(NamedTuple):
-    """The names of the features that count."""
+    """The names of the features that are read."""
 
     image: str
     label: str | None
@@ -84,19 +84,18 @@ class _Chosen(NamedTuple):
 class TFRecordSource:
     """Images in a TFRecord file, each in a tf.train.Example with its label.
 
-    IMAGES, LABELS and NAMES are the features that are looked for, in this order, in the first record.
-    An image is a file in one bytes value; or pixels, uint8, whose number the features of height, width and
-    channels give.
-    A label is one number, as it stands (ImageNet's files count from 1), or one text; texts that are all
+    IMAGES, LABELS and NAMES are the features to look for, in this order, in the first record.
+    An image is a file in one bytes value; or pixels, uint8, with features for height, width and channels.
+    A label is one number, unchanged (ImageNet's files count from 1), or one text; texts that are all
     numbers are numbers. See `named_labels` for the names of numbered classes.
     All records are read once, and offsets, labels and names are kept beside the file.
 
     Args:
         path: the file, not compressed.
-        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+        labelled: False ignores labels: all images are of class ''.
 
     Attributes:
-        names: of the images where all have different ones, else the numbers of the records.
+        names: of the images if all differ, else the numbers of the records.
 
     Raises:
         InputError: no such file, no records, a damaged file, records that are no Examples, or without an
@@ -146,11 +145,11 @@ def _describe(reader: TFRecordReader, index: int) -> str:
 
 
 def _index(path: Path, *, labelled: bool) -> Arrays:
-    """What is kept beside the file: offsets of the records; spans and shapes of the images; labels, names."""
+    """The content of `stored_index`: offsets of records; spans and shapes of images; labels, names."""
     chosen = None
     labels: list[int | str] = []
     names: list[str | None] = []
-    places: list[tuple[int, ...]] = []
+    spans: list[tuple[int, ...]] = []
     with TFRecordReader(path) as reader:
         for number, record in enumerate(reader):
             where = _describe(reader, number)
@@ -164,17 +163,17 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
                 )
             names.append(_name(features, chosen.name))
             image = _image(features, chosen.image, where)
-            start = record.find(image)  # whatever holds the same bytes is the same image
-            places.append((start, start + len(image), *pixel_shape(features, image)))
+            start = record.find(image)  # any occurrence of the same bytes is the same image
+            spans.append((start, start + len(image), *pixel_shape(features, image)))
         offsets = np.array(reader.offsets, np.uint64)
-    table = np.array(places, np.int64).reshape(-1, 5)
+    table = np.array(spans, np.int64).reshape(-1, 5)
     known = [name for name in names if name is not None]
     return {
         "offsets": offsets,
         "spans": table[:, :2],
         "shapes": table[:, 2:].astype(np.int32),
         "labels": _stored(labels),
-        # The same name twice, as 0.png of two classes, says nothing; then the records are numbered.
+        # A repeated name, such as 0.png of two classes, identifies nothing; then records are numbered.
         "names": joined(known if len(set(known)) == len(names) else []),
     }
 
@@ -192,10 +191,10 @@ def _choose(features: Features, where: str, *, labelled: bool) -> _Chosen:
     images = [name for name in IMAGES if len(_bytes(features, name)) == 1]
     labels = [name for name in LABELS if len(features.get(name, ())) == 1]
     names = [name for name in NAMES if _name(features, name) is not None]
-    for what, found, expected in (("image", images, IMAGES), ("label", labels, LABELS)):
-        if not found and (labelled or what == "image"):
+    for what, present, expected in (("image", images, IMAGES), ("label", labels, LABELS)):
+        if not present and (labelled or what == "image"):
             raise InputError(
-                f"{where} has no {what} that is known; its features: {_shown(features)}\n"
+                f"{where} has no {what} that is known; its features: {_outline(features)}\n"
                 f"Expected one value in one of {', '.join(expected)}"
             )
     return _Chosen(images[0], labels[0] if labelled else None, names[0] if names else None)
@@ -210,7 +209,7 @@ def _image(features: Features, name: str, where: str) -> bytes:
     values = _bytes(features, name)
     if len(values) != 1:
         raise InputError(
-            f"{where} has no image in {name}; its features: {_shown(features)}\n"
+            f"{where} has no image in {name}; its features: {_outline(features)}\n"
             "Expected one image in each record, in the feature that the first record has it in"
         )
     return values[0]
@@ -220,7 +219,7 @@ def _label(features: Features, name: str, where: str) -> int | str:
     values = features.get(name, [])
     if len(values) != 1:
         raise InputError(
-            f"{where} has {len(values)} labels in {name}; its features: {_shown(features)}\n"
+            f"{where} has {len(values)} labels in {name}; its features: {_outline(features)}\n"
             "A classifier needs one label per record, in the feature that the first record has it in"
         )
     if isinstance(values, Tensor):
@@ -269,7 +268,7 @@ def _is_number(features: Features, name: str) -> bool:
     return isinstance(values, Tensor) and len(values) == 1 and not values.is_floating_point()
 
 
-def _shown(features: Features) -> str:
+def _outline(features: Features) -> str:
     """The features of a record, for a message."""
     words = []
     for name, values in sorted(features.items()):

@@ -1,7 +1,7 @@
-"""Data sets that are known by name, such as cifar10, through torchvision's own classes.
+"""Data sets with a name, such as cifar10, through torchvision's classes.
 
-Source: torchvision.datasets, which knows the files, their checksums and where they are downloaded from. The
-numbers of images are those of the data sets' own pages.
+Source: torchvision.datasets, which has the files, their checksums and their addresses. The numbers of images
+are those of the data sets' own pages.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, nearest
 
 Settings = Mapping[str, Any]
-Content = tuple[Any, Any]  # of one part: pixels (N, H, W) or (N, H, W, 3), or N paths; and N labels
+Content = tuple[Any, Any]  # of a part: pixels (N, H, W) or (N, H, W, 3), or N paths; and N labels
 
 
 class PixelSet:
-    """Images of one size that are held in memory.
+    """Images of one size in memory.
 
     Args:
-        title: what to call the set in messages.
+        title: the name of the set in messages.
         pixels: (N, H, W) or (N, H, W, 3) uint8.
         labels: N positions in `classes`.
         classes: their names.
@@ -70,16 +70,16 @@ def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source
     """The images of a data set to train on, and those to validate on.
 
     Args:
-        name: one of NAMES; upper case and _ for - are fine.
-        root: the folder that holds the files of data sets, as torchvision lays them out.
-        download: fetch what is missing; an archive that is there already is only unpacked.
+        name: one of NAMES; upper case, and _ for -, are accepted.
+        root: the folder with the files of data sets, as torchvision lays them out.
+        download: fetch missing files; an existing archive is only unpacked.
 
     Returns:
-        The training part; and the validation part, the test part where there is none, or None where the data
-        set has a single part.
+        The training part; and the validation part, or without one the test part, or None for a data set
+        without parts.
 
     Raises:
-        InputError: an unknown name, files that are missing or damaged, or a download that failed.
+        InputError: an unknown name, missing or damaged files, or a failed download.
     """
     name = name.lower().replace("_", "-")
     if name not in _SETS:
@@ -115,7 +115,7 @@ def _open_part(name: str, root: Path, settings: Settings, *, download: bool) -> 
             dataset = make(str(root), download=download, **settings)
         return _source(f"{name} {_part(settings)}", root, dataset, known)
     except Exception as error:
-        # torchvision has no common one for missing files, damage and failed downloads.
+        # torchvision has no common exception for missing files, damage and failed downloads.
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         missing = [file for file in known.files if not _exists(root / file)]
         if missing:
@@ -133,7 +133,7 @@ def _exists(path: Path) -> bool:
 
 
 def _fetch(name: str, root: Path, *, again: bool, gave_flag: bool) -> str:
-    """What to do about files that are missing, or that are there and no good (`again`)."""
+    """The remedy for missing files, or for damaged ones (`again`)."""
     known = _SETS[name]
     archives = ", ".join(known.archives)
     lies_there = all(_exists(root / archive) for archive in known.archives)
@@ -178,15 +178,15 @@ def _source(title: str, root: Path, dataset: Any, known: "_NamedSet") -> Source:
     return FileSet(root, names, labels, classes)
 
 
-# ---------------------------------------------------------------- what torchvision's objects hold
+# ---------------------------------------------------------------- the content of torchvision's objects
 
 
-def _as_they_are(dataset: Any) -> Content:
+def _data_and_targets(dataset: Any) -> Content:
     return np.asarray(dataset.data), dataset.targets
 
 
 def _first_columns(dataset: Any) -> Content:
-    """QMNIST has eight columns of labels, of which the digit is the first."""
+    """QMNIST has eight columns of labels; the first is the digit."""
     return np.asarray(dataset.data), dataset.targets[:, 0]
 
 
@@ -200,7 +200,7 @@ def _channels_first(dataset: Any) -> Content:
 
 
 def _listed(dataset: Any) -> Content:
-    """Of a class whose loader returns the path of an image."""
+    """For a class whose loader returns the path of an image."""
     pairs = [dataset[index] for index in range(len(dataset))]
     return [path for path, _ in pairs], [label for _, label in pairs]
 
@@ -221,17 +221,17 @@ def _path(path: Any) -> Any:
 
 
 class _NamedSet(NamedTuple):
-    """What has to be known of a data set beside its class in torchvision."""
+    """What is needed of a data set besides its class in torchvision."""
 
     class_name: str  # in torchvision.datasets
     train: Settings
-    val: Settings | None  # of the part named so, or of the test part where there is none
+    val: Settings | None  # of the validation part, or the test part if there is none
     content: Callable[[Any], Content]
-    files: Sequence[str]  # what must be there, below the root
-    archives: Sequence[str]  # what is downloaded and unpacked, below the root
-    num_images: int = 0  # of both parts; 0 where missing ones show by themselves
-    classes: Sequence[str] = ()  # where torchvision has none
-    package: str = ""  # that torchvision's class needs
+    files: Sequence[str]  # that must exist, relative to the root
+    archives: Sequence[str]  # that are downloaded and unpacked, relative to the root
+    num_images: int = 0  # of both parts; 0 if torchvision notices missing ones
+    classes: Sequence[str] = ()  # if torchvision has none
+    package: str = ""  # needed by torchvision's class
 
 
 _TRAIN, _TEST = {"train": True}, {"train": False}
@@ -252,14 +252,14 @@ _USPS = ["usps.bz2", "usps.t.bz2"]
 
 
 def _mnist(class_name: str) -> _NamedSet:
-    """The four files of LeCun's format, below CLASS/raw."""
+    """The four files of LeCun's format in CLASS/raw."""
     files = [
         f"{class_name}/raw/{part}-{what}"
         for part in ("train", "t10k")
         for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
     ]
     archives = [f"{file}.gz" for file in files]
-    return _NamedSet(class_name, _TRAIN, _TEST, _as_they_are, files, archives)
+    return _NamedSet(class_name, _TRAIN, _TEST, _data_and_targets, files, archives)
 
 
 def _emnist(split: str) -> _NamedSet:
@@ -282,7 +282,7 @@ _SETS = {
         "CIFAR10",
         _TRAIN,
         _TEST,
-        _as_they_are,
+        _data_and_targets,
         [
             f"cifar-10-batches-py/{file}"
             for file in (
@@ -301,7 +301,7 @@ _SETS = {
         "CIFAR100",
         _TRAIN,
         _TEST,
-        _as_they_are,
+        _data_and_targets,
         [f"cifar-100-python/{file}" for file in ("train", "test", "meta")],
         ["cifar-100-python.tar.gz"],
     ),
@@ -425,7 +425,7 @@ _SETS = {
         classes=_DIGITS,
         package="scipy",
     ),
-    "usps": _NamedSet("USPS", _TRAIN, _TEST, _as_they_are, _USPS, _USPS, classes=_DIGITS),
+    "usps": _NamedSet("USPS", _TRAIN, _TEST, _data_and_targets, _USPS, _USPS, classes=_DIGITS),
 }
 
 NAMES = tuple(_SETS)

@@ -1,9 +1,9 @@
-"""Labelled images of a user's own function, FILE.py:FUNCTION: any data set, any store.
+"""Labelled images from a user's function, FILE.py:FUNCTION: any data set, any storage.
 
 Source: own; `.classes`, `.targets` and `.labels` are what torchvision's data sets have.
 
-The function is called once in each process that reads, because a connection, a lock or the place in an open
-file does not survive a fork, and because what it returns need not be picklable.
+The function is called once in each process that reads, because a connection, a lock or the position in an
+open file does not survive a fork, and because its result need not be picklable.
 """
 
 import contextlib
@@ -21,14 +21,17 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from flambeau.data.sources.class_names import chosen_labels, named_labels, unlabelled
-from flambeau.data.sources.dataset_attributes import classes_of, is_source, labels_of, promise
 from flambeau.data.sources.source import PixelKind
 from flambeau.data.sources.user_samples import (
     Label,
     WrongSample,
     class_label,
+    classes_of,
+    declared,
     image_of,
+    is_source,
     kind_of_pixels,
+    labels_of,
     split_sample,
     stored_image,
 )
@@ -40,22 +43,22 @@ from flambeau.terminal import CountBar
 from flambeau.user_code import call_function, first_line, line_of, naming, read_source
 
 _PARTS = {1: ("",), 2: ("training ", "validation ")}
-_LOOKED_AT = 8  # samples that are read twice when the data are opened; chosen
+_NUM_PROBED = 8  # samples that are read twice when the data are opened; chosen
 
-# A file that is damaged or missing; Pillow says SyntaxError of a PNG. The rest is an error of the program.
+# A damaged or missing file; Pillow raises SyntaxError for a PNG. Anything else is an error in the program.
 _BAD_IMAGE = (OSError, SyntaxError, Image.DecompressionBombError)
-_STORE_IS_DOWN = (TimeoutError, ConnectionError)  # which says nothing about the image
+_CONNECTION_ERRORS = (TimeoutError, ConnectionError)  # not the fault of an image
 
 
 def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "UserSource | None"]:
-    """What a function of the user's returns, to train on and, where it returns a pair, to validate on.
+    """The data set of a user's function to train on and, if it returns a pair, the one to validate on.
 
     Args:
         name: FILE.py:FUNCTION.
         labelled: as for UserSource.
 
     Raises:
-        InputError: the file, the function or what it returns cannot be used.
+        InputError: the file, the function or its result cannot be used.
     """
     returned = _Returned(name)
     train, *val = (
@@ -65,17 +68,17 @@ def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "U
 
 
 class UserSource:
-    """One of the data sets that the function of the user's returns.
+    """One of the data sets that a user's function returns.
 
-    Its samples are read under a lock, which the two data sets of a pair share, unless the data set says
-    `thread_safe = True` or has the methods of a Source; decoding, and reading a file that a sample names by
-    its path, needs no lock. A fork calls the function again, unless the data set says `fork_safe = True`.
+    Its samples are read under a lock, which both data sets of a pair share, unless the data set has
+    `thread_safe = True` or the methods of a Source; decoding, or reading a file whose path is the sample,
+    needs no lock. A fork calls the function again, unless the data set has `fork_safe = True`.
 
     Args:
-        returned: what the function has returned.
-        number: which part of it.
-        labelled: False for images that are not learnt from: where the data set does not tell its labels
-            beside its samples, a sample may be an image alone, and all are of class ''.
+        returned: the result of the function.
+        number: the part of it.
+        labelled: False for images to predict on: if the data set has no list of labels, a sample may be an
+            image alone, and all are of class ''.
 
     Raises:
         InputError: no samples, samples or labels that cannot be used, or samples that differ from one reading
@@ -86,7 +89,7 @@ class UserSource:
         self._returned, self._number = returned, number
         self._what = _PARTS[len(returned.lengths)][number]
         data = returned.part(number)
-        self._thread_safe = promise(data, "thread_safe")
+        self._thread_safe = declared(data, "thread_safe")
         with naming(returned.path):
             names = getattr(data, "names", None) if is_source(data) else None
             self._names = None if names is None else list(map(str, names))
@@ -97,15 +100,15 @@ class UserSource:
             raise InputError(
                 f"{returned.name}: .labels are not one for each of the {len(self)} {self._what}samples"
             )
-        self._told = known is not None
+        self._has_label_list = known is not None
         self._labelled = labelled or known is not None
         if self._labelled:
             labels = self._read_labels() if known is None else self._plain_labels(known)
             self.classes, self.labels = self._classes_and_labels(classes, labels)
         else:
             self.classes, self.labels = unlabelled(len(self), returned.path)
-        self._places = {name: place for place, name in enumerate(self.classes)}
-        self.pixel_kind = self._look()
+        self._positions = {name: position for position, name in enumerate(self.classes)}
+        self.pixel_kind = self._probe()
         self.fingerprint = self._fingerprint(version if isinstance(version, str) else "")
 
     @property
@@ -127,7 +130,7 @@ class UserSource:
         with self._errors(index):
             with self._lock():
                 image = self._image(data, index)
-                # It may be lazy, or the user's own buffer.
+                # It may be lazy, or a buffer that the data set reuses.
                 if not isinstance(image, str | os.PathLike):
                     return _stored(image, kind)
             return _stored(image, kind)
@@ -136,7 +139,7 @@ class UserSource:
         return contextlib.nullcontext() if self._thread_safe else self._returned.lock
 
     def _image(self, data: Any, index: int) -> object:
-        """Of a sample, whose label is compared with what is known of it."""
+        """The image of a sample; its label is compared with the known one."""
         if is_source(data):
             return data.read(index)
         if not self._labelled:
@@ -147,7 +150,7 @@ class UserSource:
 
     @contextlib.contextmanager
     def _errors(self, index: int) -> Generator[None, None, None]:
-        """What goes wrong with a sample, with its number and the line of the user's file."""
+        """Add a sample's number and the line of the user's file to errors."""
         try:
             yield
         except (InputError, DecodeError):
@@ -156,7 +159,7 @@ class UserSource:
             raise InputError(f"{self.describe(index)}: {error}") from error
         except Exception as error:
             line = line_of(self._returned.path, error)
-            if isinstance(error, _BAD_IMAGE) and not isinstance(error, _STORE_IS_DOWN):
+            if isinstance(error, _BAD_IMAGE) and not isinstance(error, _CONNECTION_ERRORS):
                 raise DecodeError(f"{_reason(error)}{f' (line {line})' if line else ''}") from error
             where = f", line {line}" if line else ""
             raise InputError(
@@ -166,7 +169,7 @@ class UserSource:
     # ------------------------------------------------------------ labels
 
     def _read_labels(self) -> list[Label]:
-        """One pass over the samples."""
+        """The labels from one pass over the samples."""
         length = len(self)
         labels = dict[int, Label]()
         data = self._returned.part(self._number)
@@ -216,10 +219,14 @@ class UserSource:
         return chosen_labels(labels, classes, f"{self._returned.name}: .classes", self.describe)
 
     def _check_label(self, index: int, label: Label) -> None:
-        """Labels that were known before are what is trained on: they have to be right."""
+        """The labels known before are those trained on, so they must be right."""
         known = int(self.labels[index])
-        if (self._places.get(label, -1) if isinstance(label, str) else label) != known:
-            before = "in .targets or .labels" if self._told else "when all samples were read for it"
+        if (self._positions.get(label, -1) if isinstance(label, str) else label) != known:
+            before = (
+                "in .targets or .labels"
+                if self._has_label_list
+                else "when all samples were read for it"
+            )
             raise WrongSample(
                 f"its label is {label!r}, and {before} it is {self.classes[known]!r} (class {known})\n"
                 "Make them agree; a sample has the same label each time that it is read"
@@ -228,24 +235,24 @@ class UserSource:
     # ------------------------------------------------------------ identity
 
     def _fingerprint(self, of_user: object) -> str:
-        """Not of the pixels, and not of the file: a mistake in it may be fixed and the run continued."""
+        """Not of the pixels or the file: a mistake in it may be fixed and the run continued."""
         name = Path(self._returned.name).name
         facts = f"{name} {self._what}{len(self)} {self.classes} {of_user} {self._names}"
         facts += "" if self.pixel_kind == "uint8" else f" {self.pixel_kind}"
         return hashlib.sha256(facts.encode() + self.labels.numpy().tobytes()).hexdigest()
 
-    def _look(self) -> PixelKind:
-        """Of which kind the pixels are, by a look at some.
+    def _probe(self) -> PixelKind:
+        """The kind of the pixels, from some samples.
 
-        Samples that differ from one reading to the next could not be continued exactly, and are refused.
+        Samples that differ from one reading to the next are refused, because a resume could not be exact.
         """
         data = self._returned.part(self._number)
         images = dict[int, object]()
-        for index in sorted({k * len(self) // _LOOKED_AT for k in range(_LOOKED_AT)}):
+        for index in sorted({k * len(self) // _NUM_PROBED for k in range(_NUM_PROBED)}):
             with contextlib.suppress(DecodeError), self._errors(index), self._lock():
                 images[index] = self._image(data, index)
         kinds = set(map(kind_of_pixels, images.values()))
-        if promise(data, "float_pixels", default=False):
+        if declared(data, "float_pixels", default=False):
             kinds.add("unit")
         kind: PixelKind = "float" if "float" in kinds else "unit" if "unit" in kinds else "uint8"
         for index, image in images.items():
@@ -254,7 +261,7 @@ class UserSource:
                     first = _stored(image, kind)
                 same = _same(first, self._read(index, kind))
             except DecodeError:
-                continue  # a bad image, which is met and counted later
+                continue  # a bad image, which is counted later
             if not same:
                 raise InputError(
                     f"{self.describe(index)}: its image is another one each time that it is read\n"
@@ -264,44 +271,44 @@ class UserSource:
 
 
 class _Returned:
-    """What the function has returned, in this process; another process calls it again.
+    """The result of the function in this process; another process calls the function again.
 
     Attributes:
-        name: FILE.py:FUNCTION, with the path in full.
+        name: FILE.py:FUNCTION, with the absolute path.
         path: of the file.
-        lengths: of the data sets that it returns, one or two.
+        lengths: of the one or two data sets.
     """
 
     def __init__(self, name: str) -> None:
         file, _, function = name.rpartition(":")
         self.path = Path(file).absolute()  # the function may change the folder
         self.name = f"{self.path}:{function}"
-        # Edited during a run, it stays what it was.
+        # Read once: edits during a run have no effect.
         self._source = read_source(self.name, what="DATA")
         self._locks: dict[int, threading.Lock] = {}
         self._pid = os.getpid()
         self._parts = self._call()
         self.lengths = [self._length(data) for data in self._parts]
-        self._fork_safe = all(promise(data, "fork_safe") for data in self._parts)
+        self._fork_safe = all(declared(data, "fork_safe") for data in self._parts)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_locks": {}, "_pid": 0, "_parts": [], "_fork_safe": False}
 
     @property
     def lock(self) -> threading.Lock:
-        """One per process: that of a parent may be held by a thread that a fork does not have."""
+        """One per process: a thread that a fork does not have may hold the parent's."""
         return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def part(self, number: int) -> Any:
-        """One of the data sets; not to be called under the lock."""
+        """One of the data sets; not to be called while holding the lock."""
         if os.getpid() != self._pid and not self._fork_safe:
             with self.lock:
                 if os.getpid() != self._pid:
-                    self._parts = self._same_again()
+                    self._parts = self._call_again()
                     self._pid = os.getpid()
         return self._parts[number]
 
-    def _same_again(self) -> list[Any]:
+    def _call_again(self) -> list[Any]:
         parts = self._call()
         lengths = [self._length(data) for data in parts]
         if lengths != self.lengths:
@@ -313,11 +320,11 @@ class _Returned:
         return parts
 
     def _call(self) -> list[Any]:
-        # What it draws, as random_split does, is the same in each process and on a resume.
+        # Random draws, as by random_split, are the same in each process and on a resume.
         with cpu_generators_restored():
             seed_cpu(0)
             returned = call_function(self.name, what="DATA", source=self._source)
-        # random_split gives its parts as a list, which otherwise is one of samples.
+        # random_split returns its parts as a list; any other list holds samples.
         if isinstance(returned, list) and any(isinstance(one, Subset) for one in returned):
             returned = tuple(returned)
         if not isinstance(returned, tuple):
@@ -364,7 +371,7 @@ def _same(one: Stored, other: Stored) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Of an image that cannot be read; a path keeps its capitals."""
+    """Why an image cannot be read; a path keeps its capitals."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower() + (f": {error.filename}" if error.filename else "")
     return first_line(error)

@@ -1,8 +1,8 @@
-"""What a user's data set may give as a sample, brought to what a source gives; the rest is refused."""
+"""Attributes and samples of a user's data set, converted to those of a source; others are refused."""
 
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
 
 from flambeau.data.sources.source import PixelKind
 from flambeau.errors import DecodeError
@@ -26,7 +27,7 @@ _AS_STORED = (
     "flambeau crops, augments and normalizes them"
 )
 _ALL_FLOAT = "Give the data set `float_pixels = True` where all are such, or return all as uint8"
-_UNIT = (-0.25, 1.25)  # 0 .. 1 and what a bicubic filter makes of its ends; chosen
+_UNIT = (-0.25, 1.25)  # 0 .. 1, and what a bicubic filter makes of its ends; chosen
 _DTYPES = "uint8, uint16, float16, float32 or float64"
 _KINDS = (
     "Return the bytes of an image file, its path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W) "
@@ -38,15 +39,59 @@ _PIXELS = (torch.uint8, torch.uint16, torch.float16, torch.float32, torch.float6
 
 
 class WrongSample(TypeError):
-    """Not what a sample may be: two lines, of which the second says what to return instead."""
+    """A sample of the wrong type: two lines, the second with what to return instead."""
+
+
+def is_source(data: object) -> bool:
+    """Whether it has the methods of a Source, and not those of a Dataset."""
+    return hasattr(data, "read") and hasattr(data, "labels") and not hasattr(data, "__getitem__")
+
+
+def declared(data: Any, name: str, *, default: bool | None = None) -> bool:
+    """A boolean attribute of a data set, or of all data sets inside a Subset or ConcatDataset."""
+    if isinstance(data, Subset):
+        return declared(data.dataset, name, default=default)
+    if isinstance(data, ConcatDataset):
+        return all(declared(part, name, default=default) for part in data.datasets)
+    return bool(getattr(data, name, is_source(data) if default is None else default))
+
+
+def labels_of(data: Any, length: int) -> list[Any] | None:
+    """The list of labels of a data set, if it has one label per sample."""
+    if isinstance(data, Subset):
+        inner = labels_of(data.dataset, len(data.dataset))  # type: ignore[arg-type]  # it has a length
+        return None if inner is None else [inner[index] for index in data.indices]
+    if isinstance(data, ConcatDataset):
+        parts = [labels_of(part, len(part)) for part in data.datasets]  # type: ignore[arg-type]
+        return None if None in parts else [label for part in parts for label in part or []]
+    for name in ("targets", "labels"):
+        labels: Any = getattr(data, name, None)
+        if isinstance(labels, torch.Tensor | np.ndarray):
+            # (N, 1) are labels too; one-hot rows are not.
+            labels = labels.reshape(-1).tolist() if np.prod(labels.shape) == length else None
+        is_list = hasattr(labels, "__len__") and not isinstance(labels, str | bytes | Mapping)
+        if is_list and len(labels) == length:
+            return list(labels)
+    return None
+
+
+def classes_of(data: Any) -> list[str] | None:
+    """Class names; several names of one class, as in ImageNet, are joined."""
+    if isinstance(data, Subset):
+        return classes_of(data.dataset)
+    if isinstance(data, ConcatDataset):
+        parts = [classes_of(part) for part in data.datasets]
+        if any(part != parts[0] for part in parts):
+            raise ValueError("the parts of a ConcatDataset have different .classes")
+        return parts[0]
+    classes = getattr(data, "classes", None)
+    if not isinstance(classes, Iterable) or isinstance(classes, str | Mapping):
+        return None
+    return [", ".join(map(str, n)) if isinstance(n, tuple | list) else str(n) for n in classes]
 
 
 def split_sample(sample: object) -> tuple[object, object]:
-    """The image and the label of a sample.
-
-    Raises:
-        WrongSample: it is no pair.
-    """
+    """The image and the label of a sample; WrongSample if it is no pair."""
     if isinstance(sample, Mapping):
         keys = list(sample)
         hint = ", such as (row['image'], row['label'])" if {"image", "label"} <= set(keys) else ""
@@ -63,17 +108,13 @@ def split_sample(sample: object) -> tuple[object, object]:
 
 
 def image_of(sample: object) -> object:
-    """The image of a sample that may have a label: one of two things is not the image."""
+    """The image of a sample with or without a label."""
     is_pair = isinstance(sample, tuple | list) and len(sample) == 2
     return split_sample(sample)[0] if is_pair or isinstance(sample, Mapping) else sample
 
 
 def class_label(label: object) -> Label:
-    """The label of a sample as an int or a str.
-
-    Raises:
-        WrongSample: it is neither.
-    """
+    """The label of a sample as an int or a str; WrongSample if it is neither."""
     if isinstance(label, str):
         return str(label)
     plain = label
@@ -82,7 +123,7 @@ def class_label(label: object) -> Label:
     if isinstance(plain, str):
         return plain
     try:
-        return operator.index(plain)  # type: ignore[arg-type]  # that is the question
+        return operator.index(plain)  # type: ignore[arg-type]  # TypeError is the answer
     except TypeError:
         raise WrongSample(
             f"its label is {_what(label)}\nReturn the number of the class (of a one-hot vector its argmax), "
@@ -91,13 +132,13 @@ def class_label(label: object) -> Label:
 
 
 def kind_of_pixels(image: object) -> PixelKind:
-    """Of which kind the pixels of an image are; floating-point ones that are all k / 255 are 8-bit."""
+    """The kind of an image's pixels; floats that are all k / 255 count as 8-bit."""
     if isinstance(image, torch.Tensor) and image.dtype in _PIXELS:
         image = image.as_subclass(torch.Tensor).detach().cpu().numpy()
     if not isinstance(image, np.ndarray) or image.dtype.kind != "f" or not image.size:
         return "uint8"
     if not np.isfinite(image).all():
-        return "uint8"  # which is met when it is read
+        return "uint8"  # reading it raises an error
     try:
         float_to_uint8(image)
     except ValueError:
@@ -106,15 +147,14 @@ def kind_of_pixels(image: object) -> PixelKind:
 
 
 def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
-    """The image of a sample as a source gives it, or the path of its file.
+    """The image of a sample as a source returns it, or the path of its file.
 
     Args:
-        image: of a sample.
-        is_float: the source has floating-point pixels, which stay as they are, as float32.
+        is_float: the source has floating-point pixels, which are kept as float32.
 
     Raises:
-        WrongSample: it is nothing that an image may be, of floating-point pixels that are not all k / 255,
-            or, where the source has such, no array or tensor of them.
+        WrongSample: it is no image; or has floating-point pixels that are not all k / 255; or, with
+            `is_float`, is no array or tensor of floating-point pixels.
         DecodeError: a PIL image of pixels without a defined brightness, or pixels that are not finite.
 
     Example:
@@ -140,11 +180,12 @@ def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
 
 
 def pil_pixels(image: Image.Image) -> NDArray[Any]:
-    """Pixels, upright: a PIL image still says how it has to be turned, unless it has been turned.
+    """Pixels, upright: PIL keeps the EXIF orientation until an image is transposed.
 
     Raises:
         WrongSample, DecodeError: pixels without a defined brightness.
     """
+    image.load()  # a PNG may have it after its pixels; a TIFF is turned here
     image.load()  # a PNG may say it behind its pixels; a TIFF is turned here
     orientation = UPRIGHT if image.format == "TIFF" else info_orientation(image.info)
     if image.mode == "F":
@@ -193,7 +234,7 @@ def _rows_first(tensor: torch.Tensor) -> NDArray[Any]:
         raise WrongSample(
             f"its image is {_what(tensor)}\n{_other_dtype(is_float=tensor.is_floating_point())}"
         )
-    plain = tensor.as_subclass(torch.Tensor).detach().cpu()  # torchvision has tensors of its own
+    plain = tensor.as_subclass(torch.Tensor).detach().cpu()  # torchvision has tensor subclasses
     if plain.ndim == 3:
         if plain.shape[0] not in _CHANNELS:
             raise WrongSample(f"its image is {_what(tensor)}\n{_KINDS}")
@@ -203,11 +244,11 @@ def _rows_first(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def _of_array(array: NDArray[Any], *, what: str) -> Stored:
-    """Pixels, or the bytes of a file; `what` it was, for an error."""
+    """Pixels, or the bytes of a file; `what` describes the original, for an error."""
     if array.dtype not in (np.uint8, np.uint16) and array.dtype.kind != "f":
         raise WrongSample(f"its image is {what}\n{_other_dtype(is_float=False)}")
     if array.ndim == 1 and array.dtype == np.uint8:
-        return array.tobytes()  # of a file, as torchvision.io.read_file and np.fromfile have it
+        return array.tobytes()  # of a file, as from torchvision.io.read_file and np.fromfile
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in _CHANNELS):
         raise WrongSample(f"its image is {what}\n{_KINDS}")
     if array.dtype.kind == "f":
@@ -227,7 +268,7 @@ def _other_dtype(*, is_float: bool) -> str:
 
 
 def _what(value: object) -> str:
-    """What something is, in a few words."""
+    """A value in a few words."""
     if isinstance(value, torch.Tensor | np.ndarray):
         kind = "tensor" if isinstance(value, torch.Tensor) else "array"
         dtype = str(value.dtype).removeprefix("torch.")

@@ -1,6 +1,6 @@
 """The C kernel beside this file, if it was built; everything works without it, only slower.
 
-Source: own; the sources of the kernel are the C files in this folder, hatch_build.py compiles them.
+The sources of the kernel are the C files in this folder, hatch_build.py compiles them.
 """
 
 import ctypes

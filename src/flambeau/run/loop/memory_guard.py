@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flambeau.data.loading.batch_samples import some_samples
+from flambeau.data.loading.batch_samples import slice_samples
 from flambeau.data.loading.loader import Loader
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
@@ -137,7 +137,7 @@ class MemoryGuard:
         assert isinstance(loader, Loader)  # by _check_can_halve
         step = state.step + 1
         before = loader.layout
-        now = before.halved(least=least_micro_batch(parts.model, before.world))
+        now = before.halved(min_size=least_micro_batch(parts.model, before.world))
         table = memory_table(state, parts, self._inputs)
         text = f"out of memory in step {step}: micro-batches of {before.micro_batch_size}"
         if now is None:
@@ -225,7 +225,9 @@ class MemoryGuard:
         while todo:
             part = todo.pop(0)
             size = loop.num_samples = part.stop - part.start
-            yield micro.data if size == micro.size else some_samples(micro.data, part, stacked=True)
+            yield (
+                micro.data if size == micro.size else slice_samples(micro.data, part, stacked=True)
+            )
             if not loop.is_out_of_memory:
                 continue
             loop.end_evaluated()

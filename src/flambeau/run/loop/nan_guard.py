@@ -197,7 +197,7 @@ class NanGuard:
         findings = dict[int, list[str]]()
 
         def examine(micro: MicroBatch) -> None:
-            names = [self._loader.describe(int(index)) for index in micro.indices[micro.own]]
+            names = [self._loader.describe(int(index)) for index in micro.indices[micro.local]]
             findings[micro.part] = list(map(str, explain(micro.data, names, steps_before)))
 
         def batches() -> Iterator[MicroBatch]:

@@ -57,7 +57,7 @@ class SampleHistory:
         """
         if micro is None or not micro.size:
             return
-        indices = micro.indices[micro.own]
+        indices = micro.indices[micro.local]
         if len(micro.bad):
             indices = indices[~np.isin(indices, micro.bad)]
         if len(indices) != len(targets):  # a stand-in, as no image of the batch could be read

@@ -88,7 +88,7 @@ def warm_up(
         return True
 
     while not all(ranks.gather(ranks.each(partial(attempt, layout)))):
-        smaller = layout.halved(least=least_micro_batch(model, layout.world))
+        smaller = layout.halved(min_size=least_micro_batch(model, layout.world))
         if smaller is None:
             raise InputError(
                 f"out of memory, with {layout.micro_batch_size} samples at once\n{BY_FLAGS.save_memory}"

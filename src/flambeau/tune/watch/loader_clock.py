@@ -17,7 +17,7 @@ from torch import is_grad_enabled
 from torch.utils.data import DataLoader, IterableDataset
 
 from flambeau.data.loading.batch_samples import tensors_in_batch
-from flambeau.data.loading.workers.transport import over_tensors
+from flambeau.data.loading.workers.transport import map_tensors
 from flambeau.tune.watch.plan import write_whole
 from flambeau.tune.watch.stack_phases import CodeLocation, user_line
 from flambeau.tune.watch.worker_shares import WorkerShares, may_change_workers, name_of
@@ -268,4 +268,4 @@ class CachedBatches:
 
 def _copy(batch: Any) -> Any:
     """New tensors; everything else is shared."""
-    return over_tensors(batch, lambda tensor: tensor.detach().clone())
+    return map_tensors(batch, lambda tensor: tensor.detach().clone())

@@ -1,1 +1,1 @@
-"""Worker processes of a loader: their life, what each one reads now, and how batches travel to the parent."""
+"""Worker processes of a loader: their life, what each one reads now, and how batches reach the parent."""

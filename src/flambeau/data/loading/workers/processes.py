@@ -1,4 +1,4 @@
-"""Worker processes of a loader: how they treat signals, and which of them has lost a batch."""
+"""Worker processes of a loader: how they handle signals, and which of them has lost a batch."""
 
 import contextlib
 import ctypes
@@ -25,8 +25,8 @@ _GROUP_SIGNALS = {
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 }
 MOST_WORKERS = 1024  # no machine has as many cores, and a million would bring it to a halt
-_GRACE_S = 30  # how long a worker outlives a SIGTERM sent to the whole group; chosen, untested
-_CHECK_S = 2  # between two checks of workers that a batch is waited for
+_GRACE_S = 30  # how long a worker survives a SIGTERM sent to the whole group; chosen, untested
+_CHECK_S = 2  # between two checks of the workers while waiting for a batch
 
 
 @dataclass
@@ -34,15 +34,15 @@ class Restarts:
     """How often lost workers may still be replaced, in all loaders of a run together.
 
     Attributes:
-        left: how often.
-        say: takes a line for the user.
+        left: number of replacements.
+        say: prints a line for the user.
     """
 
     left: int = 0
     say: Callable[[str], None] = say
 
     def take(self, error: WorkerLost) -> None:
-        """Use one up; raises the error if there is none left."""
+        """Use one up, or raise the error if none is left."""
         if not self.left:
             raise error
         self.left -= 1
@@ -51,12 +51,12 @@ class Restarts:
 
 
 class Workers:
-    """The workers of a DataLoader, as many as `count`.
+    """The workers of a DataLoader.
 
     Args:
         count: 0 reads in this process.
         stall_timeout: seconds after which a worker that reads the same sample counts as stalled; 0 is never.
-        describe: what to call a sample.
+        describe: the name of a sample in messages.
     """
 
     def __init__(self, count: int, *, stall_timeout: float, describe: Callable[[int], str]) -> None:
@@ -66,26 +66,26 @@ class Workers:
             )
         self.count, self._stall_timeout, self._describe = count, stall_timeout, describe
         self._in_flight = InFlight(count)
-        self._asked = math.inf  # when the batch that is waited for was asked for
+        self._waiting_since = math.inf  # infinite while nothing waits for a batch
         self._stalled: WorkerLost | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments of DataLoader; to be asked for in the thread that starts the workers."""
-        # Linux notifies a process of the end of the thread that has started it, not of the parent's.
+        """Arguments of DataLoader; to be read in the thread that starts the workers."""
+        # Linux notifies a process of the end of the thread that started it, not of the parent process.
         lasts = threading.current_thread() is threading.main_thread()
         start = functools.partial(_start, self._in_flight, lasts)
         timeout = {"timeout": _CHECK_S} if self.count else {}
         return {"num_workers": self.count, "worker_init_fn": start, **timeout}
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """What DataLoader yields; a worker from which no batch arrives is named."""
-        self._asked = time.monotonic()
+        """The batches of a DataLoader; if one does not arrive, the worker that lost it is named."""
+        self._waiting_since = time.monotonic()
         ended = threading.Event()
         if self.count and self._stall_timeout:
-            # Not the iterator itself, whose last reference ends the workers.
+            # A weak reference: the last strong one ends the workers.
             arguments = weakref.ref(batches), ended
-            threading.Thread(target=self._end_stopped, args=arguments, daemon=True).start()
+            threading.Thread(target=self._kill_stalled, args=arguments, daemon=True).start()
         try:
             while True:
                 try:
@@ -93,8 +93,8 @@ class Workers:
                 except StopIteration:
                     return
                 except (ConnectionError, EOFError, FileNotFoundError) as error:
-                    # Of torch's transport, where a worker dies while its batch is fetched from it: the next
-                    # check finds it dead. Those of a dataset are 'Caught ... in DataLoader worker process'.
+                    # From torch's transport, if a worker dies while its batch is fetched: the next check
+                    # finds it dead. Those of a dataset are 'Caught ... in DataLoader worker process'.
                     if not self.count or str(error).startswith("Caught "):
                         raise
                     if self._stalled is not None:
@@ -102,27 +102,27 @@ class Workers:
                 except RuntimeError as error:
                     if not self.count:
                         raise
-                    self._judge(error, time.monotonic() - self._asked)
+                    self._judge(error, time.monotonic() - self._waiting_since)
                 else:
-                    self._asked = math.inf  # nothing is waited for
+                    self._waiting_since = math.inf
                     yield item
-                    self._asked = time.monotonic()
+                    self._waiting_since = time.monotonic()
         except (Exception, KeyboardInterrupt) as error:
             if self.count:
-                self._kill(batches)  # torch would wait for those that still read
+                self._kill(batches)  # torch would wait for those that are still reading
                 _clear_frames(error)
             raise
         finally:
             ended.set()
             del batches  # a traceback that holds this frame would keep the workers
 
-    def _end_stopped(self, batches: "weakref.ref[Iterator[Any]]", ended: threading.Event) -> None:
-        """Kill workers that are waited for in spite of torch's timeout, which raises long before this does.
+    def _kill_stalled(self, batches: "weakref.ref[Iterator[Any]]", ended: threading.Event) -> None:
+        """Kill workers for which torch waits beyond its timeout.
 
-        Where a worker has sent a batch and is stopped then, torch waits without a limit for its memory.
+        If a worker sends a batch and is stopped then, torch waits for its memory without a limit.
         """
         while not ended.wait(_CHECK_S):
-            waited = time.monotonic() - self._asked
+            waited = time.monotonic() - self._waiting_since
             if waited > self._stall_timeout + 2 * _CHECK_S:
                 self._stalled = self._stall(waited)
                 if self._stalled is not None:
@@ -130,7 +130,7 @@ class Workers:
                     return
 
     def _judge(self, error: RuntimeError, waited: float) -> None:
-        """Raise WorkerLost, or an error of the dataset as it is; return to wait longer."""
+        """Raise WorkerLost, or an error of the dataset itself; return to wait longer."""
         if self._stalled is not None:
             raise self._stalled from None
         if str(error).startswith("DataLoader timed out"):
@@ -149,7 +149,7 @@ class Workers:
         ) from None
 
     def _stall(self, waited: float) -> WorkerLost | None:
-        """What to say where the sample that is read for the longest time is read for too long."""
+        """The error for a sample that has been read for too long; None if there is none."""
         last = self._in_flight.last()
         stalled_s = waited if last is None else min(waited, last.seconds)
         if not self._stall_timeout or stalled_s < self._stall_timeout:
@@ -160,7 +160,7 @@ class Workers:
         )
 
     def _kill(self, batches: Iterator[Any] | None) -> None:
-        """End the workers now; none while it holds the lock that torch takes when it ends its iterator."""
+        """Kill the workers, but not while one holds the lock that torch takes when its iterator ends."""
         lock = getattr(getattr(batches, "_workers_done_event", None), "_cond", threading.Lock())
         taken = lock.acquire(timeout=1)
         self._in_flight.kill()
@@ -168,7 +168,7 @@ class Workers:
             lock.release()
 
     def _named(self, last: Reading | None) -> str:
-        """A worker and its sample."""
+        """Names a worker and its sample."""
         if last is None:
             return "a data worker has read nothing"
         what = "has read nothing after" if last.is_over else "has been reading"
@@ -177,10 +177,10 @@ class Workers:
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Clear the frames of an error's traceback, and of those that it has replaced.
+    """Clear the frames of an error's traceback, and of the errors before it.
 
     Torch's frames would keep its iterator alive until the garbage collector runs: perhaps in a worker that is
-    forked later, or when nothing knows any more that the dead workers were of this loader.
+    forked later, or when nobody knows any more that the dead workers belonged to this loader.
     """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
@@ -188,16 +188,15 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 @contextlib.contextmanager
-def errors_kept(what: str, *, workers: int) -> Iterator[None]:
+def preserve_errors(what: str, num_workers: int) -> Iterator[None]:
     """Wrap errors that would otherwise get lost.
 
-    StopIteration would end an epoch silently, and an error that cannot be pickled does not get out of its
-    worker.
+    StopIteration would end an epoch silently, and an error that cannot be pickled never leaves its worker.
     """
     try:
         yield
     except Exception as error:
-        if not isinstance(error, StopIteration) and (not workers or _is_pickled(type(error))):
+        if not isinstance(error, StopIteration) and (not num_workers or _is_pickled(type(error))):
             error.add_note(f"flambeau: this was {what}")
             raise
         # Not 'from error': contextlib would take the StopIteration for its own and raise it.
@@ -213,8 +212,8 @@ def _is_pickled(kind: type) -> bool:
 
 
 @contextlib.contextmanager
-def signals_held() -> Iterator[None]:
-    """Block signals: a worker that gets one before it has installed its handlers would die of it."""
+def block_signals() -> Iterator[None]:
+    """Block signals: a worker that gets one before it has installed its handlers would die."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -228,8 +227,7 @@ def signals_held() -> Iterator[None]:
 def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
     """Make a worker end with its parent, and survive a signal that is meant for the parent.
 
-    Schedulers and terminals signal the whole process group; the parent still needs its workers to end
-    the step.
+    Schedulers and terminals signal the whole process group; the parent needs its workers to end the step.
     """
     in_flight.begin(worker)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -242,13 +240,13 @@ def _start(in_flight: InFlight, starter_lasts: bool, worker: int) -> None:
     if sys.platform == "linux" and starter_lasts:
         death_signal = 1  # PR_SET_PDEATHSIG of <linux/prctl.h>
         ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL, 0, 0, 0)
-    # A child of a fork server or of a thread that ends gets no signal when its parent dies, nor does one
-    # whose parent died before this line; torch's own check would look at the server or at init instead.
+    # A child of a fork server, or of a thread that ends, gets no signal when its parent dies; nor does one
+    # whose parent died before this line. Torch's own check would watch the server or init instead.
     parent = multiprocessing.parent_process()
     if parent is not None and (os.getppid() != parent.pid or not starter_lasts):
-        threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+        threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
-def _die_with(parent: Any) -> None:
+def _exit_with(parent: Any) -> None:
     parent.join()
     os._exit(1)

@@ -1,4 +1,4 @@
-"""What each data worker reads at this moment, seen by the process that waits for it."""
+"""What each data worker reads at this moment, as seen by the process that waits for it."""
 
 import contextlib
 import itertools
@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import NamedTuple
 
-_THREADS = 16  # of a worker that are distinguished
-_FIELDS = 3  # index, whether it is being read, since when
+_THREADS = 16  # threads of a worker that are distinguished
+_FIELDS = 3  # index, whether it has been read, time of the last change
 _slots = threading.local()
 _next_slot = itertools.count()
 _tables: "weakref.WeakSet[InFlight]" = weakref.WeakSet()
@@ -24,11 +24,9 @@ class Reading(NamedTuple):
     """A sample in a worker.
 
     Attributes:
-        worker: number of the worker.
-        pid: its process.
         sample: its index.
         seconds: how long it has been read, or how long ago that ended.
-        is_over: whether it has been read.
+        is_over: it has been read.
     """
 
     worker: int
@@ -39,17 +37,14 @@ class Reading(NamedTuple):
 
 
 DEATH = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+)[\d, ]*\) (.*?)(?:\. |\.?$)")
-"""What torch says of a worker that has ended: its process, and how."""
+"""Torch's message about a worker that has died: its process, and how."""
 
 
 class InFlight:
-    """A table in shared memory that workers write without a lock: each thread has its own cell.
-
-    Args:
-        workers: how many there are.
+    """A table in shared memory that workers write without a lock: each thread has a cell.
 
     Attributes:
-        deaths: by process, how workers have ended that should not have, where that is known.
+        deaths: by process, how workers died, if torch reported it.
     """
 
     def __init__(self, workers: int) -> None:
@@ -61,45 +56,44 @@ class InFlight:
         self._cells = multiprocessing.RawArray("d", workers * _THREADS * _FIELDS)
 
     def begin(self, worker: int) -> None:
-        """Called in a worker: `reading` writes here from now on."""
+        """Called in a worker: from now on `reading` writes to this table."""
         global _table  # noqa: PLW0603 - a worker has one table, and datasets must not know of it
         self._pids[worker] = os.getpid()
         _table = self, worker
 
     def note(self, worker: int, slot: int, index: int, *, is_over: bool) -> None:
-        """Write that a sample is being read, or that it has been."""
+        """Record that a sample is being read, or that it has been."""
         at = (worker * _THREADS + slot % _THREADS) * _FIELDS
-        # The time first and last: CLOCK_MONOTONIC, the same for all processes of a machine.
+        # CLOCK_MONOTONIC is the same for all processes of a machine.
         self._cells[at + 2] = time.monotonic()
         self._cells[at], self._cells[at + 1] = index, is_over
 
     def worker_of(self, pid: int) -> int | None:
-        """The number of the worker that is this process."""
+        """The number of the worker with this process."""
         pids = list(self._pids)
         return pids.index(pid) if pid in pids else None
 
     def kill(self) -> None:
-        """End the workers, whatever they are doing."""
         pids = set(self._pids)
         for child in multiprocessing.active_children():
             if child.pid in pids:
                 child.kill()
 
     def last(self, worker: int | None = None) -> Reading | None:
-        """The sample that has been read for the longest time, else the one that was read last."""
+        """The sample that has been read for the longest time, or else the one that was read last."""
         now = time.monotonic()
-        found = []
+        samples = []
         for number in range(self._workers) if worker is None else (worker,):
             for slot in range(_THREADS):
                 at = (number * _THREADS + slot) * _FIELDS
                 index, is_over, since = self._cells[at : at + _FIELDS]
                 if since:
                     pid = self._pids[number]
-                    found.append(Reading(number, pid, int(index), now - since, bool(is_over)))
-        reading = [one for one in found if not one.is_over]
-        if reading:
-            return max(reading, key=lambda one: one.seconds)
-        return min(found, key=lambda one: one.seconds, default=None)
+                    samples.append(Reading(number, pid, int(index), now - since, bool(is_over)))
+        unfinished = [sample for sample in samples if not sample.is_over]
+        if unfinished:
+            return max(unfinished, key=lambda sample: sample.seconds)
+        return min(samples, key=lambda sample: sample.seconds, default=None)
 
 
 _table: tuple[InFlight, int] | None = None
@@ -107,7 +101,7 @@ _table: tuple[InFlight, int] | None = None
 
 @contextlib.contextmanager
 def reading(index: int) -> Iterator[None]:
-    """While a data worker reads a sample, let the parent process see which sample it is."""
+    """While a data worker reads a sample, let the parent process see which one."""
     if _table is None:
         yield
         return
@@ -122,21 +116,21 @@ def reading(index: int) -> Iterator[None]:
         table.note(worker, slot, index, is_over=True)
 
 
-def hold_deaths() -> None:
-    """Report the death of a worker where its batch is asked for, and nowhere else.
+def defer_worker_deaths() -> None:
+    """Report the death of a worker where its batch is awaited, and nowhere else.
 
-    Torch's handler of SIGCHLD raises wherever the main thread happens to be, in the middle of a step. To be
-    called after torch has installed it.
+    Torch's handler of SIGCHLD raises wherever the main thread happens to be, in the middle of a step. Call
+    this after torch has installed it.
     """
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return
     handler = signal.getsignal(signal.SIGCHLD)
-    if callable(handler) and not isinstance(handler, _Held):
-        signal.signal(signal.SIGCHLD, _Held(handler))
+    if callable(handler) and not isinstance(handler, _DeferringHandler):
+        signal.signal(signal.SIGCHLD, _DeferringHandler(handler))
 
 
-class _Held:
-    """A handler that suppresses what another one reports about our workers."""
+class _DeferringHandler:
+    """Calls another handler and suppresses what it reports about our workers."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
         self._handler = handler

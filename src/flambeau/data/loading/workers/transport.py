@@ -1,4 +1,4 @@
-"""How a batch gets from a worker to its parent where /dev/shm, which torch uses for that, is small."""
+"""How a batch gets from a worker to its parent if /dev/shm, which torch uses, is small."""
 
 import os
 from collections.abc import Callable, MutableMapping
@@ -14,13 +14,13 @@ _SHARED_MEMORY = "/dev/shm"
 
 
 class Uncollated(NamedTuple):
-    """Samples of which the parent makes a batch."""
+    """Samples that the parent must collate."""
 
     samples: list[Any]
 
 
 class _Piped(NamedTuple):
-    """A tensor that is sent by value, and how its dimensions lie in memory."""
+    """A tensor sent by value, and the order of its dimensions in memory."""
 
     data: "np.ndarray[Any, np.dtype[np.uint8]]"
     dtype: torch.dtype
@@ -38,27 +38,27 @@ class _Piped(NamedTuple):
         if not self.data.size:
             return torch.empty(self.shape, dtype=self.dtype)
         dense = torch.from_numpy(self.data).view(self.dtype).reshape(self.shape)
-        return dense.permute([self.order.index(place) for place in range(len(self.order))])
+        return dense.permute([self.order.index(dim) for dim in range(len(self.order))])
 
 
 def to_send(batch: Any, *, workers: int) -> Any:
-    """The batch as it is, or, where shared memory has no room for one from each worker, by value.
+    """The batch itself; or, if shared memory has no room for one from each worker, a batch sent by value.
 
-    In a container 64 MiB of /dev/shm are usual, and a worker that writes beyond dies of a bus error.
-    Values go through a pipe, which costs two more copies.
+    Containers commonly have 64 MiB of /dev/shm, and a worker that writes more dies of a bus error. Values go
+    through a pipe, which costs two more copies.
     """
-    return batch if has_room(batch, workers=workers) else over_tensors(batch, _Piped.of)
+    return batch if has_room(batch, workers=workers) else map_tensors(batch, _Piped.of)
 
 
 def has_room(batch: Any, *, workers: int) -> bool:
     """Whether shared memory has room for the tensors and arrays of a batch, one from each worker."""
     try:
         status = os.statvfs(_SHARED_MEMORY)
-    except (OSError, AttributeError):  # no Linux
+    except (OSError, AttributeError):  # not Linux
         return True
     sizes: list[int] = []
     _mapped(batch, lambda value: sizes.append(_bytes_of(value)))
-    # Others may be writing at this moment.
+    # Other workers may be writing at this moment.
     return bool(status.f_bavail * status.f_frsize >= sum(sizes) * (workers + 1))
 
 
@@ -69,26 +69,26 @@ def _bytes_of(value: Any) -> int:
 
 
 def received(batch: Any) -> Any:
-    """What `to_send` was given."""
+    """The inverse of `to_send`."""
     return _mapped(batch, lambda value: value.tensor() if isinstance(value, _Piped) else value)
 
 
 def pinned(batch: Any) -> Any:
-    """The batch in page-locked memory; what is there already stays where it is.
+    """The batch in page-locked memory; tensors that are pinned already are not copied.
 
-    Torch's allocator takes such memory back once no tensor uses it and the copies from it are done, and
-    gives it out again: after the first batches nothing is allocated any more.
+    Torch's allocator reuses pinned memory once its tensor is gone and copies from it are done: after the
+    first batches nothing is allocated.
     """
-    return over_tensors(batch, lambda t: t if t.is_pinned() else t.pin_memory())
+    return map_tensors(batch, lambda t: t if t.is_pinned() else t.pin_memory())
 
 
-def over_tensors(batch: Any, work: Callable[[Tensor], Any]) -> Any:
-    """A copy of nested containers with `work` done to their tensors."""
+def map_tensors(batch: Any, work: Callable[[Tensor], Any]) -> Any:
+    """A copy of nested containers with `work` applied to their tensors."""
     return _mapped(batch, lambda value: work(value) if isinstance(value, Tensor) else value)
 
 
 def _mapped(batch: Any, work: Callable[[Any], Any]) -> Any:
-    """A copy of nested containers with `work` done to what is in them."""
+    """A copy of nested containers with `work` applied to their leaves."""
     if isinstance(batch, MutableMapping | list | tuple) and not isinstance(batch, _Piped):
         return rebuilt(batch, [_mapped(value, work) for value in values_of(batch)])
     return work(batch)

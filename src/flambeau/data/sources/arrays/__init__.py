@@ -1,1 +1,1 @@
-"""Labelled images that are stored as arrays, and how the arrays of each format are read."""
+"""Labelled images that are stored as arrays, and readers for the arrays of each format."""

@@ -1,6 +1,6 @@
-"""Which of the named arrays of a file are images, labels or class names, and of which part.
+"""The roles of the named arrays of a file: images, labels or class names, and their part.
 
-Source: own; the names are those in use: Keras' x_train and y_test, torchvision's data and targets,
+The names are common ones: Keras' x_train and y_test, torchvision's data and targets,
 HDF5 files with groups train/ and val/, or with train_set_x and list_classes as in Coursera's course.
 """
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 
 TRAIN_PARTS = ("train", "training")
-VAL_PARTS = ("val", "valid", "validation", "test", "testing")  # the first that is there is taken
+VAL_PARTS = ("val", "valid", "validation", "test", "testing")  # the first that exists is used
 
 _WORDS = {
     "images": ("x", "images", "image", "imgs", "data"),
@@ -23,23 +23,22 @@ def role_of(name: str) -> tuple[str, str] | None:
     """The part and the role that the name of an array stands for; None if it has no known role.
 
     Args:
-        name: such as 'x_train', 'train/images', 'images/val' or 'label_names'; upper and lower case are one.
+        name: such as 'x_train', 'train/images', 'images/val' or 'label_names'; case is ignored.
 
     Returns:
         The part ('' if the name has none) and one of 'images', 'labels', 'classes', 'offsets'.
-
     Example:
         >>> role_of("x_train"), role_of("Val/Images"), role_of("label_names"), role_of("weight")
         (('train', 'images'), ('val', 'images'), ('', 'classes'), None)
     """
     part, role = "", ""
     for component in name.lower().split("/"):
-        # 'set' says nothing: train_set_x
+        # 'set' has no meaning: train_set_x
         words = [word for word in re.split(r"[_\-. ]+", component) if word not in ("", "set")]
         for end in (0, -1):
             if words and words[end] in (*TRAIN_PARTS, *VAL_PARTS):
                 part = words.pop(end)
-        role = "_".join(words) or role  # of images/val it is 'images'
+        role = "_".join(words) or role  # for images/val: 'images'
     return (part, _ROLE_OF[role]) if role in _ROLE_OF else None
 
 
@@ -50,7 +49,7 @@ def names_by_part(names: Iterable[str]) -> dict[str, dict[str, str]]:
         ValueError: two arrays of one part have the same role; the message names them.
     """
     parts: dict[str, dict[str, str]] = {}
-    # Beside 'classes', 'names' are something else, such as those of the images.
+    # If there are 'classes', then 'names' are something else, such as those of the images.
     for name in sorted(names, key=lambda name: name.lower().endswith("names")):
         known = role_of(name)
         if known is not None:
@@ -62,7 +61,7 @@ def names_by_part(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def is_of_labels(stem: str) -> bool:
-    """Whether a file of arrays is called after labels, and is no shard of images.
+    """Whether the name of a file of arrays says labels, and it is no shard of images.
 
     Example:
         >>> is_of_labels("y_train"), is_of_labels("shard-3_labels"), is_of_labels("x_train")
@@ -72,16 +71,16 @@ def is_of_labels(stem: str) -> bool:
 
 
 def labels_beside(stem: str) -> list[str]:
-    """How the labels of a file of images may be called, the likeliest first; all without an ending.
+    """Possible names for the labels of a file of images, the likeliest first, without ending.
 
     Example:
         >>> labels_beside("x_train")[:3]
         ['x_train_labels', 'x_train.labels', 'y_train']
     """
-    found = [f"{stem}_labels", f"{stem}.labels"]
+    names = [f"{stem}_labels", f"{stem}.labels"]
     for match in re.finditer(r"[A-Za-z]+", stem):
         if _ROLE_OF.get(match[0].lower()) == "images":
             for word in _WORDS["labels"]:
                 for written in (word, word.upper()):
-                    found.append(stem[: match.start()] + written + stem[match.end() :])
-    return [*found, "labels", "y"]
+                    names.append(stem[: match.start()] + written + stem[match.end() :])
+    return [*names, "labels", "y"]

@@ -46,7 +46,7 @@ _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
 }
 _CHANNELS = (1, 3, 4)
 _MAX_IMAGES = 1 << 27  # more than in any collection of images
-_LOOKED_AT = 16  # images whose floating-point pixels are looked at when a source is opened
+_NUM_PROBED = 16  # images whose floating-point pixels are checked when a source is opened
 
 
 def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source, Source | None]:
@@ -58,7 +58,7 @@ def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source
         labelled: as for ArraySource.
 
     Raises:
-        InputError: whatever is wrong with the data.
+        InputError: anything wrong with the data.
     """
     try:
         arrays = _opened(path, kind, labelled)
@@ -87,15 +87,15 @@ class ArraySource:
     Args:
         path: of the file.
         kind: its format, as in `open_arrays`.
-        part: 'train', 'val' ... or '' for images that belong to no part.
-        arrays: what the file holds, by name.
-        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+        part: 'train', 'val' ... or '' for images without a part.
+        arrays: the arrays of the file, by name.
+        labelled: False ignores labels: all images are of class ''.
 
     Attributes:
         names: the positions of the images in the file.
 
     Raises:
-        InputError: whatever is wrong with the arrays.
+        InputError: anything wrong with the arrays.
     """
 
     def __init__(
@@ -116,7 +116,9 @@ class ArraySource:
         self._name = roles["images"]
         self._images: Rows = arrays[self._name]
         if "offsets" in roles:
-            self._images = _Joined(f"{path}: {self._name}", self._images, arrays[roles["offsets"]])
+            self._images = _ByteSlices(
+                f"{path}: {self._name}", self._images, arrays[roles["offsets"]]
+            )
         self._check_images()
         if labelled:
             self.classes, self.labels = self._labels(arrays, named, part)
@@ -131,7 +133,7 @@ class ArraySource:
         roles = named[part]
         label_rows = arrays[roles["labels"]]
         if isinstance(label_rows, RefusedRows):
-            label_rows.read(0, 1)  # says why
+            label_rows.read(0, 1)  # raises the reason
         if label_rows.shape[:1] != (len(self),):
             raise InputError(
                 f"{path}: {self._name} has {len(self)} images, {roles['labels']} is of shape "
@@ -144,7 +146,7 @@ class ArraySource:
         return classes_and_labels(path, labels, names, self.describe)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Another process opens the file itself: handles and maps cannot be sent, and memory need not be.
+        # Another process opens the file itself: handles and maps cannot be sent, and memory should not be.
         return _reopened, (*self._key, self.fingerprint)
 
     @property
@@ -180,14 +182,16 @@ class ArraySource:
         shape, dtype = self._images.shape, self._images.dtype
         what = f"{self.path}: {self._name} of shape {shape}, {dtype}"
         if isinstance(self._images, RefusedRows):
-            self._images.read(0, 1)  # says why
+            self._images.read(0, 1)  # raises the reason
         if not shape or not shape[0]:
             raise InputError(f"{what}: there are no images in it")
         if shape[0] > _MAX_IMAGES:
             raise InputError(f"{what}: no file has so many images; at most {_MAX_IMAGES} are read")
         if math.prod(shape[1:]) > 4 * MAX_PIXELS:
             raise InputError(f"{what}: no image has so many pixels; at most {MAX_PIXELS} are read")
-        self._images.read(0, 1)  # what is loaded whole is loaded here, before any fork
+        self._images.read(
+            0, 1
+        )  # an array that must be loaded whole is loaded here, before any fork
         if len(shape) == 1 and (dtype.kind not in "SVO" or dtype.names):  # records
             raise InputError(f"{what}: these are no images; expected (N, H, W) or (N, H, W, C)")
         if len(shape) == 2:
@@ -204,7 +208,7 @@ class ArraySource:
             if len(shape) > 2:
                 _layout(shape[1:])
             if dtype.kind in "fO":
-                count = min(len(self), _LOOKED_AT)
+                count = min(len(self), _NUM_PROBED)
                 for index in (k * len(self) // count for k in range(count)):
                     self.read(index)
         except UnfitPixels as error:
@@ -223,11 +227,11 @@ class ArraySource:
 
 
 class UnfitPixels(OSError):
-    """Pixels of a shape or type that are no image, as whole as they may be."""
+    """Pixels of a shape or type that is no image, though the file is undamaged."""
 
 
-class _Joined:
-    """Image files one behind the other in an array of bytes, and where each begins and the last ends."""
+class _ByteSlices:
+    """Image files in one array of bytes, with the offsets of each and of the end of the last."""
 
     def __init__(self, what: str, data: Rows, offsets: Rows) -> None:
         if len(data.shape) != 1 or data.dtype != np.uint8 or len(offsets.shape) != 1:
@@ -250,8 +254,8 @@ class _Joined:
 
     def read(self, start: int, stop: int) -> Array:
         items = np.empty(stop - start, object)
-        for place in range(start, stop):
-            items[place - start] = self._data.read(*self._bounds[place : place + 2].tolist())
+        for number in range(start, stop):
+            items[number - start] = self._data.read(*self._bounds[number : number + 2].tolist())
         return items
 
 

@@ -2,9 +2,8 @@
 
 Source: h5py's documentation; HDF5 File Format Specification 3.0, III.E (global heap).
 
-What lies whole in the file, as it would in memory, is read where it lies; everything else through a handle
-that each process opens for itself.
-What a file claims is compared with its size before memory is taken for it.
+Arrays stored contiguously, as in memory, are read by offset; all others through a handle that each process
+opens for itself. Sizes that a file claims are compared with its length before memory is allocated.
 """
 
 import math
@@ -27,7 +26,7 @@ from flambeau.data.sources.arrays.npy_pth import (
     Rows,
     absent_chunks,
     damaged,
-    open_while,
+    open_with_owner,
     read_at,
 )
 from flambeau.errors import InputError
@@ -44,9 +43,9 @@ _CACHE = 1 << 27  # bytes of chunks that are kept: images read in order unpack e
 
 
 class HandleRows:
-    """A data set that the HDF5 library reads; each process opens the file for itself.
+    """A data set read by the HDF5 library; each process opens the file for itself.
 
-    In random order a chunk is unpacked for each image: chunks of one image are best.
+    In random order each image unpacks a chunk: chunks of one image are best.
     """
 
     def __init__(self, path: Path, dataset: Any) -> None:
@@ -58,7 +57,7 @@ class HandleRows:
 
     def read(self, start: int, stop: int) -> Array:
         process, file, dataset = self._opened
-        if process != os.getpid():  # a handle of before a fork shares its state with the parent
+        if process != os.getpid():  # a handle from before a fork shares its state with the parent
             file = open_file(self._path)
             dataset = None
         try:
@@ -66,11 +65,13 @@ class HandleRows:
                 dataset = _cached(file, self._name, self._chunk_bytes)
                 self._opened = os.getpid(), file, dataset
             size = os.fstat(file.id.get_vfd_handle()).st_size
-            if size < file.id.get_filesize():  # HDF5 reads zeros behind the end
+            if size < file.id.get_filesize():  # HDF5 reads zeros beyond the end
                 raise OSError(f"the file ends at byte {size}, it was longer when opened")
-            asked = (stop - start) * math.prod(self.shape[1:]) * self.dtype.itemsize
-            if asked > _most(size):
-                raise OSError(f"{asked} bytes of {self._name} cannot be in a file of {size} bytes")
+            requested = (stop - start) * math.prod(self.shape[1:]) * self.dtype.itemsize
+            if requested > _most(size):
+                raise OSError(
+                    f"{requested} bytes of {self._name} cannot be in a file of {size} bytes"
+                )
             rows: Array = dataset[start:stop]
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise OSError(f"{self._name}: {_first_line(error)}") from error
@@ -78,9 +79,9 @@ class HandleRows:
 
 
 def _cached(file: Any, name: str, chunk_bytes: int) -> Any:
-    """A data set, of which a chunk stays in memory however large it is: it is unpacked there anyway.
+    """A data set that keeps its last chunk in memory, however large: it is unpacked there anyway.
 
-    What does not fit the cache is unpacked again for each image: a second for one of a GiB.
+    A chunk that does not fit the cache is unpacked again for each image: a second for one of a GiB.
     """
     if chunk_bytes <= _CACHE:
         return file[name]
@@ -92,21 +93,21 @@ def _cached(file: Any, name: str, chunk_bytes: int) -> Any:
 
 
 class HeapRows:
-    """Vectors of uint8 of any length, such as image files; they lie in heaps, which are walked here.
+    """Vectors of uint8 of any length, such as image files; this class itself walks the heaps that hold them.
 
-    The library walks for ever where the size of an object in a heap is damaged (2.0.0 does), and cannot be
-    interrupted; text is left to it all the same.
+    The library loops forever if the size of an object in a heap is damaged (2.0.0 does), and cannot be
+    interrupted; text is left to it nevertheless.
 
     Args:
         path: the file.
-        references: where each vector lies, of _REFERENCE.
+        references: the location of each vector, of _REFERENCE.
     """
 
     def __init__(self, path: Path, references: Rows) -> None:
         self._references = references
         self.shape = references.shape
         self.dtype = np.dtype(object)
-        self._file = open_while(self, path)
+        self._file = open_with_owner(self, path)
         self._size = os.fstat(self._file.fileno()).st_size
 
     def read(self, start: int, stop: int) -> Array:
@@ -145,9 +146,9 @@ def open_file(path: Path) -> Any:
     """
     h5py = extra("h5py", what=f"{path}")
     with path.open("rb"):
-        pass  # whatever hinders that is better said by Python
+        pass  # Python's error is better than h5py's
     try:
-        # A file system without locks, as many network drives are, is no reason to fail.
+        # Opening must not fail on a file system without locks, as many network drives are.
         return h5py.File(path, "r", locking="best-effort", rdcc_nbytes=_CACHE)
     except (OSError, RuntimeError, ValueError) as error:
         raise damaged(path, _first_line(error)) from error
@@ -159,7 +160,7 @@ def open_hdf5(path: Path) -> dict[str, Rows]:
     Raises:
         InputError: it is damaged, or h5py is not installed.
     """
-    found: dict[str, Rows] = {}
+    arrays: dict[str, Rows] = {}
     with open_file(path) as file:
         h5py = extra("h5py", what=f"{path}")
         try:
@@ -169,22 +170,22 @@ def open_hdf5(path: Path) -> dict[str, Rows]:
                 for key in filter(role_of, node.attrs):
                     value = np.asarray(node.attrs[key])
                     if value.ndim == 1 and value.dtype.kind in "OSU":
-                        found[f"{name}/{key}" if name else key] = MemoryRows(value)
+                        arrays[f"{name}/{key}" if name else key] = MemoryRows(value)
             for name, node in nodes:
                 if isinstance(node, h5py.Dataset) and node.shape:
-                    found[name] = _rows(path, node, h5py)
-            found |= _links(path, file, found, h5py)
+                    arrays[name] = _rows(path, node, h5py)
+            arrays |= _links(path, file, arrays, h5py)
         except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
             if isinstance(error, InputError):
                 raise
             raise damaged(path, _first_line(error)) from error
-    return found
+    return arrays
 
 
-def stored_as(path: Path) -> tuple[bool, list[str]]:
-    """Whether all chunks of images have checksums; and a sentence for each array of which chunks are absent.
+def check_chunks(path: Path) -> tuple[bool, list[str]]:
+    """Whether all chunks of images have checksums; and a sentence for each array with absent chunks.
 
-    What was never written, or comes from another file that is not there, reads as the fill value.
+    A chunk that was never written, or belongs to another file that is missing, reads as the fill value.
     """
     checked: list[bool] = []
     absent: list[str] = []
@@ -199,15 +200,15 @@ def stored_as(path: Path) -> tuple[bool, list[str]]:
             if role is None or role[1] == "images":
                 checked.append(node.fletcher32)
             count = 1
-            there = bool(node.id.get_storage_size() or node.is_virtual or node.external)
+            present = bool(node.id.get_storage_size() or node.is_virtual or node.external)
             if node.chunks:
                 count = math.prod(map(lambda n, step: -(-n // step), node.shape, node.chunks))
-                there = node.id.get_num_chunks()
+                present = node.id.get_num_chunks()
             for source in node.virtual_sources() if node.is_virtual else ():
                 if source.file_name != "." and not (path.parent / source.file_name).exists():
                     absent.append(f"{name} takes from {source.file_name}, which is not there")
-            if there < count:
-                absent.append(absent_chunks(name, count - there, count))
+            if present < count:
+                absent.append(absent_chunks(name, count - present, count))
     return all(checked), absent
 
 
@@ -215,15 +216,15 @@ def _first_line(error: Exception) -> str:
     return " ".join(str(error.args[0] if error.args else error).split())[:200]
 
 
-def _links(path: Path, file: Any, found: Mapping[str, Rows], h5py: Any) -> dict[str, Rows]:
-    """What soft links and links into other files stand for, by the names that the arrays get from them.
+def _links(path: Path, file: Any, arrays: Mapping[str, Rows], h5py: Any) -> dict[str, Rows]:
+    """Arrays behind soft links and links into other files, by the names of the links.
 
-    An array of this file is read where it has no name of a role but by a link; other files are not opened.
+    An array of this file is read if only a link gives it the name of a role; other files are not opened.
     """
     links: dict[str, Any] = {}
     file.visititems_links(lambda name, link: links.update({name: link}))
-    known = {None, *map(role_of, found)}
-    named = {_address(file[name], h5py) for name in found if role_of(name) and name in links}
+    known = {None, *map(role_of, arrays)}
+    named = {_address(file[name], h5py) for name in arrays if role_of(name) and name in links}
     linked: dict[str, Rows] = {}
     refused: dict[str, Rows] = {}
     groups = 0
@@ -232,14 +233,14 @@ def _links(path: Path, file: Any, found: Mapping[str, Rows], h5py: Any) -> dict[
             continue
         node = _target(file, links, name, h5py)
         groups += isinstance(node, h5py.Group)
-        arrays = {} if groups > _MAX_GROUPS else _arrays_at(name, node, file, links, h5py)
-        for inner, array in arrays.items():
+        targets = {} if groups > _MAX_GROUPS else _arrays_at(name, node, file, links, h5py)
+        for inner, array in targets.items():
             if role_of(inner) not in known and _address(array, h5py) not in named:
                 linked[inner] = _rows(path, array, h5py)
                 known.add(role_of(inner))
         if node is None:
             names = [name] if role_of(name) else [f"{name}/images", f"{name}/labels"]
-            refused |= dict.fromkeys(names, RefusedRows((), _where_to(path, name, link)))
+            refused |= dict.fromkeys(names, RefusedRows((), _link_text(path, name, link)))
     for name, rows in refused.items():
         if role_of(name) not in known:
             linked[name] = rows
@@ -248,9 +249,9 @@ def _links(path: Path, file: Any, found: Mapping[str, Rows], h5py: Any) -> dict[
 
 
 def _target(file: Any, links: Mapping[str, Any], name: str, h5py: Any) -> Any:
-    """What a name leads to in this file; None where that is nothing, itself, or in another file.
+    """The object in this file that a name leads to; None for none, a circle, or one in another file.
 
-    Not by the library, which would open the other file.
+    Links are followed here because the library would open the other file.
     """
     for _ in range(_MAX_CHAIN):
         link = links.get(name)
@@ -268,22 +269,22 @@ def _target(file: Any, links: Mapping[str, Any], name: str, h5py: Any) -> Any:
 def _arrays_at(
     name: str, node: Any, file: Any, links: Mapping[str, Any], h5py: Any
 ) -> dict[str, Any]:
-    """The arrays that a link leads to, itself or as a group, of which links to groups are not followed."""
-    found = {name: node}
+    """The arrays that a link leads to, itself or in a group; links to groups inside are not followed."""
+    nodes = {name: node}
     if isinstance(node, h5py.Group):
         above = f"{node.name}/".lstrip("/")
         below = (other for other in links if other.startswith(above))
         for other in below:
-            found[f"{name}/{other.removeprefix(above)}"] = _target(file, links, other, h5py)
-    return {k: one for k, one in found.items() if isinstance(one, h5py.Dataset) and one.shape}
+            nodes[f"{name}/{other.removeprefix(above)}"] = _target(file, links, other, h5py)
+    return {k: one for k, one in nodes.items() if isinstance(one, h5py.Dataset) and one.shape}
 
 
 def _address(node: Any, h5py: Any) -> int:
-    """Of an object in its file, whatever its names."""
+    """The address of an object in its file, whatever its names."""
     return int(h5py.h5o.get_info(node.id).addr)
 
 
-def _where_to(path: Path, name: str, link: Any) -> str:
+def _link_text(path: Path, name: str, link: Any) -> str:
     other = getattr(link, "filename", None)
     if other is None:
         return f"{path}: {name} is a link to {link.path}, which is not found\nRepair or remove it"
@@ -297,8 +298,8 @@ def _rows(path: Path, dataset: Any, h5py: Any) -> Rows:
     properties = dataset.id.get_create_plist()
     dtype = dataset.dtype
     file = dataset.file
-    # A type that numpy has no exact equal of (12 bits of 16, say) is converted by the library, and where a
-    # block of the user's comes first, addresses do not count from the start of the file.
+    # The library converts a type without an exact NumPy equivalent (such as 12 of 16 bits). With a user
+    # block at the front, addresses do not count from the start of the file.
     is_plain = not file.userblock_size and dataset.id.get_type() == h5py.h5t.py_create(
         dtype, logical=True
     )
@@ -328,7 +329,7 @@ def _rows(path: Path, dataset: Any, h5py: Any) -> Rows:
 
 
 def _references(path: Path, name: str) -> Array:
-    """Those of vectors in chunks: the library unpacks a copy of the chunks in memory, as numbers."""
+    """The references of vectors in chunks: the library unpacks a copy of the chunks in memory, as numbers."""
     h5py = extra("h5py", what=f"{path}")
     with open_file(path) as file, h5py.File("r", "w", driver="core", backing_store=False) as memory:
         try:
@@ -348,5 +349,5 @@ def _references(path: Path, name: str) -> Array:
 
 
 def _most(size: int) -> int:
-    """How many bytes may be read at once of a file of `size` bytes, all of it packed as well as can be."""
+    """Bytes that may be read at once from a file of `size` bytes: those of the best compression."""
     return max(_SMALL, _MOST_PACKED * size)

@@ -18,7 +18,7 @@ def read_labels(rows: Rows, what: str) -> list[int] | list[str]:
 
     Args:
         rows: N labels, (N,) or with further axes of length 1, as Keras' (N, 1); or (N, classes) one-hot.
-        what: what to call the array in a message.
+        what: names the array in a message.
 
     Raises:
         InputError: they are none of these.
@@ -75,9 +75,9 @@ def classes_and_labels(
     Args:
         path: the file that holds them.
         labels: of all images.
-        names: the class names in the file, if it has any. A classes file beside it comes first: it is what
-            a user can write to correct them.
-        describe: what to call an image in a message.
+        names: the class names in the file, if it has any. A classes file beside it has priority: users can
+            write it to correct them.
+        describe: names an image in a message.
 
     Returns:
         The names, and (N,) int64.

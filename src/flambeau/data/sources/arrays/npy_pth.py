@@ -1,10 +1,10 @@
-"""Arrays in .npy, .npz and .pth files, read row by row where they lie.
+"""Arrays in .npy, .npz and .pth files, read row by row by offset.
 
 Source: numpy.lib.format (NEP 1); PyTorch's notes on serialization semantics.
 
-Arrays are read by position (pread), not through a memory map: with one, a file that is cut short while it
-is in use, or a network drive that fails, kills the process (SIGBUS) instead of raising OSError. It costs
-1.4 microseconds per image more, and shares the page cache just the same.
+Arrays are read by position (pread), not through a memory map: with a map, a file that is truncated while in
+use, or a network drive that fails, kills the process (SIGBUS) instead of raising OSError. pread costs 1.4
+microseconds more per image, and uses the page cache as well.
 """
 
 import math
@@ -33,7 +33,7 @@ Array = NDArray[Any]
 
 
 class Rows(Protocol):
-    """An array whose rows are read when they are asked for; safe in threads and after a fork."""
+    """An array whose rows are read on demand; safe in threads and after a fork."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -42,7 +42,7 @@ class Rows(Protocol):
     def dtype(self) -> np.dtype[Any]: ...
 
     def read(self, start: int, stop: int) -> Array:
-        """Rows start .. stop - 1; OSError where they cannot be read."""
+        """Rows start .. stop - 1; OSError if they cannot be read."""
 
 
 class MemoryRows:
@@ -58,11 +58,7 @@ class MemoryRows:
 
 
 class FileRows:
-    """An array that lies in a file as it would in memory, in row-major order.
-
-    Args:
-        path: the file.
-        offset: of the first byte of the array.
+    """An array stored in a file as in memory, in row-major order, from byte `offset` on.
 
     Raises:
         InputError: the file ends before the array.
@@ -73,7 +69,7 @@ class FileRows:
     ) -> None:
         self.shape, self.dtype, self._offset = shape, dtype, offset
         self._row_bytes = math.prod(shape[1:]) * dtype.itemsize
-        self._file = open_while(self, path)
+        self._file = open_with_owner(self, path)
         size = os.fstat(self._file.fileno()).st_size
         end = offset + shape[0] * self._row_bytes
         if end > size:
@@ -87,7 +83,7 @@ class FileRows:
 
 
 class LoadedRows:
-    """An array that cannot be read in place: all of it is read when it is first needed, and kept."""
+    """An array that cannot be read by offset: all of it is read at the first access, and kept."""
 
     def __init__(
         self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], load: Callable[[], Array]
@@ -122,22 +118,22 @@ class MappedRows:
         self._array = array
         self.shape = array.shape
         self.dtype = array.dtype
-        self._file = open_while(self, path)
+        self._file = open_with_owner(self, path)
         self._size = os.fstat(self._file.fileno()).st_size
 
     def read(self, start: int, stop: int) -> Array:
         size = os.fstat(self._file.fileno()).st_size
-        if size < self._size:  # to touch a page behind the end would kill the process
+        if size < self._size:  # touching a page beyond the end would kill the process
             raise OSError(f"the file ends at byte {size}, it was longer when opened")
         rows = self._array[start:stop].copy()
-        if rows.dtype.hasobject:  # references were copied, not what they refer to
-            for place, item in enumerate(rows):
-                rows[place] = item.copy()
+        if rows.dtype.hasobject:  # references were copied, not their targets
+            for number, item in enumerate(rows):
+                rows[number] = item.copy()
         return rows
 
 
 class RefusedRows:
-    """An array that is there but is not read; the reason comes when it is asked for."""
+    """An array that exists but cannot be read; reading it raises the reason."""
 
     def __init__(self, shape: tuple[int, ...], reason: str | InputError) -> None:
         self.shape = shape
@@ -148,68 +144,64 @@ class RefusedRows:
         raise InputError(self._reason) if isinstance(self._reason, str) else self._reason
 
 
-def open_while(owner: object, path: Path) -> IO[bytes]:
-    """A file for `read_at`, which is closed with its owner: a data set is rarely closed explicitly."""
+def open_with_owner(owner: object, path: Path) -> IO[bytes]:
+    """A file for `read_at`, closed when its owner is freed: a data set is rarely closed explicitly."""
     file = path.open("rb", buffering=0)
     weakref.finalize(owner, file.close)
     return file
 
 
 def read_at(file: IO[bytes], start: int, length: int) -> bytes:
-    """Bytes of a file, whoever else reads from it.
-
-    Raises:
-        OSError: it ends before them.
-    """
+    """Bytes of a file, whatever other threads read from it; OSError if it ends before them."""
     pieces = []
     at = start
     end = start + length
     while at < end:
         if hasattr(os, "pread"):
             piece = os.pread(file.fileno(), end - at, at)
-        else:  # Windows: the file's own position would be shared with other threads
-            with Path(file.name).open("rb") as own:
-                own.seek(at)
-                piece = own.read(end - at)
+        else:  # Windows: other threads would share the file's position
+            with Path(file.name).open("rb") as reopened:
+                reopened.seek(at)
+                piece = reopened.read(end - at)
         if not piece:
             size = os.fstat(file.fileno()).st_size
             raise OSError(f"the file ends at byte {size}, it was longer when opened")
-        pieces.append(piece)  # Linux gives at most 2 GiB at once
+        pieces.append(piece)  # Linux returns at most 2 GiB at once
         at += len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def damaged(path: Path, how: str) -> InputError:
-    other = stand_in_at(path)  # of labels beside the images, too
+    other = stand_in_at(path)  # also for a file of labels
     if other is not None:
         return InputError(f"{path} is {other}")
     return DamagedData(f"{path} is damaged or cut short: {how}\nCopy or make it again")
 
 
 def absent_chunks(name: str, lost: int, count: int) -> str:
-    """What to say of an array with chunks that are not there."""
+    """A sentence on an array with absent chunks."""
     parts = f"{lost} of {count} chunks" if count > 1 else "all"
     verb = "are" if lost > 1 else "is"
     return f"{parts} of {name} {verb} absent, never written or lost, and read as the fill value"
 
 
 def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
-    """Images in an .npy file, and their labels in the first file beside it that may hold them.
+    """Images in an .npy file, and their labels in the first candidate file beside it.
 
-    For NAME.npy these are NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target in
-    the place of x, images, image, imgs or data (y_train.npy beside x_train.npy), labels.npy and y.npy; each
+    For NAME.npy these are NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target
+    instead of x, images, image, imgs or data (y_train.npy beside x_train.npy), labels.npy and y.npy; each
     also as .txt, one label per line.
 
     Args:
         path: the file.
-        labelled: False looks for none.
+        labelled: False reads no labels.
 
     Raises:
         InputError: no labels, or a damaged file.
     """
     images = _npy_rows(path)
     if isinstance(images, RefusedRows):
-        images.read(0, 1)  # says why
+        images.read(0, 1)  # raises the reason
     if len(images.shape) < 3 and images.dtype.kind not in "SVO":
         raise InputError(
             f"{path} has shape {images.shape}, which is no array of images\n"
@@ -231,7 +223,7 @@ _ENDS = (".npy", ".txt")
 
 
 def open_npz(path: Path) -> dict[str, Rows]:
-    """The arrays of an .npz file by name: in place where they are stored as they are.
+    """The arrays of an .npz file by name; uncompressed ones are read by offset.
 
     Raises:
         InputError: a damaged file.
@@ -250,11 +242,11 @@ def open_npz(path: Path) -> dict[str, Rows]:
 def open_pth(path: Path) -> dict[str, Rows]:
     """The tensors of a file of torch.save by name, mapped, not read.
 
-    It holds a dict (which may hold dicts, as for the parts of the data), a tuple (images, labels) or
+    It holds a dict (possibly of dicts, for the parts of the data), a tuple (images, labels) or
     (images, labels, classes), or a list of pairs (image, label).
 
     Raises:
-        InputError: a damaged file, one of before PyTorch 1.6, or one with other Python objects.
+        InputError: a damaged file, one from before PyTorch 1.6, or one with other Python objects.
     """
     with path.open("rb") as file:
         if file.read(4) != b"PK\3\4":
@@ -296,10 +288,10 @@ def _npy_rows(path: Path) -> Rows:
 def _array_rows(
     path: Path, header: Header, start: int | None, info: zipfile.ZipInfo | None
 ) -> Rows:
-    """Read in place where it lies so, from the byte `start` on, else whole when it is first asked for.
+    """Rows read by offset if the array is stored so, from byte `start` on; else loaded at the first access.
 
     Args:
-        info: the member of the .npz that it is; None of an .npy.
+        info: the member of an .npz; None for an .npy.
     """
     descr, column_major, shape, size = header
     try:
@@ -323,7 +315,7 @@ def _array_rows(
 
 
 def _load(path: Path, member: str | None) -> Array:
-    """The array of an .npy file, or that of a member of an .npz."""
+    """The array of an .npy file, or of a member of an .npz."""
     with path.open("rb") as file:  # np.load itself leaves a damaged one open
         loaded: Any = np.load(file, allow_pickle=False)
         array: Array = loaded if member is None else loaded[member]
@@ -342,7 +334,7 @@ def _text_labels(path: Path) -> Rows:
 
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The arrays, and lists of images or labels, of what torch.load gave."""
+    """The arrays, and lists of images or labels, in a result of torch.load."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _leaves(inner, f"{name}/{key}" if name else str(key))
@@ -358,7 +350,7 @@ def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_pair(value: Any) -> bool:
-    """An image and its label."""
+    """Whether it is an image and its label."""
     return (
         isinstance(value, list | tuple)
         and len(value) == 2
@@ -379,8 +371,8 @@ def _tensor_rows(path: Path, value: Any) -> Rows:
     if isinstance(value, list | tuple) and value:
         if all(isinstance(item, Tensor) and item.ndim for item in value):
             array = np.empty(len(value), object)
-            for place, item in enumerate(value):
-                array[place] = item.detach().numpy()
+            for number, item in enumerate(value):
+                array[number] = item.detach().numpy()
             return MappedRows(path, array)
         plain = [item.item() if isinstance(item, Tensor) else item for item in value]
         if len({type(item) for item in plain}) == 1 and isinstance(plain[0], int | float | str):

@@ -3,11 +3,11 @@
 Source: N5's README, "File-system specification"; the Zarr storage specifications, versions 2 and 3;
 tensorstore's documentation.
 
-tensorstore runs in a process of its own, one for each process that reads. After a process has used it, each
-one forked from it that uses it too is ended ("fork() use detected"), such as the workers of a DataLoader: so
-still in 0.1.86, and it is not to change (google/tensorstore#206), because it has threads.
-multiprocessing would import the user's script in such a process; a plain one imports tensorstore alone.
-A library of C++ that damaged data brings down is an error here, too, and not the end of the training.
+tensorstore runs in a separate process, one for each process that reads. After a process has used it, every
+fork of it that uses it too is ended ("fork() use detected"), such as the workers of a DataLoader; 0.1.86
+still does so, and it will not change (google/tensorstore#206), because tensorstore has threads.
+multiprocessing would import the user's script in the process; a plain subprocess imports only tensorstore.
+Damaged data that crash the C++ library raise an error here, and do not end the training.
 """
 
 import atexit
@@ -41,14 +41,14 @@ from flambeau.errors import InputError, json_object, why_no_json
 from flambeau.optional_packages import extra
 
 _METADATA = {"zarr3": "zarr.json", "zarr": ".zarray", "n5": "attributes.json"}  # by driver
-_MAX_METADATA = 1 << 24  # bytes of a file of it; lists of class names are in it
-_MAX_BYTES = 1 << 31  # that are read as one: the specification of N5 allows no larger block
+_MAX_METADATA = 1 << 24  # bytes of a metadata file; lists of class names are in it
+_MAX_BYTES = 1 << 31  # read as one: the specification of N5 allows no larger block
 _MAX_CHUNKS = 1 << 24  # in a file of Zarr 3, whose index has 16 bytes for each
-_SIZES = 4096  # sizes of files of chunks that a fingerprint looks at: 20 ms
+_SIZES = 4096  # sizes of chunk files in a fingerprint: 20 ms
 
 
 class StoreRows:
-    """An array of a store; in random order a chunk is read per image: chunks of one image are best."""
+    """An array of a store; in random order each image reads a chunk: chunks of one image are best."""
 
     def __init__(
         self, where: tuple[str, str, bool, int], shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -59,28 +59,28 @@ class StoreRows:
         size = (stop - start) * math.prod(self.shape[1:]) * self.dtype.itemsize
         if size > _MAX_BYTES:
             raise OSError(f"{size} bytes would be read at once; at most {_MAX_BYTES}")
-        rows: Array = _ask("rows", start, stop, *self._where)
+        rows: Array = _call("rows", start, stop, *self._where)
         rows.flags.writeable = False
         return rows
 
 
 def open_store(folder: Path) -> dict[str, Rows]:
-    """The arrays below a folder by name, and lists of text in attributes, such as class names.
+    """The arrays in a folder by name, and lists of text in attributes, such as class names.
 
-    Axes of N5 are those of NumPy as z5py and zarr write it: the last of `dimensions` is the first axis.
-    Where a one-dimensional array, as labels are, is as long as the first of `dimensions` and none is as
-    long as the last, they are taken as they stand: so tensorstore writes an array of shape (N, H, W).
+    Axes of N5 are those of NumPy as z5py and zarr write them: the last of `dimensions` is the first axis.
+    But if a one-dimensional array, such as labels, is as long as the first of `dimensions` and none is as
+    long as the last, they are in NumPy's order: tensorstore writes an array of shape (N, H, W) so.
 
     Raises:
-        InputError: damaged metadata, an order of axes that is not known, or tensorstore is not installed.
+        InputError: damaged metadata, an ambiguous order of axes, or tensorstore is not installed.
     """
     extra("tensorstore", what=f"{folder}")
-    found: dict[str, Rows] = {}
+    rows: dict[str, Rows] = {}
     nodes = {node.folder.relative_to(folder).as_posix(): node for node in _nodes(folder)}
     for name, node in nodes.items():
         for key, value in node.attributes.items():
             if role_of(key) is not None and _are_words(value):
-                found[key if name == "." else f"{name}/{key}"] = MemoryRows(np.array(value))
+                rows[key if name == "." else f"{name}/{key}"] = MemoryRows(np.array(value))
     arrays = {name: node for name, node in nodes.items() if node.sides}
     lengths = {node.sides[0] for node in arrays.values() if len(node.sides) == 1}
     for name, node in arrays.items():
@@ -90,29 +90,29 @@ def open_store(folder: Path) -> dict[str, Rows]:
                 f"{node.folder}: as many labels as the first and the last of dimensions {node.sides}\n"
                 "Which of them counts the images is not known; write another format"
             )
-        found[name] = _rows(node, is_reversed=node.driver == "n5" and first not in lengths)
-    return found
+        rows[name] = _rows(node, is_reversed=node.driver == "n5" and first not in lengths)
+    return rows
 
 
 def write_store(folder: Path, driver: str, array: Array) -> None:
-    """Write one array: of images with a chunk for each, of labels as one.
+    """Write one array: images with a chunk for each, labels as one chunk.
 
     Args:
         folder: of the array; it is made.
         driver: 'n5' or 'zarr3'.
-        array: of one axis, or mapped from the start of a file, in which tensorstore finds it.
+        array: of one axis, or mapped from the start of a file, from which tensorstore reads it.
 
     Raises:
         OSError: of the disk.
     """
     data = str(array.filename) if isinstance(array, np.memmap) else array.tobytes()
-    _ask("write", str(folder.absolute()), driver, data, array.shape, str(array.dtype))
+    _call("write", str(folder.absolute()), driver, data, array.shape, str(array.dtype))
 
 
 def store_fingerprint(folder: Path, facts: str) -> str:
-    """SHA-256, hexadecimal, of the metadata of an array, its chunks' sizes, and what else is known of it.
+    """SHA-256, hexadecimal, of the metadata of an array, the sizes of its chunk files, and `facts`.
 
-    Of many chunks, which are files, some thousand evenly spaced ones are looked at.
+    Of many chunk files some thousand evenly spaced ones are used.
     """
     node = _node(folder)
     assert node is not None
@@ -125,17 +125,17 @@ def store_fingerprint(folder: Path, facts: str) -> str:
 
 
 def store_sample(folder: Path) -> str:
-    """`sampled_content` of the chunks of an array: those that are not compressed have one size."""
+    """`sampled_content` of the chunks of an array, whose sizes say nothing if they are not compressed."""
     node = _node(folder)
     assert node is not None
     return sampled_content(math.prod(node.grid), node.chunk_file)
 
 
-def stored_as(folder: Path) -> tuple[bool, list[str]]:
-    """Whether all chunks of images have checksums; and a sentence for each array of which chunks are absent.
+def check_chunks(folder: Path) -> tuple[bool, list[str]]:
+    """Whether all chunks of images have checksums; and a sentence for each array with absent chunks.
 
-    What is absent reads as the fill value of the array: a feature of the formats, and what a lost file looks
-    like. Chunks within a file of several (a shard) are not looked for.
+    Absent chunks read as the fill value: a feature of the formats, and the effect of a lost file. Chunks
+    within a file of several (a shard) are not checked.
     """
     checked = True
     absent = []
@@ -155,11 +155,11 @@ def stored_as(folder: Path) -> tuple[bool, list[str]]:
 
 
 class _Node(NamedTuple):
-    """A folder of a store; of a group, or what else has attributes, `sides` and `chunk` are empty.
+    """A folder of a store; for a group, or a folder with attributes only, `sides` and `chunk` are empty.
 
     Attributes:
-        sides, chunk: the shape of an array, and of what a file of it holds, as they are written.
-        prefix, separator: the name of such a file is made with these of its place in the grid.
+        sides, chunk: the shapes of an array and of one chunk file, as they are stored.
+        prefix, separator: the name of a chunk file is the prefix and its position in the grid.
     """
 
     folder: Path
@@ -172,16 +172,16 @@ class _Node(NamedTuple):
 
     @property
     def grid(self) -> list[int]:
-        """How many files of chunks there may be along each side."""
+        """The number of chunk files along each side."""
         return [-(-side // step) for side, step in zip(self.sides, self.chunk, strict=True)]
 
     def chunk_file(self, number: int) -> Path:
-        """One of them, by its number."""
-        place = []
+        """A chunk file by its number."""
+        position = []
         for side in self.grid:
             number, at = divmod(number, side)
-            place.append(str(at))
-        return self.folder / (self.prefix + self.separator.join(place))
+            position.append(str(at))
+        return self.folder / (self.prefix + self.separator.join(position))
 
 
 def _metadata(node: _Node) -> bytes:
@@ -189,7 +189,7 @@ def _metadata(node: _Node) -> bytes:
 
 
 def _nodes(folder: Path) -> Iterator[_Node]:
-    """Not below an array, where there may be a file or folder per chunk."""
+    """All nodes, but none inside an array, where there may be a file or folder per chunk."""
     node = _node(folder)
     if node is not None:
         yield node
@@ -221,8 +221,8 @@ def _node(folder: Path) -> _Node | None:
             chunk = facts["chunk_grid"]["configuration"]["chunk_shape"]
             key = facts["chunk_key_encoding"]
             is_default = key["name"] == "default"
-            usual = {"separator": "/" if is_default else "."}
-            separator = key.get("configuration", usual).get("separator", usual["separator"])
+            default = {"separator": "/" if is_default else "."}
+            separator = key.get("configuration", default).get("separator", default["separator"])
             prefix = f"c{separator}" if is_default else ""
             node = _Node(folder, driver, attributes, facts["shape"], chunk, prefix, separator)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -254,10 +254,10 @@ def _are_words(value: Any) -> bool:
 
 
 def _rows(node: _Node, *, is_reversed: bool) -> Rows:
-    # With the time, an opening of its own: tensorstore looks again whether the chunks it holds have changed.
+    # The time makes it a new opening: tensorstore then checks whether its cached chunks have changed.
     where = (str(node.folder.absolute()), node.driver, is_reversed, time.time_ns())
     try:
-        shape, code, chunk, file = _ask("facts", *where)
+        shape, code, chunk, file = _call("facts", *where)
     except OSError as error:
         return RefusedRows(tuple(node.sides), f"{node.folder} cannot be read: {error}")
     dtype = np.dtype(code)
@@ -272,13 +272,13 @@ def _rows(node: _Node, *, is_reversed: bool) -> Rows:
 
 
 class _Process:
-    """Started at the first question; one question at a time."""
+    """Started at the first call; one call at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: tuple[Any, ...]) -> tuple[bool, Any]:
+    def call(self, request: tuple[Any, ...]) -> tuple[bool, Any]:
         with self._lock:
             if self._running is None:
                 script = Path(__file__).with_name("tensorstore_process.py")
@@ -287,38 +287,38 @@ class _Process:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for those who read
+                    start_new_session=True,  # Ctrl-C is for the processes that read
                 )
                 atexit.register(partial(self._end, os.getpid()))
             assert self._running.stdin is not None
             assert self._running.stdout is not None
-            answer: tuple[bool, Any] | None = None
+            reply: tuple[bool, Any] | None = None
             try:
-                pickle.dump(question, self._running.stdin)
+                pickle.dump(request, self._running.stdin)
                 self._running.stdin.flush()
-                answer = pickle.load(self._running.stdout)
+                reply = pickle.load(self._running.stdout)
             except (EOFError, OSError, pickle.UnpicklingError) as error:
                 raise OSError("the process of tensorstore has ended while it was asked") from error
             finally:
-                if answer is None:  # interrupted, maybe: the next question must not get this answer
+                if reply is None:  # interrupted, perhaps: the next call must not get this reply
                     self._end(os.getpid())
-            assert answer is not None
-            return answer
+            assert reply is not None
+            return reply
 
     def _end(self, owner: int) -> None:
         running, self._running = self._running, None
         if running is not None and os.getpid() == owner:
-            running.kill()  # not by closing its input, which a fork of this process may hold open
+            running.kill()  # closing its input is not enough: a fork of this process may hold it open
             running.communicate()
 
 
-_RUN = "import runpy, sys; runpy.run_path(sys.argv[1])['answer_all']()"
-_processes: dict[int, _Process] = {}  # by the process that asks, which may be a fork of another
+_RUN = "import runpy, sys; runpy.run_path(sys.argv[1])['serve']()"
+_processes: dict[int, _Process] = {}  # by the calling process, which may be a fork of another
 
 
-def _ask(*question: Any) -> Any:
-    """What a function of `tensorstore_process` returns; OSError with what it raised."""
-    good, answer = _processes.setdefault(os.getpid(), _Process()).ask(question)
-    if not good:
-        raise OSError(answer)
-    return answer
+def _call(*request: Any) -> Any:
+    """The result of a function of `tensorstore_process`; OSError with its error."""
+    is_good, reply = _processes.setdefault(os.getpid(), _Process()).call(request)
+    if not is_good:
+        raise OSError(reply)
+    return reply

@@ -1,9 +1,9 @@
-"""The process in which tensorstore runs: it answers on standard output what is asked on standard input.
+"""The process in which tensorstore runs: it answers requests from standard input on standard output.
 
-Source: tensorstore's Python API. `tensorstore_file` runs this file alone, without the package.
-Nothing imports it.
-A question is the name of a function below and its arguments, an answer (True, its result) or
-(False, what is wrong); both are pickled, and both ends are ours.
+Source: tensorstore's Python API. `tensorstore_file` runs this file alone, without the package; nothing
+imports it.
+A request is the name of a function below and its arguments, a reply (True, its result) or (False, the error);
+both are pickled, and both ends are ours.
 """
 
 import pickle
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-# The chunks last read are kept, so many bytes: rows that are read in order unpack each chunk once.
+# Bytes of recently read chunks that are kept: rows read in order unpack each chunk once.
 _CACHE = 1 << 27
 _SHARD = 256  # images per file of a Zarr store: a folder of a million files is a burden; chosen, untested
 
@@ -40,7 +40,7 @@ def _opened(folder: str, driver: str, is_reversed: bool, when: int) -> Any:
 
 
 def facts(*where: Any) -> tuple[Any, ...]:
-    """Shape and type of an array, the shape of what is read as one, and of what is a file."""
+    """Shape and type of an array, the shape of its chunks, and of a chunk file."""
     store = _opened(*where)
     layout = store.chunk_layout
     dtype = store.dtype.numpy_dtype.str
@@ -53,7 +53,7 @@ def rows(start: int, stop: int, *where: Any) -> Any:
 
 
 def write(folder: str, driver: str, data: str | bytes, shape: tuple[int, ...], dtype: str) -> None:
-    """An array, of `data` or of the file of that name; one of several axes has a chunk per row."""
+    """Write an array from `data`, or from the file of that name; one of several axes has a chunk per row."""
     import tensorstore
 
     array: Any
@@ -64,7 +64,7 @@ def write(folder: str, driver: str, data: str | bytes, shape: tuple[int, ...], d
         array = np.frombuffer(data, dtype).reshape(shape)
         step = shape[0]
     row = (1, *shape[1:]) if len(shape) > 1 else shape
-    if driver == "n5":  # which names the fastest axis first
+    if driver == "n5":  # lists the fastest axis first
         codec = {"type": "raw"}
         metadata = {"dimensions": shape[::-1], "blockSize": row[::-1], "compression": codec}
         metadata["dataType"] = dtype
@@ -87,18 +87,18 @@ def write(folder: str, driver: str, data: str | bytes, shape: tuple[int, ...], d
         store[start:stop].write(array[start:stop]).result()
 
 
-def answer_all() -> None:
-    """Answer questions until there are no more."""
+def serve() -> None:
+    """Answer requests until the input ends."""
     functions = {function.__name__: function for function in (facts, rows, write)}
     while True:
         try:
             name, *arguments = pickle.load(sys.stdin.buffer)
-        except EOFError:  # the process that asks has ended
+        except EOFError:  # the calling process has ended
             return
         try:
-            answer = True, functions[name](*arguments)
-        except Exception as error:  # sent to where it is raised again
-            # Behind the bracket it says where in tensorstore's source.
-            answer = False, str(error).partition(" [")[0]
-        pickle.dump(answer, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
+            reply = True, functions[name](*arguments)
+        except Exception as error:  # raised again by the caller
+            # The part after the bracket is a location in tensorstore's source.
+            reply = False, str(error).partition(" [")[0]
+        pickle.dump(reply, sys.stdout.buffer, pickle.HIGHEST_PROTOCOL)
         sys.stdout.buffer.flush()

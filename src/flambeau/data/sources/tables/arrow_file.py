@@ -1,7 +1,7 @@
-"""Labelled images in an Arrow file, streamed or with a footer, where each lies in the file.
+"""Labelled images in an Arrow file, streamed or with a footer, by their offsets.
 
-Source: own; the format is Arrow's columnar format 1.5 (IPC), read through pyarrow. Hugging Face datasets keep
-their data so.
+The format is Arrow's columnar format 1.5 (IPC), read through pyarrow. Hugging Face datasets use
+it.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from flambeau.data.sources.arrays.npy_pth import open_while, read_at
+from flambeau.data.sources.arrays.npy_pth import open_with_owner, read_at
 from flambeau.data.sources.class_names import chosen_labels, named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import joined, split_texts
@@ -23,25 +23,25 @@ from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
 
 _MAGIC = b"ARROW1"  # of a file with a footer
-_NO_LABEL = -1  # what Hugging Face writes in place of a missing label
+_NO_LABEL = -1  # Hugging Face's value for a missing label
 
 
 class ArrowSource:
-    """Images in an Arrow file, in its order; those of a Parquet file are read from a copy that is one.
+    """Images in an Arrow file, in its order.
 
-    `choose_columns` says which columns count. An image is a file as bytes or, where a row has none, the file
-    that its path names, which starts at the folder of the table. All labels are read once.
+    `choose_columns` finds the columns. An image is a file as bytes or, if a row has none, the file at its
+    path, relative to the folder of the table. All labels are read once.
 
     Args:
-        path: what the user calls the table.
-        data: the Arrow file with its images, if that is another.
-        labelled: False leaves the labels aside, if there are any: all images are of class ''.
+        path: the table as the user gave it, such as a Parquet file.
+        data: the Arrow file with its images, if it is another file.
+        labelled: False ignores labels: all images are of class ''.
 
     Attributes:
-        names: the paths where all are different, else the numbers of the rows.
+        names: the paths if all are different, else the numbers of the rows.
 
     Raises:
-        InputError: no such file, a damaged one, no images, or labels that are no classes.
+        InputError: no such file, a damaged one, no images, or labels that are not classes.
     """
 
     def __init__(self, path: Path, *, data: Path | None = None, labelled: bool = True) -> None:
@@ -51,7 +51,7 @@ class ArrowSource:
             table = _read(path, self._data, labelled=labelled)
             self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
             self.classes, self.labels = _classes_and_labels(table, path, self.describe)
-            self._file = open_while(self, self._data)
+            self._file = open_with_owner(self, self._data)
             self._length = os.fstat(self._file.fileno()).st_size
             self.fingerprint = file_fingerprint(path, f"{self.labels.tolist()} {self.classes}")
         except OSError as error:
@@ -62,7 +62,7 @@ class ArrowSource:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._file = open_while(self, self._data)
+        self._file = open_with_owner(self, self._data)
         size = os.fstat(self._file.fileno()).st_size
         if size != self._length:
             raise OSError(
@@ -70,12 +70,12 @@ class ArrowSource:
             )
 
     @cached_property
-    def _told(self) -> Sequence[str]:
+    def _path_texts(self) -> Sequence[str]:
         return split_texts(self._paths)
 
     @cached_property
     def names(self) -> Sequence[str]:
-        paths = self._told
+        paths = self._path_texts
         if all(paths) and len(set(paths)) == len(paths):
             return paths
         return list(map(str, range(len(self))))
@@ -90,18 +90,18 @@ class ArrowSource:
         start, size = int(self._starts[index]), int(self._sizes[index])
         if size >= 0:
             return read_at(self._file, start, size)
-        return read_path(self._path, self._told[index])
+        return read_path(self._path, self._path_texts[index])
 
 
 def read_path(table: Path, name: str) -> bytes:
-    """The image that a row names instead of holding it.
+    """The image at the path that a row has instead of bytes.
 
     Args:
-        table: the file of the row, at whose folder paths start.
-        name: the path; '' where it has none.
+        table: the file of the row; paths are relative to its folder.
+        name: the path, or ''.
 
     Raises:
-        OSError: there is none, it is an address, or it cannot be read.
+        OSError: '', a URL, or a file that cannot be read.
     """
     if not name:
         raise OSError("the row holds no image: neither bytes nor a path")
@@ -114,9 +114,9 @@ class Batch(NamedTuple):
     """The rows of a part of a table.
 
     Attributes:
-        images: a pyarrow array of bytes; null where a row has none.
-        paths: '' where there is none.
-        labels: None where a row has none, or where labels are left aside.
+        images: a pyarrow array of bytes; null for a row without bytes.
+        paths: '' for a row without a path.
+        labels: None for a row without a label, or if labels are ignored.
     """
 
     images: Any
@@ -125,10 +125,10 @@ class Batch(NamedTuple):
 
 
 def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
-    """Images, paths and labels of a pyarrow.RecordBatch, whose arrays are checked first.
+    """Images, paths and labels of a pyarrow.RecordBatch, whose arrays are validated first.
 
     Raises:
-        pyarrow.ArrowInvalid: an array whose parts do not fit together.
+        pyarrow.ArrowInvalid: an array whose buffers do not fit together.
     """
     images = record_batch.column(columns.image)
     images.validate(full=True)
@@ -140,7 +140,7 @@ def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
         if stored_paths is not None and (
             pa.types.is_string(stored_paths.type) or pa.types.is_large_string(stored_paths.type)
         ):
-            # Zeros, which no path can hold, would end a text of `joined`.
+            # No path contains zeros, which would end a text of `joined`.
             paths = [(text or "").replace("\0", "") for text in stored_paths.to_pylist()]
     labels: list[Any] = [None] * len(paths)
     if columns.label is not None:
@@ -149,7 +149,7 @@ def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
         if pa.types.is_dictionary(column.type):
             words = column.dictionary.to_pylist()
             labels = [
-                None if place is None else words[place] for place in column.indices.to_pylist()
+                None if index is None else words[index] for index in column.indices.to_pylist()
             ]
         else:
             labels = column.to_pylist()
@@ -157,7 +157,7 @@ def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
 
 
 def arrow_batches(pa: Any, path: Path, buffer: Any) -> tuple[Any, Iterator[Any]]:
-    """Schema and record batches of an Arrow file, which take no memory.
+    """Schema and record batches of an Arrow file, without copying them into memory.
 
     Args:
         pa: the module pyarrow.
@@ -165,7 +165,7 @@ def arrow_batches(pa: Any, path: Path, buffer: Any) -> tuple[Any, Iterator[Any]]
         buffer: the whole file, mapped.
 
     Raises:
-        InputError: compressed batches, which take any amount of memory.
+        InputError: compressed batches, which could take any amount of memory.
         pyarrow.ArrowException, OSError: a damaged file.
     """
     is_file = bytes(buffer[: len(_MAGIC)]) == _MAGIC
@@ -184,7 +184,7 @@ def arrow_batches(pa: Any, path: Path, buffer: Any) -> tuple[Any, Iterator[Any]]
 
 
 def damaged_table(path: Path, error: BaseException | str) -> DamagedData:
-    """Of a table that pyarrow cannot read, for its reason."""
+    """The error for a table that pyarrow cannot read."""
     return DamagedData(f"{path} is damaged or cut short: {_reason(error)}\nCopy or make it again")
 
 
@@ -195,13 +195,13 @@ def _reason(error: BaseException | str) -> str:
 class _Table(NamedTuple):
     columns: Columns
     starts: NDArray[np.int64]
-    sizes: NDArray[np.int64]  # -1 where a row has no bytes
+    sizes: NDArray[np.int64]  # -1 for a row without bytes
     paths: NDArray[np.uint8]  # of `joined`
     labels: list[int | str | None]
 
 
 def _read(path: Path, data: Path, *, labelled: bool) -> _Table:
-    """What is known of all rows: where their images lie, and their labels."""
+    """Offsets of the images and labels of all rows."""
     pa = extra("pyarrow", what=f"{path}")
     starts = [np.empty(0, np.int64)]
     sizes = [np.empty(0, np.int64)]
@@ -214,9 +214,9 @@ def _read(path: Path, data: Path, *, labelled: bool) -> _Table:
             columns = choose_columns(schema, path, labelled=labelled)
             for record_batch in batches:
                 batch = batch_of(pa, record_batch, columns)
-                where = _where(batch.images, buffer)
-                starts.append(where[0])
-                sizes.append(where[1])
+                offsets, lengths = _offsets(batch.images, buffer)
+                starts.append(offsets)
+                sizes.append(lengths)
                 paths += batch.paths
                 labels += batch.labels
     except (pa.ArrowException, struct.error, ValueError, OSError) as error:
@@ -230,8 +230,8 @@ def _read(path: Path, data: Path, *, labelled: bool) -> _Table:
     return _Table(columns, np.concatenate(starts), np.concatenate(sizes), joined(paths), labels)
 
 
-def _where(images: Any, buffer: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Start and size of each image in the mapped file; the size is -1 where a row has none."""
+def _offsets(images: Any, buffer: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Start and size of each image in the mapped file; the size is -1 for a row without bytes."""
     _, ends, data = images.buffers()
     if ends is None or data is None or not data.size:
         sizes = np.zeros(len(images), np.int64)
@@ -264,7 +264,7 @@ def _classes_and_labels(table: _Table, path: Path, describe: Any) -> tuple[tuple
 
 
 def no_label(label: int | str | None, columns: Columns) -> str | None:
-    """Why a row has no label that could be learnt from; None if it has one."""
+    """Why a row has no label for training; None if it has one."""
     if label is None or label == "":
         return f"no label: {columns.label!r} is null or empty"
     if label == _NO_LABEL and columns.classes is not None:
@@ -273,19 +273,19 @@ def no_label(label: int | str | None, columns: Columns) -> str | None:
 
 
 def _is_compressed(message: Any) -> bool:
-    """Of a message of record batches; its flatbuffer says so (Message.fbs, field 3 of RecordBatch)."""
+    """Whether a message's record batch is compressed (Message.fbs, field 3 of RecordBatch)."""
     data = message.metadata.to_pybytes()
 
     def field(table: int, number: int) -> int | None:
-        """Where a field of a flatbuffer's table stands; None if it has none."""
+        """The position of a field of a flatbuffer's table; None if it is absent."""
         vtable = table - struct.unpack_from("<i", data, table)[0]
         if 4 + 2 * number >= struct.unpack_from("<H", data, vtable)[0]:
             return None
         offset = struct.unpack_from("<H", data, vtable + 4 + 2 * number)[0]
         return table + offset if offset else None
 
-    def table_in(place: int) -> int:
-        return int(place + struct.unpack_from("<I", data, place)[0])
+    def table_in(position: int) -> int:
+        return int(position + struct.unpack_from("<I", data, position)[0])
 
     header = field(table_in(0), 2)
     if message.type not in ("record batch", "dictionary") or header is None:

@@ -1,18 +1,18 @@
-"""Which columns of a table hold the images and their labels.
+"""The columns of a table that hold the images and their labels.
 
-Source: own; the key `huggingface` of a schema's metadata, which holds the features as JSON, and the struct of
+The key `huggingface` of a schema's metadata, which holds the features as JSON, and the struct of
 bytes and path are those of Hugging Face datasets 5.2 (`datasets.Image`, `datasets.ClassLabel`).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from flambeau.errors import DamagedData, InputError
 from flambeau.optional_packages import extra
 
-# In lower case; of several the first counts.
+# In lower case; if a table has several, the first here is used.
 _IMAGES = ("image", "img", "images", "jpg", "jpeg", "png", "webp", "image_bytes", "encoded")
 _LABELS = (
     "label",
@@ -26,17 +26,17 @@ _LABELS = (
     "class_name",
 )
 _SHOWN = 8  # columns that a message names
-_OWN_FUNCTION = "Rename one, or return the images from a function of your own: FILE.py:FUNCTION"
+_USER_FUNCTION = "Rename one, or return the images from a function of your own: FILE.py:FUNCTION"
 
 
 class Columns(NamedTuple):
-    """What is read of a table.
+    """The columns to read.
 
     Attributes:
         image: the column of images.
-        is_struct: it holds bytes and path of each, and not bytes alone.
-        label: the column of labels; None where they are left aside.
-        classes: their names, where the table has them.
+        is_struct: it holds structs of bytes and path, not bytes alone.
+        label: the column of labels; None if labels are ignored.
+        classes: the class names, if the table has them.
     """
 
     image: str
@@ -53,16 +53,16 @@ def choose_columns(schema: Any, path: Path, *, labelled: bool = True) -> Columns
     """The columns of images and labels.
 
     The image is the one column of the feature Image, else the one struct with `bytes`, else the one column of
-    bytes; the label is what is called so, else the one column of the feature ClassLabel. Of several images or
-    labels the usual names decide: `image`, `img`, ...; `label`, `labels`, `class`, ..., `fine_label`, ...
+    bytes; the label is a column with one of the usual names, else the one column of the feature ClassLabel.
+    Of several images the usual names decide: `image`, `img`, ...
 
     Args:
         schema: a pyarrow.Schema.
         path: of the table, for messages.
-        labelled: False looks for no label.
+        labelled: False ignores labels.
 
     Raises:
-        InputError: none, or several of which none can be chosen, or a type that is not read.
+        InputError: no such column, several that cannot be distinguished, or an unsupported type.
     """
     try:
         return _chosen(schema, path, labelled)
@@ -92,7 +92,7 @@ def _chosen(schema: Any, path: Path, labelled: bool) -> Columns:
 
 
 def _features(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, dict[str, Any]]:
-    """What Hugging Face says of each column; nothing where it did not write the table."""
+    """Hugging Face's description of each column; empty if it did not write the table."""
     if b"huggingface" not in metadata:
         return {}
     try:
@@ -113,19 +113,19 @@ def _image(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path:
     structs = [name for name, kind in types.items() if is_struct(kind)]
     binary = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view
     files = [name for name, kind in types.items() if any(is_it(kind) for is_it in binary)]
-    found = [name for name in declared if name in {*structs, *files}] or structs or files
-    if not found:
+    candidates = [name for name in declared if name in {*structs, *files}] or structs or files
+    if not candidates:
         raise InputError(
-            f"{path} has no column of images (found: {_shown(types)})\n"
+            f"{path} has no column of images (found: {_outline(types)})\n"
             "Expected image files, as binary or as struct<bytes, path> as Hugging Face writes them"
         )
-    known = _by_name(found, _IMAGES)
-    if len(found) > 1 and known is None:
+    known = _by_name(candidates, _IMAGES)
+    if len(candidates) > 1 and known is None:
         raise InputError(
-            f"{path} has several columns of images: {', '.join(found[:_SHOWN])}\n"
-            f"Call the one that counts {_IMAGES[0]!r}. {_OWN_FUNCTION}"
+            f"{path} has several columns of images: {', '.join(candidates[:_SHOWN])}\n"
+            f"Call the one that counts {_IMAGES[0]!r}. {_USER_FUNCTION}"
         )
-    return found[0] if len(found) == 1 or known is None else known
+    return candidates[0] if len(candidates) == 1 or known is None else known
 
 
 def _label(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path: Path) -> str:
@@ -134,11 +134,11 @@ def _label(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path:
     if label is None and declared:
         raise InputError(
             f"{path} has several columns of labels: {', '.join(declared[:_SHOWN])}\n"
-            f"Call the one that counts {_LABELS[0]!r}. {_OWN_FUNCTION}"
+            f"Call the one that counts {_LABELS[0]!r}. {_USER_FUNCTION}"
         )
     if label is None:
         raise InputError(
-            f"{path} has no column of labels (found: {_shown(types)})\n"
+            f"{path} has no column of labels (found: {_outline(types)})\n"
             f"Expected one called {', '.join(_LABELS[:4])} ..., or one of the feature ClassLabel"
         )
     kind = types[label]
@@ -163,11 +163,11 @@ def _names(feature: Mapping[str, Any], label: str, path: Path) -> tuple[str, ...
     return tuple(names)
 
 
-def _by_name(found: Sequence[str] | Mapping[str, Any], known: Sequence[str]) -> str | None:
-    by_lower = {name.lower(): name for name in found}
+def _by_name(columns: Iterable[str], known: Sequence[str]) -> str | None:
+    by_lower = {name.lower(): name for name in columns}
     return next((by_lower[word] for word in known if word in by_lower), None)
 
 
-def _shown(types: Mapping[str, Any]) -> str:
+def _outline(types: Mapping[str, Any]) -> str:
     words = [f"{name} {kind!s:.40}" for name, kind in list(types.items())[:_SHOWN]]
     return ", ".join(words) + ", ..." * (len(types) > _SHOWN)

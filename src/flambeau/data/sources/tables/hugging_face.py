@@ -1,7 +1,7 @@
-"""Data sets of Hugging Face: from the Hub by their names, and folders of `save_to_disk`.
+"""Data sets of Hugging Face: from the Hub by name, and folders of `save_to_disk`.
 
-Source: Hugging Face datasets 5.2: `load_dataset`, whose Arrow files are then read as any; and the layout of
-`Dataset.save_to_disk` and `DatasetDict.save_to_disk`.
+Source: Hugging Face datasets 5.2: `load_dataset`, whose Arrow files are then read like any others; and the
+layout of `Dataset.save_to_disk` and `DatasetDict.save_to_disk`.
 """
 
 import importlib.util
@@ -21,15 +21,15 @@ from flambeau.optional_packages import extra
 
 _MAX_FACTS = 1 << 24  # bytes of a .json of a saved folder
 
-# In a process of its own: the import takes some seconds and 200 MB, and starts threads, which training and
-# the workers forked from it would carry along. Only that process has the environment variable.
+# In a separate process: the import takes seconds and 200 MB and starts threads, which the training and its
+# forked workers would inherit. Only that process gets the environment variables.
 _LOAD = """
 import json, sys
 try:
     import datasets
-    found = datasets.load_dataset(sys.argv[1], sys.argv[2] or None)
-    answer = {name: [file["filename"] for file in part.cache_files] for name, part in found.items()}
-except Exception as error:  # reported by the process that has asked
+    splits = datasets.load_dataset(sys.argv[1], sys.argv[2] or None)
+    answer = {name: [file["filename"] for file in part.cache_files] for name, part in splits.items()}
+except Exception as error:  # reported by the parent process
     answer = f"{type(error).__name__}: {error}"
 print("\\n" + json.dumps(answer))
 """
@@ -40,21 +40,21 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
 
     Args:
         name: NAME or NAME:CONFIG of the Hub, or the folder of a data set, as `load_dataset` takes them.
-        download: fetch what is missing; otherwise only what `datasets` has loaded before is read.
-        labelled: False leaves labels aside where they could not be trained on.
+        download: fetch missing files; otherwise only what `datasets` loaded before is read.
+        labelled: False ignores labels that could not be trained on.
 
     Returns:
-        The split `train` (or the only one), and `validation`, or `test` where there is none.
+        The split `train` (or the only one), and `validation`, or else `test`.
 
     Raises:
-        InputError: the package is missing, an unknown name, no internet, or what ArrowSource raises.
+        InputError: the package is missing, an unknown name, no internet, or an error of ArrowSource.
     """
     if importlib.util.find_spec("datasets") is None:
         extra("datasets", what=f"hf:{name}")
     path, _, config = name.partition(":")
     if path.startswith((".", "/", "~")) and not Path(path).is_dir():
         raise InputError(f"hf:{name}: there is no folder {path}")
-    # The hub itself tells of each of its trials to connect, with a traceback's words.
+    # By default the hub reports each failed attempt to connect, with the words of a traceback.
     variables = {"HF_HUB_VERBOSITY": "error"}
     variables |= {} if download else {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     ran = subprocess.run(
@@ -66,20 +66,20 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
         text=True,
     )
     lines = ran.stdout.splitlines()
-    found: Any = json.loads(lines[-1]) if lines and not ran.returncode else None
-    if isinstance(found, dict):
-        if not all(found.values()):
+    result: Any = json.loads(lines[-1]) if lines and not ran.returncode else None
+    if isinstance(result, dict):
+        if not all(result.values()):
             raise InputError(
                 f"hf:{name} is held in memory and not in files\nUnset HF_DATASETS_IN_MEMORY_MAX_SIZE"
             )
-        splits = {split: list(map(Path, files)) for split, files in found.items()}
+        splits = {split: list(map(Path, files)) for split, files in result.items()}
         try:
             return _parts(f"hf:{name}", splits, labelled=True)
         except InputError:
             if labelled:
                 raise
         return _parts(f"hf:{name}", splits, labelled=False)
-    reason = " ".join(str(found).split())[:300] if found else f"exit code {ran.returncode}"
+    reason = " ".join(str(result).split())[:300] if result else f"exit code {ran.returncode}"
     if reason.startswith(("ConnectionError", "OfflineModeIsEnabled")):
         copied = "copy ~/.cache/huggingface from a machine that has it"
         why = (
@@ -92,14 +92,14 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
 
 
 def open_saved(folder: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
-    """The images of a folder that `save_to_disk` has written, as `open_hub` those of a name.
+    """The images of a folder written by `save_to_disk`; parts as in `open_hub`.
 
     Args:
         folder: with state.json, or with dataset_dict.json and a folder for each split.
         labelled: as for ArrowSource.
 
     Raises:
-        InputError: a damaged folder, or what ArrowSource raises.
+        InputError: a damaged folder, or an error of ArrowSource.
     """
     splits = _saved_splits(folder)
     if "" in splits:
@@ -108,7 +108,7 @@ def open_saved(folder: Path, *, labelled: bool = True) -> tuple[Source, Source |
 
 
 def saved_files(folder: Path) -> list[Path]:
-    """All Arrow files of a folder that `save_to_disk` has written; InputError where it is damaged."""
+    """All Arrow files of a folder written by `save_to_disk`; InputError if it is damaged."""
     return [file for files in _saved_splits(folder).values() for file in files]
 
 
@@ -135,7 +135,7 @@ def _joined(files: Sequence[Path], labelled: bool) -> Source:
 
 
 def _saved_splits(folder: Path) -> dict[str, list[Path]]:
-    """The Arrow files of each split; of a data set without splits under ''."""
+    """The Arrow files of each split; those of a data set without splits under ''."""
     path = folder / "dataset_dict.json"
     if not path.is_file():
         return {"": _split_files(folder)}
@@ -150,14 +150,14 @@ def _split_files(folder: Path) -> list[Path]:
     return [folder / name for name in _words(path, names)]
 
 
-def _words(path: Path, found: Any) -> list[str]:
-    """Names of what lies beside a file, and nowhere else; at least one."""
-    is_list = isinstance(found, list) and bool(found)
-    if not is_list or not all(isinstance(name, str) and Path(name).name == name for name in found):
+def _words(path: Path, names: Any) -> list[str]:
+    """A list of at least one plain file name from a JSON file, checked: no path may lead elsewhere."""
+    is_list = isinstance(names, list) and bool(names)
+    if not is_list or not all(isinstance(name, str) and Path(name).name == name for name in names):
         raise DamagedData(
             f"{path} names no files of a data set\nMake the folder again, with save_to_disk"
         )
-    return list(found)
+    return list(names)
 
 
 def _json(path: Path) -> dict[str, Any]:

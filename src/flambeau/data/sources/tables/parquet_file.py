@@ -1,9 +1,9 @@
-"""Labelled images in a Parquet file, through a copy that is read in any order.
+"""Labelled images in a Parquet file, read in any order from an Arrow copy.
 
-Source: own; the format is Apache Parquet's, read through pyarrow. A row group is unpacked as a whole: with
-100 images of 100 KB in each, as Hugging Face writes them, one image in random order costs 4 ms, beside 1.5 ms
-to decode it. The copy is made once, at 0.8 to 2.4 GB/s (400 MB, pyarrow 26, one core), and is what `datasets`
-itself makes, without its import of some seconds.
+The format is Apache Parquet's, read through pyarrow. A row group is unpacked as a whole: with
+100 images of 100 KB in each, as Hugging Face writes them, one image in random order costs 4 ms, plus 1.5 ms
+to decode it. The copy is made once, at 0.8 to 2.4 GB/s (400 MB, pyarrow 26, one core), and equals the one
+that `datasets` makes, without its import of some seconds.
 """
 
 import contextlib
@@ -15,27 +15,27 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flambeau.data.sources.data_home import data_home
+from flambeau.data.sources.data_names import data_home
 from flambeau.data.sources.tables.arrow_file import ArrowSource, damaged_table
 from flambeau.data.sources.tables.columns import Columns, choose_columns
 from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
 from flambeau.terminal import CountBar
 
-ROWS = 16  # that are unpacked at once: memory for as many of the largest images
-_BATCH_ROWS = 1000  # of a batch of the copy; chosen, untested
+ROWS = 16  # unpacked at once: memory for as many of the largest images
+_BATCH_ROWS = 1000  # per batch of the copy; chosen, untested
 _BATCH_BYTES = 1 << 25
-_SMALL = 1 << 26  # bytes, and times its size, that a file's images may unpack to
-_MOST_PACKED = 32
-# Times the file's size, that a row group may unpack to: what deflate can at most.
+_SMALL = 1 << 26  # bytes that the images of any file may unpack to
+_MOST_PACKED = 32  # times its size that a file's images may unpack to
+# Times the file's size that a row group may unpack to: the limit of deflate.
 _GROUP_PACKED = 1032
 
 
 def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
     """The images of a Parquet file.
 
-    They are copied into $FLAMBEAU_DATA or ~/.cache/flambeau/data when the file is opened for the first time;
-    a file that has changed is copied again, in the place of its former copy.
+    When the file is opened for the first time, they are copied into $FLAMBEAU_DATA or
+    ~/.cache/flambeau/data; after the file has changed, a new copy replaces the old one.
 
     Args:
         path: the file.
@@ -47,7 +47,7 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
     try:
         status = path.stat()
         with path.open("rb"):
-            pass  # whatever hinders that is better said by Python
+            pass  # Python's error is better than pyarrow's
     except OSError as error:
         raise unreadable(path, error) from error
     parquet = open_table(path)
@@ -58,7 +58,7 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
     if not copy.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with _alone(folder / f"{name}.lock"):
+            with _locked(folder / f"{name}.lock"):
                 if not copy.exists():
                     _copy(path, parquet, copy)
                     for old in folder.glob(f"{name}-*.arrow"):
@@ -84,7 +84,7 @@ def open_table(path: Path) -> Any:
         table = parquet.ParquetFile(
             path, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True
         )
-        table.schema_arrow  # noqa: B018 - which is made, and checked, when it is first asked for
+        table.schema_arrow  # noqa: B018 - it is made and checked at the first access
     except (pa.ArrowException, ValueError, OSError) as error:
         raise damaged_table(path, error) from error
     return table
@@ -98,7 +98,7 @@ def row_batches(path: Path, table: Any, group: int, names: list[str]) -> Iterato
     """
     pa = extra("pyarrow", what=f"{path}")
     try:
-        # Of a single column damaged metadata would end the process (pyarrow 26, by an exception of C++).
+        # Damaged metadata of a single column would end the process (pyarrow 26, a C++ exception).
         size = table.metadata.row_group(group).total_byte_size
         if size > max(_SMALL, _GROUP_PACKED * path.stat().st_size):
             raise ValueError(f"row group {group} claims to unpack to {size} bytes")
@@ -108,7 +108,7 @@ def row_batches(path: Path, table: Any, group: int, names: list[str]) -> Iterato
 
 
 def _copy(path: Path, table: Any, copy: Path) -> None:
-    """Write the columns that count as an Arrow stream, which gets its name when it is whole."""
+    """Write image and label columns as an Arrow stream, under a temporary name until it is complete."""
     pa = extra("pyarrow", what=f"{path}")
     try:
         columns = choose_columns(table.schema_arrow, path)
@@ -145,7 +145,7 @@ def _copy(path: Path, table: Any, copy: Path) -> None:
 def _plain_batches(
     pa: Any, path: Path, table: Any, columns: Columns, bar: CountBar
 ) -> Iterator[Any]:
-    """The rows of all groups, with labels that are no dictionaries, which differ from group to group."""
+    """The rows of all groups; dictionaries of labels, which differ between groups, are decoded."""
     for group in range(table.num_row_groups):
         for batch in row_batches(path, table, group, columns.names):
             bar.update(len(batch))
@@ -180,10 +180,12 @@ def joined_batches(
 
 
 @contextlib.contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """Of the processes of one training, one copies, and the others wait for it."""
+def _locked(lock: Path) -> Iterator[None]:
+    """Let one process of a training copy while the others wait."""
     with lock.open("w") as file:
-        with contextlib.suppress(ImportError):  # Windows: each makes one, and the last stays
+        with contextlib.suppress(
+            ImportError
+        ):  # Windows: each process makes a copy, the last one stays
             import fcntl
 
             fcntl.flock(file, fcntl.LOCK_EX)
