@@ -29,7 +29,6 @@ from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.track import LineFunction
 from flambeau.run.run import Run
-from flambeau.trainer.evaluation.run_evaluations import RunEvaluations
 from flambeau.trainer.evaluation.sample_history import SampleHistory
 from flambeau.trainer.loss import TrainingLoss, make_teacher
 from flambeau.trainer.parts.auto_batch_size import find_micro_batch
@@ -49,6 +48,7 @@ from flambeau.trainer.parts.optimizer import new_optimizer
 from flambeau.trainer.parts.qat_model import qat_model
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, read_images
 from flambeau.trainer.prediction.trained_model import Trained
+from flambeau.trainer.run_evaluations import RunEvaluations
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS, parse_betas
 from flambeau.trainer.tasks.task import Task
@@ -219,7 +219,7 @@ def _run_evaluations(
         folder if ranks.is_first else None,
         train,
         val,
-        facts.classes,
+        facts.task,
         normalized_by=(facts.mean, facts.std),
         has_unit=facts.pixels != "float",
         check_data=functools.partial(quick_findings, train.source, val.source, data_path),

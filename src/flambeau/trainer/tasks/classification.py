@@ -6,20 +6,28 @@ N: images, C: classes.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flambeau.data.sources.source import Source
 from flambeau.recipes.training.auroc import AUROC
 from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
 from flambeau.trainer.evaluation.figures import ClassFigures, Evaluation, ImagePredictions
-from flambeau.trainer.evaluation.sample_history import SampleHistory
+from flambeau.trainer.evaluation.sample_history import SampleHistory, label_suspects
+from flambeau.trainer.evaluation.sample_results import (
+    SampleResults,
+    SampleResultsMetric,
+    evaluation_facts,
+)
 
 _TOP = 5
+_MAX_SUSPECTS = 12  # labels that look wrong, in the report
 # Classes: of more, the table (8 bytes a cell) is kept on the host; chosen, untested.
 _ON_DEVICE = 4096
 _TEMPERATURES = (0.05, 20.0)
@@ -64,6 +72,33 @@ class Classification:
     def history(self, num_samples: int, *, fingerprint: str, device: torch.device) -> SampleHistory:
         """The losses of each image, from which suspect labels are found."""
         return SampleHistory(num_samples, fingerprint=fingerprint, device=device)
+
+    def sample_results(self) -> SampleResultsMetric:
+        """The most probable class of each image, its probability, and that of the label."""
+        return SampleResultsMetric()
+
+    def report_facts(
+        self, results: SampleResults, *, step: int, describe: Callable[[int], str]
+    ) -> dict[str, Any]:
+        """Counts of classes, confusions, calibration, mistakes and uncertain images."""
+        return evaluation_facts(results, self.classes, step=step, describe=describe)
+
+    def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
+        """The images whose label the model found less likely than a guess, averaged over the training."""
+        number = {name: k for k, name in enumerate(self.classes)}
+        worst = label_suspects(run, train, most=_MAX_SUSPECTS) or []
+        return [
+            {
+                "index": one.number,
+                "image": one.image,
+                "label": number[one.label],
+                "predicted": number.get(one.suggested, number[one.label]),
+                "probability": 0.0,
+                "of_label": math.exp(-one.loss),
+            }
+            for one in worst
+            if one.loss > math.log(len(number))
+        ]
 
     def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
         """The logarithm of the mean probabilities."""

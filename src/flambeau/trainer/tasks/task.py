@@ -4,13 +4,16 @@ N: images of a batch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from flambeau.data.sources.source import Source
 from flambeau.trainer.evaluation.figures import Evaluation
 from flambeau.trainer.evaluation.sample_history import SampleHistory
+from flambeau.trainer.evaluation.sample_results import SampleResults, SampleResultsMetric
 
 
 class Counters(Protocol):
@@ -69,6 +72,28 @@ class Task(Protocol):
 
     def history(self, num_samples: int, *, fingerprint: str, device: torch.device) -> SampleHistory:
         """What the run notes of each training sample."""
+
+    def sample_results(self) -> SampleResultsMetric:
+        """Keeps the prediction of each evaluated image for the report: one of the `metrics` of `Run`."""
+
+    def report_facts(
+        self, results: SampleResults, *, step: int, describe: Callable[[int], str]
+    ) -> dict[str, Any]:
+        """The content of evaluation.json; `mistakes` and `unsure` are lists of images with their 'index'.
+
+        Args:
+            results: of an evaluation.
+            step: of the weights.
+            describe: the name of the image at a position.
+        """
+
+    def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
+        """Training images whose targets look wrong, as evaluation.json has them.
+
+        Args:
+            run: the run folder with the record of `history`.
+            train: what was trained on.
+        """
 
     def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
         """One output for an image and its mirror image."""

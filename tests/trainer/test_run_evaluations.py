@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from flambeau.data.check.report_text import ReportItem
-from flambeau.trainer.evaluation.run_evaluations import RunEvaluations
 from flambeau.trainer.evaluation.sample_history import SampleHistory
+from flambeau.trainer.run_evaluations import RunEvaluations
+from flambeau.trainer.tasks.classification import Classification
 
 
 class Data:
@@ -37,7 +38,7 @@ def evaluations(
         folder,
         data,
         data,
-        ["a", "b"],
+        Classification(("a", "b")),
         normalized_by=([0.5], [0.5]),
         has_unit=True,
         check_data=find,

@@ -1,7 +1,6 @@
 """The evaluations of a training, kept in its folder for the report: evaluation.json, first_batch.jpg."""
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +17,9 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.report.evaluated import evaluated
 from flambeau.run.folder.json_file import json_file
 from flambeau.trainer.evaluation.pictures import contact_sheet, data_uri, unit_range
-from flambeau.trainer.evaluation.sample_history import SampleHistory, label_suspects
-from flambeau.trainer.evaluation.sample_results import SampleResultsMetric, evaluation_facts
+from flambeau.trainer.evaluation.sample_history import SampleHistory
+from flambeau.trainer.tasks.task import Task
 
-_MAX_SUSPECTS = 12  # labels that look wrong, as pictures
 _MIN_EPOCHS = 3  # before that, a model has learned few labels
 _CHECK_SHARE = 0.02  # of the time of a training, to check its data
 _CHECK_S = (1.0, 20.0)  # minimum and maximum of it: other processes wait, and stall after a minute
@@ -45,16 +43,16 @@ class RunEvaluations:
         folder: Path | None,
         train: ImageDataset | DeviceDataset,
         val: ImageDataset | DeviceDataset,
-        classes: list[str],
+        task: Task,
         *,
         normalized_by: tuple[list[float], list[float]],
         has_unit: bool,
         check_data: Callable[..., list[ReportItem]],
     ) -> None:
-        self._folder, self._train, self._val, self._classes = folder, train, val, classes
+        self._folder, self._train, self._val, self._task = folder, train, val, task
         self._normalized_by, self._has_unit = normalized_by, has_unit
         self._check_data = check_data
-        self.metric = SampleResultsMetric()
+        self.metric = task.sample_results()
         self._began = time.monotonic()
         self._kept: dict[int, dict[str, Any]] = {}  # by step, the newest last
         self._on_disk: int | None = None  # the step that this process has written
@@ -73,15 +71,16 @@ class RunEvaluations:
             published: step of the weights that the run would publish now.
             end: the history of the training images, if the run ends here.
         """
-        if self._folder is None or self.metric.last is None:
+        folder = self._folder
+        if folder is None or self.metric.last is None:
             return
-        path = self._folder / "evaluation.json"
+        path = folder / "evaluation.json"
         try:
             if end is not None:
-                end.save(self._folder)
+                end.save(folder)
             if step == published:
-                self._kept[step] = evaluation_facts(
-                    self.metric.last, self._classes, step=step, describe=self._val.describe
+                self._kept[step] = self._task.report_facts(
+                    self.metric.last, step=step, describe=self._val.describe
                 )
                 self._on_disk = None
                 while len(self._kept) > _MAX_KEPT:
@@ -92,7 +91,7 @@ class RunEvaluations:
                 return
             self._kept[published] = facts
             if end is not None:
-                self._end(facts, end, say)
+                self._end(folder, facts, end, say)
             if end is not None or self._on_disk != published:
                 write_file(path, json.dumps(facts, ensure_ascii=False).encode() + b"\n")
                 self._on_disk = published
@@ -100,7 +99,11 @@ class RunEvaluations:
             say(f"{path} could not be written: {error}; the report will lack it")
 
     def _end(
-        self, facts: dict[str, Any], history: SampleHistory, say: Callable[[str], None]
+        self,
+        folder: Path,
+        facts: dict[str, Any],
+        history: SampleHistory,
+        say: Callable[[str], None],
     ) -> None:
         """Add what is written once, at the end of the run."""
         passed_s = time.monotonic() - self._began
@@ -110,7 +113,10 @@ class RunEvaluations:
         if grave:
             say(f"{'; '.join(grave)}: the report names them")
         facts["findings"] = [(one.title, one.lines) for one in findings]
-        facts["suspects"] = self._suspects(history)
+        is_long_enough = history.epochs >= _MIN_EPOCHS
+        facts["suspects"] = (
+            self._task.suspects(folder, self._train.source) if is_long_enough else []
+        )
         self._add_pictures(self._val, [*facts["mistakes"], *facts["unsure"]])
         if facts["suspects"]:
             train = ImageDataset(
@@ -122,25 +128,6 @@ class RunEvaluations:
                 keep=False,
             )
             self._add_pictures(train, facts["suspects"])
-
-    def _suspects(self, history: SampleHistory) -> list[dict[str, Any]]:
-        """Training images whose labels look wrong, as evaluation.json has them."""
-        if self._folder is None or history.epochs < _MIN_EPOCHS:
-            return []
-        number = {name: k for k, name in enumerate(self._classes)}
-        worst = label_suspects(self._folder, self._train.source, most=_MAX_SUSPECTS) or []
-        return [
-            {
-                "index": one.number,
-                "image": one.image,
-                "label": number[one.label],
-                "predicted": number.get(one.suggested, number[one.label]),
-                "probability": 0.0,
-                "of_label": math.exp(-one.loss),
-            }
-            for one in worst
-            if one.loss > math.log(len(number))  # less likely than a guess
-        ]
 
     def _add_pictures(
         self, data: ImageDataset | DeviceDataset, samples: Sequence[dict[str, Any]]
