@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flambeau.recipes.parallel.process_group import (
-    Place,
-    place_from_environment,
+    ProcessInfo,
+    process_from_environment,
     process_group,
 )
 
@@ -30,40 +30,40 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-# ---------------------------------------------------------------- the place
+# ---------------------------------------------------------------- which process this is
 
 
 @pytest.mark.parametrize(
-    ("environ", "place"),
+    ("environ", "process"),
     [
-        ({}, Place(0, 1, 0, 1)),
-        (TORCHRUN, Place(5, 8, 1, 4)),
-        (SRUN, Place(5, 9, 1, 4)),
+        ({}, ProcessInfo(0, 1, 0, 1)),
+        (TORCHRUN, ProcessInfo(5, 8, 1, 4)),
+        (SRUN, ProcessInfo(5, 9, 1, 4)),
         (
             SRUN | {"SLURM_PROCID": "8", "SLURM_LOCALID": "0", "SLURM_NODEID": "2"},
-            Place(8, 9, 0, 1),
+            ProcessInfo(8, 9, 0, 1),
         ),
         # A batch script, or torchrun in a step with one task a machine.
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "9", "SLURM_NODEID": "0"}, Place(0, 1, 0, 1)),
-        (SRUN | TORCHRUN, Place(5, 8, 1, 4)),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "9", "SLURM_NODEID": "0"}, ProcessInfo(0, 1, 0, 1)),
+        (SRUN | TORCHRUN, ProcessInfo(5, 8, 1, 4)),
     ],
 )
-def test_place(environ: dict[str, str], place: Place) -> None:
-    assert place_from_environment(environ) == place
+def test_process_info(environ: dict[str, str], process: ProcessInfo) -> None:
+    assert process_from_environment(environ) == process
 
 
 @pytest.mark.parametrize("missing", TORCHRUN)
 def test_half_an_environment_is_refused(missing: str) -> None:
     environ = {name: value for name, value in TORCHRUN.items() if name != missing}
     with pytest.raises(ValueError, match=rf"{', '.join(environ)} set, but not {missing}: start"):
-        place_from_environment(environ)
+        process_from_environment(environ)
 
 
 def test_a_lonely_world_size_is_refused() -> None:
     with pytest.raises(
         ValueError, match="WORLD_SIZE set, but not RANK, LOCAL_RANK, LOCAL_WORLD_SIZE"
     ):
-        place_from_environment({"WORLD_SIZE": "2"})
+        process_from_environment({"WORLD_SIZE": "2"})
 
 
 @pytest.mark.parametrize(
@@ -75,29 +75,29 @@ def test_a_lonely_world_size_is_refused() -> None:
 )  # fmt: skip
 def test_contradictions_are_refused(change: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="ranks count from 0"):
-        place_from_environment(TORCHRUN | change)
+        process_from_environment(TORCHRUN | change)
 
 
 def test_text_for_a_number_is_refused() -> None:
     with pytest.raises(ValueError, match="'one'"):
-        place_from_environment(TORCHRUN | {"RANK": "one"})
+        process_from_environment(TORCHRUN | {"RANK": "one"})
 
 
 # ---------------------------------------------------------------- the group
 
 
 def join_and_sum() -> object:
-    with process_group(device="cpu") as (place, device):
-        total = torch.tensor([place.rank + 1.0], device=device)
+    with process_group(device="cpu") as (process, device):
+        total = torch.tensor([process.rank + 1.0], device=device)
         dist.all_reduce(total)
         inside = dist.get_rank(), dist.get_world_size(), dist.get_backend()
-    return place, device, total, inside, dist.is_initialized()
+    return process, device, total, inside, dist.is_initialized()
 
 
 def test_ranks_join_and_leave(start_ranks) -> None:
     for rank, found in enumerate(start_ranks(3, join_and_sum).results()):
-        place, device, total, inside, is_there = found
-        assert place == Place(rank, 3, rank, 3)
+        process, device, total, inside, is_there = found
+        assert process == ProcessInfo(rank, 3, rank, 3)
         assert device == torch.device("cpu")
         torch.testing.assert_close(total, torch.tensor([6.0]), rtol=0, atol=0)
         assert inside == (rank, 3, "gloo")
@@ -112,9 +112,9 @@ def stay_away(until: Path) -> None:
 
 
 def wait_in_vain(done: Path) -> float:
-    with process_group(device="cpu", timeout_s=1) as (place, _):
+    with process_group(device="cpu", timeout_s=1) as (process, _):
         start = time.monotonic()
-        if place.rank == 1:
+        if process.rank == 1:
             stay_away(done)
         else:
             with pytest.raises(RuntimeError):
@@ -131,8 +131,8 @@ def test_timeout(start_ranks, tmp_path: Path) -> None:
 def fail_beside_a_collective(done: Path) -> tuple[float, bool]:
     start, joined = time.monotonic(), done.with_name("joined")
     try:
-        with process_group(device="cpu", timeout_s=60) as (place, _):
-            if place.rank == 1:
+        with process_group(device="cpu", timeout_s=60) as (process, _):
+            if process.rank == 1:
                 joined.touch()
                 stay_away(done)
             else:
@@ -154,9 +154,9 @@ def test_error_leaves_without_waiting_for_peers(start_ranks, tmp_path: Path) -> 
 
 
 def use_twice() -> tuple[bool, int]:
-    with process_group(device="cpu") as (place, _):
+    with process_group(device="cpu") as (process, _):
         pass
-    return dist.is_initialized(), place.rank
+    return dist.is_initialized(), process.rank
 
 
 def test_a_group_that_is_there_is_left_alone(start_ranks) -> None:
@@ -174,7 +174,7 @@ def contradict() -> str:
 def test_a_group_that_contradicts_the_environment_is_refused(start_ranks) -> None:
     first, second = start_ranks(2, contradict, group=True).results()
     assert (
-        "rank 0 of 2 in the group that it has joined, but the environment says Place(rank=1"
+        "rank 0 of 2 in the group that it has joined, but the environment says ProcessInfo(rank=1"
         in first
     )
     assert "rank 1 of 2" in second
@@ -184,10 +184,10 @@ def test_a_group_that_contradicts_the_environment_is_refused(start_ranks) -> Non
 def test_one_process_needs_no_launcher() -> None:
     weight = torch.full((1, 1), 3.0)
     for _ in range(2):
-        with process_group(device="cpu") as (place, _):
-            assert place == Place()
+        with process_group(device="cpu") as (process, _):
+            assert process == ProcessInfo()
             with process_group(device="cpu") as (again, _):
-                assert again == Place()
+                assert again == ProcessInfo()
             model = nn.Linear(1, 1, bias=False)
             model.weight.data.copy_(weight)
             out = DistributedDataParallel(model)(torch.ones(1, 1))

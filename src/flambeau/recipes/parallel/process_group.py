@@ -23,7 +23,7 @@ _SLURM = ["PROCID", "STEP_NUM_TASKS", "LOCALID", "STEP_TASKS_PER_NODE", "NODEID"
 
 
 @dataclass(frozen=True)
-class Place:
+class ProcessInfo:
     """Which process this is: `rank` of `world_size` in the job, `local_rank` of those on this machine."""
 
     rank: int = 0
@@ -39,7 +39,7 @@ class Place:
             )
 
 
-def place_from_environment(environ: Mapping[str, str] = os.environ) -> Place:
+def process_from_environment(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
     """Read which process of the job this is; a process that no launcher has started is alone.
 
     Args:
@@ -50,24 +50,24 @@ def place_from_environment(environ: Mapping[str, str] = os.environ) -> Place:
         ValueError: some of the four are set and others are not, or they contradict each other.
 
     Example:
-        >>> place_from_environment({})
-        Place(rank=0, world_size=1, local_rank=0, local_world_size=1)
+        >>> process_from_environment({})
+        ProcessInfo(rank=0, world_size=1, local_rank=0, local_world_size=1)
     """
     given = [name for name in _TORCHRUN if name in environ]
     if not given:
-        return _slurm_place(environ) if "SLURM_STEP_NUM_TASKS" in environ else Place()
+        return _slurm_process(environ) if "SLURM_STEP_NUM_TASKS" in environ else ProcessInfo()
     if missing := [name for name in _TORCHRUN if name not in environ]:
         raise ValueError(
             f"{', '.join(given)} set, but not {', '.join(missing)}: start the script with torchrun, "
             "which sets them all, or unset them for a process on its own"
         )
-    return Place(*(int(environ[name]) for name in _TORCHRUN))
+    return ProcessInfo(*(int(environ[name]) for name in _TORCHRUN))
 
 
 @contextlib.contextmanager
 def process_group(
     *, timeout_s: float = 600.0, device: str | torch.device | None = None
-) -> Iterator[tuple[Place, torch.device]]:
+) -> Iterator[tuple[ProcessInfo, torch.device]]:
     """Be in the default process group: gloo for tensors on the CPU, NCCL for those on CUDA.
 
     A process on its own gets a group of one, so that the same script runs with and without a launcher.
@@ -79,32 +79,35 @@ def process_group(
             there is CUDA, else 'cpu'. CUDA's current device is set to it.
 
     Yields:
-        The place of this process and its device.
+        Which process this is, and its device.
 
     Raises:
         ValueError: a variable of the launcher is missing or contradicts the group that is there; no such
             CUDA device; a timeout that is not above 0.
 
     Example:
-        >>> with process_group(device="cpu") as (place, device):
+        >>> with process_group(device="cpu") as (process, device):
         ...     total = torch.ones(2, device=device)
         ...     dist.all_reduce(total)
-        >>> place.world_size, total
+        >>> process.world_size, total
         (1, tensor([1., 1.]))
     """
-    place = place_from_environment()
-    here = _device(place, device)
+    process = process_from_environment()
+    here = _device(process, device)
     if dist.is_initialized():
-        if (there := (dist.get_rank(), dist.get_world_size())) != (place.rank, place.world_size):
+        if (there := (dist.get_rank(), dist.get_world_size())) != (
+            process.rank,
+            process.world_size,
+        ):
             raise ValueError(
                 f"this process is rank {there[0]} of {there[1]} in the group that it has joined, but "
-                f"the environment says {place}: set {', '.join(_TORCHRUN)} before joining"
+                f"the environment says {process}: set {', '.join(_TORCHRUN)} before joining"
             )
-        yield place, here
+        yield process, here
         return
-    _join(place, here, timeout_s)
+    _join(process, here, timeout_s)
     try:
-        yield place, here
+        yield process, here
     except BaseException:
         _abandon()
         raise
@@ -112,16 +115,16 @@ def process_group(
         dist.destroy_process_group()
 
 
-def _slurm_place(environ: Mapping[str, str]) -> Place:
+def _slurm_process(environ: Mapping[str, str]) -> ProcessInfo:
     rank, world_size, local_rank, counts, node = (environ[f"SLURM_{name}"] for name in _SLURM)
     tasks: list[int] = []  # on each machine; Slurm writes '4(x2),1' for 4, 4, 1
     for part in counts.split(","):
         count, _, times = part.rstrip(")").partition("(x")
         tasks += [int(count)] * int(times or 1)
-    return Place(int(rank), int(world_size), int(local_rank), tasks[int(node)])
+    return ProcessInfo(int(rank), int(world_size), int(local_rank), tasks[int(node)])
 
 
-def _device(place: Place, device: str | torch.device | None) -> torch.device:
+def _device(process: ProcessInfo, device: str | torch.device | None) -> torch.device:
     """The device of this process, with its number."""
     here = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if here.type == "cpu":
@@ -129,7 +132,7 @@ def _device(place: Place, device: str | torch.device | None) -> torch.device:
     if here.type != "cuda":
         raise ValueError(f"device must be 'cpu' or 'cuda', got {str(here)!r}")
     if here.index is None:
-        here = torch.device("cuda", place.local_rank)
+        here = torch.device("cuda", process.local_rank)
     if here.index >= (count := torch.cuda.device_count()):
         raise ValueError(
             f"{here} is asked for, and this process sees {count} CUDA devices: start fewer processes a "
@@ -138,7 +141,7 @@ def _device(place: Place, device: str | torch.device | None) -> torch.device:
     return here
 
 
-def _join(place: Place, device: torch.device, timeout_s: float) -> None:
+def _join(process: ProcessInfo, device: torch.device, timeout_s: float) -> None:
     if timeout_s <= 0:
         raise ValueError(f"timeout_s must be above 0, got {timeout_s}")
     cuda = device if device.type == "cuda" else None
@@ -146,12 +149,12 @@ def _join(place: Place, device: torch.device, timeout_s: float) -> None:
     if cuda:
         torch.cuda.set_device(cuda)  # before anything else makes a context on device 0
     # Alone: a store in memory; else the one at MASTER_ADDR:MASTER_PORT, which torchrun keeps.
-    store = dist.HashStore() if place.world_size == 1 else None  # type: ignore[attr-defined]
+    store = dist.HashStore() if process.world_size == 1 else None  # type: ignore[attr-defined]
     dist.init_process_group(
         backend,
         store=store,
-        rank=place.rank,
-        world_size=place.world_size,
+        rank=process.rank,
+        world_size=process.world_size,
         timeout=timedelta(seconds=timeout_s),
         device_id=cuda,
     )
