@@ -18,8 +18,8 @@ import torch
 
 from flambeau.run.folder.metrics_log import MetricsLog
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.run.options.track import LineFunction
-from flambeau.run.trackers import tracking
+from flambeau.run.options.tracker_names import LineFunction
+from flambeau.run.trackers import run_trackers
 from provenance import commit, cpu_model, record  # beside this script
 
 
@@ -39,7 +39,7 @@ def times(track: tuple[str | LineFunction, ...], lines: int) -> dict[str, float]
         folder = RunFolder(Path(root))
         folder.config.write_text('name = "bench"\n')
         log = MetricsLog(folder.metrics, keep_bytes=0)
-        trackers = tracking.Tracking(track, folder, size=0, is_sharded=False, say=print)
+        trackers = run_trackers.RunTrackers(track, folder, size=0, is_sharded=False, say=print)
         for step in range(lines):
             row = {f"figure_{n}": step / (n + 1) for n in range(8)}
             start = time.perf_counter()
@@ -49,7 +49,7 @@ def times(track: tuple[str | LineFunction, ...], lines: int) -> dict[str, float]
             told.append(1e6 * (time.perf_counter() - middle))
             written.append(1e6 * (middle - start))
             time.sleep(0.002)
-        tracking.END_WAIT_S = 0.1 if slow in track else 60.0
+        run_trackers.END_WAIT_S = 0.1 if slow in track else 60.0
         trackers.close(None)
         log.close()
     return {

@@ -197,7 +197,7 @@ def test_what_follows_belongs_to_the_script(
         found.append((spec.command[1:], spec.procs, spec.nodes, spec.join_timeout_s))
         return 75
 
-    monkeypatch.setattr("flambeau.parallel.launcher.launch.launch_job", note)
+    monkeypatch.setattr("flambeau.parallel.launcher.launch.launch", note)
     monkeypatch.setattr("flambeau.parallel.launcher.launch.auto_procs", lambda: 8)
     monkeypatch.chdir(tmp_path)
     Path("my.py").touch()

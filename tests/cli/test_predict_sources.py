@@ -24,7 +24,7 @@ from flambeau.recipes.data.lmdb_records import LMDBWriter
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.tf_example import build_example
 from flambeau.recipes.data.tfrecord import TFRecordWriter
-from flambeau.trainer.prediction.predict_files import predict
+from flambeau.trainer.prediction.classify_files import predict
 from flambeau.trainer.prediction.trained_model import load_trained
 from refused import refused
 

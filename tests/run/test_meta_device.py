@@ -49,9 +49,9 @@ def use_meta(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
     monkeypatch.setattr(module, kernels.__name__, lambda: [*kernels(), "meta"])
     monkeypatch.setattr(data, "_HOLDING", {"meta"})
     read_at: dict[str, list[int]] = {"line": [], "save": [], "evaluation": []}
-    monkeypatch.setattr(Lifecycle, "flush", lambda self: read_at["line"].append(self._state.step))
+    monkeypatch.setattr(Lifecycle, "flush", lambda self: read_at["line"].append(self.state.step))
     monkeypatch.setattr(
-        Lifecycle, "save", lambda self, **_: read_at["save"].append(self._state.step)
+        Lifecycle, "save", lambda self, **_: read_at["save"].append(self.state.step)
     )
 
     def evaluated(by_part: dict[int, dict[str, MeanOnDevice]], ranks: Any) -> dict[str, float]:

@@ -123,7 +123,7 @@ def test_no_step_waits(
     def counted_event(self: Lifecycle, micro: MicroBatch) -> None:
         with counting(monkeypatch) as seen:
             original(self, micro)
-        events[self._state.step] = dict(seen)
+        events[self.state.step] = dict(seen)
 
     monkeypatch.setattr(Lifecycle, "_at_event", counted_event)
     epochs = run.epochs()

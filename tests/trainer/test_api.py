@@ -21,7 +21,7 @@ from flambeau.errors import InputError
 from flambeau.trainer import start as start_module
 from flambeau.trainer.api import evaluate, load, train
 from flambeau.trainer.fit import Training, fit
-from flambeau.trainer.prediction.predict_files import predict
+from flambeau.trainer.prediction.classify_files import predict
 from flambeau.trainer.prediction.predictor import Predictor
 from flambeau.trainer.prediction.trained_model import load_trained
 

@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     procs = number_of_procs(arguments.procs)
 
     from flambeau.parallel.launcher.job_spec import JobSpec
-    from flambeau.parallel.launcher.launch import launch_job
+    from flambeau.parallel.launcher.launch import launch
     from flambeau.run.folder.events_log import note_loss
 
     spec = JobSpec(
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
         local_addr=arguments.local_addr,
         join_timeout_s=arguments.join_timeout,
     )
-    return launch_job(spec, say=say, note_loss=note_loss)
+    return launch(spec, say=say, note_loss=note_loss)
 
 
 def number_of_procs(text: str) -> int:

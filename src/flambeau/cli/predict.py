@@ -20,7 +20,7 @@ from flambeau.errors import InputError
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
-    from flambeau.trainer.prediction.predict_files import Sample
+    from flambeau.trainer.prediction.classify_files import Sample
 
 HELP = "classify images with the model of a run or an export"
 
@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
     from flambeau.export.exported_model import load_model
     from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-    from flambeau.trainer.prediction.predict_files import predict
+    from flambeau.trainer.prediction.classify_files import predict
     from flambeau.trainer.prediction.trained_model import at_size
 
     if arguments.out is not None:

@@ -177,7 +177,7 @@ def _procs(text: str) -> int:
 def _launch(arguments: argparse.Namespace, procs: int) -> int:
     """Run this command, without --procs, in several processes on this machine."""
     from flambeau.parallel.launcher.job_spec import JobSpec
-    from flambeau.parallel.launcher.launch import launch_job
+    from flambeau.parallel.launcher.launch import launch
     from flambeau.run.folder.events_log import note_loss
 
     kept = []
@@ -187,7 +187,7 @@ def _launch(arguments: argparse.Namespace, procs: int) -> int:
             kept.append(word)
         skip = word == "--procs"
     command = [sys.executable, "-m", "flambeau", *kept]
-    code = launch_job(JobSpec(command=command, procs=procs), say=say, note_loss=note_loss)
+    code = launch(JobSpec(command=command, procs=procs), say=say, note_loss=note_loss)
     if arguments.json_lines and code not in (0, 2, EXIT_CODE):  # the first process has reported 2
         why = "a process has ended; standard error says why"
         print_json([{"event": "error", "message": why, "exit_code": code}])

@@ -44,11 +44,9 @@ class Ranks:
     """This process among those of the job, and its exchange with them. All ranks call every method alike.
 
     Args:
-        world: number of ranks.
         group: of torch, for objects and tensors on the CPU; None in a world of one.
 
     Attributes:
-        host: name of this machine.
         watch: the watchdog, between `begin_watch` and `end_watch`.
     """
 
@@ -107,11 +105,7 @@ class Ranks:
             raise FailedElsewhere(cause) from None
 
     def note_losses(self, run: Path, note: Callable[[str], object]) -> None:
-        """Have the loss of a rank noted in a run folder: by our launcher, or else by rank 0.
-
-        Args:
-            note: takes how a rank was lost, in the watchdog's thread.
-        """
+        """Have the loss of a rank noted in a run folder: by our launcher, or else by rank 0."""
         if not self.is_first:
             return
         if path := os.environ.get("FLAMBEAU_RUN_FILE"):
@@ -237,11 +231,7 @@ def _refuse_difference(everyone: Sequence[tuple[str, dict[str, Any]]]) -> None:
 
 
 def join_ranks() -> Ranks:
-    """The ranks of the job of this process; joins torch's process group if necessary.
-
-    Raises:
-        InputError: the launcher's environment variables are incomplete.
-    """
+    """The ranks of the job of this process; joins torch's process group if necessary."""
     world = int(_variable("WORLD_SIZE", "1"))
     joined = _JOINED.get((os.getpid(), dist.group.WORLD, world))
     if joined is None:
@@ -303,9 +293,9 @@ def _connect() -> Store:
 def _start_name(store: Store, rank: int, world: int) -> str:
     """A name that the ranks of this start of the job share, and earlier starts did not use.
 
-    The agent's store survives when it starts ranks again, and torch 2.15 would then read the addresses of the
-    previous ranks. So each rank registers under a new random word, and rank 0 answers each word that it sees
-    until all ranks have acknowledged.
+    The agent's store survives a restart, and torch 2.15 would read the addresses of the previous ranks in it.
+    So each rank registers under a new random word, and rank 0 answers each word until all ranks have
+    acknowledged.
     """
     word = uuid.uuid4().hex
     started_at = time.monotonic()
@@ -374,7 +364,6 @@ def local_rank() -> int:
 
 
 def local_world() -> int:
-    """The number of the job's processes on this machine."""
     return int(_variable("LOCAL_WORLD_SIZE", "1"))
 
 

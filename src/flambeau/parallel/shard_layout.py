@@ -34,7 +34,6 @@ class Piece:
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> "Piece":
-        """The whole tensor."""
         return cls(tuple(shape), (0,) * len(shape), tuple(shape))
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -68,7 +67,6 @@ def read_index(data: bytes, folder: Path) -> dict[str, Any]:
 
     Args:
         data: the verified content of sharding.json.
-        folder: of the checkpoint, for the error.
 
     Raises:
         CheckpointDamaged: a format of another version.

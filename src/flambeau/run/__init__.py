@@ -1,1 +1,1 @@
-"""`Run` makes a training loop of your own exact, resumable and fast: options, loop, run folder, trackers."""
+"""`Run` makes a user's training loop exact, resumable and fast: options, loop, run folder, trackers."""

@@ -35,7 +35,7 @@ from flambeau.run.folder.checkpointer import restore
 from flambeau.run.folder.published_weights import Result
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.batch_reader import BatchDraws
-from flambeau.run.loop.evaluation_mode import evaluated_batches, generators_restored
+from flambeau.run.loop.evaluation_mode import evaluation_mode, generators_restored
 from flambeau.run.loop.lifecycle import Lifecycle, closed_when_dropped
 from flambeau.run.loop.memory_guard import MemoryGuard
 from flambeau.run.loop.nan_guard import NanGuard
@@ -50,7 +50,7 @@ from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import declares
 from flambeau.run.options.run_options import Explain, OnBad, RunOptions
 from flambeau.run.options.shared_options import SharedOptions
-from flambeau.run.options.track import Track
+from flambeau.run.options.tracker_names import Track
 from flambeau.sandbox.inside import folder_for_run
 
 # One step, from a batch of `batches()` to the next, is in six modules: this one; loop/batch_reader.py seeds
@@ -102,23 +102,15 @@ class Run:
             )
             self._step = TrainingStep(self.state, self._loop, parts.schedule)
             self.nan_guard = NanGuard(
-                written,
-                self.state,
-                parts,
-                draws=self._draws,
-                ranks=self._ranks,
-                step=self._step,
-                options=options,
+                written, self.state, parts, self._draws, self._ranks, self._step, options
             )
             self._recorder = Recorder(
                 self.folder,
                 self.state,
-                ranks=self._ranks,
-                options=options,
-                plan=self.plan,
+                parts,
+                self._ranks,
+                options,
                 compiled=model is not parts.model,
-                progress=self.progress,
-                layout=None if parts.shards is None else parts.shards[1],
             )
             self._lifecycle = Lifecycle(
                 self.folder,
@@ -126,11 +118,11 @@ class Run:
                 self._loop,
                 parts,
                 self._ranks,
-                recorder=self._recorder,
-                nan_guard=self.nan_guard,
-                memory=self._memory,
-                step=self._step,
-                options=options,
+                self._recorder,
+                self.nan_guard,
+                self._memory,
+                self._step,
+                options,
             )
             self._begin(options, resources)
 
@@ -140,7 +132,7 @@ class Run:
             self.state.load(restore(Path(options.replay_from)))
         else:
             resources.callback(self.folder.release)
-            self._recorder.claim(self._parts.model, self._parts.identity, options.attachments or {})
+            self._recorder.claim()
             resources.callback(FLAG.restore, self.folder)
             FLAG.install(self.folder)
             resources.callback(self._recorder.close)
@@ -440,10 +432,12 @@ class Run:
         Inside, the model has the averaged weights if there are any, and what is logged becomes one line of
         metrics.jsonl. Its random draws neither depend on training nor change it.
         """
-        ema = self.state.ema
         loop = self._loop
+        ranks = self._ranks
+        # By part, where the batches are parts of a step; else all under 0.
         means = dict[int, dict[str, MeanOnDevice]]()
         is_within_step = loop.is_partial
+        is_sharded = self._parts.shards is not None
         if loop.is_out_of_memory:
             return  # the batch is repeated, and then this evaluation
         if self.plan.has_line(self.state.step, loop.done) and not self.state.is_bad:
@@ -456,18 +450,21 @@ class Run:
                 loader = self._parts.reader.loader(data, evaluates=True, on_bad=on_bad)
                 if loader.forks:
                     self._recorder.before_fork()
-                yield from evaluated_batches(
-                    loader,
-                    self._parts,
-                    loop,
-                    ranks=self._ranks,
-                    model=self.model,
-                    ema=ema,
-                    guard=self._memory,
-                    means=means,
-                    may_stop=not is_within_step,
-                )
-            figures = self._parts.metrics.figures(gathered_means(means, self._ranks))
+                with evaluation_mode(self.model, self.state.ema, self.progress):
+                    ranks.beat("evaluating")
+                    # The stream is in no variable: its workers end with this loop.
+                    for micro in self._parts.reader.to_device(
+                        loader.stream(epoch=0, position=0, epochs=1)
+                    ):
+                        if not micro.size and not is_sharded:
+                            continue  # all samples were unreadable
+                        loop.evaluated = means.setdefault(micro.sum_key, {})
+                        for batch in self._memory.evaluated_parts(micro, loader):
+                            ranks.beat("evaluating")
+                            yield batch
+                        if ranks.stops_next and not is_within_step and not is_sharded:
+                            break  # the run stops, and the figures are not recorded
+            figures = self._parts.metrics.figures(gathered_means(means, ranks))
             self._parts.bad.report()
             if not is_within_step:  # else at the end of the step: checkpoints hold no gradients
                 self._lifecycle.preempt_if_signalled()

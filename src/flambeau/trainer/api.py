@@ -23,13 +23,18 @@ from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.evaluation_mode import generators_restored
 from flambeau.run.options.option import declares
-from flambeau.run.options.track import Track, tracker_list
+from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside import folder_for_run
-from flambeau.terminal import CountBar
 from flambeau.terminal import say as terminal_say
 from flambeau.trainer.evaluation.figures import Evaluation
 from flambeau.trainer.prediction.predictor import Predictor
-from flambeau.trainer.prediction.trained_model import Trained, at_size, load_trained, read_for
+from flambeau.trainer.prediction.trained_model import (
+    Trained,
+    at_size,
+    load_trained,
+    read_for,
+    readable_batches,
+)
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
 from flambeau.trainer.settings.stored_settings import canonical
@@ -437,15 +442,8 @@ def measure(
     """Like `evaluate`, with a loaded model and a source of its classes."""
     loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     counters = trained.facts.task.counters(trained.device)
-    with CountBar(len(source), unit="images", shown=progress) as bar:
-        for micro in loader.stream(epoch=0, position=0, epochs=1):
-            images, targets = micro.data
-            if len(targets):
-                left_out = set(map(int, micro.bad))
-                indices = [index for index in map(int, micro.indices) if index not in left_out]
-                logits = trained.logits(images, flip_tta=flip_tta)
-                counters.update(logits, targets, indices)
-            bar.update(len(micro.indices))
+    for indices, (images, targets) in readable_batches(loader, progress=progress):
+        counters.update(trained.logits(images, flip_tta=flip_tta), targets, indices)
     if not counters.indices:
         raise InputError(f"no image could be read; the first one is {source.describe(0)}")
     return counters.evaluation(

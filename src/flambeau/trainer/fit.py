@@ -27,7 +27,7 @@ from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.run.loop.nan_guard import explain
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.shared_options import SharedOptions
-from flambeau.run.options.track import LineFunction
+from flambeau.run.options.tracker_names import LineFunction
 from flambeau.run.run import Run
 from flambeau.trainer.evaluation.sample_history import SampleHistory
 from flambeau.trainer.loss import TrainingLoss, make_teacher
@@ -59,8 +59,6 @@ Datasets = tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]
 
 @dataclass(frozen=True)
 class Training:
-    """A run that is ready to start, and what its loop needs."""
-
     run: Run
     task: Task
     model: nn.Module
@@ -183,7 +181,9 @@ def set_up(
         **run_options(settings),
         "attachments": {"dataset.json": facts.as_json()},
         "on_bad": bad_images.report_to(train_data.describe),
-        "explain": _explainer(model, loss_of),
+        "explain": lambda batch, names, step: explain(
+            model, lambda: loss_of(*batch, step=step), names
+        ),
         "sampler": balanced_sampler(settings, train.labels),
         "bar": bar,
         "replay_from": replay_from,
@@ -224,17 +224,6 @@ def _run_evaluations(
         has_unit=facts.pixels != "float",
         check_data=functools.partial(quick_findings, train.source, val.source, data_path),
     )
-
-
-def _explainer(
-    model: nn.Module, loss_of: TrainingLoss
-) -> Callable[[Any, Sequence[str], int], list[str]]:
-    """For `Run(explain=...)`: what in the batch of a step is not finite first."""
-
-    def explain_batch(batch: Any, names: Sequence[str], step: int) -> list[str]:
-        return explain(model, lambda: loss_of(*batch, step=step), names)
-
-    return explain_batch
 
 
 def make_loss(
@@ -366,7 +355,6 @@ def _first_inputs(
 
 
 def new_history(facts: DataFacts, device: torch.device) -> dict[str, SampleHistory]:
-    """The sample history, as an object for `Run(state=...)`."""
     history = facts.task.history(
         facts.train_samples, fingerprint=facts.train_fingerprint, device=device
     )
@@ -405,7 +393,6 @@ def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
 
 
 def make_schedule(settings: ResolvedSettings) -> str | NamedSchedule | ReduceOnPlateau:
-    """The argument `schedule` of `Run`."""
     if settings.plateau is None:
         return settings.named_schedule()
     patience, factor = settings.plateau

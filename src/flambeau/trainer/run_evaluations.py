@@ -32,7 +32,7 @@ class RunEvaluations:
     A file that cannot be written is reported, and does not end the training.
 
     Args:
-        folder: of the run; None writes nothing, as in a replay.
+        folder: None writes nothing, as in a replay.
         normalized_by: mean and standard deviation of each channel of the model's input.
         has_unit: pixels are uint8 or from 0 to 1, not in an unknown unit.
         check_data: returns what looks wrong with the data, in about `seconds`; called at the end of the run.

@@ -22,7 +22,7 @@ from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.nan_guard import NotFinite
 from flambeau.run.options.durations import parse_duration
 from flambeau.run.options.option import values_of
-from flambeau.run.options.track import LineFunction
+from flambeau.run.options.tracker_names import LineFunction
 from flambeau.terminal import columns, text_width
 from flambeau.trainer.dry_run import dry_run as train_briefly
 from flambeau.trainer.find_lr import find_lr as try_rates

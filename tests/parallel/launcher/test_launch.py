@@ -26,7 +26,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.launcher import attempt, job, rendezvous_address, rendezvous_store
 from flambeau.parallel.launcher import launch as launch_module
 from flambeau.parallel.launcher.job_spec import JobSpec
-from flambeau.parallel.launcher.launch import launch, launch_job
+from flambeau.parallel.launcher.launch import launch
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="ranks are tied by prctl, seen in /proc"
@@ -186,7 +186,7 @@ def _launch(command: list[str], settings: Mapping[str, Any]) -> int:
 
     try:
         spec = JobSpec(command=command, **{"procs": 2, **settings})
-        return launch_job(spec, say=say, note_loss=note_loss)
+        return launch(spec, say=say, note_loss=note_loss)
     except InputError as error:
         say(f"flambeau: {error}")
         return 2
@@ -649,7 +649,9 @@ def test_it_leaves_its_process_as_it_was(tmp_path: Path) -> None:
 
         tempfile.tempdir = str(tmp_path)
         before = state()
-        code = launch([sys.executable, str(tmp_path / "script.py")], procs=1, say=print)
+        code = launch(
+            JobSpec(command=[sys.executable, str(tmp_path / "script.py")], procs=1), say=print
+        )
         os._exit(code if state() == before else 9)
 
     process = multiprocessing.get_context("fork").Process(target=work)
@@ -728,7 +730,7 @@ def test_a_signal_that_comes_while_signals_are_taken_over(
     said: list[str] = []
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     monkeypatch.setattr(signal, "signal", interrupted)
-    assert launch([sys.executable, "-c", ""], procs=1, say=said.append) == 130
+    assert launch(JobSpec(command=[sys.executable, "-c", ""], procs=1), say=said.append) == 130
     assert said == ["installed", "flambeau: interrupted"]
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
@@ -1052,14 +1054,14 @@ def test_a_node_too_many_waits_as_a_spare(scenes: Scenes) -> None:
 )
 def test_wrong_arguments_are_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=re.escape(words)) as caught:
-        launch([sys.executable, "-c", ""], say=print, **{"procs": 1, **settings})
+        launch(JobSpec(command=[sys.executable, "-c", ""], **{"procs": 1, **settings}), say=print)
     assert len(str(caught.value).splitlines()) <= 2
 
 
 @pytest.mark.parametrize("command", [[], ["no-such-program"], ["./no/such"]])
 def test_a_program_that_is_not_there_is_named(command: list[str]) -> None:
     with pytest.raises(InputError, match=repr("".join(command))):
-        launch(command, procs=1, say=print)
+        launch(JobSpec(command=command, procs=1), say=print)
 
 
 def test_a_host_is_found_by_its_addresses() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flambeau.run.trackers import tracking
+from flambeau.run.trackers import run_trackers
 
 Points = list[tuple[int, dict[str, float]]]
 
@@ -103,8 +103,8 @@ def test_one_that_hangs_delays_nothing(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tracking, "END_WAIT_S", 0.5)
-    monkeypatch.setattr(tracking, "_FORK_WAIT_S", 0.1)
+    monkeypatch.setattr(run_trackers, "END_WAIT_S", 0.5)
+    monkeypatch.setattr(run_trackers, "_FORK_WAIT_S", 0.1)
     hangs, told, late = threading.Event(), [], []
 
     def blocks(step: int, figures: dict[str, float]) -> None:

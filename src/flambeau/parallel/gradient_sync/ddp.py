@@ -39,8 +39,8 @@ class _Bucket(NamedTuple):
 class Replicas:
     """Averages the gradients of a model over the ranks, and keeps its other state equal.
 
-    The first step of a process is reduced after backward, in DDP's own buckets, because only then it is known
-    whether every parameter gets a gradient on every rank. If so, DDP overlaps from the second step on.
+    The first step of a process is reduced after backward, because only then it is known whether every
+    parameter gets a gradient on every rank. If so, DDP overlaps from the second step on.
 
     Args:
         model: the same on all ranks, not wrapped.
@@ -99,7 +99,6 @@ class Replicas:
             self._start()
 
     def before_batch(self, micro: MicroBatch) -> None:
-        """Prepare for the forward and backward pass of a micro-batch."""
         for norm in self._norms:
             norm.counted = None if micro.all_have else bool(micro.size)
         if self._overlaps is None:
@@ -188,13 +187,10 @@ class Replicas:
         self._reduce = _reduction(self._compression)
 
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:
-        """Give all ranks the running statistics of rank 0, which are the saved ones."""
         self._ranks.broadcast_tensors([*self._model.buffers(), *also.values()])
 
 
 class _Carrier(nn.Module):
-    """Holds the parameters for DDP."""
-
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
         self.held = nn.ParameterList(parameters)

@@ -2,9 +2,8 @@
 
 Each part is computed alone. Gradients are summed in one tree over the parts
 (recipes/parallel/fixed_order_sum.py), and the running statistics of BatchNorm are updated in the order of the
-parts. One process does the same, so its bits equal those of any number.
-
-With SyncBatchNorm the parts of a process are computed together (sync_batchnorm_parts.py).
+parts, in one process too. With SyncBatchNorm the parts of a process are computed together
+(sync_batchnorm_parts.py).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,14 +27,9 @@ class FixedParts:
 
     Args:
         model: the same on all ranks, not wrapped.
-        ranks: share the parts.
-        parts: of a step.
 
     Attributes:
         together: computes the parts together if the model has SyncBatchNorm; else None.
-
-    Raises:
-        InputError: the model has something that depends on more than one part.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, parts: int) -> None:
@@ -57,7 +51,6 @@ class FixedParts:
         self._sum = FixedOrderSum(self._trained, parts=self._parts)
 
     def start_epoch(self) -> None:
-        """Check whether other parameters are trained now."""
         trained = [p for p in self._model.parameters() if p.requires_grad]
         if list(map(id, trained)) != list(map(id, self._trained)):
             self._start()
@@ -82,7 +75,6 @@ class FixedParts:
         return any(part < self._dealt for part in self._sum.own)
 
     def after_part(self) -> None:
-        """Take the gradients and running statistics of a part."""
         if not self._is_checked:
             self._check_buffers()
         if self._has_any:
@@ -93,7 +85,6 @@ class FixedParts:
             p.grad = None
 
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
-        """Make the gradients the sums over all parts, and update the running statistics."""
         self._is_checked = True
         self._sum.send(parts=self._dealt)
         self._statistics.send(self._ranks, dealt=self._dealt, parts=self._parts)
@@ -170,7 +161,6 @@ class _RunningStatistics:
 
         Args:
             dealt: parts of this step.
-            parts: of a step, at most.
         """
         if not self._layers:
             return
@@ -179,7 +169,6 @@ class _RunningStatistics:
         self._rows = GatheredRows(mine, ranks, parts=parts, dealt=dealt)
 
     def end_step(self) -> None:
-        """Update them with all parts, in order."""
         if not self._layers:
             return
         updates = self._rows.wait()
@@ -207,11 +196,7 @@ def _not_none(*buffers: Tensor | None) -> list[Tensor]:
 
 
 def _with_statistics(model: nn.Module) -> Iterator[_BatchNorm]:
-    """The BatchNorm layers whose running statistics each part updates by itself; none with SyncBatchNorm.
-
-    Raises:
-        InputError: a layer cannot be computed in parts.
-    """
+    """The BatchNorm layers whose running statistics each part updates by itself; none with SyncBatchNorm."""
     is_synced = any(isinstance(m, SyncBatchNorm) for m in model.modules())
     for name, module in model.named_modules():
         if isinstance(module, nn.SyncBatchNorm):

@@ -1,10 +1,9 @@
 """A model sharded over ranks by torch's FSDP2, for models too large for one device.
 
-A rank holds a piece of every parameter, of its gradient and of its optimizer state. A block of the model is
-gathered for its forward and backward pass, and freed after each.
-
-The rest of a run sees the pieces as plain tensors that share FSDP's memory, so fused optimizers (torch's
-fused SGD does not support DTensor), weight averages and checkpoint copies work as without sharding.
+A rank holds a piece of every parameter, its gradient and its optimizer state. A block of the model is
+gathered for its forward and backward pass, and freed after each. The rest of a run sees the pieces as plain
+tensors that share FSDP's memory, so fused optimizers (torch's fused SGD does not support DTensor), weight
+averages and checkpoint copies work as without sharding.
 """
 
 import math
@@ -59,16 +58,11 @@ def shard_model(
 
     Args:
         model: not compiled, not sharded yet.
-        ranks: of the job; torch's process group must exist.
-        device: of this rank.
         gather_dtype: gather parameters in bfloat16 or float16, for a model that is only called under
             autocast: half the traffic, and no half-precision copy lives until backward. Unlike plain autocast
             it also rounds what autocast keeps in float32 (norms, position embeddings, sums of a residual
             stream that starts from one). A block with BatchNorm stays in float32.
         unit_bytes: size of the parameters from which a block is gathered alone.
-
-    Raises:
-        InputError: no process group, or parameters that FSDP cannot shard.
     """
     _check(model)
     mesh = init_device_mesh(device.type, (ranks.world,))
@@ -92,8 +86,7 @@ def units(model: nn.Module, unit_bytes: int = UNIT_BYTES) -> list[nn.Module]:
     """The blocks of a model that are gathered one at a time, inner ones first; the rest is gathered together.
 
     A block is an item of a Sequential, ModuleList or ModuleDict that consists of modules, has a sibling of
-    its class, shares no parameter with the rest of the model, and has at least `unit_bytes` of parameters
-    outside of inner blocks.
+    its class, shares no parameter with the rest, and has `unit_bytes` of parameters outside of inner blocks.
     """
     owners: dict[nn.Parameter, set[nn.Module]] = {}
     for module in model.modules():
@@ -161,7 +154,6 @@ class Shards:
     would hold whole gradients.
 
     Args:
-        model: sharded by `shard_model`.
         max_norm: clip the norm of all gradients of all ranks together; None: do not clip.
 
     Attributes:
@@ -205,9 +197,6 @@ class Shards:
 
         Args:
             optimizer: over parameters of the model; must work elementwise.
-
-        Returns:
-            The layout of the pieces, of the model and of this optimizer.
 
         Raises:
             InputError: an optimizer that uses whole parameters (Muon, Adafactor, LBFGS), or is not known.
@@ -253,7 +242,6 @@ class Shards:
         """Nothing is kept from earlier gradients."""
 
     def before_batch(self, micro: MicroBatch) -> None:
-        """Prepare for the forward pass of a micro-batch."""
         for norm in self._norms:
             norm.counted = None if micro.all_have else bool(micro.size)
         if self._versions is None:

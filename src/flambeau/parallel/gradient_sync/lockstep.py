@@ -40,7 +40,6 @@ class Lockstep:
     """Runs rounds of functions that meet on their way.
 
     Args:
-        device: of their computations.
         most: functions of a round.
         uneven: the message if they have not met equally often.
 
@@ -65,18 +64,10 @@ class Lockstep:
 
     @property
     def is_running(self) -> bool:
-        """Whether the caller is one of the functions."""
         return self._current is not None
 
     def do(self, work: Callable[[], None], *, is_last: bool) -> None:
-        """Run a function of a round until it meets the others; the last one ends with all.
-
-        Args:
-            is_last: no other function of the round follows.
-
-        Raises:
-            UnevenMeetings: they have not met equally often.
-        """
+        """Run a function of a round until it meets the others; the last one ends with all."""
         try:
             if is_last:
                 self._current = self._last

@@ -23,7 +23,6 @@ class GatheredRows:
 
     Args:
         mine: (n, ...), a row for each part of this rank; rows beyond the dealt parts are ignored.
-        ranks: share the parts.
         parts: of a step, at most.
         dealt: parts of this step.
     """
@@ -53,8 +52,6 @@ class SyncBatchNormParts:
 
     Args:
         model: the same on all ranks; its layers have no process groups of their own.
-        ranks: share the parts.
-        parts: of a step.
 
     Attributes:
         keeps: save and restore what else each part needs for itself.
@@ -93,9 +90,6 @@ class SyncBatchNormParts:
 
     def do(self, work: Callable[[], None], micro: MicroBatch) -> None:
         """Compute a part until it needs later ones; with the last one, all of them to their ends.
-
-        Args:
-            work: its forward and backward pass, and what belongs to them.
 
         Raises:
             InputError: the parts do not pass through the same layers.

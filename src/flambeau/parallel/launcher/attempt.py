@@ -6,7 +6,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from flambeau.parallel.launcher.rank_processes import RankProcesses
@@ -26,13 +25,6 @@ _LOST = 2  # weight of a failure that a peer has caused
 
 
 class Outcome(NamedTuple):
-    """How a job has ended.
-
-    Attributes:
-        code: exit code of the launcher.
-        line: the last line for the user, if any.
-    """
-
     code: int
     line: str | None = None
 
@@ -41,12 +33,9 @@ class Round:
     """Watches the ranks of this machine, and ends all of them if one fails, here or elsewhere.
 
     Args:
-        status: of the other machines, if any.
-        rendezvous: where the machines meet, for messages.
         signals: grows by the signals to forward to the ranks.
         num_restarts: how often ranks have failed before, and how often they may.
         can_halve: running out of memory is no failure, because ranks then train in smaller micro-batches.
-        say: prints a line.
 
     Attributes:
         outcome: of the job; None while it continues.
@@ -231,14 +220,22 @@ class Round:
         """A rank has ended by itself: note it if that is a failure."""
         if code in (0, EXIT_CODE) or _is_stop(code, self._signals):
             return
-        line = _line_of(self._name(number), code, self._cause(number), lost_peer=LOST_PEER)
+        line = _line_of(self._name(number), code, self._cause(number))
         # A rank aborts itself (SIGABRT), perhaps because of another one.
         weight = 0 if code < 0 and -code != signal.SIGABRT else _LOST if code == LOST_PEER else 1
         is_failure = code != OUT_OF_MEMORY or not self._can_halve
         self._failures.append(Ending(line, code, weight, is_failure=is_failure))
 
     def _cause(self, number: int) -> str:
-        return _cause_of(self._ranks.folder / f"{number}.error")
+        """The first line of a rank's error file, which has torch's format; empty if there is none."""
+        try:
+            content = (self._ranks.folder / f"{number}.error").read_bytes()
+            message = json.loads(content)["message"]
+            text = message if isinstance(message, str) else message["message"]
+            first = str(text).strip().splitlines()[0]
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            return ""
+        return first if len(first) <= _CAUSE_CHARS else first[:_CAUSE_CHARS] + "..."
 
 
 def _is_stop(code: int, signals: Sequence[signal.Signals]) -> bool:
@@ -261,17 +258,15 @@ def _name_of(rank: int, world: int, host: str, process: int) -> str:
     return f"rank {rank} of {world} (host {host}, process {process})"
 
 
-def _line_of(name: str, code: int, cause: str, *, lost_peer: int) -> str:
+def _line_of(name: str, code: int, cause: str) -> str:
     """How a rank has ended, and why, as far as known.
 
     Args:
-        name: of the rank, see `_name_of`.
         code: its exit code, negative for a signal.
-        cause: see `_cause_of`; the rank's watchdog may have written the whole line there.
-        lost_peer: the exit code of ranks that only report the loss of another.
+        cause: the first line of its error file; the rank's watchdog may have written the whole line there.
     """
     cause = cause.removeprefix(f"{name} failed: ")
-    if cause.startswith(f"{name} ") or (code == lost_peer and cause.startswith("rank")):
+    if cause.startswith(f"{name} ") or (code == LOST_PEER and cause.startswith("rank")):
         return cause
     how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     return f"{name} {how}: {cause}" if cause else f"{name} {how}"
@@ -284,17 +279,6 @@ def _explained(line: str, causes: Sequence[str]) -> str:
         if cause.startswith(f"{name} ") and not cause.endswith(" was killed"):
             return cause
     return line
-
-
-def _cause_of(error_file: Path) -> str:
-    """The first line of a rank's error file, which has torch's format; empty if there is none."""
-    try:
-        message = json.loads(error_file.read_bytes())["message"]
-        text = message if isinstance(message, str) else message["message"]
-        first = str(text).strip().splitlines()[0]
-    except (OSError, ValueError, KeyError, TypeError, IndexError):
-        return ""
-    return first if len(first) <= _CAUSE_CHARS else first[:_CAUSE_CHARS] + "..."
 
 
 def _signal_name(number: int) -> str:

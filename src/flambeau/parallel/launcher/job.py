@@ -43,9 +43,7 @@ class Job:
 
     Args:
         rendezvous: where the nodes meet.
-        folder: an empty one.
         signals: grows by the signals to forward to the ranks.
-        say: prints a line.
         note_loss: takes a run folder, and how a rank of it was lost.
     """
 
@@ -198,7 +196,6 @@ class Job:
     def _watch(
         self, ranks: RankProcesses, status: RoundStatus | None, agent: Background[None]
     ) -> Outcome | None:
-        """Watch the ranks until they have ended."""
         first = next(iter(ranks.started.values()))
         if status is not None:
             status.ranks_started(first.node, first.num_nodes, self._rendezvous.local_name)

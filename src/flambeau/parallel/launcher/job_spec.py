@@ -9,7 +9,19 @@ from flambeau.errors import InputError
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """The arguments of `launch`, which documents them."""
+    """The arguments of a launcher.
+
+    Attributes:
+        command: program and arguments; `${local_rank}` in them becomes the rank's number on this machine.
+        procs: ranks on this machine.
+        nodes: minimum and maximum number of machines; below the maximum the job continues without lost ones.
+        rendezvous: HOST:PORT, the same on all nodes, with one of them as HOST; needed for several nodes.
+        job_id: the same on all nodes.
+        node_rank: the rank of this node; without it torch sorts the nodes.
+        max_restarts: how often all ranks are started again after one has failed.
+        local_addr: by which other nodes reach this machine.
+        join_timeout_s: how long to wait for other nodes.
+    """
 
     command: Sequence[str]
     procs: int
@@ -27,7 +39,6 @@ class JobSpec:
         return self.node_rank is not None and self.nodes[0] == self.nodes[1] > 1
 
     def check(self) -> None:
-        """Raise InputError for invalid arguments."""
         if not self.command or shutil.which(self.command[0]) is None:
             name = "".join(self.command[:1])
             raise InputError(f"there is no program {name!r} to run on the ranks")

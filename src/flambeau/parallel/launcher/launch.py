@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,10 @@ _FORWARDED_AS = {
 
 
 def launch(
-    command: Sequence[str],
+    spec: JobSpec,
     *,
-    procs: int,
-    nodes: tuple[int, int] = (1, 1),
-    rendezvous: str | None = None,
-    job_id: str | None = None,
-    node_rank: int | None = None,
-    max_restarts: int = 0,
-    local_addr: str | None = None,
-    join_timeout_s: int = 600,
     say: Callable[[str], None],
+    note_loss: Callable[[Path, str], object] = lambda run, line: None,
 ) -> int:
     """Run a command on ranks of this machine and wait for them.
 
@@ -54,16 +47,7 @@ def launch(
     one rank fails, the others end soon after.
 
     Args:
-        command: program and arguments; `${local_rank}` in them becomes the rank's number on this machine.
-        procs: ranks on this machine.
-        nodes: minimum and maximum number of machines; below the maximum the job continues without lost ones.
-        rendezvous: HOST:PORT, the same on all nodes, with one of them as HOST; needed for several nodes.
-        job_id: a name, the same on all nodes.
-        node_rank: the rank of this node; without it torch sorts the nodes.
-        max_restarts: how often all ranks are started again after one has failed.
-        local_addr: by which other nodes reach this machine.
-        join_timeout_s: how long to wait for other nodes.
-        say: prints a line to the user.
+        note_loss: takes the run folder that rank 0 has reported, and a line on how a rank was lost.
 
     Returns:
         0 if all ranks are done, 75 if they have saved and are to be started again, 2 if one of them has
@@ -72,40 +56,20 @@ def launch(
     Raises:
         InputError: an argument is wrong, a port is taken, a host unknown, or other nodes have not come.
     """
-    spec = JobSpec(
-        command=command,
-        procs=procs,
-        nodes=nodes,
-        rendezvous=rendezvous,
-        job_id="flambeau" if job_id is None else job_id,
-        node_rank=node_rank,
-        max_restarts=max_restarts,
-        local_addr=local_addr,
-        join_timeout_s=join_timeout_s,
-    )
-    return launch_job(spec, say=say)
-
-
-def launch_job(
-    spec: JobSpec,
-    *,
-    say: Callable[[str], None],
-    note_loss: Callable[[Path, str], object] = lambda run, line: None,
-) -> int:
-    """`launch`, for a program that knows what the ranks do.
-
-    Args:
-        spec: the arguments of `launch`.
-        say: prints a line to the user.
-        note_loss: takes the run folder that rank 0 has reported, and a line on how a rank was lost.
-
-    Returns, Raises:
-        As `launch`.
-    """
     spec.check()
     _check_procs(spec.procs)
     with _noted_signals() as signals, _folder() as folder:
-        code, line = _run(spec, signals, folder, say, note_loss)
+        rendezvous = LOOPBACK
+        if spec.rendezvous is not None:
+            rendezvous = find_rendezvous(
+                spec.rendezvous, node_rank=spec.node_rank, local_addr=spec.local_addr
+            )
+        with _quiet_torch():
+            from flambeau.parallel.launcher.job import Job
+        interface = rendezvous.interface if spec.nodes[1] > 1 else None
+        with _environment(_rank_environment(spec.procs, interface)):
+            job = Job(spec, rendezvous, folder, signals=signals, say=say, note_loss=note_loss)
+            code, line = job.run()
     if line is not None:
         # A rank may have left a progress bar in the current line.
         say(("\n" if sys.stderr.isatty() else "") + f"flambeau: {line}")
@@ -152,26 +116,6 @@ def auto_procs() -> int:
     with _quiet_torch():
         import torch
     return max(1, torch.cuda.device_count())
-
-
-def _run(
-    spec: JobSpec,
-    signals: Sequence[signal.Signals],
-    folder: Path,
-    say: Callable[[str], None],
-    note_loss: Callable[[Path, str], object],
-) -> tuple[int, str | None]:
-    """The exit code, and a last line for the user."""
-    rendezvous = LOOPBACK
-    if spec.rendezvous is not None:
-        rendezvous = find_rendezvous(
-            spec.rendezvous, node_rank=spec.node_rank, local_addr=spec.local_addr
-        )
-    with _quiet_torch():
-        from flambeau.parallel.launcher.job import Job
-    interface = rendezvous.interface if spec.nodes[1] > 1 else None
-    with _environment(_rank_environment(spec.procs, interface)):
-        return Job(spec, rendezvous, folder, signals=signals, say=say, note_loss=note_loss).run()
 
 
 def _rank_environment(procs: int, interface: str | None) -> dict[str, str]:

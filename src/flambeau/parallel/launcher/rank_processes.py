@@ -19,9 +19,7 @@ class Rank(NamedTuple):
 
     Attributes:
         rank: its number in the job.
-        world: number of ranks.
         node: number of its machine in the job.
-        num_nodes: number of machines.
         supervisor: the process of `rank_supervisor`.
     """
 
@@ -38,7 +36,6 @@ class RankProcesses:
 
     Args:
         folder: made here; `rank_supervisor` reports through it.
-        num_ranks: how many there will be.
         environment: variables for the ranks, in addition to those of torch's agent.
 
     Attributes:
@@ -70,7 +67,6 @@ class RankProcesses:
         return len(self.codes) < self._num_ranks
 
     def poll(self) -> None:
-        """Update who has started and who has ended."""
         for number in range(self._num_ranks):
             if number not in self.started and (text := self._read(f"{number}.started")):
                 self.started[number] = Rank(*json.loads(text))
@@ -86,7 +82,6 @@ class RankProcesses:
         self._deliver()
 
     def kill(self) -> None:
-        """Kill all ranks and the processes that they have started."""
         for number in self._alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.started[number].pid, signal.SIGKILL)

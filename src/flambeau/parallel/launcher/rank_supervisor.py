@@ -27,9 +27,6 @@ def supervise(arguments: Sequence[str]) -> int:
 
     Args:
         arguments: process id of the launcher, its folder for these ranks, the program, its arguments.
-
-    Returns:
-        The exit code that the launcher has chosen.
     """
     launcher = int(arguments[0])
     folder = Path(arguments[1])
@@ -74,7 +71,6 @@ def _die_with_parent() -> Callable[[], object] | None:
 
 
 def _kill_group(pid: int) -> None:
-    """SIGKILL for a rank and the processes that it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: EPERM if all are gone
         os.killpg(pid, signal.SIGKILL)
 

@@ -15,7 +15,6 @@ class Rendezvous(NamedTuple):
     """The rendezvous as this machine sees it.
 
     Attributes:
-        host: name or address, as the user gave it.
         port: 0: any free one.
         is_here: this launcher serves it, unless another one on this machine does.
         local_addr: how other nodes reach this machine.
@@ -55,12 +54,8 @@ def find_rendezvous(
     """Look up a rendezvous.
 
     Args:
-        endpoint: HOST:PORT.
         node_rank: 0 means that it is here, whatever the host's name leads to; others that it is not.
         local_addr: how other nodes reach this machine; by default the address from which it reaches the host.
-
-    Raises:
-        InputError: not HOST:PORT, or an unknown host.
     """
     host, _, digits = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -104,7 +99,6 @@ def _route(family: int, address: Any) -> str:
 
 
 def _interface(local_addr: str) -> str | None:
-    """The network interface of an address of this machine."""
     with contextlib.suppress(OSError):
         address = str(socket.getaddrinfo(local_addr, None, socket.AF_INET)[0][4][0])
         if address.startswith("127.") and local_addr not in ("localhost", address):

@@ -1,7 +1,7 @@
 """What the launchers of a job exchange, in the store that torch's rendezvous also uses.
 
-Torch's rendezvous only brings the nodes together; here they exchange why ranks have ended, whether all are
-done, and who is lost. A job has rounds: each is one rendezvous and one start of the ranks.
+Torch's rendezvous only brings the nodes together; this exchanges why ranks have ended, whether all are done,
+and who is lost. A job has rounds: each is one rendezvous and one start of the ranks.
 """
 
 import json
@@ -36,9 +36,6 @@ class Background(threading.Thread, Generic[_T]):
 
     Torch's store calls block while their host is stopped or cut off, whatever their timeout (measured, torch
     2.11 and 2.15: a `get` with a timeout of 3 s against a stopped host).
-
-    Attributes:
-        error: the exception that the call has raised.
     """
 
     def __init__(self, work: Callable[[], _T]) -> None:
@@ -55,7 +52,6 @@ class Background(threading.Thread, Generic[_T]):
             self.error = error
 
     def result(self) -> _T:
-        """The returned value, or the raised error, once the call has ended."""
         if self.error is not None:
             raise self.error
         return self._values[0]
@@ -82,7 +78,6 @@ class Ending:
 
     @property
     def final_code(self) -> int:
-        """The exit code of a launcher whose job ends this way."""
         return self.code if self.code in NEVER_AGAIN else 1
 
 
@@ -111,7 +106,6 @@ def open_store(rendezvous: Rendezvous, most_nodes: int, job_id: str) -> tuple[St
 
 
 def not_ours(rendezvous: Rendezvous) -> str:
-    """The message if another program answers at the rendezvous."""
     return (
         f"what answers at {rendezvous} is no rendezvous: another program has that port; "
         "name another one, on all nodes"
@@ -207,7 +201,6 @@ class RoundStatus:
 
     @property
     def is_left_behind(self) -> bool:
-        """The other nodes have started their ranks without this one."""
         return self._node < 0 and time.monotonic() - self._others_began_at > _LEFT_BEHIND_S
 
     def ranks_started(self, node: int, num_nodes: int, name: str) -> None:
@@ -215,7 +208,6 @@ class RoundStatus:
         self.num_nodes, self._name, self._node = num_nodes, name, node
 
     def publish(self, ending: Ending) -> None:
-        """Publish why ranks of this node have ended, and read what other nodes have published."""
         self._outbox = ending
         self.refresh()
 
@@ -239,7 +231,6 @@ class RoundStatus:
         self.end()
 
     def end(self) -> None:
-        """Stop polling."""
         self._ended.set()
         self._wake.set()
 

@@ -33,7 +33,6 @@ class Pace:
 
     Attributes:
         poll_s: between two checks of the store, of the neighbour, and of a stop request.
-        beat_s: between two heartbeats.
         grace_s: for the main thread to end by itself when the job fails.
         store_s: for an answer of the store, before it counts as lost.
     """
@@ -60,10 +59,8 @@ class Failure:
         ranks: that caused it; may be empty.
         cause: one line.
         by: the rank that found it, and prints it.
-        host: of that rank.
         stack: of the first of `ranks`, as text.
         is_silent: their threads do not run, so they cannot end by themselves.
-        time_s: since 1970.
         restart_note: for rank 0 to note for the next start.
     """
 
@@ -78,7 +75,6 @@ class Failure:
 
     @property
     def text(self) -> str:
-        """The cause and the stack, as printed."""
         if not self.stack:
             return self.cause
         then = "was then" if self.is_silent else "is"
@@ -90,8 +86,6 @@ class Member:
     """A process of the job.
 
     Attributes:
-        world: number of ranks.
-        host: name of this machine.
         store_rank: the rank whose process serves the store, if any.
     """
 
@@ -102,12 +96,7 @@ class Member:
 
 
 class FailureDetector:
-    """What one rank knows about the others. Made in the thread that it watches, used in another one.
-
-    Args:
-        member: this process.
-        progress: of the watched thread.
-    """
+    """What one rank knows about the others. Made in the thread that it watches, used in another one."""
 
     def __init__(self, member: Member, progress: ProgressTracker, pace: Pace) -> None:
         self._rank, self._world = member.rank, member.world
@@ -121,7 +110,6 @@ class FailureDetector:
         self._store_rank_frames = "[]"
 
     def name(self, rank: int) -> str:
-        """The name of a rank in messages."""
         process = self._peers[rank] if self._peers else self.me if rank == self._rank else None
         where = "" if process is None else f" (host {process.host}, process {process.pid})"
         return f"rank {rank} of {self._world}{where}"
@@ -246,7 +234,6 @@ class FailureDetector:
         return Failure(gone, cause, by, self.me.host, stack, is_silent=True)
 
     def _find_peers(self, store: Store) -> None:
-        """Look up the other ranks, once all have registered."""
         keys = [f"who/{rank}" for rank in range(self._world)]
         if not store.check(keys):
             return

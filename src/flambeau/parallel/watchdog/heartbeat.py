@@ -39,7 +39,6 @@ class Process(NamedTuple):
 
     @classmethod
     def this(cls, host: str) -> "Process":
-        """The calling process."""
         with contextlib.suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
             pid_namespace = f"{host} {boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -66,10 +65,8 @@ class Heartbeat(NamedTuple):
     """A heartbeat.
 
     Attributes:
-        number: of this heartbeat.
         point: points of the run that the main thread has reached.
         beats: calls of `beat` since that point.
-        phase: what it is doing.
         stalled_s: seconds since its last progress.
         is_overdue: that is longer than the phase may take.
     """
@@ -92,7 +89,6 @@ class ProgressTracker:
     Args:
         timeout_s: how long it may make no progress; 0: forever.
         tick_s: the longest time between two calls of `update`, unless the process was suspended.
-        clock: seconds, monotonic.
     """
 
     def __init__(
@@ -108,13 +104,11 @@ class ProgressTracker:
         self._number = 0
 
     def beat(self, phase: str) -> None:
-        """The main thread starts a phase."""
         self._known.add(self._phase)
         self._phase = phase
         self._count += 1
 
     def reach_point(self) -> None:
-        """The main thread has reached the next point of the run."""
         self._count = 0
         self.point += 1
 

@@ -1,12 +1,11 @@
 """Where to stop: a request on any rank stops all ranks at the same point; without one, no step waits.
 
-A run can stop at its points (between two steps, for example). All ranks pass the same points in the same
-order, so a count identifies a point. A rank is always committed to its next point: it reaches it without
-waiting for another rank. After a request, a thread of each rank publishes the number of that point, whatever
-its main thread is doing, and from then on the main thread waits at each point until all numbers are
-published. All stop at the highest. No rank has passed it, because each waits before passing the number that
-it published; and each reaches it, because points before it are passed as usual. The waiting depends on the
-threads alone, never on a main thread inside a collective, so nothing can deadlock.
+A run can stop at its points (between two steps, for example). All ranks pass the same points in order, so a
+count identifies a point. Each rank always reaches its next point without waiting for another rank.
+After a request, a thread of each rank publishes the number of that point, and from then on the main thread
+waits at each point until all numbers are published. All stop at the highest: no rank has passed it, because
+each waits before passing its own number, and each reaches it, because earlier points are passed as usual. The
+waiting depends on the threads alone, never on a main thread inside a collective, so nothing can deadlock.
 """
 
 import threading
@@ -23,8 +22,7 @@ class StopAgreement:
     """One rank's part in the agreement.
 
     Args:
-        world: number of ranks.
-        stop_signal: returns the name of the signal that stop_signal this process to stop, or None.
+        stop_signal: returns the name of the signal that asked this process to stop, or None.
     """
 
     def __init__(self, *, rank: int, world: int, stop_signal: Callable[[], str | None]) -> None:

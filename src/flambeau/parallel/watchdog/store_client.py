@@ -16,12 +16,7 @@ class StoreLost(Exception):
 
 
 class StoreClient:
-    """Has a connection and a thread of its own, because a call to an unreachable store blocks forever.
-
-    Args:
-        prefix: of all keys.
-        wait_s: for an answer.
-    """
+    """Has a connection and a thread of its own, because a call to an unreachable store blocks forever."""
 
     def __init__(self, connect: Callable[[], Store], *, prefix: str, wait_s: float) -> None:
         self._connect, self._prefix, self._wait_s = connect, prefix, wait_s

@@ -1,10 +1,9 @@
 """A thread per rank that ends a job which cannot continue, and names the rank that was killed or stalled.
 
-Each rank's watchdog writes a heartbeat and the stack of its main thread into the job's store every second. It
-checks whether a neighbour on the same machine is alive, and when its own main thread makes no progress for
-too long, it compares the heartbeats of all ranks (`failure_detector`). The first to find the cause prints it,
-once for the whole job; then all ranks end. The thread also carries the agreement on where to stop
-(`stop_agreement`).
+Each watchdog writes a heartbeat and the stack of its main thread into the job's store every second. It checks
+that a neighbour on the same machine is alive, and compares the heartbeats of all ranks when its own main
+thread makes no progress for too long (`failure_detector`). The first to find the cause prints it, once for
+the whole job; then all ranks end. The thread also carries the agreement on where to stop (`stop_agreement`).
 
     watch = Watchdog(
         Member(rank, world, host), connect=connect, prefix=nonce, stall_timeout_s=60,
@@ -51,14 +50,12 @@ class Watchdog:
     """The watchdog of one rank; all ranks have one, with the same settings.
 
     Args:
-        member: this process.
         connect: makes a separate connection to the job's store; not called in a world of 1.
         prefix: of its keys, a new one at each start of the group.
         stall_timeout_s: how long a rank may make no progress; 0: forever.
         stop_signal: returns the name of the signal that asked this process to stop, or None.
         say: prints a line; must take no lock that a stuck main thread may hold.
         end: ends the process with a code.
-        pace: how often it checks.
 
     Attributes:
         note: takes the failure of another rank.
@@ -115,7 +112,6 @@ class Watchdog:
         self._progress.timeout_s = 0.0
 
     def resume(self, stall_timeout_s: float) -> None:
-        """Expect progress again."""
         self._is_paused = False
         self._progress.timeout_s = stall_timeout_s
 
@@ -158,11 +154,11 @@ class Watchdog:
 
         Args:
             cause: such as 'ValueError: no such file'; its first line counts.
-            code: the exit code; the watchdog ends the process with it after five times `pace.grace_s`.
+            code: exit code, used after five times `pace.grace_s` if the process has not ended.
             restart_note: for rank 0 to note for the next start; it gets the time to do so.
 
         Returns:
-            Whether to print it; False if another rank has failed with the same message before.
+            Whether to print it; False if another rank has reported the same message.
         """
         cause = _first_line(cause)
         first = True
@@ -184,12 +180,9 @@ class Watchdog:
     def explain(self, error: BaseException) -> str | None:
         """The failure of another rank, if that has caused an error here; waits some seconds to find out.
 
-        Args:
-            error: of the main thread.
-
         Returns:
-            A line that is already printed: exit with `LOST_PEER` and print nothing. None if the error is
-            this rank's own.
+            A line that is already printed: exit with `LOST_PEER` silently. None: the error is this rank's
+                own.
         """
         if not (self._is_on and _is_of_collective(error)):
             return None
@@ -268,7 +261,6 @@ class Watchdog:
         self._wake.clear()
 
     def _check(self, client: StoreClient) -> None:
-        """One round of checks."""
         self._progress.update()
         failure: Failure | None
         if self._local_failure is not None:

@@ -43,7 +43,6 @@ class Snapshot:
     """A run between two steps; its tensors are copies on the CPU that nothing writes to.
 
     Attributes:
-        model: the model's state_dict.
         ema: the averaged weights, or None.
         state: everything else, readable by torch.load(weights_only=True).
         meta: JSON for `flambeau verify` and for people.
@@ -63,9 +62,7 @@ class Checkpointer:
     """Writes snapshots as checkpoints, one at a time.
 
     Args:
-        root: the folder `checkpoints/` of a run.
         keep: how many of the newest to keep, besides the best.
-        disk: all file operations go through it.
     """
 
     def __init__(
@@ -100,9 +97,6 @@ class Checkpointer:
             best: name of a checkpoint to keep at any age.
             before: runs first, in the thread (syncs metrics.jsonl to the disk).
             began: when the snapshot began, by time.monotonic; None: now.
-
-        Raises:
-            SaveFailed: the previous one could not be written.
         """
         self.wait()
         self._newest = name
@@ -133,11 +127,7 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Return when everything is on the disk.
-
-        Raises:
-            SaveFailed: something could not be written.
-        """
+        """Return when everything is on the disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -151,9 +141,6 @@ class Checkpointer:
 
     def restore_latest(self, *, say: Callable[[str], None]) -> "Restored | None":
         """The newest checkpoint that is whole for every rank; damaged ones are set aside and reported.
-
-        Args:
-            say: takes lines for the user; called on rank 0.
 
         Raises:
             InputError: there are checkpoints, but none is whole; on rank 0.
@@ -278,11 +265,6 @@ class Restored:
 
 
 def restore(folder: Path) -> Restored:
-    """The checkpoint in this folder.
-
-    Raises:
-        InputError: it is missing or damaged.
-    """
     try:
         return restored(read_checkpoint(folder))
     except CheckpointDamaged as error:

@@ -35,12 +35,7 @@ class EventsLog:
 
 
 def note_loss(run: Path, line: str) -> None:
-    """Log, from outside of the run, how one of its processes was lost.
-
-    Args:
-        run: its folder.
-        line: says which process, where and how.
-    """
+    """Log, from outside of the run, how one of its processes was lost."""
     EventsLog(run / "events.jsonl", lambda: _logged_step(run / "metrics.jsonl")).add(
         f"lost: {line}"
     )

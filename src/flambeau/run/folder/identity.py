@@ -1,8 +1,7 @@
 """What identifies a run, and what must be equal for a resume to give the same bits.
 
-The identity consists of values that config.toml can hold and a person can compare: the settings of
-`flambeau train`, or the options of `Run` with the user's `config` in a table of its own.
-Where `differences` finds any, `RunFolder.check_same` refuses the resume.
+The identity is what config.toml holds: the settings of `flambeau train`, or the options of `Run` with the
+user's `config` in a table of its own. `RunFolder.check_same` refuses a resume where `differences` finds any.
 """
 
 import dataclasses
@@ -71,7 +70,6 @@ class Identity:
 
         Args:
             optimizer: its groups have `initial_lr`.
-            schedule: the name of the schedule.
         """
         if isinstance(options.settings, SharedOptions):
             return cls(values_of(options.settings), options_of(type(options.settings)))
@@ -93,7 +91,6 @@ class Identity:
 
 
 def _sampler(sampler: Order) -> str:
-    """Its class and a digest of its first epoch."""
     digest = hashlib.sha256(sampler.order(0).numpy().tobytes()).hexdigest()
     return f"{type(sampler).__name__}, {len(sampler)} samples, {digest[:16]}"
 
@@ -170,11 +167,7 @@ POWERSGD_FORGETS = "PowerSGD's errors, which each process carries from step to s
 
 
 def exactness_facts(device: torch.device, *, compiled: bool) -> dict[str, Any]:
-    """The facts about machine and libraries that decide how floating-point sums are rounded.
-
-    Args:
-        compiled: the model is torch.compile's.
-    """
+    """The facts about machine and libraries that decide how floating-point sums are rounded."""
     facts: dict[str, Any] = {
         "torch": torch.__version__,
         "device": device.type,

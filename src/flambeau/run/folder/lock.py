@@ -11,18 +11,12 @@ _LOCKED: set[tuple[int, int]] = set()  # locks that this process holds
 
 
 class RunLock:
-    """The lock of one folder."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._file: int | None = None
 
     def take(self) -> None:
-        """Keep other processes out until `release` or the end of this process.
-
-        Raises:
-            InputError: another Run trains there.
-        """
+        """Keep other processes out until `release` or the end of this process."""
         try:
             import fcntl
         except ImportError:  # Windows: no lock, so the user must avoid two runs in one folder
@@ -51,7 +45,6 @@ class RunLock:
         _LOCKED.add(_identity(os.fstat(handle)))
 
     def release(self) -> None:
-        """Let other processes write there again."""
         if self._file is not None:
             _LOCKED.discard(_identity(os.fstat(self._file)))
             os.close(self._file)

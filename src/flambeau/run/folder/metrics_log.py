@@ -32,7 +32,6 @@ class MetricsLog:
         Disk().sync_folder(path.parent)  # the name of a new file must survive a power failure too
 
     def cut(self, keep_bytes: int) -> None:
-        """Cut the file back to its length at a checkpoint."""
         self.missing_bytes = max(0, keep_bytes - os.fstat(self._fd).st_size)
         if not self.missing_bytes:
             os.ftruncate(self._fd, keep_bytes)
@@ -52,7 +51,6 @@ class MetricsLog:
         self.size, self.crc32 = self.size + len(line), zlib.crc32(line, self.crc32)
 
     def sync(self) -> None:
-        """Return when all lines are on the disk."""
         os.fsync(self._fd)
 
     def close(self) -> None:

@@ -32,11 +32,7 @@ class MicroBatches:
 
     @classmethod
     def read(cls, folder: Path) -> "MicroBatches":
-        """Read a run folder; without the file, sizes are as the settings say.
-
-        Raises:
-            InputError: the file cannot be read, or holds something else.
-        """
+        """Read a run folder; without the file, sizes are as the settings say."""
         path = folder / FILE
         try:
             row = json_file(path)

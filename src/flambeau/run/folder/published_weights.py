@@ -19,7 +19,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.run.folder.json_file import json_file
 from flambeau.run.folder.metrics_log import json_numbers
-from flambeau.run.folder.report_file import write_own_report
+from flambeau.run.folder.report_file import write_run_report
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.options.run_options import DEFAULT_BEST
 
@@ -50,7 +50,6 @@ class Best:
     """The best value of one metric so far, and its step.
 
     Args:
-        metric: its name.
         mode: 'max' or 'min': which values are better. NaN never is; of equal values the later one counts,
             as it was trained longer.
     """
@@ -68,7 +67,6 @@ class Best:
         self.metrics: dict[str, float] = {}
 
     def see(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Count an evaluation."""
         if self._others is not None:
             self._others |= metrics
         value = metrics.get(self.metric)
@@ -90,7 +88,6 @@ class Best:
         """Say once if the metric is missing in all evaluations so far, or was logged twice at one step.
 
         Args:
-            say: takes a line for the user.
             training: the names that were logged outside of evaluations.
             is_last: the run ends here: a `best` that the user has set is then also missed without
                 evaluations.
@@ -142,11 +139,6 @@ def publish(
 
     Args:
         results: what to publish, preferred first; a damaged checkpoint is reported and skipped.
-        name_of: the checkpoint of a step.
-        say: takes lines for the user.
-
-    Raises:
-        InputError: all of them are damaged.
     """
     for result in results:
         try:
@@ -190,17 +182,13 @@ def published(folder: RunFolder) -> Result | None:
 
 
 def finished(folder: RunFolder, *, say: Callable[[str], None]) -> Result | None:
-    """Like `published`; a run that was killed before its report was written gets one.
-
-    Args:
-        say: takes a line for the user.
-    """
+    """Like `published`; a run that was killed before its report was written gets one."""
     result = published(folder)
     # A report older than the result was written by a process that was stopped before.
     if result is not None and not _is_newer(folder.path / "report.html", folder.result):
         with contextlib.suppress(OSError):
             remove_leftovers(folder.path)  # of a killed write
-        write_own_report(folder.path, say=say)
+        write_run_report(folder.path, say=say)
     return result
 
 

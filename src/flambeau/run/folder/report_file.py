@@ -32,12 +32,6 @@ _MAX_BAD = 20  # unreadable images that are named
 
 
 def read_run(folder: Path, name: str) -> ReportedRun:
-    """What a report shows of a run folder.
-
-    Args:
-        folder: holds a config.toml.
-        name: of the run in the report.
-    """
     summary = summarize(folder, name=name)
     result = json_table(folder / "result.json")
     data = dict(json_table(folder / "dataset.json"))
@@ -78,11 +72,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
 
 
 def link_to(run: ReportedRun, folder: Path, page_folder: Path) -> ReportedRun:
-    """The run with a link to its own report, if it has one.
-
-    Args:
-        page_folder: folder of the page that gets the link.
-    """
+    """The run with a link to its own report, if it has one."""
     path = folder / "report.html"
     if not is_report(path):
         return run
@@ -93,7 +83,7 @@ def link_to(run: ReportedRun, folder: Path, page_folder: Path) -> ReportedRun:
     return dataclasses.replace(run, link=f"./{urllib.parse.quote(relative)}")
 
 
-def write_own_report(folder: Path, *, say: Callable[[str], None]) -> None:
+def write_run_report(folder: Path, *, say: Callable[[str], None]) -> None:
     """Write report.html into a run folder; a failure is printed and does not end the run."""
     path = folder / "report.html"
     try:
@@ -106,7 +96,6 @@ def write_own_report(folder: Path, *, say: Callable[[str], None]) -> None:
 
 
 def is_report(path: Path) -> bool:
-    """Whether a file is one of our reports."""
     with contextlib.suppress(OSError), path.open("rb") as file:
         return f'content="{GENERATOR}"'.encode() in file.read(2**12)
     return False

@@ -204,7 +204,6 @@ class RunFolder:
                 self.release()
 
     def release(self) -> None:
-        """Let other processes write here again."""
         self._lock.release()
 
 

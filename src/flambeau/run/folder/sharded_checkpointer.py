@@ -54,13 +54,7 @@ class ShardedCheckpointer(Checkpointer):
     rest. A failure is a SaveFailed on rank 0 and a FailedElsewhere on the others.
 
     Args:
-        root: the folder `checkpoints/` of a run, on a file system that all ranks share.
-        layout: this rank's pieces.
-        keep: how many of the newest to keep, besides the best.
-        disk: all file operations of this rank go through it.
-
-    Raises:
-        InputError: another rank does not see rank 0's folder.
+        root: on a file system that all ranks share; otherwise rank 0 raises InputError.
     """
 
     def __init__(
@@ -143,7 +137,6 @@ def save_sharded(
         folder: to make, the same on all ranks.
         snapshot: this rank's pieces; `state` and `meta` are taken from rank 0.
         layout: where the pieces belong.
-        disk: all file operations of this rank go through it.
 
     Raises:
         FailedOnRanks: on all ranks; `folder` was not made.
@@ -232,7 +225,6 @@ def _split(
 
 
 def _index(chosen: Sequence[Mapping[str, Any]], name_of: Callable[[int], str]) -> bytes:
-    """The content of sharding.json."""
     tensors: dict[str, dict[str, Any]] = {}
     for rank, pieces in enumerate(chosen):
         for name, (dtype, piece) in pieces.items():
@@ -255,12 +247,6 @@ def restore_pieces(
 
     A rank reads the files that hold something for it, and a share of the others, so that together the ranks
     verify all. Tensors that do not fit the layout are returned whole, for `why_not_loadable`.
-
-    Args:
-        folder: a checkpoint, sharded or not.
-        layout: this rank's pieces.
-        world: how many ranks read.
-        disk: all file operations go through it.
 
     Raises:
         CheckpointDamaged: something that this rank has read is not as it was saved.

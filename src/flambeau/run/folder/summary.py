@@ -150,7 +150,6 @@ class Search:
 
 
 def summarize(path: Path, *, name: str) -> RunSummary:
-    """Summarize a run folder, which holds a config.toml."""
     try:
         config = load_toml(path / "config.toml")
         _check_values(config)
@@ -164,8 +163,6 @@ def summarize(path: Path, *, name: str) -> RunSummary:
 
 
 class _Reader:
-    """Reads one folder."""
-
     def __init__(self, path: Path, name: str, config: Mapping[str, Any]) -> None:
         self._path, self._name, self._config = path, name, config
         self._is_command = isinstance(config.get("model"), str)
@@ -238,7 +235,6 @@ class _Reader:
         return choose(values, default=None)
 
     def _samples(self) -> int | None:
-        """Samples per epoch."""
         try:
             return whole_number(dataset_facts(self._path / "dataset.json")["train_samples"])
         except ValueError as error:
@@ -268,7 +264,6 @@ class _Reader:
         return None
 
     def _total(self) -> int | None:
-        """The steps of the whole run."""
         lengths = _lengths(self._config)
         per_epoch = 0 if {length.unit for length in lengths} == {"st"} else self._steps_per_epoch()
         if per_epoch is None:
@@ -303,7 +298,6 @@ class _Reader:
 
 
 def _lengths(config: Mapping[str, Any]) -> list[Duration]:
-    """The duration of a run, and its extension."""
     lengths = [config["duration"], *([config["extend"]] if "extend" in config else [])]
     return [parse_duration(text, name="duration") for text in lengths]
 

@@ -42,7 +42,6 @@ class BatchDraws:
         self._epoch_seed = 0
 
     def seed(self, epoch: int, micro: MicroBatch) -> None:
-        """Seed the generators for a batch."""
         if epoch != self._epoch:
             self._epoch = epoch
             self._epoch_seed = mix(self._seed + epoch + 1)
@@ -61,7 +60,6 @@ class BatchDraws:
         return put_back
 
     def seed_evaluation(self, epoch: int) -> None:
-        """Seed the generators for an evaluation in this epoch."""
         for generator in self._generators:
             generator.manual_seed(mix(self._seed + epoch))
 
@@ -70,14 +68,8 @@ class BatchReader:
     """Makes the loaders of a run.
 
     Args:
-        device: of the model.
-        bad: takes what could not be read.
         sharded: the model needs all ranks for each forward pass, also in an evaluation.
         micro_batches: sizes that have fitted into memory.
-        say: takes a line for the user.
-
-    Attributes:
-        micro_batches: the current sizes.
     """
 
     def __init__(

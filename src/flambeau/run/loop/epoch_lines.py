@@ -13,11 +13,7 @@ _MARK = "* best"
 
 
 class EpochLines:
-    """Reports each epoch at its end, and each evaluation.
-
-    Args:
-        best: the metric that chooses the best checkpoint.
-    """
+    """Reports each epoch at its end, and each evaluation."""
 
     def __init__(
         self, state: ResumableState, plan: StepPlan, *, best: str, progress: ProgressBar
@@ -55,7 +51,6 @@ class EpochLines:
         self._report(figures, is_best=is_best, is_within=is_within)
 
     def end(self) -> None:
-        """Report an epoch without an evaluation."""
         if not self._is_reported and self._num_steps:
             self._report({}, is_best=False, is_within=False)
         self._is_reported = True

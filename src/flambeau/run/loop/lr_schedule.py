@@ -41,12 +41,6 @@ class LRSchedule:
 
     Args:
         schedule: a name, alone or with numbers; a function of the step; a ReduceOnPlateau.
-        warmup: a duration.
-        metric: what 'plateau' watches.
-        mode: which values of it are better.
-
-    Raises:
-        InputError: as `schedule_of`.
     """
 
     def __init__(
@@ -149,7 +143,6 @@ def schedule_of(
 
 
 def _checked(schedule: Callable[[int], float], step: int) -> float:
-    """Call a user's function and check the result."""
     value = schedule(step)
     # isinstance with an abstract class takes a microsecond.
     is_number = type(value) is float or isinstance(value, numbers.Real)
@@ -162,7 +155,6 @@ def _checked(schedule: Callable[[int], float], step: int) -> float:
 
 
 def _settings(named: NamedSchedule, plan: StepPlan, warmup_steps: int) -> dict[str, Any]:
-    """Keyword arguments for a named schedule."""
     name = named.name
     total_steps = plan.total_steps
     gamma = GAMMA.get(name, 1.0) if named.gamma is None else named.gamma

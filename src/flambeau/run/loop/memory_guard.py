@@ -96,7 +96,6 @@ class MemoryGuard:
                 loop.end_evaluated()
 
     def _begin(self) -> None:
-        """A global batch starts."""
         self._loop.begin_revocable()
         self._state.begin_global_batch()
         if self._ranks.world == 1:
@@ -122,10 +121,6 @@ class MemoryGuard:
         self, save: Callable[[], object], close: Callable[[], object] = lambda: None
     ) -> None:
         """Undo the current global batch, so that it starts over in smaller micro-batches.
-
-        Args:
-            save: writes a checkpoint of the state then, and waits for it.
-            close: releases what the run holds, if this rank leaves.
 
         Raises:
             InputError: one sample per process does not fit.
@@ -210,9 +205,6 @@ class MemoryGuard:
 
     def evaluated_parts(self, micro: MicroBatch, loader: object) -> Iterator[object]:
         """The data of an evaluation's batch, in parts that fit; a part that does not fit is cut and repeated.
-
-        Args:
-            loader: that made the batch.
 
         Raises:
             InputError: one sample alone does not fit, or the batch cannot be cut.

@@ -51,7 +51,6 @@ class BadStep:
 
     Attributes:
         step: from 1, as in metrics.jsonl.
-        epoch: from 0.
         indices: the samples of its global batch, in order.
         samples: the data set's names of them.
         checkpoint: the last one before the step, from which a replay starts.
@@ -105,7 +104,6 @@ class NanGuard:
         folder: Path | None,
         state: ResumableState,
         parts: RunParts,
-        *,
         draws: BatchDraws,
         ranks: Ranks,
         step: TrainingStep,
@@ -130,7 +128,6 @@ class NanGuard:
 
         Args:
             steps_before: steps of the run before the bad one.
-            load: loads a checkpoint, as a new process would.
 
         Returns:
             What has happened, for the user.
@@ -186,11 +183,7 @@ class NanGuard:
         raise NotFinite(message, path=path)
 
     def explain(self, steps_before: int) -> list[str]:
-        """Compute the step again with the weights from before it, to see what is not finite first.
-
-        Args:
-            steps_before: steps of the run before the bad one.
-        """
+        """Compute the step again with the weights from before it, to see what is not finite first."""
         if self._explain is None or self._ranks.world > 1:
             return []  # a forward pass may need all ranks, and may fail on one of them alone
         explain = self._explain

@@ -45,14 +45,12 @@ class NotebookChart:
                 self.add(json.loads(line))
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add the figures of a line."""
         for name, value in row.items():
             if name not in _NOT_DRAWN and isinstance(value, float | int) and math.isfinite(value):
                 point = row["step"] / self._steps_per_epoch, value
                 self._curves.setdefault(name, []).append(point)
 
     def draw(self) -> None:
-        """Show the chart, replacing the last one."""
         if not self._can_draw or not self._curves:
             return
         from IPython.display import Image, display

@@ -26,7 +26,6 @@ _SMOOTH_S = 5.0  # speed and waiting are averaged over this time; chosen
 
 
 def _verdict(data_wait: float) -> str:
-    """What the training waits for, in one line."""
     if data_wait < _LITTLE_WAIT:
         return f"waits for data {data_wait:.0%} of the time: the model sets the pace"
     return f"waits for data {data_wait:.0%} of the time: `flambeau doctor` finds out why, and what helps"
@@ -56,11 +55,7 @@ class ProgressBar:
         """The run's events.jsonl."""
 
     def start(self, state: ResumableState, plan: StepPlan, *, world: int) -> None:
-        """Show the bar, if wanted and a step is left.
-
-        Args:
-            world: number of processes, which share the images.
-        """
+        """Show the bar, if wanted and a step is left."""
         if self._shown and self._line is None and state.step < plan.total_steps:
             self._figures = _Figures(state, plan, world)
             self._line = LiveLine(self._figures.draw, is_kept=self.is_in_notebook)
@@ -71,7 +66,6 @@ class ProgressBar:
             self._figures.start_epoch()
 
     def step(self) -> None:
-        """A step is done."""
         if self._line is None or self._figures is None:
             return
         now = time.perf_counter()
@@ -92,7 +86,6 @@ class ProgressBar:
 
     @contextlib.contextmanager
     def evaluates(self) -> Iterator[None]:
-        """Around an evaluation."""
         self._show_evaluation(True)
         try:
             yield
@@ -138,12 +131,10 @@ class ProgressBar:
         self.say(f"{signal}: saved at step {step} in {folder}; {again}")
 
     def emit(self, event: Mapping[str, Any]) -> None:
-        """Send an event to the listener."""
         if self.listener is not None and not self.silent:
             self.listener(event)
 
     def close(self) -> None:
-        """Leave the bar as it is."""
         if self._line is not None and self._figures is not None:
             self._line.stop()
             self._line = self._figures = None
@@ -153,7 +144,6 @@ class _Figures:
     """What the bar shows, and the current speed.
 
     Attributes:
-        loss: the newest that is known.
         epoch_ended: time of the last step of the epoch.
     """
 
@@ -179,7 +169,6 @@ class _Figures:
         return time.perf_counter(), self.state.step, window.total_samples, window.total_wait_s
 
     def update(self) -> None:
-        """Count the steps since the last update."""
         loss = self._newest_loss.read(self.state.window.losses)
         self.loss = self.loss if loss is None else loss
         before, self._mark = self._mark, self._now()

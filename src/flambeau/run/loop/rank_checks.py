@@ -23,9 +23,7 @@ def check_ranks(
     """Check that all ranks are about to do the same, then copy rank 0's weights to them.
 
     Args:
-        identity: settings of the run.
         model: parameters and buffers are overwritten on all ranks but 0.
-        data_length: of the training data.
 
     Raises:
         InputError, FailedElsewhere: they differ in code, settings, data or model.

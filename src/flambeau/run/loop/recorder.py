@@ -10,77 +10,65 @@ from torch import nn
 
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
-from flambeau.parallel.shard_layout import Layout, is_sharded
+from flambeau.parallel.shard_layout import is_sharded
 from flambeau.recipes.setup.environment import environment
 from flambeau.run.folder.checkpointer import Checkpointer, Restored, SaveFailed
 from flambeau.run.folder.events_log import EventsLog
-from flambeau.run.folder.identity import (
-    POWERSGD_FORGETS,
-    Identity,
-    changes,
-    exactness_facts,
-)
+from flambeau.run.folder.identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.run.folder.metrics_log import MetricsLog
 from flambeau.run.folder.published_weights import Result, publish
-from flambeau.run.folder.report_file import write_own_report
+from flambeau.run.folder.report_file import write_run_report
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.epoch_lines import EpochLines
 from flambeau.run.loop.notebook_chart import NotebookChart
-from flambeau.run.loop.progress_bar import ProgressBar, peak_bytes
+from flambeau.run.loop.progress_bar import peak_bytes
+from flambeau.run.loop.run_parts import RunParts
 from flambeau.run.loop.state import ResumableState
-from flambeau.run.loop.step_plan import StepPlan
 from flambeau.run.options.durations import parse_seconds
 from flambeau.run.options.run_options import RunOptions
 
 if TYPE_CHECKING:
-    from flambeau.run.trackers.tracking import Tracking
+    from flambeau.run.trackers.run_trackers import RunTrackers
 
 _MAX_PARTS = 40  # of a model, in environment.json
 
 
 class Recorder:
-    """Writes and reads the files of a run: rank 0, or each rank for its pieces of a sharded model.
-
-    Args:
-        layout: of a sharded model; else None.
-        compiled: the model is torch.compile's.
-        progress: takes lines for the user, and events.
-    """
+    """Writes and reads the files of a run: rank 0, or each rank for its pieces of a sharded model."""
 
     def __init__(
         self,
         folder: RunFolder,
         state: ResumableState,
-        *,
+        parts: RunParts,
         ranks: Ranks,
-        layout: Layout | None,
         options: RunOptions,
-        plan: StepPlan,
+        *,
         compiled: bool,
-        progress: ProgressBar,
     ) -> None:
         self.saver = Checkpointer(folder.checkpoints, keep=options.keep, advice=folder.advice)
         facts = exactness_facts(state.amp.device, compiled=compiled)
         self.exactness = facts if options.parts else {**facts, "processes": ranks.world}
         """What decides the bits of a resume, besides the checkpoint."""
         self._folder, self._state, self._ranks = folder, state, ranks
-        self._layout, self._options, self._plan = layout, options, plan
+        self._parts, self._options = parts, options
+        self._layout = None if parts.shards is None else parts.shards[1]
+        self._progress = progress = parts.progress
         self._say = progress.say
-        self._epoch_lines = EpochLines(state, plan, best=options.best, progress=progress)
-        self._progress = progress
+        self._epoch_lines = EpochLines(state, parts.plan, best=options.best, progress=progress)
         self._chart: NotebookChart | None = None
         if progress.is_in_notebook:
-            self._chart = NotebookChart(steps_per_epoch=plan.steps_per_epoch)
+            self._chart = NotebookChart(steps_per_epoch=parts.plan.steps_per_epoch)
         self._reported: str | None = None  # name of the last reported checkpoint
         self._metrics_log: MetricsLog | None = None
-        self._tracking: Tracking | None = None
+        self._trackers: RunTrackers | None = None
         self._result: Result | None = None
         self.extended: str | None = None
         """The extension that config.toml records."""
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
         self._log_before_evaluations: dict[int, tuple[int, int]] = {}
 
-    def claim(self, model: nn.Module, identity: Identity, attachments: Mapping[str, bytes]) -> None:
+    def claim(self) -> None:
         """Make the folder or continue it; from here on no other process writes there.
 
         Raises:
@@ -89,10 +77,11 @@ class Recorder:
         facts = {
             **environment(),
             "exactness": self.exactness,
-            "model": model_parts(model),
+            "model": model_parts(self._parts.model),
         }
-        files = {"environment.json": json.dumps(facts, indent=2).encode() + b"\n", **attachments}
-        stored = self._ranks.first(lambda: self._folder.claim(identity, files))
+        files = {"environment.json": json.dumps(facts, indent=2).encode() + b"\n"}
+        files |= self._options.attachments or {}
+        stored = self._ranks.first(lambda: self._folder.claim(self._parts.identity, files))
         self._progress.events = events = EventsLog(self._folder.events, lambda: self._state.step)
         self._ranks.note_losses(self._folder.path, lambda cause: events.add(f"lost: {cause}"))
         self.extended = None if stored is None else stored.get("extend")
@@ -122,28 +111,27 @@ class Recorder:
         if self._chart is not None:
             self._chart.load(self._folder.metrics)
         if self._options.track:
-            from flambeau.run.trackers.tracking import Tracking
+            from flambeau.run.trackers.run_trackers import RunTrackers
 
             size = self._metrics_log.size
-            self._tracking = Tracking(
+            self._trackers = RunTrackers(
                 self._options.track,
                 self._folder,
                 size=size,
                 is_sharded=self._layout is not None,
                 say=self._say,
             )
-            self._tracking.resumed(self._state.model, self._state.step, size)
+            self._trackers.resumed(self._state.model, self._state.step, size)
 
     def cut_metrics(self, restored: Restored) -> None:
-        """Remove the lines after a checkpoint."""
         self._log_before_evaluations.clear()
         self._epoch_lines.restart()
         if self._metrics_log is not None:
             self._metrics_log.cut(restored.state["metrics_bytes"])
-            if self._tracking is not None:
+            if self._trackers is not None:
                 size = self._metrics_log.size
-                self._tracking.cut(size, step=self._state.step)
-                self._tracking.resumed(self._state.model, self._state.step, size)
+                self._trackers.cut(size, step=self._state.step)
+                self._trackers.resumed(self._state.model, self._state.step, size)
             if self._chart is not None:
                 self._chart.load(self._folder.metrics)
 
@@ -155,7 +143,6 @@ class Recorder:
         return self._state.epoch
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Append a line on the last steps to metrics.jsonl."""
         self._epoch_lines.add(row)
         self._progress.emit(
             {"event": "log", "step": self._state.step, "epoch": self._state.epoch, **row}
@@ -166,8 +153,8 @@ class Recorder:
         line = {"step": self._state.step, "epoch": self._state.epoch, **row}
         if self._metrics_log is not None:
             self._metrics_log.write(line)
-            if self._tracking is not None:
-                self._tracking.grow(self._metrics_log.size)
+            if self._trackers is not None:
+                self._trackers.grow(self._metrics_log.size)
         if self._chart is not None:
             self._chart.add(line)
 
@@ -176,10 +163,9 @@ class Recorder:
             self._chart.draw()
 
     def write_evaluation(self, figures: Mapping[str, float]) -> None:
-        """Append the line of an evaluation to metrics.jsonl, and show it."""
         self._append(figures)
-        if self._tracking is not None:
-            self._tracking.evaluated(self._state.model, self._state.step)
+        if self._trackers is not None:
+            self._trackers.evaluated(self._state.model, self._state.step)
         self._epoch_lines.evaluation(figures)
         self._update_chart()
 
@@ -239,7 +225,6 @@ class Recorder:
         self._report_saved()
 
     def _report_saved(self) -> None:
-        """Report the newest checkpoint on the disk."""
         name = self.saver.last_good
         if name is not None and name != self._reported:
             self._reported = name
@@ -253,7 +238,6 @@ class Recorder:
         return self._ranks.first(lambda: self.saver.restore_latest(say=self._say))
 
     def publish(self) -> Result:
-        """Copy the preferred weights of the finished run to model.safetensors."""
         self._epoch_lines.end()
         self._update_chart()
         self.saver.wait()
@@ -263,15 +247,15 @@ class Recorder:
 
     def shown(self, batches: Iterator[Any]) -> Iterator[Any]:
         """The same batches; trackers get images of the first one of a run."""
-        if self._tracking is None or self._state.step or self._state.position:
+        if self._trackers is None or self._state.step or self._state.position:
             return batches
-        return self._tracking.shown(self._state.model, batches)
+        return self._trackers.shown(self._state.model, batches)
 
     def before_fork(self) -> None:
         """Let threads finish that may hold a lock when workers are forked."""
         self.saver.wait()
-        if self._tracking is not None:
-            self._tracking.before_fork()
+        if self._trackers is not None:
+            self._trackers.before_fork()
 
     def _publish(self) -> Result:
         result = publish(
@@ -281,12 +265,12 @@ class Recorder:
             f"finished: the {result.weights} weights, of step {result.step}, are published",
             peak_memory_bytes=peak_bytes(self._state.amp.device),
         )
-        write_own_report(self._folder.path, say=self._say)
+        write_run_report(self._folder.path, say=self._say)
         return result
 
     def say_resumed(self, restored: Restored) -> None:
         """Say where a resume continues, and what keeps it from the same bits as an uninterrupted run."""
-        self._say(f"going on from step {self._state.step} of {self._plan.total_steps}")
+        self._say(f"going on from step {self._state.step} of {self._parts.plan.total_steps}")
         reasons = changes(restored.meta["exactness"], self.exactness)
         if self._ranks.world > 1 and self._options.compression == "powersgd":
             reasons.append(POWERSGD_FORGETS)
@@ -320,20 +304,19 @@ class Recorder:
         self.close()
         if self._ranks.is_first and self._progress.events is not None:  # None in a replay
             self._progress.log_event(why, step=step)
-            write_own_report(self._folder.path, say=self._say)
+            write_run_report(self._folder.path, say=self._say)
 
     def close(self) -> None:
         """Close metrics.jsonl; trackers get a while to take its last lines."""
         if self._metrics_log is not None:
             self._metrics_log.close()
             self._metrics_log = None
-        if self._tracking is not None:
-            tracking, self._tracking = self._tracking, None
-            tracking.close(self._result)
+        if self._trackers is not None:
+            trackers, self._trackers = self._trackers, None
+            trackers.close(self._result)
 
 
 def checkpoint_name(step: int) -> str:
-    """The folder name of a step's checkpoint."""
     return f"step-{step:08d}"
 
 

@@ -43,9 +43,7 @@ class RunParts:
     Attributes:
         model: the module inside torch.compile, if the model is compiled.
         shards: this rank's pieces of a sharded model, and their layout; else None.
-        amp: precision and clipping; its device is that of the run.
         bad: reports unreadable samples to rank 0.
-        loader: of the training data.
         metrics: of evaluations, other than means.
         identity: what config.toml will hold, and which of it a resume may change.
     """
@@ -78,9 +76,6 @@ def make_parts(
     Args:
         folder: the run folder, which may record how many samples fit into memory.
         given: options that differ from their defaults.
-
-    Raises:
-        InputError: options that contradict each other or the data.
     """
     plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     _check_optimizer(plain, optimizer)
@@ -260,12 +255,6 @@ def share_model(
     """Share the model between the processes, as it is now; every rank calls it.
 
     Messages name options that have no effect here, except in a replay.
-
-    Args:
-        compiled: the model is torch.compile's.
-
-    Raises:
-        InputError: the model cannot be shared this way.
     """
     say = parts.progress.say if options.replay_from is None else lambda text: None
     if options.retry_workers and not options.workers:

@@ -70,7 +70,8 @@ class ResumableState:
 
     Attributes:
         model: the module inside torch.compile, or this rank's pieces of a sharded one.
-        window: losses and logged means since the last line. [TrainingStep, Run.log, Run.batches]
+        window: losses and logged means since the last line. [TrainingStep, Run.log and Run.batches add to it,
+            Lifecycle reads and clears it]
         best: the best evaluation so far. [Lifecycle]
         user: the objects given as `state=`, and the schedule if it has state.
         data_length: samples of an epoch, or batches of a ready-made loader. [never changed]
@@ -81,7 +82,8 @@ class ResumableState:
         order_crc: CRC-32 over all sample indices consumed; equal for runs of equal order. [TrainingStep]
         metrics: figures of the last evaluation. [Lifecycle]
         rollbacks: number of returns to a checkpoint after a step that was not finite. [NanGuard]
-        lr_scale: the product of the factors that those apply to the learning rate. [NanGuard]
+        lr_scale: the factor of the learning rate after those rollbacks. [NanGuard; find_lr and
+            replay_nan_step of the trainer]
         stopped: `run.stop()` has ended the run. [Lifecycle]
         extend: the extension of `duration` that the steps so far were trained for. [Lifecycle]
         micro_batch: samples per forward pass of all ranks; None for ready-made batches. [MemoryGuard]
@@ -265,7 +267,6 @@ class ResumableState:
             setattr(self, name, state.get(name, getattr(self, name)))
 
     def _user_parts(self, saved: Mapping[str, Any]) -> dict[str, Any]:
-        """The user's objects that have a saved state."""
         parts = {
             name: thing
             for name, thing in self.user.items()
@@ -334,9 +335,9 @@ class TransientState:
         done: the last micro-batch of a step, until the loop's body has ended. [Run.step, Lifecycle]
         part_of: steps done before the last micro-batch, and its `sum_key`. [`begin`, `keep`]
         num_samples: size of the last batch, for logged means; -1 before the first.
-            [`begin`, `keep`; in an evaluation MemoryGuard]
+            [`begin`, `keep`, `evaluating`; in an evaluation MemoryGuard]
         stop_requested: this rank has called `run.stop()`; other ranks may not know it yet. [Run.stop]
-        evaluated: the means of the current evaluation; None in training. [Run.evaluate, evaluated_batches]
+        evaluated: the means of the current evaluation; None in training. [Run.evaluate, `evaluating`]
         phase: of the current global batch. [the methods below]
         held_back: logged values that count once the global batch is done. [`count`, `settle`]
     """
@@ -400,11 +401,9 @@ class TransientState:
         return self.phase is Phase.OUT_OF_MEMORY
 
     def begin_revocable(self) -> None:
-        """A global batch starts inside `run.halving()`."""
         self.phase = Phase.REVOCABLE
 
     def begin_evaluated(self) -> None:
-        """A batch of an evaluation starts inside `run.halving()`."""
         self.phase = Phase.EVALUATED
 
     def end_evaluated(self) -> None:
@@ -423,11 +422,9 @@ class TransientState:
             self.phase = Phase.REVOCABLE_PARTIAL if self.is_revocable else Phase.PARTIAL
 
     def run_out(self) -> None:
-        """Memory ran out in a batch that can be undone."""
         self.phase = Phase.OUT_OF_MEMORY
 
     def give_up(self) -> None:
-        """Forget the current global batch."""
         self.stream = None
         self.micro = None
         self.phase = Phase.BETWEEN

@@ -21,13 +21,9 @@ class StepMetrics:
 
     Losses are kept in a list, which is free; adding them up would be one kernel per step.
 
-    By default each rank has a share of every micro-batch: `settle` weights the ranks' losses of a micro-batch
-    by their samples. With `in_parts` a step has the same parts on any number of ranks, and `settle` adds up
-    losses and means part by part, in the order of the parts.
-
-    Args:
-        device: of the training.
-        in_parts: the run has `parts`.
+    By default each rank has a share of every micro-batch: `settle` weights the ranks' losses by their
+    samples. With `in_parts` a step has the same parts on any number of ranks, and `settle` adds up part by
+    part, in their order.
     """
 
     def __init__(self, device: torch.device, *, in_parts: bool = False) -> None:
@@ -71,8 +67,6 @@ class StepMetrics:
         """The means, by name, that count the logged values of a micro-batch.
 
         Args:
-            step: steps done before it.
-            sum_key: of the micro-batch.
             is_late: its backward pass is done. In parts such values count with the next step: whether this
                 step already has its line depends on who computes the later parts.
         """
@@ -81,11 +75,7 @@ class StepMetrics:
         return self._by_part.setdefault((step + is_late, sum_key), {})
 
     def settle(self, ranks: Ranks, *, step: int) -> None:
-        """Combine the counts of all ranks since the last call; waits for the device.
-
-        Args:
-            step: steps done.
-        """
+        """Combine the counts of all ranks since the last call; waits for the device."""
         if self._in_parts:
             self._settle_means_of_parts(ranks, step)
         if ranks.world == 1:
@@ -209,7 +199,6 @@ class StepMetrics:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
         self.losses = [loss.to(self.device) for loss in state["losses"]]
         self.sizes = list(state["sizes"])
         self.settled = [(loss, size) for loss, size in state.get("settled", ())]
@@ -244,7 +233,6 @@ def add_value(
     """Count a value under a name without waiting for the device; (N, ...) counts as N means of samples.
 
     Args:
-        means: by name.
         value: a number or 0-d tensor, the mean over the batch; or (N, ...).
         num_samples: N of the last batch; 0 if it does not count, -1 if there was no batch.
         count: runs the counting, now or when the batch is done.

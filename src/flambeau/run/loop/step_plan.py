@@ -5,17 +5,7 @@ from flambeau.run.options.durations import parse_duration
 
 
 class StepPlan:
-    """Durations of a run, converted to steps once.
-
-    Args:
-        steps_per_epoch: optimizer steps in an epoch.
-        extend: a duration to add.
-        checkpoint_every: a duration.
-        log_every: in steps.
-
-    Raises:
-        InputError: not a duration.
-    """
+    """Durations of a run, converted to steps once."""
 
     def __init__(
         self,
@@ -35,7 +25,6 @@ class StepPlan:
         self.log_every = log_every
 
     def extension(self, extend: str | None) -> int:
-        """An extension in steps."""
         more = parse_duration(extend or "0st", name="extend")
         return more.steps(steps_per_epoch=self.steps_per_epoch)
 
@@ -43,7 +32,6 @@ class StepPlan:
         """Whether metrics.jsonl gets a line after this step.
 
         Args:
-            step: the number of steps done.
             last: the micro-batch that ended the step; None if none has.
         """
         if last is None:

@@ -59,7 +59,6 @@ class TrainingStep:
         """Run the forward and backward pass of a batch: now, or together with the other batches of the step.
 
         Args:
-            work: both passes, and what belongs to them.
             micro: the batch; None outside of a step.
         """
         if self._together is None or micro is None:
@@ -68,7 +67,6 @@ class TrainingStep:
             self._together.do(work, micro)
 
     def end_computing(self) -> None:
-        """All batches of the step are computed."""
         if self._together is not None:
             self._together.close()
 
@@ -112,7 +110,6 @@ class TrainingStep:
         return put_back
 
     def start_epoch(self) -> None:
-        """Before the first batch of an epoch."""
         if self.sync is not None:
             self.sync.start_epoch()
 
@@ -126,7 +123,6 @@ class TrainingStep:
 
         Args:
             loss: 0-d, the mean over the samples of the micro-batch.
-            micro: the batch that it was computed from.
 
         Raises:
             ValueError: the loss is not 0-d.

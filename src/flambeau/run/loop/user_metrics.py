@@ -46,7 +46,6 @@ class EvaluationMetrics:
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[None]:
-        """Around an evaluation, which starts with nothing counted."""
         self._reset()
         self._counting = True
         try:
@@ -152,7 +151,6 @@ def _state(metric: Any) -> Any:
 
 
 def _merge(metric: Any, states: list[Any]) -> None:
-    """Merge the states of other ranks."""
     parts = _torchmetrics(metric)
     for state in states if not parts else ():
         metric.merge(state)

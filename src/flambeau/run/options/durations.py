@@ -38,11 +38,7 @@ class Duration:
 
 
 def parse_seconds(text: str, *, name: str) -> float:
-    """Read a time such as '30s' or '5min', in seconds.
-
-    Raises:
-        InputError: another form, or zero.
-    """
+    """Read a time such as '30s' or '5min', in seconds."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(s|min)", str(text).strip())
     if match is None or not float(match[1]):
         raise InputError(f"{name} must be seconds such as '30s', or '5min', got {text!r}")
@@ -54,8 +50,6 @@ def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
 
     Args:
         text: such as '90ep', '5000st', '5%', '0.5ep'.
-        name: of the setting, for the message.
-        units: the allowed ones, separated by spaces.
 
     Raises:
         InputError: another form or unit, or a fraction of a step.

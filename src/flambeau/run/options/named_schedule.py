@@ -44,7 +44,6 @@ class NamedSchedule:
             parse_duration(text, name="milestones", units="% ep st")
 
     def __str__(self) -> str:
-        """As the run's configuration records it."""
         numbers = [] if self.gamma is None else [f"gamma={self.gamma:g}"]
         numbers += [] if self.milestones is None else [f"milestones={','.join(self.milestones)}"]
         return f"{self.name}({', '.join(numbers)})" if numbers else self.name

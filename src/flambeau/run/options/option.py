@@ -83,11 +83,7 @@ def option(
 
     Args:
         default: None: the value is chosen automatically; `dataclasses.MISSING`: the option is required.
-        text: one line of help, with Markdown links, which only the pages show.
-        chinese: the same line in Chinese.
-        group: the heading under which `--help` lists it.
         auto: what is chosen for None, in English and Chinese.
-        may_change: a resume may change it.
         bare: the meaning of the flag without a value; None: a value is required.
         kind: the expected value in messages, where the type alone does not say it.
     """

@@ -16,7 +16,7 @@ from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import AT_LEAST_1, Range, check_value, option, typed
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.toml_file import as_toml, parse_toml
-from flambeau.run.options.track import Track, tracker_list
+from flambeau.run.options.tracker_names import Track, tracker_list
 
 DEFAULT_BEST = "val_accuracy"
 """The default figure that chooses the best checkpoint."""
@@ -82,12 +82,10 @@ class RunOptions(SharedOptions):
     )
     sampler: Order | None = option(
         None,
-        "one of the [samplers](recipes/samplers.md) or anything with `len()` and `order(epoch)`: the "
-        "samples of "
-        "an epoch of a `Dataset`; without it, a permutation of all",
-        "[采样器](recipes/samplers.md)之一，或任何带有 `len()` 和 `order(epoch)` 的对象：`Dataset` 一个 "
-        "epoch 的样本；"
-        "不设置则是全部样本的一个排列",
+        "one of the [samplers](recipes/samplers.md) or anything with `len()` and `order(epoch)`: "
+        "the samples of an epoch of a `Dataset`; without it, a permutation of all",
+        "[采样器](recipes/samplers.md)之一，或任何带有 `len()` 和 `order(epoch)` 的对象："
+        "`Dataset` 一个 epoch 的样本；不设置则是全部样本的一个排列",
         group="data",
         kind="one of flambeau.recipes.data.samplers, or anything with len() and order(epoch)",
     )
@@ -116,9 +114,8 @@ class RunOptions(SharedOptions):
         "learning-rate schedule: a [name of `--schedule`](schedules.md), a function from the step (from "
         "0) to a "
         "factor of the learning rate, or a [`ReduceOnPlateau`](recipes/plateau.md) that watches `best`",
-        "学习率调度：[`--schedule` 的名称](schedules.md)、从步数（从 0 起）到学习率系数的函数，或关注 "
-        "`best` 的 "
-        "[`ReduceOnPlateau`](recipes/plateau.md)",
+        "学习率调度：[`--schedule` 的名称](schedules.md)、从步数（从 0 起）到学习率系数的函数，或"
+        "关注 `best` 的 [`ReduceOnPlateau`](recipes/plateau.md)",
         group="optimization",
         kind="a name, a NamedSchedule, a function of the step, or a ReduceOnPlateau",
     )
@@ -130,21 +127,18 @@ class RunOptions(SharedOptions):
     )
     explain: Explain | None = option(
         None,
-        "called with the batch of a step that was not finite, the names of its samples and the number of "
-        "steps "
-        "before it, with weights and generators as they were then; what it returns is in the message: see "
-        "[`first_not_finite`](recipes/first_not_finite.md)",
-        "以出现非有限值的那一步的批次、样本名称和此前的步数调用，此时权重和随机数生成器与当时相同；"
-        "返回值写入错误信息，见 "
-        "[`first_not_finite`](recipes/first_not_finite.md)",
+        "called with the batch of a step that was not finite, the names of its samples and the "
+        "number of steps before it, with weights and generators as they were then; what it "
+        "returns is in the message: see [`first_not_finite`](recipes/first_not_finite.md)",
+        "以出现非有限值的那一步的批次、样本名称和此前的步数调用，此时权重和随机数生成器与当时相"
+        "同；返回值写入错误信息，见 [`first_not_finite`](recipes/first_not_finite.md)",
         group="optimization",
         may_change=True,
     )
     metrics: Mapping[str, Any] | None = option(
         None,
-        "[metrics of evaluations that are not means](#metrics-that-are-no-means), by name: objects with "
-        "`update`, "
-        "`compute` and `reset`, such as those of torchmetrics",
+        "[metrics of evaluations that are not means](#metrics-that-are-no-means), by name: "
+        "objects with `update`, `compute` and `reset`, such as those of torchmetrics",
         "[评估中不是平均值的指标](#不是均值的指标)，按名称给出：带有 `update`、`compute` 和 `reset` 的对象，"
         "例如 torchmetrics 的指标",
         group="run folder",
@@ -160,16 +154,14 @@ class RunOptions(SharedOptions):
         '"max" or "min", which values of `best` are better; a name with loss, error, perplexity and the like '
         'means "min", one with accuracy, f1, auc and the like "max"; any other name needs it',
         '"max" 或 "min"，`best` 越大还是越小越好；名称含 loss、error、perplexity 等为 "min"，含 '
-        "accuracy、f1、auc 等为 "
-        '"max"，其他名称需要给出',
+        'accuracy、f1、auc 等为 "max"，其他名称需要给出',
         group="run folder",
         auto=("by the name", "由名称决定"),
     )
     config: Mapping[str, Any] | None = option(
         None,
-        "what else identifies the run, in TOML's types; it is a table of its own in `config.toml`, and a "
-        "resume "
-        "with another value is refused",
+        "what else identifies the run, in TOML's types; it is a table of its own in "
+        "`config.toml`, and a resume with another value is refused",
         "还有什么标识这个运行，取 TOML 的类型；它在 `config.toml` 中自成一表，以不同的值恢复会被拒绝",
         group="run folder",
     )
@@ -203,8 +195,7 @@ class RunOptions(SharedOptions):
     track: Track | None = option(
         None,
         '[trackers](tracking.md#from-a-run-of-flambeau) by name, such as "tensorboard,csv", and '
-        "functions of a "
-        "step and its figures; none of them stops or delays the run",
+        "functions of a step and its figures; none of them stops or delays the run",
         '[跟踪器](tracking.md#从-flambeau-的运行)的名称，例如 "tensorboard,csv"，以及接收步数和指标的函数；'
         "它们都不会中断或拖慢运行",
         group="run folder",

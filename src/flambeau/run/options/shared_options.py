@@ -32,9 +32,8 @@ class SharedOptions:
     )
     parts: int | None = option(
         None,
-        "compute each step as this many fixed parts, so that the resulting bits [do not depend on the "
-        "number of "
-        "processes](parallel.md#the-same-bits-on-any-number-of-processes)",
+        "compute each step as this many fixed parts, so that the resulting bits [do not depend on "
+        "the number of processes](parallel.md#the-same-bits-on-any-number-of-processes)",
         "把每一步固定分成这么多部分来计算，使结果[逐位相同，与进程数无关](parallel.md#任意进程数逐位相同)",
         group="processes",
         range=AT_LEAST_1,

@@ -41,7 +41,6 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 
 
 def as_toml(values: Mapping[str, Any]) -> bytes:
-    """Settings as a TOML document, without those that are None."""
     import tomli_w
 
     return tomli_w.dumps({k: v for k, v in values.items() if v is not None}).encode()

@@ -29,7 +29,6 @@ class CsvFile:
         self._rows.append({"step": step, **figures})
 
     def rewind(self, position: Position) -> Position:
-        """Remove the rows from a step on."""
         rows = [row for row in self._all_rows() if int(row["step"]) < position.step]
         self._columns = []
         self._rows = rows
@@ -43,7 +42,6 @@ class CsvFile:
             return [*csv.DictReader(file), *self._rows]
 
     def flush(self, sent: Position) -> None:
-        """Append the new rows, or write a new file."""
         names = [name for row in self._rows for name in row]
         columns = list(dict.fromkeys([*self._columns, *names]))
         if columns == self._columns:

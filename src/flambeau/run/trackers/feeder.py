@@ -1,7 +1,7 @@
 """The thread that feeds one tracker from metrics.jsonl, so no line waits in memory or is dropped.
 
-Each tracker has its own thread: a slow or hanging one delays neither the run nor the others.
-When the run returns to a checkpoint it cuts metrics.jsonl, and the thread rewinds too.
+A slow or hanging tracker delays neither the run nor the others. When the run returns to a checkpoint it cuts
+metrics.jsonl, and the thread rewinds too.
 """
 
 import contextlib
@@ -20,11 +20,7 @@ _MAX_WORK = 4  # copies of the weights that wait for a slow tracker; chosen
 
 
 class Feeder:
-    """Passes all lines to a tracker, in a thread that the run does not wait for.
-
-    Args:
-        name: of the tracker, for messages.
-    """
+    """Passes all lines to a tracker, in a thread that the run does not wait for."""
 
     def __init__(self, name: str, tracker: Tracker, facts: RunFacts) -> None:
         self.name = name
@@ -57,7 +53,6 @@ class Feeder:
     # ---- the training thread
 
     def grow(self, size: int) -> None:
-        """The file has this size now."""
         self._size = size
         if not self._news.is_set():  # is_set needs no lock
             self._news.set()
@@ -92,7 +87,6 @@ class Feeder:
             self._hangs = True
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """No more lines will come; the thread ends once it has sent all."""
         self._result = result
         self._ending.set()
         self._news.set()

@@ -15,8 +15,6 @@ def next_lines(path: Path, offset: int, size: int) -> list[tuple[int, dict[str, 
 
     Args:
         path: metrics.jsonl, which may grow or be cut meanwhile.
-        offset: start of a line.
-        size: end of the last line.
     """
     chunk = _CHUNK_BYTES
     with path.open("rb") as file:

@@ -111,7 +111,6 @@ class MlflowRun:
         self._send()
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """Log the final figures, and whether the run is finished."""
         if result is not None:
             for name, value in result.items():
                 self._client.set_tag(self._run, f"result.{name}", str(value))

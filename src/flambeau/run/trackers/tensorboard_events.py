@@ -76,7 +76,6 @@ class TensorboardEvents:
         self._writer.add_images("first_batch", x_NCHW, 0)
 
     def graph(self, profile: Any) -> None:
-        """Write what `model_graph` returned."""
         writer = self._writer.file_writer
         assert writer is not None  # not closed yet
         writer.add_graph(profile)
@@ -92,7 +91,6 @@ class TensorboardEvents:
             self.histograms(step, tensors)
 
     def rewind(self, position: Position) -> Position:
-        """Drop the events from a step on."""
         self._writer.close()
         self._open(position.step)
         self._facts.note(_RECORD, {"step": position.step})

@@ -26,8 +26,6 @@ class RunFacts:
 
     Attributes:
         config: content of config.toml.
-        metrics: path of metrics.jsonl.
-        size: its size in bytes at the start.
         say: takes a line for the user, from any thread.
     """
 

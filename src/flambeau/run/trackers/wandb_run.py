@@ -1,7 +1,7 @@
 """A run of Weights & Biases: online if the user is logged in, else offline in the run folder's `wandb`.
 
 Offline, each start makes a folder with the same id, and `wandb sync` replaces earlier ones by the last
-(wandb/wandb, issue 3841), so each must get all lines from the first one on.
+(wandb/wandb, issue 3841), so each needs all lines.
 """
 
 import os
@@ -13,7 +13,7 @@ from flambeau.run.trackers.tracker import Position, RunFacts
 _RECORD = "wandb"
 # Without a server W&B would wait 90 s for one, and then forever when the process exits.
 _INIT_S = 20.0  # chosen
-_FINISH_S = 8.0  # less than END_WAIT_S of Tracking; chosen
+_FINISH_S = 8.0  # less than END_WAIT_S of RunTrackers; chosen
 
 
 class WandbRun:
@@ -59,7 +59,6 @@ class WandbRun:
         return Position(self._run.starting_step, 0)
 
     def line(self, step: int, figures: dict[str, float]) -> None:
-        """Log the figures of one step as one row."""
         self._run.log(figures, step=step)
 
     def rewind(self, position: Position) -> Position:
@@ -70,7 +69,6 @@ class WandbRun:
         """W&B's process writes by itself."""
 
     def end(self, result: Mapping[str, Any] | None) -> None:
-        """Log the final figures, and whether the run is finished."""
         if result is not None:
             self._run.summary.update({f"result/{name}": value for name, value in result.items()})
         self._run.finish(exit_code=0 if result is not None else 1)

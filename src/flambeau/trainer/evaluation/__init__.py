@@ -1,1 +1,1 @@
-"""What an evaluation found: its figures as text and data, the file of predictions, the picture."""
+"""The results of an evaluation: figures as text and data, the file of predictions, pictures."""

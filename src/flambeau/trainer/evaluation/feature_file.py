@@ -40,7 +40,6 @@ class Column:
 
     @property
     def row_bytes(self) -> int:
-        """Size of one row."""
         return np.dtype(self.dtype).itemsize * math.prod(self.shape)
 
 
@@ -63,6 +62,7 @@ def feature_file(
     Args:
         path: NAME.npy for one array, NAME.safetensors for one or several, in an existing folder.
         num_images: N, or more: the file gets as many rows as are added.
+        about: metadata of a safetensors file.
 
     Yields:
         A function that takes the arrays of the next images. Floats become float32, others int64.
@@ -70,7 +70,6 @@ def feature_file(
     Raises:
         InputError: another ending, no such folder, the file exists and not `force`, too little space on the
             disk, or several arrays for a .npy file.
-        OSError: the disk is full or failing.
     """
     refuse_existing(path, suffixes=SUFFIXES, force=force, remedy="--force")
     disk = Disk()
@@ -129,11 +128,9 @@ class _Table:
 
     @property
     def size(self) -> int:
-        """Size of the file, bytes."""
         return self._length + sum(c.row_bytes for c in self._columns.values()) * self._most
 
     def add(self, rows: Mapping[str, NDArray[Any]]) -> None:
-        """Write the next rows of all columns."""
         for (name, column), offset in zip(
             self._columns.items(), self._offsets(self._most), strict=True
         ):

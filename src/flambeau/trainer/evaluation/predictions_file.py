@@ -47,15 +47,11 @@ def predictions_file(
     The columns are path, label, predicted, probability, predicted_2, probability_2 ... It is UTF-8; bytes of
     a path that are not text are escaped.
 
-    Args:
-        path: NAME.csv, in an existing folder.
-
     Yields:
         A function that takes the path of an image, its label (None if unknown) and its ranking.
 
     Raises:
-        InputError: another ending, no such folder, or the file exists and not `force`.
-        OSError: the disk is full or failing.
+        InputError: not NAME.csv, no such folder, or the file exists and not `force`.
     """
     refuse_existing(path, suffixes=SUFFIXES, force=force)
     disk = Disk()

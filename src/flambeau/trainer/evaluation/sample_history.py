@@ -1,10 +1,9 @@
 """The losses of each training sample over a training, and labels that look wrong by them.
 
 Source: the mean of a sample's loss over the training, of Arpit et al. 2017, "A closer look at memorization in
-deep networks" (arXiv:1706.05394): a wrong label is learned late, against everything learned from the other
-images. The area under the margin of Pleiss et al. 2020 (arXiv:2001.10528) finds fewer
-(bench/label_errors.py). Not for mixed images (mixup, cutmix), which have no single label; nothing is recorded
-for them.
+deep networks" (arXiv:1706.05394): a wrong label is learned late. The area under the margin of Pleiss et al.
+2020 (arXiv:2001.10528) finds fewer (bench/label_errors.py). Nothing is recorded for mixed images (mixup,
+cutmix), which have no single label.
 """
 
 import io
@@ -98,7 +97,6 @@ class SampleHistory:
                 self.leave_to_first()
 
     def leave_to_first(self) -> None:
-        """Drop what rank 0 has by now."""
         for part in self.state_dict().values():
             part.zero_()
 

@@ -74,7 +74,6 @@ class SampleResultsMetric:
         return {"batches": list(self._batches)}
 
     def merge(self, state: Mapping[str, list[tuple[Tensor, ...]]]) -> None:
-        """Add the batches of another process."""
         self._batches += state["batches"]
 
 

@@ -69,7 +69,6 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
 
 
 def _with_embedded(settings: Settings) -> Settings:
-    """With defaults for the embedded data."""
     if settings.data is not None:
         return settings
     return dataclasses.replace(
@@ -155,7 +154,6 @@ def _duration(settings: Settings) -> str:
 
 
 def _dependent_settings(settings: Settings) -> dict[str, Any]:
-    """Settings that only some optimizers and schedules, and a teacher, have."""
     chosen: dict[str, Any] = {}
     if settings.teacher is not None:
         chosen["teacher_weight"] = settings.teacher_weight or 0.5

@@ -49,7 +49,6 @@ def warm_up(
     Args:
         micro_batch: samples per forward pass; None: as the settings say.
         loss_of: the loss of images (N, C, S, S) uint8 and targets (N,) int64.
-        logits_of: the logits of such images.
 
     Returns:
         Seconds, and the samples per forward pass that fit into memory on all ranks.
@@ -68,23 +67,34 @@ def warm_up(
     if micro_batch is not None:
         layout = layout.with_micro_batches(min(micro_batch, layout.micro_batch_size))
 
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    train, val = data
+
     def attempt(layout: Layout) -> bool:
+        at_once = layout.in_batches_of(layout.micro_batch_size)
         try:
-            _make_graphs(
-                model,
-                data,
-                layout,
-                settings,
-                beat=ranks.beat,
-                loss_of=loss_of,
-                logits_of=logits_of,
-                device=device,
-            )
+            with generators_restored(), kept_as_is(model):
+                model.train()
+                for size in share_sizes(len(train), layout):
+                    ranks.beat(f"compiling the model for {size} images")
+                    targets = torch.zeros(size, dtype=torch.int64, device=device)
+                    loss = loss_of(noise_batch(train, size, device), targets)
+                    torch.autograd.grad(loss, parameters, allow_unused=True)
+                model.eval()
+                for size in share_sizes(len(val), at_once):
+                    ranks.beat(f"compiling the model for {size} images of an evaluation")
+                    with torch.no_grad(), autocast(device, settings.autocast):
+                        logits_of(noise_batch(val, size, device))
         except Exception as error:
-            if not is_out_of_memory(error):
+            if is_out_of_memory(error):
+                release_memory(error)
+                return False
+            if not isinstance(error, RuntimeError):  # includes those of torch._dynamo
                 raise
-            release_memory(error)
-            return False
+            reason = next(line for line in [*str(error).splitlines(), "no reason"] if line.strip())
+            raise InputError(
+                f"the model cannot be compiled here ({reason:.300}); leave --compile out"
+            ) from error
         return True
 
     while not all(ranks.gather(ranks.each(partial(attempt, layout)))):
@@ -95,39 +105,3 @@ def warm_up(
             )
         layout = smaller
     return time.perf_counter() - start, layout.micro_batch_size
-
-
-def _make_graphs(
-    model: nn.Module,
-    data: tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset],
-    layout: Layout,
-    settings: ResolvedSettings,
-    *,
-    beat: Callable[[str], None],
-    loss_of: Callable[[Tensor, Tensor], Tensor],
-    logits_of: Callable[[Tensor], Tensor],
-    device: torch.device,
-) -> None:
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    train, val = data
-    at_once = layout.in_batches_of(layout.micro_batch_size)
-    try:
-        with generators_restored(), kept_as_is(model):
-            model.train()
-            for size in share_sizes(len(train), layout):
-                beat(f"compiling the model for {size} images")
-                targets = torch.zeros(size, dtype=torch.int64, device=device)
-                loss = loss_of(noise_batch(train, size, device), targets)
-                torch.autograd.grad(loss, parameters, allow_unused=True)
-            model.eval()
-            for size in share_sizes(len(val), at_once):
-                beat(f"compiling the model for {size} images of an evaluation")
-                with torch.no_grad(), autocast(device, settings.autocast):
-                    logits_of(noise_batch(val, size, device))
-    except RuntimeError as error:  # includes those of torch._dynamo
-        if is_out_of_memory(error):
-            raise
-        reason = next(line for line in [*str(error).splitlines(), "no reason"] if line.strip())
-        raise InputError(
-            f"the model cannot be compiled here ({reason:.300}); leave --compile out"
-        ) from error

@@ -66,16 +66,13 @@ class DataFacts:
 
     @property
     def task(self) -> Classification:
-        """The task of the data."""
         return Classification(tuple(self.classes))
 
     def as_json(self) -> bytes:
-        """The content of dataset.json."""
         return json.dumps(asdict(self), indent=2, ensure_ascii=False).encode() + b"\n"
 
     @classmethod
     def read(cls, path: Path) -> "DataFacts":
-        """Read what `as_json` returned."""
         try:
             return cls(**dataset_facts(path))
         except (ValueError, TypeError) as error:
@@ -96,14 +93,13 @@ class Prepared:
     val: Source
 
     def but(self, **changes: Any) -> "Prepared":
-        """The same with other settings."""
         return replace(self, settings=replace(self.settings, **changes))
 
 
 def open_data(settings: Settings) -> tuple[Source, Source]:
     """The sources of a run, for training and for validation."""
-    # The hold-out must not depend on the seed: a run that starts from another's weights would be evaluated on
-    # images that those have learned.
+    # The hold-out must not depend on the seed: a run from another run's weights would be evaluated on images
+    # that those have learned.
     path = None if settings.data is None else Path(settings.data)
     return open_sources(path, seed=0, download=settings.download)
 
@@ -224,7 +220,6 @@ def check_teacher_code(teacher: str | None, *, trust: bool, say: Callable[[str],
 
 
 def teacher_sha256(teacher: str | None) -> str | None:
-    """The hash of a teacher's weights."""
     if teacher is None:
         return None
     folder = RunFolder(Path(teacher))

@@ -72,7 +72,6 @@ def use_float32(precision: str, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def num_threads(number: int) -> Iterator[None]:
-    """Let torch compute with this many threads inside."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:

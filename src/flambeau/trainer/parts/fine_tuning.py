@@ -134,7 +134,6 @@ def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[
 
 
 def report(settings: ResolvedSettings, model: nn.Module, optimizer: Optimizer) -> Iterator[str]:
-    """Lines for the user on what of this is in effect."""
     if settings.freeze != "none":
         yield str(count_frozen(model))
     if settings.head_lr is not None or settings.layer_decay != 1:

@@ -15,7 +15,6 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from flambeau.data.loading.loader import Loader
 from flambeau.data.sources.folder import classes_above, images_below
 from flambeau.data.sources.formats import kind_of, shards_in
 from flambeau.data.sources.open_data import open_parts, open_unlabelled
@@ -24,8 +23,7 @@ from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.models.classifier_head import find_head
 from flambeau.recipes.models.feature_extractor import feature_extractor
-from flambeau.terminal import CountBar
-from flambeau.trainer.evaluation.feature_file import Add, feature_file
+from flambeau.trainer.evaluation.feature_file import feature_file
 from flambeau.trainer.evaluation.predictions_file import refuse_existing
 from flambeau.trainer.parts.data import DataFacts, model_file_sha256
 from flambeau.trainer.parts.device import pick_device, use_threads
@@ -38,7 +36,7 @@ from flambeau.trainer.parts.model import (
     normalizer,
     pretrained_normalization,
 )
-from flambeau.trainer.prediction.trained_model import BATCH, Trained, read_for
+from flambeau.trainer.prediction.trained_model import BATCH, Trained, read_for, readable_batches
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import is_function
 
@@ -189,8 +187,17 @@ def write_features(
     names, numbers = _labels(source)
     metadata = dict(about or {}) | ({"classes": json.dumps(names)} if names else {})
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
+    has_labels = out.suffix.lower() == ".safetensors" and bool((numbers >= 0).any())
+    kept: list[int] = []
+    shapes: dict[str, tuple[int, ...]] = {}
     with feature_file(out, len(source), about=metadata, force=force) as add:
-        kept, shapes = _each_batch(trained, loader, extract, _adder(add, numbers, out), pool=pool)
+        for indices, (images, _) in readable_batches(loader, progress=True):
+            outputs = trained.apply(extract, images.to(trained.device))
+            features = _rows(outputs, len(indices), pool=pool)
+            shapes = {name: tuple(feature.shape[1:]) for name, feature in features.items()}
+            rows = {LABELS: numbers[indices].numpy()} if has_labels else {}
+            add(rows | {name: feature.cpu().numpy() for name, feature in features.items()})
+            kept += indices
         if not kept:
             raise InputError(f"none of the {len(source)} images could be read")
         write_file(listing, _listing(source, kept))
@@ -203,42 +210,6 @@ def _labels(source: Source) -> tuple[list[str], Tensor]:
     positions = torch.full((len(source.classes),), -1)
     positions[[bool(name) for name in source.classes]] = torch.arange(len(names))
     return names, positions[source.labels]
-
-
-def _adder(add: Add, numbers: Tensor, out: Path) -> Callable[[dict[str, Tensor], list[int]], None]:
-    """A function that takes the features of the images with these indices."""
-    with_labels = out.suffix.lower() == ".safetensors" and bool((numbers >= 0).any())
-
-    def put(features: dict[str, Tensor], indices: list[int]) -> None:
-        rows = {LABELS: numbers[indices].numpy()} if with_labels else {}
-        add(rows | {name: feature.cpu().numpy() for name, feature in features.items()})
-
-    return put
-
-
-def _each_batch(
-    trained: Trained,
-    loader: Loader,
-    extract: Extract,
-    put: Callable[[dict[str, Tensor], list[int]], None],
-    *,
-    pool: bool,
-) -> tuple[list[int], dict[str, tuple[int, ...]]]:
-    """Pass on the features of all images; returns the indices of readable ones, and shapes."""
-    kept: list[int] = []
-    shapes: dict[str, tuple[int, ...]] = {}
-    with CountBar(loader.length, unit="images") as bar:
-        for micro in loader.stream(epoch=0, position=0, epochs=1):
-            bad = {int(index) for index in micro.bad}
-            here = [index for index in map(int, micro.indices) if index not in bad]
-            if here:
-                images = micro.data[0].to(trained.device)
-                features = _rows(trained.apply(extract, images), len(here), pool=pool)
-                shapes = {name: tuple(feature.shape[1:]) for name, feature in features.items()}
-                put(features, here)
-                kept += here
-            bar.update(len(micro.indices))
-    return kept, shapes
 
 
 def _extractor(model: nn.Module, layers: Sequence[str]) -> Extract:
@@ -262,7 +233,6 @@ def _extractor(model: nn.Module, layers: Sequence[str]) -> Extract:
 
 
 def _head_input(model: nn.Module) -> Extract:
-    """The input of the first layer of the classifier head."""
     name = find_head(model).layers[0]
     head = model.get_submodule(name)
 
@@ -308,7 +278,6 @@ def _pooled(features: Tensor) -> Tensor:
 
 
 def _listing(source: Source, kept: Sequence[int]) -> bytes:
-    """A CSV text with the path and class of each image, in the order of the rows."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", "label"])

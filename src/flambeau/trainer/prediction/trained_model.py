@@ -1,10 +1,10 @@
 """A trained model from a run folder, and the batches to evaluate it on."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -23,6 +23,7 @@ from flambeau.run.folder.checkpointer import why_not_loadable
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.options.option import check_value
+from flambeau.terminal import CountBar
 from flambeau.trainer.parts.data import DataFacts, model_file_sha256
 from flambeau.trainer.parts.device import use_float32, use_threads
 from flambeau.trainer.parts.model import check_output, make_model, normalizer
@@ -51,7 +52,6 @@ class Trained:
 
     @property
     def image_size(self) -> int:
-        """Side of the images for evaluation, pixels."""
         return self.settings.eval_size or self.settings.image_size
 
     @torch.inference_mode()
@@ -182,6 +182,17 @@ def read_for(
         on_bad=bad.report_to(dataset.describe),
     )
     return loader, bad
+
+
+def readable_batches(loader: Loader, *, progress: bool) -> Iterator[tuple[list[int], Any]]:
+    """The indices of the readable images of each batch, and its data; `progress` shows a bar."""
+    with CountBar(loader.length, unit="images", shown=progress) as bar:
+        for micro in loader.stream(epoch=0, position=0, epochs=1):
+            bad = set(map(int, micro.bad))
+            indices = [index for index in map(int, micro.indices) if index not in bad]
+            if indices:
+                yield indices, micro.data
+            bar.update(len(micro.indices))
 
 
 def _newest(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:

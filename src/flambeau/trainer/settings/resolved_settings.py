@@ -8,7 +8,6 @@ from flambeau.trainer.settings.settings import FIELDS, Settings
 
 
 def _resolved(name: str) -> Any:
-    """A field of Settings that has a value."""
     return dataclasses.field(metadata=FIELDS[name].metadata, kw_only=True)
 
 

@@ -26,7 +26,7 @@ from flambeau.run.options.option import (
     typed,
 )
 from flambeau.run.options.shared_options import SharedOptions
-from flambeau.run.options.track import tracker_list
+from flambeau.run.options.tracker_names import tracker_list
 
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """Optimizers with betas."""
@@ -283,9 +283,8 @@ class Settings(SharedOptions):
     )
     batch_size: int | str | None = option(
         None,
-        "images per forward pass, over all processes; auto finds the largest that fits "
-        "into memory and accumulates gradients up to the usual batch, auto:512 up to a "
-        "batch of 512",
+        "images per forward pass, over all processes; auto finds the largest that fits into "
+        "memory and accumulates gradients up to the usual batch, auto:512 up to a batch of 512",
         "每次前向传播的图像数，所有进程合计；auto 找出内存放得下的最大值，并用梯度累积补足通常的批大小，"
         "auto:512 则补足到 512",
         group="length",
@@ -461,12 +460,10 @@ class Settings(SharedOptions):
     )
     track: str = option(
         "none",
-        "experiment trackers that also get the lines of metrics.jsonl, separated by "
-        "commas: tensorboard, tensorboard:histograms, tensorboard:graph, wandb, mlflow, "
-        "csv",
-        "同时接收 metrics.jsonl "
-        "各行的实验跟踪器，用逗号分隔：tensorboard、tensorboard:histograms、tensorboard:graph、wandb、"
-        "mlflow、csv",
+        "experiment trackers that also get the lines of metrics.jsonl, separated by commas: "
+        "tensorboard, tensorboard:histograms, tensorboard:graph, wandb, mlflow, csv",
+        "同时接收 metrics.jsonl 各行的实验跟踪器，用逗号分隔：tensorboard、"
+        "tensorboard:histograms、tensorboard:graph、wandb、mlflow、csv",
         group="run folder",
         may_change=True,
     )
@@ -481,7 +478,6 @@ class Settings(SharedOptions):
         self._check_effects()
 
     def _check_contradictions(self) -> None:
-        """Refuse settings that contradict each other."""
         if self.epochs is not None and self.duration is not None:
             raise InputError(
                 f"epochs = {self.epochs} and duration = {self.duration!r} contradict each other: "
@@ -504,7 +500,6 @@ class Settings(SharedOptions):
             )
 
     def _check_durations(self) -> None:
-        """Refuse invalid durations, and a warm-up as long as the run."""
         warmup = parse_duration(self.warmup, name="warmup", units="% ep st")
         if self.duration is not None:
             length = parse_duration(self.duration, name="duration")
@@ -529,7 +524,6 @@ class Settings(SharedOptions):
         return NamedSchedule(self.schedule, gamma=self.gamma, milestones=milestones)
 
     def _check_effects(self) -> None:
-        """Refuse settings that would have no effect."""
         for name, other, values in _REQUIRES:
             if getattr(self, name) is not None and getattr(self, other) not in values:
                 raise InputError(

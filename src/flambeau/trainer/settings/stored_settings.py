@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from flambeau.errors import InputError, nearest, unreadable
 from flambeau.run.options.durations import parse_duration
 from flambeau.run.options.toml_file import load_toml
-from flambeau.run.options.track import tracker_list
+from flambeau.run.options.tracker_names import tracker_list
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import FIELDS, Settings
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flambeau.run.folder.published_weights import Result
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.run.options.track import LineFunction, Track, tracker_list, tracker_options
+from flambeau.run.options.tracker_names import LineFunction, Track, tracker_list, tracker_options
 from flambeau.run.trackers.feeder import Feeder
 from flambeau.run.trackers.tensorboard_events import TensorboardEvents, model_graph
 from flambeau.run.trackers.tracker import Position, RunFacts, Tracker, stored_position
@@ -24,13 +24,10 @@ _NUM_IMAGES = 16  # chosen
 _FORK_WAIT_S = 2.0  # an import takes less; chosen
 
 
-class Tracking:
+class RunTrackers:
     """The trackers of a run, in the process that writes metrics.jsonl.
 
     Args:
-        track: names and functions.
-        folder: with the current config.toml and metrics.jsonl.
-        size: of metrics.jsonl, in bytes.
         is_sharded: each process has only pieces of the weights: no histograms and no graph.
         say: takes a line for the user; called in the training thread.
     """
@@ -86,12 +83,10 @@ class Tracking:
         return None
 
     def _say_queued(self) -> None:
-        """Print the messages of the threads."""
         while self._said:
             self._say(self._said.popleft())
 
     def grow(self, size: int) -> None:
-        """A line was written; metrics.jsonl has this size now."""
         for feeder in self._feeders:
             feeder.grow(size)
         self._say_queued()
@@ -187,11 +182,7 @@ def _make(item: str | LineFunction, number: int, facts: RunFacts) -> Tracker:
 
 
 class LineCalls:
-    """A user's function as a tracker, called once per line; see `Tracker`.
-
-    Args:
-        name: under which its position is recorded.
-    """
+    """A user's function as a tracker, called once per line; see `Tracker`."""
 
     flush_s = 0.0
 

@@ -12,7 +12,7 @@ import torch
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import join_ranks
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.run.trackers import csv_file, tracking
+from flambeau.run.trackers import csv_file, run_trackers
 from flambeau.trainer.api import train as train_classifier
 
 SHORT = "--duration 4st --batch-size 4 --precision fp32 --model tiny_convnet --log-every 1"
@@ -162,7 +162,7 @@ def test_a_sharded_model_has_no_histograms(tmp_path: Path) -> None:
     folder.metrics.touch()
     said: list[str] = []
     track = "tensorboard:histograms"
-    all_of_it = tracking.Tracking(track, folder, size=0, is_sharded=True, say=said.append)
+    all_of_it = run_trackers.RunTrackers(track, folder, size=0, is_sharded=True, say=said.append)
     all_of_it.evaluated(torch.nn.Linear(2, 2), 3)
     all_of_it.close(None)
     assert said == ["no histograms: the model is sharded, and each process has a piece of a weight"]

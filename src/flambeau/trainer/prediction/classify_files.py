@@ -19,11 +19,10 @@ class Sample:
 
     Attributes:
         image: its path as given, or its name in the source, such as a record of a file.
-        packed: the packed images, listing or data set, as the user named it; None for an image in its own
-            file.
+        packed: the packed images, listing or data set, as the user named it; else None.
         index: its position there, from 0.
         name: what identifies it there: a key, or the listed path.
-        label: the name of its class, if known; the model may not know it.
+        label: its class, if known; the model may not know it.
     """
 
     image: str

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flambeau.errors import InputError
-from flambeau.run.options.track import tracker_list, tracker_options
+from flambeau.run.options.tracker_names import tracker_list, tracker_options
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.settings.stored_settings import canonical
 
