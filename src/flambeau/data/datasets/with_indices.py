@@ -1,4 +1,4 @@
-"""A data set whose batches also say which samples are in them."""
+"""A data set whose batches also contain the indices of their samples."""
 
 from collections.abc import Sequence
 
@@ -11,15 +11,11 @@ from flambeau.data.loading.seeded_dataset import SeededDataset
 
 
 class WithIndices(SeededDataset):
-    """The batches of a data set for evaluation, (images, targets, indices) with int64 positions (N,).
-
-    Args:
-        data: leaves out what it cannot read.
-    """
+    """The evaluation batches of a data set as (images, targets, indices), indices (N,) int64 on the host."""
 
     def __init__(self, data: ImageDataset | DeviceDataset) -> None:
         self._data = data
-        self.device = getattr(data, "device", None)  # a loader asks where batches are made
+        self.device = getattr(data, "device", None)  # loaders need to know where batches are made
 
     def __len__(self) -> int:
         return len(self._data)
@@ -30,7 +26,6 @@ class WithIndices(SeededDataset):
     def batch(
         self, indices: Tensor, seeds: Tensor
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Sequence[int]]:
-        """As that of `data`, and of each image its position, on the host."""
         (images, targets), bad = self._data.batch(indices, seeds)
         if bad:
             indices = indices[~torch.isin(indices, torch.tensor(bad))]

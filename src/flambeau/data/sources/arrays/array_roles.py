@@ -27,6 +27,7 @@ def role_of(name: str) -> tuple[str, str] | None:
 
     Returns:
         The part ('' if the name has none) and one of 'images', 'labels', 'classes', 'offsets'.
+
     Example:
         >>> role_of("x_train"), role_of("Val/Images"), role_of("label_names"), role_of("weight")
         (('train', 'images'), ('val', 'images'), ('', 'classes'), None)
