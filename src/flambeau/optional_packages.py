@@ -1,4 +1,4 @@
-"""Packages that only some commands and formats need: imported when they are used, or named."""
+"""Optional packages: imported when they are used, or named in an error with the command to install them."""
 
 import importlib
 from types import ModuleType
@@ -19,14 +19,14 @@ _INSTALLED_AS = {"pynvml": "nvidia-ml-py"}
 
 
 def extra(module: str, *, what: str) -> ModuleType:
-    """A package that an extra of flambeau installs.
+    """Import an optional package.
 
     Args:
-        module: its name, to import.
-        what: what needs it, for the message.
+        module: its name.
+        what: needs it; begins the message.
 
     Raises:
-        InputError: it is not installed, or does not work; the message holds the command that installs it.
+        InputError: it is not installed, or cannot be imported; with the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -40,7 +40,7 @@ from flambeau.images.decode import Stored
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 from flambeau.terminal import CountBar
-from flambeau.user_code import call_function, first_line, line_of, naming, read_source
+from flambeau.user_code import call_function, first_line, line_of, read_source, running_user_code
 
 _PARTS = {1: ("",), 2: ("training ", "validation ")}
 _NUM_PROBED = 8  # samples that are read twice when the data are opened; chosen
@@ -90,7 +90,7 @@ class UserSource:
         self._what = _PARTS[len(returned.lengths)][number]
         data = returned.part(number)
         self._thread_safe = declared(data, "thread_safe")
-        with naming(returned.path):
+        with running_user_code(returned.path):
             names = getattr(data, "names", None) if is_source(data) else None
             self._names = None if names is None else list(map(str, names))
             classes = classes_of(data)
@@ -348,7 +348,7 @@ class _Returned:
         elif not hasattr(data, "__getitem__") and not is_source(data):
             problem = f"{kind}, which has no [index]"
         else:
-            with naming(self.path):
+            with running_user_code(self.path):
                 length = len(data)
             if not length:
                 raise InputError(f"{self.name} has returned a {kind} without any sample")
