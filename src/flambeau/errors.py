@@ -83,9 +83,6 @@ def why_no_json(error: Exception) -> str:
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `object_pairs_hook` of json.loads, which silently takes the last of two values for a name.
 
-    Raises:
-        ValueError: a repeated name.
-
     Example:
         >>> json.loads('{"cat": 1, "dog": 2}', object_pairs_hook=json_object)
         {'cat': 1, 'dog': 2}

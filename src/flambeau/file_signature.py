@@ -25,7 +25,6 @@ class Signature(NamedTuple):
     Attributes:
         kind: 'git-lfs', 'git-annex', 'web page', 'empty', 'zip', 'gzip', 'hdf5', 'json', 'text' and so on.
         what: for messages, such as 'a gzip file'.
-        cure: what to do about it.
     """
 
     kind: str
@@ -93,9 +92,6 @@ def signature(path: Path) -> Signature | None:
     Args:
         path: a file, or a link of git-annex to one that has not been fetched.
 
-    Raises:
-        OSError: it cannot be read.
-
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> with TemporaryDirectory() as folder:
@@ -117,7 +113,6 @@ def signature_of(head: bytes, path: Path = Path("FILE")) -> Signature | None:
 
     Args:
         head: up to 4096 bytes; the whole file, if it has fewer.
-        path: of the file, for the command that unpacks it.
     """
     return _stand_in(head) or _compressed(head, path) or _binary(head, path) or _text(head)
 

@@ -22,11 +22,7 @@ def extra(module: str, *, what: str) -> ModuleType:
     """Import an optional package.
 
     Args:
-        module: its name.
         what: needs it; begins the message.
-
-    Raises:
-        InputError: it is not installed, or cannot be imported; with the command that installs it.
     """
     try:
         return importlib.import_module(module)

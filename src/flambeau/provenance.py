@@ -52,7 +52,6 @@ def record(content: bytes, names: Iterable[str] = ()) -> bool:
 
     Args:
         content: of the file that names the code, or holds it.
-        names: each FILE.py:FUNCTION in it.
 
     Returns:
         Whether it could be recorded; a home that cannot be written must not end a training.
@@ -123,10 +122,7 @@ class Permission:
     """Whether the code that a folder names or holds may be run.
 
     Attributes:
-        folder: the folder.
         is_recorded: a record shows that this user made it here.
-        trust: the user says that it may run.
-        say: prints the line that names the code.
         hashes: SHA-256 by name of the files that the folder held when it was made; a record covers no others.
     """
 
@@ -137,15 +133,7 @@ class Permission:
     hashes: Mapping[str, str] = field(default_factory=dict)
 
     def ask_for(self, values: Mapping[str, object], *fields: str) -> None:
-        """`ask` for each function in a file that some settings of a run name.
-
-        Args:
-            values: the settings, by name.
-            fields: names of the settings that are used now.
-
-        Raises:
-            UntrustedCode: as in `ask`.
-        """
+        """`ask` for each function in a file that some settings of a run name."""
         for name, text in named_code(values).items():
             if name in fields:
                 self.ask(text)
@@ -154,7 +142,6 @@ class Permission:
         """Say which code is run now, or refuse to run it.
 
         Args:
-            what: the file, possibly with its function.
             why: what kind of code it is, for the refusal.
 
         Raises:
@@ -177,12 +164,7 @@ class Permission:
         """`ask` for a file in the folder, whose content must be what the user made.
 
         Args:
-            path: of the file.
             data: its content, which will be run.
-            what, why: as in `ask`; by default the file itself.
-
-        Raises:
-            UntrustedCode: as in `ask`.
         """
         is_same = self.hashes.get(path.name) == hashlib.sha256(data).hexdigest()
         of_file = Permission(self.folder, self.is_recorded and is_same, self.trust, self.say)
@@ -200,13 +182,7 @@ def ask_for_config(
     """`ask` for code named in a file of settings: the user's own files are trusted, those of a run are not.
 
     Args:
-        path: of the file.
-        values: its settings.
         named: settings that the user has given besides it, and which override it.
-        trust, say: as in `Permission`.
-
-    Raises:
-        UntrustedCode: it belongs to a run without a record.
     """
     names = named_code(values)
     if (path.parent / "checkpoints").exists():

@@ -40,7 +40,6 @@ def say(text: str, *, green: str = "") -> None:
     """Print a line on standard error, above a bar if there is one; in a notebook on standard output.
 
     Args:
-        text: one or several lines.
         green: a part of it that is shown in this color.
     """
     if in_notebook():
@@ -148,9 +147,6 @@ class CountBar:
     """A bar that counts to a total, on a terminal or in a notebook; thread-safe.
 
     Args:
-        total: number of units.
-        unit: their name, in the plural.
-        shown: False shows nothing.
         is_kept: leave it at the end.
     """
 
@@ -198,8 +194,6 @@ def bar_line(
     """A bar between texts, as many of them as fit.
 
     Args:
-        columns: of the terminal.
-        done, total: what the bar shows.
         before, after: the texts left and right of the bar, with their priorities.
     """
     from rich.progress_bar import ProgressBar

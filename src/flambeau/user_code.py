@@ -24,11 +24,7 @@ def read_source(name: str, *, what: str) -> bytes:
     """The present content of a file.
 
     Args:
-        name: FILE.py:FUNCTION.
         what: the argument, such as '--model' or 'DATA', for messages.
-
-    Raises:
-        InputError: no such file, or one that cannot be read.
     """
     path = Path(name.rpartition(":")[0])
     if not path.is_file():
@@ -43,11 +39,7 @@ def load_function(name: str, *, what: str, source: bytes | None = None) -> Calla
     """Run a file as a new module, and return a function of it.
 
     Args:
-        name, what: as in `read_source`.
         source: earlier content of the file, which may have changed since.
-
-    Raises:
-        InputError: no such file or function, or the file itself fails.
     """
     path_text, _, function_name = name.rpartition(":")
     source = read_source(name, what=what) if source is None else source
@@ -60,14 +52,7 @@ def load_function(name: str, *, what: str, source: bytes | None = None) -> Calla
 
 
 def call_function(name: str, *, what: str, source: bytes | None = None) -> Any:
-    """The result of a function without arguments.
-
-    Args:
-        name, what, source: as in `load_function`.
-
-    Raises:
-        InputError: there is no such function, it needs arguments, or it fails.
-    """
+    """The result of a function without arguments."""
     function = load_function(name, what=what, source=source)
     with running_user_code(Path(name.rpartition(":")[0])):
         missing = missing_arguments(function)

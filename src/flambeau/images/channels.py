@@ -32,15 +32,8 @@ def of_array(array: NDArray[Any], channels: int) -> Pixels:
 def of_image(image: Image.Image, channels: int) -> Pixels:
     """Pixels of an image of any mode but F, with transparent parts over white.
 
-    Args:
-        image: its pixels are loaded.
-        channels: as in `of_array`.
-
     Returns:
         (H, W, channels) uint8.
-
-    Raises:
-        UnsupportedImage: 32-bit integers beyond 16 bits.
     """
     plain = _without_alpha(_of_8_bits(image))
     pixels = np.array(_in_mode(plain, "L" if channels == 1 else "RGB"))

@@ -123,7 +123,6 @@ class Picture:
         """The smallest scale at which a part may be decoded: 1, 2, 4 or 8 eighths of its size.
 
         Args:
-            height, width: of the part, pixels.
             least: pixels that each side must keep.
 
         Returns:
@@ -139,7 +138,6 @@ class Picture:
 
         Args:
             box: top, left, height and width of the part, in the image at this scale.
-            channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
             scale_eighths: as from `scale_eighths_for`: 1, 2, 4 or 8, the full size; sides are rounded up.
 
         Returns:
@@ -170,16 +168,10 @@ class Picture:
         """Resize a part with antialiasing, to the same pixels as torch; needs the C kernel.
 
         Args:
-            box, scale_eighths: as in `pixels`.
             out: (height, width, 1 or 3) uint8, contiguous: receives the result.
-            mirror: reverse the columns.
-            cubic: bicubic, not bilinear.
 
         Returns:
             False without a kernel with AVX2, and for floating-point pixels.
-
-        Raises:
-            DecodeError: as `pixels`.
         """
         kernel = native.kernel()
         if kernel is None or not kernel.uses_avx2:  # without it, torch is faster
@@ -249,7 +241,6 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
 
     Args:
         data: a whole file of one of FORMATS, or pixels.
-        channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
         min_side: allow a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which both
             sides still have this many pixels; this is several times faster. None: always the full size.
 

@@ -32,7 +32,6 @@ def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
 
     Args:
         exif: from its "Exif\\0\\0" or the TIFF header after that on; any bytes.
-        xmp: the packet; any bytes.
 
     Returns:
         1 to 8.
@@ -122,7 +121,6 @@ def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
     """The box in the stored image of a box in the upright one.
 
     Args:
-        orientation: 1 to 8.
         height, width: of the upright image.
 
     Example:

@@ -17,9 +17,6 @@ def float_to_uint8(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     Args:
         pixels: of any shape, float16 or wider.
 
-    Returns:
-        uint8 of the same shape, contiguous.
-
     Raises:
         ValueError: a pixel is not k / 255 with k from 0 to 255, such as NaN.
 

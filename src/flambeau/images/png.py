@@ -28,8 +28,6 @@ class PngHeader(NamedTuple):
     """The header of a common PNG.
 
     Attributes:
-        height, width: at least 1.
-        channels: 1 for grey, 3 for RGB.
         pieces: begin and end, in the file, of each piece of the deflated pixels.
     """
 
@@ -78,11 +76,6 @@ def read_header(data: bytes) -> PngHeader | None:
 
 def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
     """The upper rows of the image.
-
-    Args:
-        data: the file.
-        header: from `read_header`.
-        rows: how many, up to the height.
 
     Returns:
         (rows, width, channels) uint8, contiguous; None if the data are damaged or not of this size.

@@ -32,7 +32,6 @@ def stand_in(head: bytes, path: Path = Path("FILE")) -> str | None:
     """What kind of file this is instead of images, and the remedy; None if that is unknown.
 
     Args:
-        head: the first bytes of a file.
         path: of the file, for the command that unpacks it.
 
     Example:

@@ -25,9 +25,6 @@ class DecodePool:
         threads: how many, this one included; None for this process's share of the CPUs, or for one in a
             worker of a DataLoader, which is itself one of many.
 
-    Raises:
-        ValueError: less than one thread.
-
     Example:
         >>> squares = [0] * 4
         >>> DecodePool(2).each(4, lambda number: squares.__setitem__(number, number**2))
@@ -45,7 +42,6 @@ class DecodePool:
         """Call work(0), ..., work(count - 1).
 
         Args:
-            count: at least 0.
             work: may be called in several threads at once, in the order of the numbers.
 
         Raises:

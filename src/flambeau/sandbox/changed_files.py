@@ -11,9 +11,6 @@ _MOST_FILES = 1_000_000
 class ChangedFiles:
     """Lists folders now, and compares them at the end.
 
-    Args:
-        folders: with everything in them; links are not followed.
-
     Attributes:
         is_complete: no file was left out.
     """
@@ -29,11 +26,7 @@ class ChangedFiles:
         self._before = self._list()
 
     def changes(self, *, except_in: Sequence[Path] = ()) -> list[tuple[str, Path]]:
-        """Changes since then, by path: ("changed", "made" or "removed", path).
-
-        Args:
-            except_in: folders to ignore.
-        """
+        """Changes since then, by path: ("changed", "made" or "removed", path)."""
         after = self._list()
         changes = []
         for name in sorted({*self._before, *after}):

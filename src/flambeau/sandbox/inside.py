@@ -19,9 +19,6 @@ def in_trial() -> bool:
 def folder_for_run(path: Path) -> Path:
     """The folder in which a run is trained: in a trial an empty one, not the user's run.
 
-    Args:
-        path: the requested folder.
-
     Example:
         >>> folder_for_run(Path("runs/mine")).name
         'mine'

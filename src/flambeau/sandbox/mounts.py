@@ -51,12 +51,7 @@ _NO_FILES = frozenset(
 
 @dataclass(frozen=True)
 class Mount:
-    """One mounted file system.
-
-    Attributes:
-        path: where it is mounted.
-        kind: ext4, nfs, tmpfs, ...
-    """
+    """One mounted file system."""
 
     path: str
     kind: str
@@ -70,11 +65,7 @@ class Mount:
 
 
 def read_mounts(text: str | None = None) -> list[Mount]:
-    """The visible mounts, parents before the mounts inside them; the last one of several at one path.
-
-    Args:
-        text: of /proc/self/mountinfo, which is read by default.
-    """
+    """The visible mounts, parents before the mounts inside them; the last one of several at one path."""
     if text is None:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     mounts: dict[str, Mount] = {}

@@ -18,7 +18,6 @@ def copy_folder(source: Path, target: Path) -> None:
 
     Args:
         source: unreadable files in it are left out.
-        target: must not exist.
     """
     left_bytes, left_files = _MOST_BYTES, _MOST_FILES
     for folder, folders, names in os.walk(source):

@@ -19,7 +19,6 @@ def processes_of(folder: Path, namespace: str | None = None) -> Iterator[int]:
     """The living processes, by number; none on systems without /proc.
 
     Args:
-        folder: of the trial.
         namespace: the mount namespace of the trial, as in /proc/PID/ns/mnt; a process that has cleared its
             environment is still in it.
     """
@@ -59,9 +58,6 @@ def end_processes(
     """Kill the remaining processes of a trial: its group, all with its mark or view, and its orphans.
 
     Args:
-        folder: of the trial.
-        group: process group of the command; None if unknown.
-        namespace: see `processes_of`.
         earlier: the `adopted_processes` before it was started; None leaves such processes alone.
     """
     if group is not None:

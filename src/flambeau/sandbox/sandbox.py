@@ -59,9 +59,6 @@ class Sandbox:
 
     Attributes:
         read_only: folders in which its processes cannot write, although the user can.
-
-    Raises:
-        InputError: nothing here can keep a command from the user's files.
     """
 
     def __init__(self, way: str | None = None, *, words: Sequence[str] = ()) -> None:
@@ -152,17 +149,7 @@ class Sandbox:
         environment: Mapping[str, str],
         output: HasFileno,
     ) -> "subprocess.Popen[bytes]":
-        """Start a command in a new session.
-
-        Args:
-            command: program and arguments.
-            folder: from `new_folder`.
-            environment: of the command.
-            output: a file or pipe for its standard output and error.
-
-        Raises:
-            InputError: there is no such program.
-        """
+        """Start a command in a new session."""
         if shutil.which(command[0], path=environment.get("PATH")) is None:
             raise InputError(
                 f"{command[0]}: no such program; what follows -- is a command, as the shell would run it"

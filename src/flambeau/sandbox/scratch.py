@@ -20,9 +20,6 @@ class Scratch:
     """Empty folders on up to two locations of the disk, removed by `close`.
 
     An overlay cannot write into the folder that it covers, so /tmp needs a scratch folder elsewhere.
-
-    Raises:
-        OSError: no folder can be made anywhere.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,6 @@ def main(plan_file: str, command: list[str]) -> None:
 
     Args:
         plan_file: JSON with `view`, the arguments of `enter_view`; or with `write_below`, folders.
-        command: program and arguments.
     """
     report = Path(plan_file).with_name(REPORT)
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))

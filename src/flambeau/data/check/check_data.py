@@ -33,7 +33,6 @@ class DataCheck:
         is_val: (N,) bool.
         names: of all images, shortened as far as they stay distinct.
         leaked: numbers within `val` of the images that training shows, too.
-        findings: in the order of KINDS.
         read_s, compared_s: seconds that the two passes took.
     """
 
@@ -82,8 +81,6 @@ def check_data(
     Args:
         train, val: as `open_sources` opens them, so that `val` holds what is held out of `train`.
         path: of the data; names are relative to it.
-        threads: None for one per usable CPU.
-        progress: show bars on a terminal.
     """
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)
@@ -128,7 +125,6 @@ def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[F
 
     Args:
         train, val: (N,) labels.
-        classes: their names.
     """
     counts = torch.bincount(train, minlength=len(classes)).tolist()
     val_counts = torch.bincount(val, minlength=len(classes)).tolist()

@@ -41,10 +41,6 @@ class Finding:
 
     Attributes:
         kind: such as 'leaks'; `--drop` takes it.
-        title: a sentence with the count.
-        meaning: why it matters.
-        remedy: what to do about it.
-        count: the number in the title.
         rows: all of them, the worst or the first ones first.
         drop: numbers of the images to leave out, so that none of it remains.
     """

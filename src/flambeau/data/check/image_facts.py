@@ -68,7 +68,6 @@ def measure_images(
     """Read each image once, JPEGs at a small scale.
 
     Args:
-        threads: None for one per usable CPU.
         advance: called after each image, from any thread.
     """
     kind = pixel_kind(source)
@@ -112,11 +111,7 @@ def read_each(
     """Read images on several threads, and record why one of them cannot be read.
 
     Args:
-        numbers: of the images.
         note: gets the number of an image and its stored form; may raise what is wrong with it.
-        problems: receives the reasons, by number.
-        threads: None for one per usable CPU.
-        advance: called after each image, from any thread.
         until: the time by `time.monotonic` after which no other image is read.
     """
 
@@ -144,9 +139,6 @@ def record_facts(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind
 
     Args:
         kind: of data that are stored as pixels.
-
-    Raises:
-        DecodeError: it cannot be decoded.
     """
     if isinstance(stored, bytes):
         facts.file_hash[number] = content_hash(stored)

@@ -50,7 +50,6 @@ class NearPair(NamedTuple):
 
     Attributes:
         first, second: numbers of the images; `second` shows all or a part of `first`.
-        is_mirrored: one is a mirror image of the other.
         cut: share of the first that the second does not show, 0 to 1.
         likeness: cosine of the two, up to 1.
     """
@@ -80,7 +79,6 @@ def near_pairs(
     Args:
         small: (N, SIDE, SIDE) grey; images that hardly vary are not compared.
         chroma: (N, 2), mean Cb and Cr.
-        advance: called with the number of images searched since the last call.
     """
     pictures = torch.from_numpy(small)
     blocks = range(0, len(pictures), _BLOCK)
@@ -152,7 +150,6 @@ class _Index:
 
     Args:
         pictures: (N, SIDE, SIDE) uint8.
-        numbers: of the images that can be matched.
     """
 
     def __init__(self, pictures: Tensor, numbers: Tensor) -> None:

@@ -36,8 +36,6 @@ class ReportItem(NamedTuple):
 
     Attributes:
         kind: one of KINDS, or '' if it is not a finding.
-        title: a sentence.
-        lines: the lines after it.
     """
 
     kind: str

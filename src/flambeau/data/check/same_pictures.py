@@ -38,7 +38,6 @@ def same_pictures(
 
     Args:
         is_val: (N,) bool.
-        advance: called with the number of images compared since the last call.
     """
     by_picture = _by_hash(facts)
     groups = [group for group in by_picture if len(group) > 1]

@@ -30,10 +30,6 @@ _LEVELS = 12  # range of stored pixels that may be blank
 def measure_stored(source: Source, kind: PixelKind, *, seconds: float) -> ImageFacts:
     """Read each image of a source; those for which no time was left count as missing.
 
-    Args:
-        kind: of data that are stored as pixels.
-        seconds: about how long it may take.
-
     Returns:
         Both hashes are of the stored bytes, except for images that may be blank. Facts that need decoding
         are those of an image with all levels.

@@ -11,7 +11,6 @@ class BadImages:
 
     Args:
         path: of the list, one line per image; an existing one is continued. None keeps it in memory.
-        limit: how many bad images are allowed.
     """
 
     def __init__(self, path: Path | None, *, limit: int) -> None:

@@ -25,18 +25,13 @@ class DecodedImages:
     Args:
         read: takes positions (N,), and returns them, with -1 for images that could not be decoded, and the
             pixels of the others.
-        length: number of images.
         shape: (S, S, C).
-        device: where to keep them.
         replace: replace a bad image by the next readable one; else leave it out.
         dtype: uint8 or float32.
 
     Attributes:
         used: (length,) int64 on the CPU, the image used for each, -1 for none; None if all are readable.
         x_NHWC: (length, S, S, C) of `dtype` on the device; zeros for bad images.
-
-    Raises:
-        NothingReadable: with `replace`.
     """
 
     def __init__(

@@ -25,16 +25,7 @@ HELD_BYTES = 1 << 30
 def can_hold(
     source: Source, *, image_size: int, channels: int, limit_bytes: int = HELD_BYTES
 ) -> bool:
-    """Whether a `DeviceDataset` can hold these images: all small, of this size, and within the limit.
-
-    Args:
-        image_size: side, pixels.
-        channels: 1 for grey, 3 for RGB.
-        limit_bytes: of pixels on the device.
-
-    Raises:
-        InputError: none of the sampled images can be read.
-    """
+    """Whether a `DeviceDataset` can hold these images: all small, of this size, and within the limit."""
     size = len(source) * image_size**2 * channels * pixel_type(source).itemsize
     if size > limit_bytes or image_size > SMALL_SIDE:
         return False
@@ -51,18 +42,11 @@ class DeviceDataset(SeededDataset):
     each hold the data. Pickling includes the pixels.
 
     Args:
-        source: read once, here.
         image_size: side, pixels; all images must have it (`can_hold`).
-        channels: 1 for grey, 3 for RGB.
         train: augment, and replace bad images; False for evaluation.
         skip_bad: continue after an image that cannot be read or decoded, as `ImageDataset` does.
         crop: of training images: how far they are shifted, and whether half of them are mirrored.
         cutout: side of a square of zeros in each training image, pixels; 0 for none.
-        limit_bytes: of pixels on the device.
-
-    Raises:
-        InputError: a bad image and not skip_bad, no readable image at all, images that are not small and
-            of one size, or more than limit_bytes.
     """
 
     def __init__(

@@ -40,7 +40,6 @@ class ImageDataset(SeededDataset):
 
     Args:
         image_size: side of the results, pixels.
-        channels: 1 for grey, 3 for RGB.
         train: augment, and replace bad images; False for evaluation.
         skip_bad: continue after an image that cannot be read or decoded. In training it is replaced by the
             next readable one of the source, with its own seed; in evaluation it is left out.
@@ -50,10 +49,6 @@ class ImageDataset(SeededDataset):
             wait for the last image.
         threads: that make a batch together; None for the CPUs of this process, or one in a DataLoader's
             worker. The pixels do not depend on it.
-
-    Raises:
-        InputError: a bad image and not skip_bad, here (small images) or in `batch`; no readable image at all;
-            or an augmentation of floating-point pixels.
 
     Attributes:
         dtype: of the images, uint8, or float32 if the source has such pixels.
@@ -108,9 +103,6 @@ class ImageDataset(SeededDataset):
         Returns:
             ((images, targets), bad): images (N, C, S, S) of `dtype`, channels_last in memory; targets (N,)
             int64; and the indices that could not be read, replaced in training, missing in evaluation.
-
-        Raises:
-            InputError: a bad image and not skip_bad, or no readable image at all.
         """
         if self._kept is None:
             used, x_NHWC = self._read(indices.tolist(), seeds.tolist(), tries=self._tries)
@@ -126,11 +118,7 @@ class ImageDataset(SeededDataset):
         return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
 
     def decoded(self, device: torch.device) -> DecodedImages:
-        """All images, which must be small, decoded once and kept on a device.
-
-        Raises:
-            InputError: a bad image and not skip_bad, or no readable image at all.
-        """
+        """All images, which must be small, decoded once and kept on a device."""
 
         def read(indices: Tensor) -> tuple[Tensor, Tensor]:
             return self._read(indices.tolist(), [0] * len(indices), tries=1)

@@ -27,7 +27,6 @@ class Probe:
     """Facts from a sample of a source's images.
 
     Attributes:
-        median_shorter_side: pixels.
         same_size: (height, width) if all of the sample have it, else None.
         grey: all of the sample are stored without color.
     """
@@ -38,14 +37,7 @@ class Probe:
 
 
 def probe(source: Source, *, limit: int = 64) -> Probe:
-    """Read the headers of some images, evenly spaced over the source; bad ones are skipped.
-
-    Args:
-        limit: how many to read, at least 1.
-
-    Raises:
-        InputError: none of them can be read.
-    """
+    """Read the headers of some images, evenly spaced over the source; bad ones are skipped."""
     facts = _sampled(source, limit, _size_and_grey)
     sizes = [size for size, _ in facts]
     return Probe(
@@ -67,17 +59,10 @@ def mean_std(
 
     Each image has the same weight, whatever its size; bad ones are skipped.
 
-    Args:
-        channels: 1 for grey, 3 for RGB.
-        limit: how many images to read, at least 1.
-
     Returns:
         (mean, standard deviation), each `channels` numbers in [0, 1] with 4 digits, the deviation at least
         0.0039, to allow division by it; for floating-point pixels in their unit, with 6 significant digits,
         the deviation at least a millionth of the largest mean and 1e-12.
-
-    Raises:
-        InputError: none of the images can be read.
     """
     levels = np.arange(256)
     is_float = pixel_kind(source) != "uint8"

@@ -64,7 +64,6 @@ class BatchMemory:
     """The images of a batch in one block of memory, which makes stacking them free.
 
     Args:
-        count: samples of the batch.
         spare: supplies the memory; None for page-locked memory.
 
     Attributes:
@@ -118,7 +117,6 @@ def collate_in_place(samples: list[Any], memory: BatchMemory, device: torch.devi
     """`default_collate`, but images that lie in `memory` are not copied.
 
     Args:
-        samples: of the data set, all of one structure.
         device: where 8-bit levels are converted by `memory.tables`.
     """
     by_torch: Any = default_collate_fn_map[Tensor]

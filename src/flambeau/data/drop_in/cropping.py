@@ -33,7 +33,6 @@ def source_of(transforms: Sequence[Any], *, of_tensor: bool) -> tuple[Source, in
     """A function for the first transforms, if they are a crop or a resizing.
 
     Args:
-        transforms: the user's.
         of_tensor: they get a tensor, which torch resizes; else a PIL image.
 
     Returns:

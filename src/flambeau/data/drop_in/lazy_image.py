@@ -29,7 +29,6 @@ class LazyImage(Image.Image):
     Every PIL method that needs pixels, or anything else in the file, gets them: PIL reads the file then.
 
     Args:
-        picture: the image as our decoder reads it.
         mode: 'RGB' or 'L', to which it is converted.
         open_it: returns the image as PIL reads it.
     """
@@ -121,8 +120,6 @@ def open_lazily(
     """What `PIL.Image.open` returns, or a LazyImage if our decoder gives the same pixels.
 
     Args:
-        opener: PIL's `open`.
-        fp, formats: its arguments.
         stored: the image, if it is read from elsewhere than `fp`.
     """
     data = _read(fp) if stored is None else stored

@@ -40,14 +40,11 @@ class ReadOptions:
     """How samples are read. Only `collate` changes what is in a batch.
 
     Attributes:
-        workers: processes that read; 0 reads in this one.
-        collate: makes a batch of a list of samples.
         pin_memory: batches come in page-locked memory, for asynchronous copies to a GPU; ignored for batches
             that are made on a device.
         stall_timeout: seconds after which a worker that still reads the same sample is lost; 0 is never.
         ahead: batches of a SeededDataset that a thread prefetches if there are no workers; None is 2 with
             `pin_memory`, where a GPU would wait, else 0.
-        restarts: replacements of lost workers that are left.
     """
 
     workers: int = 0
@@ -68,14 +65,9 @@ class Loader:
         dataset: a SeededDataset, or any map-style Dataset. For the latter the global generators of torch,
             NumPy and random are seeded before each sample, so that it depends on (seed, epoch, index) alone;
             where a sampler repeats an index within an epoch, also on the number of the repetition.
-        seed: of order and augmentation.
         shuffle: False reads the samples in the order of the dataset (evaluation).
         sampler: its `order(epoch)` replaces the permutation.
         on_bad: called, in this process, with the indices that a batch could not read.
-
-    Raises:
-        InputError: the dataset is empty, or there are more ranks than samples in a forward pass; workers for
-            data that are held on a device.
     """
 
     def __init__(
@@ -174,7 +166,6 @@ class Loader:
         """Micro-batches from a position on, epoch after epoch; workers prefetch across the end of an epoch.
 
         Args:
-            epoch: the first one.
             position: samples of it that are already consumed.
             epochs: how many in all; None for no end.
         """

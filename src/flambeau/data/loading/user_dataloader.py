@@ -27,9 +27,6 @@ class UserDataLoader:
     DistributedSampler: then its batches are the shares.
 
     Args:
-        batches: re-iterable, with a length.
-        accumulate: batches per optimizer step.
-        seed: of the generators.
         keeps_empty: yield a stand-in where a rank has no share, rather than nothing.
     """
 

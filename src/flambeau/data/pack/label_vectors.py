@@ -23,11 +23,7 @@ class VectorRecords:
         path: the file, a folder of shards, or the whole name of shards.
 
     Attributes:
-        labels: zeros, because there are no classes.
         vectors: (K,) float32 each, or a number.
-
-    Raises:
-        InputError: it is damaged, or of another format.
     """
 
     def __init__(self, path: Path) -> None:

@@ -32,7 +32,6 @@ class ScannedRecord(NamedTuple):
     """A record of a packed file, good or damaged.
 
     Attributes:
-        name: of the record, without the file.
         offset: its first byte; None if unknown.
         image: bytes of a file, or pixels; None if it is damaged.
         label: number or name of its class; None if the record has none.

@@ -42,13 +42,7 @@ _GROUP_BYTES = 1 << 25
 def open_table_writer(
     kind: str, path: Path, classes: Sequence[str]
 ) -> Iterator[Callable[[bytes, str, int], None]]:
-    """A function that adds image file, name and label to a new table, complete when the context ends.
-
-    Args:
-        kind: 'parquet' or 'arrow'.
-        path: of the table.
-        classes: names, in the order of the labels.
-    """
+    """A function that adds image file, name and label to a new table, complete when the context ends."""
     pa = extra("pyarrow", what=f"writing {kind}")
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     features = {
@@ -90,14 +84,7 @@ def save_rows(records: Iterable[ScannedRecord], kind: str, target: Path) -> None
 
 
 def walk_table(path: Path, kind: str) -> Iterator[ScannedRecord]:
-    """The rows of a table in its order; after damage a Parquet file continues at the next row group.
-
-    Args:
-        kind: 'parquet' or 'arrow'.
-
-    Raises:
-        InputError: the rest, or all of it, cannot be read.
-    """
+    """The rows of a table in its order; after damage a Parquet file continues at the next row group."""
     return _walk_parquet(path) if kind == "parquet" else _walk_arrow(path)
 
 

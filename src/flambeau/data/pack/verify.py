@@ -58,7 +58,6 @@ class FileReport:
     """The result for one file.
 
     Attributes:
-        good: number of good images.
         checksums: a DST.pack.json has a checksum of each image.
         format_checksums: the format has checksums of each byte of an image.
         absent: a sentence for each array with absent parts, which read as the fill value.
@@ -82,9 +81,6 @@ def packed_files(path: Path) -> list[tuple[Path, str]]:
 
     Args:
         path: a file, a folder of shards, or a folder of images, possibly with train/ and val/.
-
-    Raises:
-        InputError: none of these.
     """
     kind = kind_of(path)
     if kind == "listing":
@@ -117,14 +113,7 @@ def verify_file(
     """Check one file, and optionally save its good records.
 
     Args:
-        kind: its format.
-        deep: also decode every pixel.
-        workers: threads that check images.
         say: called with each damage, and each unsupported record, at once.
-        salvage: a file to make of all good records.
-
-    Raises:
-        InputError: the file cannot be read at all, or its DST.pack.json is damaged.
     """
     report = FileReport(path, kind)
     try:

@@ -38,8 +38,6 @@ class Record(NamedTuple):
     """One image to be written into a file.
 
     Attributes:
-        key: its name there.
-        number: its position in the source.
         label: of its class; in a .rec file possibly a vector.
         class_name: the name of that class; '' if the label is a vector.
         image: bytes of an image file, or pixels.
@@ -63,10 +61,7 @@ def open_writer(
     """A function that adds records to a new file, complete when the context ends.
 
     Args:
-        kind: as from shard_plan.target_kind.
-        path: of a file or folder that does not exist.
         layout: of all pixels; None for image files.
-        classes: names, in the order of the labels, for formats that hold them.
     """
     if kind in TABLES:
         return _table(kind, path, classes)

@@ -15,10 +15,8 @@ class FileSet:
     """Images in files from a list.
 
     Args:
-        root: the folder that contains them.
         names: N paths relative to it, with slashes.
         labels: N positions in `classes`.
-        classes: their names.
     """
 
     def __init__(

@@ -27,11 +27,7 @@ class FolderSource:
     Hidden files, hidden folders, __MACOSX and files of other types are skipped.
 
     Attributes:
-        folder: the root, absolute.
         names: paths relative to it, with slashes.
-
-    Raises:
-        InputError: not a folder, one that cannot be read, no images, or images outside the class folders.
     """
 
     def __init__(self, root: Path) -> None:
@@ -119,9 +115,6 @@ def images_below(root: Path) -> tuple[list[str], Counter[str]]:
     Returns:
         Relative paths, with slashes: those in the folder itself, then sub-folder by sub-folder, in the order
         of the names; and the number of other files by ending.
-
-    Raises:
-        InputError: a folder that cannot be read, or a circle of links.
     """
     others: Counter[str] = Counter()
     names: list[str] = []
@@ -137,11 +130,7 @@ def images_below(root: Path) -> tuple[list[str], Counter[str]]:
 
 
 def classes_above(root: Path, names: Sequence[str]) -> list[list[str]]:
-    """For each image the classes that its folders stand for, from the outermost to the innermost.
-
-    Args:
-        names: paths relative to `root`, with slashes.
-    """
+    """For each image the classes that its folders stand for, from the outermost to the innermost."""
     named = functools.cache(lambda folder: named_class(root / folder))
 
     @functools.cache

@@ -64,11 +64,7 @@ def class_names_file(classes: Sequence[str]) -> str | None:
 
 
 def named_class(folder: Path) -> Callable[[str], str]:
-    """A function from the name of a sub-folder of `folder` to its class.
-
-    Raises:
-        InputError: the hidden file cannot be read, or `flambeau pack` has not written it.
-    """
+    """A function from the name of a sub-folder of `folder` to its class."""
     names = _read(folder / CLASS_NAMES)
     return lambda name: names.get(unicodedata.normalize("NFC", name), name)
 

@@ -8,7 +8,6 @@ class Format:
     """One format.
 
     Attributes:
-        kind: its name.
         endings: of its files, or of its folders, the preferred one first; none for a folder of images.
         package: what is needed to write it, besides flambeau's own dependencies.
         folder_files: a folder with one of these files is of this format.

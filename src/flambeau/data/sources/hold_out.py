@@ -17,14 +17,9 @@ def hold_out(source: Source, *, share: float, seed: int) -> tuple[Source, Source
 
     Args:
         share: of each class, above 0 and below 1.
-        seed: any integer.
 
     Returns:
         The kept and the held-out images, each in the order of the source.
-
-    Raises:
-        ValueError: share is out of range.
-        InputError: no class has two images.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share to hold out must be above 0 and below 1, got {share}")

@@ -92,11 +92,7 @@ class ListingSource:
             on are class names as they are.
 
     Attributes:
-        names: the paths as they are listed.
         parts: train, val or test for each image; None without a column for it.
-
-    Raises:
-        InputError: no such file, no images, a malformed line, or no listed image exists.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
@@ -164,9 +160,6 @@ def open_listing(path: Path, *, labelled: bool = True) -> tuple[Source, Source |
 
     The latter are the rows of `val` (valid, validation, dev), or without any those of `test`; if there are
     both, those of `test` are left out. Rows of a single part are all of the images.
-
-    Raises:
-        InputError: as ListingSource.
     """
     source = ListingSource(path, labelled=labelled)
     return split(source, source.parts)
@@ -196,10 +189,6 @@ def numbers_or_words(
 
     Args:
         texts: the labels; 3, 3.0 and 3.000000 are the same number.
-        describe: names an image in a message.
-
-    Raises:
-        InputError: all are numbers, but some cannot be class numbers.
     """
     if not all(map(_NUMBER.fullmatch, texts)):
         return texts

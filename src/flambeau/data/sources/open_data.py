@@ -64,15 +64,9 @@ def open_sources(
             torchvision:NAME, a data set by its name in `open_named`, in $FLAMBEAU_DATA or
             ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or hf:NAME:CONFIG of Hugging Face;
             None: the embedded Fashion-MNIST.
-        holdout: share of each class to hold out, above 0 and below 1.
-        seed: of the choice of held-out images.
-        download: fetch missing files of a data set by name.
 
     Returns:
         Training and validation source, both with the classes of the training source.
-
-    Raises:
-        InputError: anything wrong with the data.
     """
     path = EMBEDDED if path is None else path
     train, val = open_parts(path, download=download)
@@ -92,15 +86,7 @@ def open_sources(
 
 
 def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | None]:
-    """The images to train on, and those to validate on if DATA have such a part, with the same classes.
-
-    Args:
-        path: as in `open_sources`.
-        download: fetch missing files of a data set by name.
-
-    Raises:
-        InputError: anything wrong with the data.
-    """
+    """The images to train on, and those to validate on if DATA have such a part, with the same classes."""
     named = _open_named(path, download=download)
     if named is None:
         _require(path)
@@ -117,13 +103,9 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
         path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
             or packed images; of data with a validation part only that is used.
         classes: the model's class names, in the order of its outputs.
-        download: fetch missing files of a data set by name.
 
     Returns:
         A source with exactly these classes; some may have no image.
-
-    Raises:
-        InputError: a class that the model does not have, or anything else wrong with the data.
     """
     check_download(download, path)
     named = _open_named(path, download=download)
@@ -162,11 +144,6 @@ def open_unlabelled(
             `open_source` accepts, of which the validation part is used, if there is one.
         classes: the model's class names. An image of a folder has a label if a folder above it has one of
             these names; the labels of packed images may be of other classes.
-        download: fetch missing files of a data set by name.
-        say: called with a line about skipped files of a folder.
-
-    Raises:
-        InputError: anything wrong with one of the paths.
     """
     check_download(download, *paths)
     opened = []
@@ -370,11 +347,7 @@ def _beside(path: Path) -> Path | None:
 
 
 def with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source:
-    """A source with other class numbers; InputError if it has images of a class that `classes` lacks.
-
-    Args:
-        owner: whose classes they are, for the message.
-    """
+    """A source with other class numbers; InputError if it has images of a class that `classes` lacks."""
     if source.classes == classes:
         return source
     labels = source.labels.tolist()

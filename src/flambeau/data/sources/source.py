@@ -72,10 +72,6 @@ def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
     """InputError if the pixels of a source have another range than those of other data.
 
     8-bit pixels and floating-point ones of 0 .. 1 agree; the range of other floating-point pixels is unknown.
-
-    Args:
-        kind: of the other data.
-        whose: the other data, for the message.
     """
     this_kind = pixel_kind(source)
     if this_kind != kind and "float" in (this_kind, kind):
@@ -94,9 +90,6 @@ class SubsetSource:
     Args:
         indices: (M,) int64, positions in the source.
         classes: names in which the labels become positions; by default the source's.
-
-    Raises:
-        ValueError: an image's class is not among `classes`.
     """
 
     def __init__(

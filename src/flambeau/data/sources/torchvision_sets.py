@@ -30,10 +30,8 @@ class PixelSet:
     """Images of one size in memory.
 
     Args:
-        title: the name of the set in messages.
         pixels: (N, H, W) or (N, H, W, 3) uint8.
         labels: N positions in `classes`.
-        classes: their names.
     """
 
     def __init__(
@@ -71,15 +69,11 @@ def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source
 
     Args:
         name: one of NAMES; upper case, and _ for -, are accepted.
-        root: the folder with the files of data sets, as torchvision lays them out.
         download: fetch missing files; an existing archive is only unpacked.
 
     Returns:
         The training part; and the validation part, or without one the test part, or None for a data set
         without parts.
-
-    Raises:
-        InputError: an unknown name, missing or damaged files, or a failed download.
     """
     name = name.lower().replace("_", "-")
     if name not in _SETS:

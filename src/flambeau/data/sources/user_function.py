@@ -51,15 +51,7 @@ _CONNECTION_ERRORS = (TimeoutError, ConnectionError)  # not the fault of an imag
 
 
 def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "UserSource | None"]:
-    """The data set of a user's function to train on and, if it returns a pair, the one to validate on.
-
-    Args:
-        name: FILE.py:FUNCTION.
-        labelled: as for UserSource.
-
-    Raises:
-        InputError: the file, the function or its result cannot be used.
-    """
+    """The data set of a user's function to train on and, if it returns a pair, the one to validate on."""
     returned = _Returned(name)
     train, *val = (
         UserSource(returned, number, labelled=labelled) for number in range(len(returned.lengths))
@@ -75,14 +67,8 @@ class UserSource:
     needs no lock. A fork calls the function again, unless the data set has `fork_safe = True`.
 
     Args:
-        returned: the result of the function.
-        number: the part of it.
         labelled: False for images to predict on: if the data set has no list of labels, a sample may be an
             image alone, and all are of class ''.
-
-    Raises:
-        InputError: no samples, samples or labels that cannot be used, or samples that differ from one reading
-            to the next.
     """
 
     def __init__(self, returned: "_Returned", number: int, *, labelled: bool = True) -> None:
@@ -275,7 +261,6 @@ class _Returned:
 
     Attributes:
         name: FILE.py:FUNCTION, with the absolute path.
-        path: of the file.
         lengths: of the one or two data sets.
     """
 

@@ -28,7 +28,6 @@ class Operation(NamedTuple):
     """An operation and its magnitude.
 
     Attributes:
-        name: one of OPERATIONS, or 'Invert'.
         magnitude: in its unit: pixels (translation), degrees (rotation), pixels per pixel (shear), bits
             (posterize), share of 255 (solarize), difference of the factor from 1 (brightness, color,
             contrast, sharpness); 0.0 for operations without one.
@@ -80,16 +79,7 @@ def rand_augment(
 
     Args:
         pixels: (H, W, C) uint8, C 1 or 3.
-        seed: the sample's seed, any integer; only its low 64 bits are used.
-        num_ops: how many, at least 0.
         magnitude: from 0, which changes nothing or little, to num_magnitude_bins - 1.
-        num_magnitude_bins: at least 2.
-
-    Returns:
-        (H, W, C) uint8, contiguous.
-
-    Raises:
-        ValueError: a setting out of range.
 
     Example:
         >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -113,10 +103,6 @@ def trivial_augment_wide(pixels: Pixels, seed: int) -> Pixels:
 
     Args:
         pixels: (H, W, C) uint8, C 1 or 3.
-        seed: the sample's seed, any integer; only its low 64 bits are used.
-
-    Returns:
-        (H, W, C) uint8, contiguous.
 
     Example:
         >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)

@@ -56,16 +56,9 @@ def color_jitter(
 
     Args:
         pixels: (H, W, C) uint8.
-        seed: the sample's seed, any integer; only its low 64 bits are used.
         brightness, contrast, saturation: at least 0; the factor is uniform in [max(0, 1 - x), 1 + x]; 0
             changes nothing.
         hue: in [0, 0.5]; the turn is uniform in [-hue, hue] of the whole circle.
-
-    Returns:
-        (H, W, C) uint8, contiguous.
-
-    Raises:
-        ValueError: a strength out of range.
 
     Example:
         >>> pixels = np.full((2, 2, 3), 100, np.uint8)

@@ -71,17 +71,12 @@ def random_resized_crop_box(
     """A random box inside an image: uniform area, uniform logarithm of the aspect ratio, uniform position.
 
     Args:
-        height, width: of the image, pixels.
-        seed: any integer; only its low 64 bits are used.
         scale: smallest and largest area of the box as a fraction of the image's, within (0, 1].
         ratio: smallest and largest width over height of the box, above 0.
 
     Returns:
         (top, left, height, width) in pixels. If ten tries do not fit (a very long image), the largest centred
         box of an allowed ratio.
-
-    Raises:
-        ValueError: an empty image; scale or ratio out of range or in the wrong order.
 
     Example:
         >>> top, left, height, width = random_resized_crop_box(375, 500, seed=7)
@@ -122,17 +117,11 @@ def train_image(
 
     Args:
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
-        seed: the sample's seed, any integer; only its low 64 bits are used.
-        size: side of the result, pixels.
         channels: 1 for grey, 3 for RGB; None, with pixels only, keeps theirs.
-        crop: how to choose it.
         out: (size, size, C) of their type, contiguous: receives the result.
 
     Returns:
         (size, size, C) uint8 (float32 of float32), contiguous; `out` if that is given.
-
-    Raises:
-        DecodeError: data that cannot be decoded.
 
     Example:
         >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -164,16 +153,11 @@ def eval_image(
 
     Args:
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
-        size: side of the result, pixels.
         channels: 1 for grey, 3 for RGB; None, with pixels only, keeps theirs.
-        interpolation: 'bilinear' or 'bicubic'.
         out: (size, size, C) of their type, contiguous: receives the result.
 
     Returns:
         (size, size, C) uint8 (float32 of float32), contiguous; `out` if that is given.
-
-    Raises:
-        DecodeError: data that cannot be decoded.
 
     Example:
         >>> eval_image(np.zeros((30, 50, 3), np.uint8), 14).shape

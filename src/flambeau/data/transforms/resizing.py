@@ -43,15 +43,9 @@ def resized_part(
         picture: of 8 bits.
         box: top, left, height and width of the part.
         size: height and width of the result.
-        channels: 1 for grey, 3 for RGB.
-        interpolation: 'bilinear' or 'bicubic', with antialiasing.
-        mirror: reverse the columns.
 
     Returns:
         (*size, channels) uint8, contiguous.
-
-    Raises:
-        DecodeError: data that cannot be decoded.
     """
     out = torch.empty(*size, channels, dtype=torch.uint8)
     fill_part(picture, box, interpolation, mirror=mirror, out=out, least_share=3)
@@ -73,15 +67,10 @@ def resized_window(
         picture: of 8 bits.
         sides: height and width to which the whole picture is resized.
         window: top, left, height and width of the part of the result.
-        channels: 1 for grey, 3 for RGB.
-        interpolation: 'bilinear' or 'bicubic', with antialiasing.
         like_pillow: the pixels of `PIL.Image.resize`, which rounds differently than torch.
 
     Returns:
         (height, width, channels) uint8.
-
-    Raises:
-        DecodeError: data that cannot be decoded.
     """
     whole = 0, 0, picture.height, picture.width
     return window_of_part(

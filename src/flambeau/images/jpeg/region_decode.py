@@ -47,11 +47,7 @@ def decode_region(
     """A part of a JPEG.
 
     Args:
-        data: the whole file.
-        header: from `headers.read_header`.
         box: the part, in pixels of the stored image at this scale.
-        scale_eighths: one of SCALES_EIGHTHS, 8 for the full size; sides are rounded up.
-        channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
 
     Returns:
         (height, width, channels) uint8, often a view; None if the file may be truncated, or is damaged in a

@@ -38,11 +38,7 @@ def _checked(code: int) -> None:
 
 
 class Kernel:
-    """The functions of the library; they release the GIL while they run.
-
-    Raises:
-        OSError: the library cannot be loaded, or belongs to another version.
-    """
+    """The functions of the library; they release the GIL while they run."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
         library = ctypes.CDLL(str(path))
@@ -114,12 +110,8 @@ class Kernel:
         Args:
             data: a JPEG with all components in one sequential scan; if it has an index of segments, only
                 those under the box are read, else all from the first to the last row of the box.
-            box: top, left, height and width at this scale.
             out: of the size of the box, or of any with `resize`.
-            scale_eighths: 8 for the full size, 4, 2 or 1.
             resize: with antialiasing, as torch does.
-            mirror: reverse the columns; only with `resize`.
-            cubic: bicubic; only with `resize`.
             scalar: without AVX2: the same pixels, for tests.
         """
         height, width, channels = out.shape
@@ -142,10 +134,7 @@ class Kernel:
         Args:
             pixels: (H, W, 1 or 3); each row must be contiguous.
             out: (height, width, as many channels), contiguous.
-            mirror: reverse the columns.
-            cubic: bicubic, not bilinear.
             like_pillow: Pillow's pixels instead of torch's, which differ by a level or two.
-            scalar: without AVX2: the same pixels, for tests.
         """
         shape = (ctypes.c_int * 3)(*pixels.shape)
         to = (ctypes.c_int * 5)(*out.shape[:2], mirror, cubic, like_pillow)
@@ -167,7 +156,6 @@ class Kernel:
             pixels: (H, W, C) uint8, contiguous.
             table: (C, 256) float32, contiguous.
             out: float32, contiguous: (C, H, W) with `planes`, else (H, W, C).
-            planes: the values of a channel are contiguous.
             stream: write planes past the caches, for results that do not fit them.
         """
         height, width, channels = pixels.shape
@@ -246,11 +234,7 @@ def kernel() -> Kernel | None:
 
 
 def require_kernel(what: str) -> Kernel:
-    """The kernel, for something that cannot be done without it; `what` begins the message.
-
-    Raises:
-        InputError: there is no kernel; the message says how to get it.
-    """
+    """The kernel, for something that cannot be done without it; `what` begins the message."""
     loaded = kernel()
     if loaded is None:
         raise InputError(

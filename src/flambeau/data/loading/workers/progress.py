@@ -24,7 +24,6 @@ class Reading(NamedTuple):
     """A sample in a worker.
 
     Attributes:
-        sample: its index.
         seconds: how long it has been read, or how long ago that ended.
         is_over: it has been read.
     """

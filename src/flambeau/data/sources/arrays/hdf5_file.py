@@ -99,7 +99,6 @@ class HeapRows:
     interrupted; text is left to it nevertheless.
 
     Args:
-        path: the file.
         references: the location of each vector, of _REFERENCE.
     """
 
@@ -139,11 +138,7 @@ class HeapRows:
 
 
 def open_file(path: Path) -> Any:
-    """A file of h5py.
-
-    Raises:
-        InputError: it is damaged, or h5py is not installed.
-    """
+    """A file of h5py."""
     h5py = extra("h5py", what=f"{path}")
     with path.open("rb"):
         pass  # Python's error is better than h5py's
@@ -155,11 +150,7 @@ def open_file(path: Path) -> Any:
 
 
 def open_hdf5(path: Path) -> dict[str, Rows]:
-    """The data sets of a file by name, and attributes that are lists of text, such as class names.
-
-    Raises:
-        InputError: it is damaged, or h5py is not installed.
-    """
+    """The data sets of a file by name, and attributes that are lists of text, such as class names."""
     arrays: dict[str, Rows] = {}
     with open_file(path) as file:
         h5py = extra("h5py", what=f"{path}")

@@ -18,10 +18,6 @@ def read_labels(rows: Rows, what: str) -> list[int] | list[str]:
 
     Args:
         rows: N labels, (N,) or with further axes of length 1, as Keras' (N, 1); or (N, classes) one-hot.
-        what: names the array in a message.
-
-    Raises:
-        InputError: they are none of these.
     """
     if len(rows.shape) == 2 and rows.shape[1] > 1 and rows.dtype.kind in "iufb":
         return _of_one_hot(rows, what)
@@ -73,17 +69,8 @@ def classes_and_labels(
     """Class names, and the labels as positions in them.
 
     Args:
-        path: the file that holds them.
-        labels: of all images.
         names: the class names in the file, if it has any. A classes file beside it has priority: users can
             write it to correct them.
-        describe: names an image in a message.
-
-    Returns:
-        The names, and (N,) int64.
-
-    Raises:
-        InputError: names and labels do not fit.
     """
     if names is None or len(names.shape) != 1 or classes_file(path).exists():
         return named_labels(labels, path, describe)

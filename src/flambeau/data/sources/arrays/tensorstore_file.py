@@ -70,9 +70,6 @@ def open_store(folder: Path) -> dict[str, Rows]:
     Axes of N5 are those of NumPy as z5py and zarr write them: the last of `dimensions` is the first axis.
     But if a one-dimensional array, such as labels, is as long as the first of `dimensions` and none is as
     long as the last, they are in NumPy's order: tensorstore writes an array of shape (N, H, W) so.
-
-    Raises:
-        InputError: damaged metadata, an ambiguous order of axes, or tensorstore is not installed.
     """
     extra("tensorstore", what=f"{folder}")
     rows: dict[str, Rows] = {}
@@ -98,12 +95,7 @@ def write_store(folder: Path, driver: str, array: Array) -> None:
     """Write one array: images with a chunk for each, labels as one chunk.
 
     Args:
-        folder: of the array; it is made.
-        driver: 'n5' or 'zarr3'.
         array: of one axis, or mapped from the start of a file, from which tensorstore reads it.
-
-    Raises:
-        OSError: of the disk.
     """
     data = str(array.filename) if isinstance(array, np.memmap) else array.tobytes()
     _call("write", str(folder.absolute()), driver, data, array.shape, str(array.dtype))

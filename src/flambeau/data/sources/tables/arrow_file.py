@@ -35,13 +35,9 @@ class ArrowSource:
     Args:
         path: the table as the user gave it, such as a Parquet file.
         data: the Arrow file with its images, if it is another file.
-        labelled: False ignores labels: all images are of class ''.
 
     Attributes:
         names: the paths if all are different, else the numbers of the rows.
-
-    Raises:
-        InputError: no such file, a damaged one, no images, or labels that are not classes.
     """
 
     def __init__(self, path: Path, *, data: Path | None = None, labelled: bool = True) -> None:
@@ -96,10 +92,6 @@ class ArrowSource:
 def read_path(table: Path, name: str) -> bytes:
     """The image at the path that a row has instead of bytes.
 
-    Args:
-        table: the file of the row; paths are relative to its folder.
-        name: the path, or ''.
-
     Raises:
         OSError: '', a URL, or a file that cannot be read.
     """
@@ -125,11 +117,7 @@ class Batch(NamedTuple):
 
 
 def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
-    """Images, paths and labels of a pyarrow.RecordBatch, whose arrays are validated first.
-
-    Raises:
-        pyarrow.ArrowInvalid: an array whose buffers do not fit together.
-    """
+    """Images, paths and labels of a pyarrow.RecordBatch, whose arrays are validated first."""
     images = record_batch.column(columns.image)
     images.validate(full=True)
     paths = [""] * len(images)
@@ -160,8 +148,6 @@ def arrow_batches(pa: Any, path: Path, buffer: Any) -> tuple[Any, Iterator[Any]]
     """Schema and record batches of an Arrow file, without copying them into memory.
 
     Args:
-        pa: the module pyarrow.
-        path: for messages.
         buffer: the whole file, mapped.
 
     Raises:

@@ -41,13 +41,9 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
     Args:
         name: NAME or NAME:CONFIG of the Hub, or the folder of a data set, as `load_dataset` takes them.
         download: fetch missing files; otherwise only what `datasets` loaded before is read.
-        labelled: False ignores labels that could not be trained on.
 
     Returns:
         The split `train` (or the only one), and `validation`, or else `test`.
-
-    Raises:
-        InputError: the package is missing, an unknown name, no internet, or an error of ArrowSource.
     """
     if importlib.util.find_spec("datasets") is None:
         extra("datasets", what=f"hf:{name}")
@@ -96,10 +92,6 @@ def open_saved(folder: Path, *, labelled: bool = True) -> tuple[Source, Source |
 
     Args:
         folder: with state.json, or with dataset_dict.json and a folder for each split.
-        labelled: as for ArrowSource.
-
-    Raises:
-        InputError: a damaged folder, or an error of ArrowSource.
     """
     splits = _saved_splits(folder)
     if "" in splits:

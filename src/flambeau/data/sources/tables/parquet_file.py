@@ -36,13 +36,6 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
 
     When the file is opened for the first time, they are copied into $FLAMBEAU_DATA or
     ~/.cache/flambeau/data; after the file has changed, a new copy replaces the old one.
-
-    Args:
-        path: the file.
-        labelled: as for ArrowSource.
-
-    Raises:
-        InputError: as ArrowSource; a file that unpacks to many times its size; or no room for the copy.
     """
     try:
         status = path.stat()
@@ -73,11 +66,7 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
 
 
 def open_table(path: Path) -> Any:
-    """A pyarrow.parquet.ParquetFile that unpacks little at once.
-
-    Raises:
-        InputError: it is damaged, or pyarrow is not installed.
-    """
+    """A pyarrow.parquet.ParquetFile that unpacks little at once."""
     pa = extra("pyarrow", what=f"{path}")
     parquet = extra("pyarrow.parquet", what=f"{path}")
     try:
@@ -91,11 +80,7 @@ def open_table(path: Path) -> Any:
 
 
 def row_batches(path: Path, table: Any, group: int, names: list[str]) -> Iterator[Any]:
-    """The record batches of a row group, of ROWS rows.
-
-    Raises:
-        InputError: the group is damaged, or claims to unpack to too much.
-    """
+    """The record batches of a row group, of ROWS rows."""
     pa = extra("pyarrow", what=f"{path}")
     try:
         # Damaged metadata of a single column would end the process (pyarrow 26, a C++ exception).
