@@ -69,12 +69,7 @@ class DataCheck:
 
 
 def check_data(
-    train: Source,
-    val: Source,
-    path: Path,
-    *,
-    threads: int | None = None,
-    progress: bool = False,
+    train: Source, val: Source, path: Path, *, threads: int | None = None, progress: bool = False
 ) -> DataCheck:
     """Read every image once, compare all with each other, and check classes and names.
 

@@ -36,10 +36,7 @@ def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
 
 
 def write_listing(
-    path: Path,
-    source: Source,
-    is_val: NDArray[np.bool_],
-    drop: Collection[int],
+    path: Path, source: Source, is_val: NDArray[np.bool_], drop: Collection[int]
 ) -> int:
     """Write path, label and split of all images except `drop`; the whole file or nothing.
 

@@ -305,11 +305,7 @@ class _Fetch(Dataset[Any]):
     """Reads a part as (part, batch, samples in it, bad indices); runs in the workers."""
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        seed: int,
-        collate: Callable[[list[Any]], Any],
-        workers: int,
+        self, dataset: Dataset[Any], seed: int, collate: Callable[[list[Any]], Any], workers: int
     ) -> None:
         self._dataset, self._seed, self._collate = dataset, seed, collate
         self._workers = workers

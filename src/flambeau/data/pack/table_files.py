@@ -162,8 +162,5 @@ def _sink(kind: str, path: Path, schema: Any) -> Iterator[Callable[[Any], None]]
             yield stream.write_batch
         return
     parquet = extra("pyarrow.parquet", what=f"writing {kind}")
-    with (
-        path.open("xb") as file,
-        parquet.ParquetWriter(file, schema, **_PARQUET) as writer,
-    ):
+    with path.open("xb") as file, parquet.ParquetWriter(file, schema, **_PARQUET) as writer:
         yield lambda batch: writer.write_batch(batch, row_group_size=max(1, len(batch)))

@@ -92,10 +92,7 @@ def named_labels(
 
 
 def chosen_labels(
-    labels: Sequence[int | str],
-    classes: Sequence[str],
-    whose: str,
-    describe: Callable[[int], str],
+    labels: Sequence[int | str], classes: Sequence[str], whose: str, describe: Callable[[int], str]
 ) -> tuple[tuple[str, ...], Tensor]:
     """As `named_labels`, with given class names.
 

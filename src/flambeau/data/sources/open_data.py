@@ -10,12 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from flambeau.data.sources.data_names import (
-    check_download,
-    data_home,
-    is_named,
-    refuse_address,
-)
+from flambeau.data.sources.data_names import check_download, data_home, is_named, refuse_address
 from flambeau.data.sources.file_set import FileSet
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,

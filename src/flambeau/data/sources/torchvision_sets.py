@@ -375,12 +375,7 @@ _SETS = {
         ["oxford-iiit-pet/images.tar.gz", "oxford-iiit-pet/annotations.tar.gz"],
     ),
     "qmnist": _NamedSet(
-        "QMNIST",
-        _TRAIN,
-        _TEST,
-        _first_columns,
-        _QMNIST,
-        [f"{file}.gz" for file in _QMNIST],
+        "QMNIST", _TRAIN, _TEST, _first_columns, _QMNIST, [f"{file}.gz" for file in _QMNIST]
     ),
     "rendered-sst2": _NamedSet(
         "RenderedSST2",

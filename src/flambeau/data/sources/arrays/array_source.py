@@ -80,13 +80,7 @@ class ArraySource:
     """
 
     def __init__(
-        self,
-        path: Path,
-        kind: str,
-        part: str,
-        arrays: Mapping[str, Rows],
-        *,
-        labelled: bool = True,
+        self, path: Path, kind: str, part: str, arrays: Mapping[str, Rows], *, labelled: bool = True
     ) -> None:
         self.path = path
         self._key = (path, kind, part, labelled)

@@ -61,10 +61,7 @@ def _of_one_hot(rows: Rows, what: str) -> list[int]:
 
 
 def classes_and_labels(
-    path: Path,
-    labels: list[int] | list[str],
-    names: Rows | None,
-    describe: Callable[[int], str],
+    path: Path, labels: list[int] | list[str], names: Rows | None, describe: Callable[[int], str]
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
