@@ -36,11 +36,7 @@ class UnsupportedImage(DecodeError):
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn a ValueError raised inside, for example by a recipe, into an InputError.
-
-    Args:
-        what: the user's choice that is checked; the message begins with it.
-    """
+    """Turn a ValueError raised inside, as by a recipe, into an InputError that begins with `what`."""
     try:
         yield
     except ValueError as error:

@@ -24,7 +24,6 @@ class Signature(NamedTuple):
 
     Attributes:
         kind: 'git-lfs', 'git-annex', 'web page', 'empty', 'zip', 'gzip', 'hdf5', 'json', 'text' and so on.
-        what: for messages, such as 'a gzip file'.
     """
 
     kind: str
@@ -87,10 +86,7 @@ _POINTER_OF_ANNEX = re.compile(rb"[./]*(\.git)?/annex/objects/\S")
 
 
 def signature(path: Path) -> Signature | None:
-    """The kind of a file; None if its first bytes say nothing.
-
-    Args:
-        path: a file, or a link of git-annex to one that has not been fetched.
+    """The kind of a file, or of a broken link of git-annex; None if its first bytes say nothing.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -109,11 +105,7 @@ def signature(path: Path) -> Signature | None:
 
 
 def signature_of(head: bytes, path: Path = Path("FILE")) -> Signature | None:
-    """The kind of a file from its first bytes.
-
-    Args:
-        head: up to 4096 bytes; the whole file, if it has fewer.
-    """
+    """The kind of a file from its first bytes, up to 4096; the whole file, if it has fewer."""
     return _stand_in(head) or _compressed(head, path) or _binary(head, path) or _text(head)
 
 

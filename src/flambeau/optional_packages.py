@@ -19,11 +19,7 @@ _INSTALLED_AS = {"pynvml": "nvidia-ml-py"}
 
 
 def extra(module: str, *, what: str) -> ModuleType:
-    """Import an optional package.
-
-    Args:
-        what: needs it; begins the message.
-    """
+    """Import an optional package, or name in an InputError the command to install it; `what` needs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

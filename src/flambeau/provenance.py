@@ -50,9 +50,6 @@ def code_file(name: str) -> Path:
 def record(content: bytes, names: Iterable[str] = ()) -> bool:
     """Record that this user has made something here.
 
-    Args:
-        content: of the file that names the code, or holds it.
-
     Returns:
         Whether it could be recorded; a home that cannot be written must not end a training.
     """
@@ -141,9 +138,6 @@ class Permission:
     def ask(self, what: str, *, why: str = "") -> None:
         """Say which code is run now, or refuse to run it.
 
-        Args:
-            why: what kind of code it is, for the refusal.
-
         Raises:
             UntrustedCode: the folder is not recorded, and `trust` was not given.
         """
@@ -161,11 +155,7 @@ class Permission:
     def ask_for_file(
         self, path: Path, data: bytes, *, what: str | None = None, why: str = ""
     ) -> None:
-        """`ask` for a file in the folder, whose content must be what the user made.
-
-        Args:
-            data: its content, which will be run.
-        """
+        """`ask` for a file in the folder, whose content must be what the user made."""
         is_same = self.hashes.get(path.name) == hashlib.sha256(data).hexdigest()
         of_file = Permission(self.folder, self.is_recorded and is_same, self.trust, self.say)
         of_file.ask(what or str(path), why=why)
@@ -179,11 +169,7 @@ def ask_for_config(
     trust: bool,
     say: Callable[[str], object],
 ) -> None:
-    """`ask` for code named in a file of settings: the user's own files are trusted, those of a run are not.
-
-    Args:
-        named: settings that the user has given besides it, and which override it.
-    """
+    """`ask` for code in a run's file of settings, except `named` ones; a user's own files are trusted."""
     names = named_code(values)
     if (path.parent / "checkpoints").exists():
         is_own_run = is_recorded(path.read_bytes(), names.values())

@@ -37,11 +37,7 @@ def shows_bars() -> bool:
 
 
 def say(text: str, *, green: str = "") -> None:
-    """Print a line on standard error, above a bar if there is one; in a notebook on standard output.
-
-    Args:
-        green: a part of it that is shown in this color.
-    """
+    """Print a line on standard error, above a bar if there is one; in a notebook on standard output."""
     if in_notebook():
         print(text, flush=True)
     elif _lines or (green and sys.stderr.isatty()):
@@ -88,12 +84,7 @@ def error_console() -> "Console":
 
 
 class LiveLine:
-    """A line that is drawn repeatedly: the last one of a terminal, or an output of a notebook's cell.
-
-    Args:
-        draw: makes the line for a number of columns.
-        is_kept: leave it at the end.
-    """
+    """A line that is drawn repeatedly: the last one of a terminal, or an output of a notebook's cell."""
 
     def __init__(self, draw: "Callable[[int], Table]", *, is_kept: bool) -> None:
         from rich.live import Live
@@ -144,11 +135,7 @@ _LEAST_BAR, _LONGEST_BAR = 8, 30  # columns; chosen
 
 
 class CountBar:
-    """A bar that counts to a total, on a terminal or in a notebook; thread-safe.
-
-    Args:
-        is_kept: leave it at the end.
-    """
+    """A bar that counts to a total, on a terminal or in a notebook; thread-safe."""
 
     def __init__(self, total: int, *, unit: str, shown: bool = True, is_kept: bool = False) -> None:
         self._total, self._unit = total, unit
@@ -191,11 +178,7 @@ class CountBar:
 def bar_line(
     columns: int, done: float, total: float, *, before: Mapping[str, int], after: Mapping[str, int]
 ) -> "Table":
-    """A bar between texts, as many of them as fit.
-
-    Args:
-        before, after: the texts left and right of the bar, with their priorities.
-    """
+    """A bar between texts with priorities, as many of them as fit."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

@@ -1,7 +1,4 @@
-"""A function in a user's file, given on the command line as FILE.py:FUNCTION.
-
-The file is run with all the rights of this process: it is the user's own program.
-"""
+"""A function in a user's file, given on the command line as FILE.py:FUNCTION."""
 
 import contextlib
 import inspect
@@ -21,11 +18,7 @@ def is_function(text: object) -> bool:
 
 
 def read_source(name: str, *, what: str) -> bytes:
-    """The present content of a file.
-
-    Args:
-        what: the argument, such as '--model' or 'DATA', for messages.
-    """
+    """The present content of FILE.py in FILE.py:FUNCTION, which is given as `what`, such as DATA."""
     path = Path(name.rpartition(":")[0])
     if not path.is_file():
         raise InputError(f"{what}: {path} is not a file")
@@ -36,11 +29,7 @@ def read_source(name: str, *, what: str) -> bytes:
 
 
 def load_function(name: str, *, what: str, source: bytes | None = None) -> Callable[..., Any]:
-    """Run a file as a new module, and return a function of it.
-
-    Args:
-        source: earlier content of the file, which may have changed since.
-    """
+    """Run a file, or an earlier `source` of it, as a new module, and return a function of it."""
     path_text, _, function_name = name.rpartition(":")
     source = read_source(name, what=what) if source is None else source
     module = _load_module(Path(path_text), source, prefix=what.strip("-").lower())

@@ -15,7 +15,6 @@ def of_array(array: NDArray[Any], channels: int) -> Pixels:
 
     Args:
         array: (H, W) or (H, W, C), C 1, 3 or 4 (the last one alpha), uint8 or uint16; or float32, C 1 or 3.
-        channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
 
     Returns:
         (H, W, channels), float32 if the array is, else uint8.

@@ -64,7 +64,6 @@ class Picture:
 
     Args:
         data: a whole file of one of FORMATS, or pixels.
-        header: the result of `native_header`, if it is known already.
 
     Attributes:
         height, width: pixels, at least 1, upright.
@@ -240,7 +239,6 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
     """The pixels of an image, as described in `Picture`.
 
     Args:
-        data: a whole file of one of FORMATS, or pixels.
         min_side: allow a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which both
             sides still have this many pixels; this is several times faster. None: always the full size.
 

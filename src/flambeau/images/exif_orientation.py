@@ -33,9 +33,6 @@ def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
     Args:
         exif: from its "Exif\\0\\0" or the TIFF header after that on; any bytes.
 
-    Returns:
-        1 to 8.
-
     Example:
         >>> tag = b"\\x12\\x01\\x03\\0\\x01\\0\\0\\0\\x06\\0\\0\\0"
         >>> exif_orientation(b"Exif\\0\\0II*\\0\\x08\\0\\0\\0\\x01\\0" + tag)
@@ -119,9 +116,6 @@ def turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
 
 def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
     """The box in the stored image of a box in the upright one.
-
-    Args:
-        height, width: of the upright image.
 
     Example:
         >>> stored_box((0, 0, 1, 2), 6, height=3, width=2)

@@ -1,7 +1,4 @@
-"""The format of an image file by its first bytes, and the endings of its name.
-
-Source: the signatures that the formats define.
-"""
+"""The format of an image file by its first bytes, and the endings of its name."""
 
 from PIL.TiffImagePlugin import PREFIXES
 

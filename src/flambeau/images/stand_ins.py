@@ -31,9 +31,6 @@ _ZIPPED = (".npz", ".pth", ".pt")  # formats that are zip archives themselves
 def stand_in(head: bytes, path: Path = Path("FILE")) -> str | None:
     """What kind of file this is instead of images, and the remedy; None if that is unknown.
 
-    Args:
-        path: of the file, for the command that unpacks it.
-
     Example:
         >>> stand_in(b"version https://git-lfs.github.com/spec/v1")
         'a pointer of Git LFS, and not the file itself: fetch that with `git lfs pull`'

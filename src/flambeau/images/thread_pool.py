@@ -1,7 +1,6 @@
 """Threads that share the images of a batch.
 
-Decoders and torch's resizing release the GIL, so threads are as fast as processes, without copies of the
-data, pickling or shared memory.
+Decoders and torch's resizing release the GIL: threads are as fast as processes, without pickling or copies.
 """
 
 import itertools
@@ -16,10 +15,7 @@ from flambeau.recipes.setup.environment import usable_cpus
 
 
 class DecodePool:
-    """Runs a function for the numbers 0 to N - 1, on threads that start when first needed.
-
-    It can be pickled, and used after a fork and in several threads at once; a forked or spawned process
-    starts its own threads.
+    """Runs a function for the numbers 0 to N - 1, on threads that start when first needed, also after a fork.
 
     Args:
         threads: how many, this one included; None for this process's share of the CPUs, or for one in a

@@ -9,11 +9,7 @@ _MOST_FILES = 1_000_000
 
 
 class ChangedFiles:
-    """Lists folders now, and compares them at the end.
-
-    Attributes:
-        is_complete: no file was left out.
-    """
+    """Lists folders now, and compares them at the end."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         resolved = sorted({folder.resolve() for folder in folders})

@@ -28,10 +28,7 @@ def landlock_version() -> int:
 
 
 def write_only_below(folders: Sequence[str]) -> None:
-    """Restrict writing of this process from now on; reading is not restricted.
-
-    Args:
-        folders: absolute; a file, such as /dev/null, becomes writable itself.
+    """Restrict writing of this process, not reading, to folders (absolute) and files such as /dev/null.
 
     Raises:
         OSError: the kernel's Landlock cannot prevent truncation (before 6.2), or is forbidden here.

@@ -57,8 +57,7 @@ def end_processes(
 ) -> None:
     """Kill the remaining processes of a trial: its group, all with its mark or view, and its orphans.
 
-    Args:
-        earlier: the `adopted_processes` before it was started; None leaves such processes alone.
+    Orphans are the adopted processes that are not in `earlier`; None leaves them alone.
     """
     if group is not None:
         with suppress(ProcessLookupError, PermissionError):

@@ -51,11 +51,7 @@ class HasFileno(Protocol):
 
 
 class Sandbox:
-    """Runs trials, each of which begins with the user's files as they are.
-
-    Args:
-        way: one of WAYS or UNPROTECTED; None: the best one that works here.
-        words: of the command; folders that they name are prepared for writing.
+    """Runs trials, each of which begins with the user's files as they are, in one of WAYS or UNPROTECTED.
 
     Attributes:
         read_only: folders in which its processes cannot write, although the user can.

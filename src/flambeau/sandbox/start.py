@@ -17,11 +17,7 @@ REPORT = "started.json"
 
 
 def main(plan_file: str, command: list[str]) -> None:
-    """Become the command.
-
-    Args:
-        plan_file: JSON with `view`, the arguments of `enter_view`; or with `write_below`, folders.
-    """
+    """Become the command; the plan has `view`, arguments of `enter_view`, or `write_below`, folders."""
     report = Path(plan_file).with_name(REPORT)
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
     # Opened now, because the view may hide it.

@@ -53,7 +53,6 @@ def enter_view(
     Args:
         scratch: empty folders for the writes of this view alone. Two in different top-level folders allow
             both of those to be covered. Empty: writes go to memory.
-        real: folders in which writing is real.
         kept: {folder: scratch folder}: writes there are visible in the next view with the same one.
         roots: folders that will surely be written to, such as the working and the home directory. An
             unprivileged user can write into a folder of another user, such as a group's, if it is a root.

@@ -31,9 +31,7 @@ class DataCheck:
     Attributes:
         source: the images of `train`, then those of `val`.
         is_val: (N,) bool.
-        names: of all images, shortened as far as they stay distinct.
         leaked: numbers within `val` of the images that training shows, too.
-        read_s, compared_s: seconds that the two passes took.
     """
 
     train: Source
@@ -71,11 +69,10 @@ class DataCheck:
 def check_data(
     train: Source, val: Source, path: Path, *, threads: int | None = None, progress: bool = False
 ) -> DataCheck:
-    """Read every image once, compare all with each other, and check classes and names.
+    """Read every image once, compare all with each other, and check classes and names, relative to `path`.
 
     Args:
         train, val: as `open_sources` opens them, so that `val` holds what is held out of `train`.
-        path: of the data; names are relative to it.
     """
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)
@@ -116,11 +113,7 @@ def all_findings(
 
 
 def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[Finding]:
-    """Classes that are much rarer than others, or missing in validation.
-
-    Args:
-        train, val: (N,) labels.
-    """
+    """Classes that are much rarer than others, or missing in validation; parts are (N,) labels."""
     counts = torch.bincount(train, minlength=len(classes)).tolist()
     val_counts = torch.bincount(val, minlength=len(classes)).tolist()
     order = sorted(range(len(classes)), key=counts.__getitem__)

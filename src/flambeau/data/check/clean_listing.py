@@ -38,11 +38,7 @@ def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
 def write_listing(
     path: Path, source: Source, is_val: NDArray[np.bool_], drop: Collection[int]
 ) -> int:
-    """Write path, label and split of all images except `drop`; the whole file or nothing.
-
-    Args:
-        is_val: (N,) bool.
-    """
+    """Write path, label and split of all images except `drop`; the whole file or nothing."""
     labels = source.labels.tolist()
     classes = source.classes
     folder = path.absolute().parent

@@ -32,11 +32,7 @@ def report_lines(check: DataCheck) -> Iterator[str]:
 
 
 class ReportItem(NamedTuple):
-    """A finding in the report of a run.
-
-    Attributes:
-        kind: one of KINDS, or '' if it is not a finding.
-    """
+    """A finding in the report of a run; `kind` is '' if it is not a finding."""
 
     kind: str
     title: str

@@ -7,11 +7,7 @@ from flambeau.errors import InputError
 
 
 class BadImages:
-    """Counts distinct bad images, and lists each once.
-
-    Args:
-        path: of the list, one line per image; an existing one is continued. None keeps it in memory.
-    """
+    """Counts distinct bad images, and lists each once, one per line of `path`; None writes no file."""
 
     def __init__(self, path: Path | None, *, limit: int) -> None:
         self._path, self._limit = path, limit

@@ -27,7 +27,6 @@ class DecodedImages:
             pixels of the others.
         shape: (S, S, C).
         replace: replace a bad image by the next readable one; else leave it out.
-        dtype: uint8 or float32.
 
     Attributes:
         used: (length,) int64 on the CPU, the image used for each, -1 for none; None if all are readable.

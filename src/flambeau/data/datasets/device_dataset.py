@@ -35,17 +35,11 @@ def can_hold(
 class DeviceDataset(SeededDataset):
     """Small images of a source held on a device, with the batches of an `ImageDataset`.
 
-    For the same source, settings, indices and seeds it gives the same pixels, targets and bad images. A batch
-    costs the copy of its indices and seeds, and never waits for the device.
-
     A DataLoader must not pin its batches, which are not in host memory, nor make them in workers, which would
     each hold the data. Pickling includes the pixels.
 
     Args:
         image_size: side, pixels; all images must have it (`can_hold`).
-        train: augment, and replace bad images; False for evaluation.
-        skip_bad: continue after an image that cannot be read or decoded, as `ImageDataset` does.
-        crop: of training images: how far they are shifted, and whether half of them are mirrored.
         cutout: side of a square of zeros in each training image, pixels; 0 for none.
     """
 
@@ -125,3 +119,25 @@ class DeviceDataset(SeededDataset):
         if self.device.type == "cuda" and not numbers.is_cuda:
             numbers = numbers.pin_memory()  # copies from other host memory would wait
         return numbers.to(self.device, non_blocking=True)
+
+
+class WithIndices(SeededDataset):
+    """The evaluation batches of a data set as (images, targets, indices), indices (N,) int64 on the host."""
+
+    def __init__(self, data: ImageDataset | DeviceDataset) -> None:
+        self._data = data
+        self.device = getattr(data, "device", None)  # loaders need to know where batches are made
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def describe(self, index: int) -> str:
+        return self._data.describe(index)
+
+    def batch(
+        self, indices: Tensor, seeds: Tensor
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Sequence[int]]:
+        (images, targets), bad = self._data.batch(indices, seeds)
+        if bad:
+            indices = indices[~torch.isin(indices, torch.tensor(bad))]
+        return (images, targets, indices), bad

@@ -1,7 +1,4 @@
-"""Batches of augmented images from a source.
-
-N: images, C: channels, S: side in pixels.
-"""
+"""Batches of augmented images from a source."""
 
 from collections.abc import Sequence
 
@@ -39,8 +36,6 @@ class ImageDataset(SeededDataset):
     workers. Other images are decoded for each batch, and training takes random resized crops.
 
     Args:
-        image_size: side of the results, pixels.
-        train: augment, and replace bad images; False for evaluation.
         skip_bad: continue after an image that cannot be read or decoded. In training it is replaced by the
             next readable one of the source, with its own seed; in evaluation it is left out.
         crop: of training images; its interpolation is also that of evaluation.
@@ -49,9 +44,6 @@ class ImageDataset(SeededDataset):
             wait for the last image.
         threads: that make a batch together; None for the CPUs of this process, or one in a DataLoader's
             worker. The pixels do not depend on it.
-
-    Attributes:
-        dtype: of the images, uint8, or float32 if the source has such pixels.
     """
 
     def __init__(
@@ -105,7 +97,10 @@ class ImageDataset(SeededDataset):
             int64; and the indices that could not be read, replaced in training, missing in evaluation.
         """
         if self._kept is None:
-            used, x_NHWC = self._read(indices.tolist(), seeds.tolist(), tries=self._tries)
+            tries = (
+                len(self) if self.train else 1
+            )  # in training the next readable image replaces a bad one
+            used, x_NHWC = self._read(indices.tolist(), seeds.tolist(), tries=tries)
         else:
             used = indices if self._kept.used is None else self._kept.used[indices]
             x_NHWC = self._kept.x_NHWC[used[used >= 0]]
@@ -140,11 +135,6 @@ class ImageDataset(SeededDataset):
                 pixels[k] = self.augmentation(pixels[k], seeds[k])
 
             self._pool.each(len(pixels), work)
-
-    @property
-    def _tries(self) -> int:
-        """How many images to try for each index: in training the next readable one replaces a bad one."""
-        return len(self) if self.train else 1
 
     def _all_bad(self) -> InputError:
         return InputError(f"{self.describe(0)} and all {len(self) - 1} other images are bad")

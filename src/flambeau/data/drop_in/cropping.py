@@ -30,13 +30,9 @@ def whole(picture: Picture, channels: int, seed: int) -> Pixels:
 
 
 def source_of(transforms: Sequence[Any], *, of_tensor: bool) -> tuple[Source, int] | None:
-    """A function for the first transforms, if they are a crop or a resizing.
+    """A function for the first transforms if they are a crop or a resizing, and how many it replaces.
 
-    Args:
-        of_tensor: they get a tensor, which torch resizes; else a PIL image.
-
-    Returns:
-        The function, and how many transforms it replaces.
+    `of_tensor`: they get a tensor, which torch resizes, and not a PIL image.
     """
     if not transforms:
         return None

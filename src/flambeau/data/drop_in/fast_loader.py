@@ -36,9 +36,7 @@ class FastOptions:
     """How a loader is read.
 
     Attributes:
-        threads: threads that read; None for the number of CPUs.
         workers: processes that read instead of threads; None for the loader's own, if threads are unsafe.
-        device: where batches go; 8-bit levels cross the bus and are normalized there.
     """
 
     threads: int | None = None

@@ -21,9 +21,7 @@ class Sample:
 
     Args:
         number: its position in the batch; None if it stands for all samples of the batch, one image each.
-        memory: of the batch; None if each image has its own.
         raw: keep 8-bit levels, to be normalized on the device.
-        is_seeded: torch's generator has been seeded for this sample.
     """
 
     def __init__(

@@ -34,7 +34,6 @@ def prefetch(
 
     Args:
         parts: iterated in the thread that consumes the results.
-        read: called in the other thread, for one part at a time.
         start: called once in the other thread, before anything is read.
 
     Example:

@@ -1,7 +1,7 @@
 """How the samples of a global batch are divided into forward passes and shared by the ranks.
 
-`BatchLayout` divides a global batch into micro-batches, which the ranks share. `FixedPartsLayout` divides it
-into the same parts on any number of ranks, and gives each rank some of the parts.
+`BatchLayout` divides it into micro-batches, which the ranks share. `FixedPartsLayout` divides it into the
+same parts on any number of ranks, and gives each rank some of the parts.
 """
 
 import dataclasses
@@ -49,7 +49,6 @@ class BatchLayout:
     """Global batches in micro-batches, each of which the ranks share.
 
     Attributes:
-        keeps_empty: a rank without samples computes a stand-in, so that it takes part in the step.
         step_samples: samples per optimizer step where `micro_batch_size` does not divide them: the last
             micro-batch of each step is smaller then.
     """
@@ -120,11 +119,7 @@ class BatchLayout:
 
 @dataclass(frozen=True, slots=True)
 class FixedPartsLayout:
-    """Global batches in parts that are the same on any number of ranks.
-
-    Attributes:
-        keeps_empty: a rank without a part computes a stand-in, so that it takes part in the step.
-    """
+    """Global batches in parts that are the same on any number of ranks; see `BatchLayout.keeps_empty`."""
 
     global_batch_size: int
     parts: int
@@ -200,11 +195,7 @@ def layout_of(
     world: int = 1,
     keeps_empty: bool = True,
 ) -> Layout:
-    """Fixed parts where `parts` is given, else micro-batches.
-
-    Args:
-        batch_size: samples per micro-batch; with `parts`, per optimizer step.
-    """
+    """Fixed parts where `parts` is given, and `batch_size` is that of a step; else micro-batches."""
     if parts is not None:
         return FixedPartsLayout(batch_size, parts, rank, world, keeps_empty)
     return BatchLayout(batch_size, accumulate, rank, world, keeps_empty)

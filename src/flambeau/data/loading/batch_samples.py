@@ -51,9 +51,7 @@ def slice_samples(
 ) -> Any:
     """The same batch with these samples only; what is not per sample stays whole.
 
-    Args:
-        stacked: each tensor holds all samples, as torch's default_collate makes them.
-        listed: the result of `is_tensor_per_sample`.
+    `stacked`: each tensor holds all samples; `listed`: the result of `is_tensor_per_sample`.
     """
     layout, size = _layout(batch)
     if stacked:

@@ -1,8 +1,8 @@
 """Batches in an order that depends on (seed, epoch, length) alone, from any position on.
 
 The order of an epoch is a permutation; a global batch is a slice of it, a micro-batch a slice of the global
-batch, and each rank reads a slice of the micro-batch. The numbers of ranks and workers change who reads a
-sample, never its batch or its augmentation.
+batch, and each rank reads a slice of the micro-batch. Ranks and workers change who reads a sample, never its
+batch or its augmentation.
 """
 
 import contextlib
@@ -65,7 +65,6 @@ class Loader:
         dataset: a SeededDataset, or any map-style Dataset. For the latter the global generators of torch,
             NumPy and random are seeded before each sample, so that it depends on (seed, epoch, index) alone;
             where a sampler repeats an index within an epoch, also on the number of the repetition.
-        shuffle: False reads the samples in the order of the dataset (evaluation).
         sampler: its `order(epoch)` replaces the permutation.
         on_bad: called, in this process, with the indices that a batch could not read.
     """
@@ -163,12 +162,7 @@ class Loader:
     def stream(
         self, *, epoch: int, position: int, epochs: int | None = None
     ) -> Iterator[MicroBatch]:
-        """Micro-batches from a position on, epoch after epoch; workers prefetch across the end of an epoch.
-
-        Args:
-            position: samples of it that are already consumed.
-            epochs: how many in all; None for no end.
-        """
+        """Micro-batches from a position on, epoch after epoch, also prefetched across epochs."""
         last = None if epochs is None else epoch + epochs
         skip = 0
         while True:

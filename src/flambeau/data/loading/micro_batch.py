@@ -15,14 +15,10 @@ class MicroBatch(NamedTuple):
     Fields that are not listed here are those of `batch_layout.Cut`.
 
     Attributes:
-        data: this rank's samples, collated.
         indices: (N,) int64, indices of the samples of all ranks.
         size: samples in `data` that count: fewer where a data set leaves out what it cannot read; 0 where
             `data` is a stand-in, on a rank without samples.
-        total: samples of the global batch, of all ranks.
-        ends_epoch: this is the last micro-batch of the epoch.
         position: samples of the epoch that are consumed after it (of UserDataLoader: batches).
-        bad: indices that could not be read.
         local: which of `indices` are in `data`.
     """
 

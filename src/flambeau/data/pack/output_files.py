@@ -32,10 +32,8 @@ class Packed(NamedTuple):
     """The result of `pack`.
 
     Attributes:
-        files: DST, or its parts and shards.
         bad: one line for each image that was left out.
         already: an earlier run of the same command had made it.
-        remarks: differences from the source, or possible surprises; one line each.
     """
 
     files: Sequence[Path]
@@ -46,14 +44,7 @@ class Packed(NamedTuple):
 
 
 class PackFiles:
-    """The files of one DST, unfinished and finished.
-
-    Args:
-        config: everything that decides the content of the files; plain JSON values.
-
-    Attributes:
-        finals: the finished files: DST, or its parts and shards.
-    """
+    """The files of one DST, unfinished and finished; `config` is everything that decides their content."""
 
     def __init__(
         self,
@@ -253,10 +244,7 @@ class PackFiles:
 
 @contextlib.contextmanager
 def name_disk_errors(dst: Path, folder: Path) -> Iterator[None]:
-    """Turn errors of the disk into an OSError that names `dst` instead of a hidden file.
-
-    Libraries such as h5py, tensorstore and torch have their own exceptions for them.
-    """
+    """Turn errors of the disk, also of libraries, into an OSError that names `dst`, not a hidden file."""
     try:
         yield
     except InputError:

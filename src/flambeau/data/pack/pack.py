@@ -85,10 +85,7 @@ def pack(
     """Make DST of SRC, or continue an unfinished one, or return a finished one.
 
     Args:
-        src: anything that `flambeau train` reads.
-        dst: a file or folder to make; its ending is the format.
         workers: threads that read and convert; the result does not depend on their number.
-        skip_bad_images: how many images may be left out because they cannot be read.
         fresh: start again; finished files are renamed, not deleted.
     """
     split.check()

@@ -209,10 +209,9 @@ def _lots(indices: Sequence[int], count: int) -> Iterator[Sequence[int]]:
 def record_paths(source: Source, *, dots: bool) -> list[str]:
     """CLASS/NAME without an ending for each image: unique, and safe as a path on every system.
 
-    The image CLASS/NAME.jpg of a folder keeps its name; a class that cannot be a folder name is escaped.
+    Without `dots` the last part has none, because in a tar the key of a sample ends there.
 
-    Args:
-        dots: False replaces dots in the last part, where in a tar the key of a sample ends.
+    The image CLASS/NAME.jpg of a folder keeps its name; a class that cannot be a folder name is escaped.
     """
     folders_of = folder_names(source.classes)
     paths = []

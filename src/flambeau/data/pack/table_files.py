@@ -125,11 +125,12 @@ def _walk_arrow(path: Path) -> Iterator[ScannedRecord]:
 def _rows(
     path: Path, first: int, record_batch: Any, batch: Batch, columns: Columns
 ) -> Iterator[ScannedRecord]:
+    num_labels = 1 << 24 if columns.classes is None else len(columns.classes)
     for at, (name, label) in enumerate(zip(batch.paths, batch.labels, strict=True)):
         row = f"row {first + at}" + f" ({name})" * bool(name)
         data = batch.images[at].as_py()
         reason = no_label(label, columns)
-        if reason is None and isinstance(label, int) and not 0 <= label < _num_labels(columns):
+        if reason is None and isinstance(label, int) and not 0 <= label < num_labels:
             reason = f"label {label} is no number of a class"
         if reason is not None:
             yield ScannedRecord(row, None, damage=reason, whole=True)
@@ -143,10 +144,6 @@ def _rows(
             yield ScannedRecord(row, None, damage=why_unreadable(error), whole=True)
             continue
         yield ScannedRecord(row, None, image, class_name, record_batch.slice(at, 1))
-
-
-def _num_labels(columns: Columns) -> int:
-    return 1 << 24 if columns.classes is None else len(columns.classes)
 
 
 def _is_full(sizes: Sequence[int]) -> bool:

@@ -59,9 +59,7 @@ class FileReport:
 
     Attributes:
         checksums: a DST.pack.json has a checksum of each image.
-        format_checksums: the format has checksums of each byte of an image.
         absent: a sentence for each array with absent parts, which read as the fill value.
-        saved: good images were written into a new file.
         not_read: records that are undamaged, but unsupported or of another kind.
     """
 
@@ -77,11 +75,7 @@ class FileReport:
 
 
 def packed_files(path: Path) -> list[tuple[Path, str]]:
-    """The packed files that a path stands for, with their formats.
-
-    Args:
-        path: a file, a folder of shards, or a folder of images, possibly with train/ and val/.
-    """
+    """The packed files that a path stands for, with their formats."""
     kind = kind_of(path)
     if kind == "listing":
         raise InputError(f"{path} is a list\nPack it, and verify what comes of it")
@@ -110,11 +104,7 @@ def verify_file(
     say: Callable[[Damage], None] = lambda _: None,
     salvage: Path | None = None,
 ) -> FileReport:
-    """Check one file, and optionally save its good records.
-
-    Args:
-        say: called with each damage, and each unsupported record, at once.
-    """
+    """Check one file, and optionally save its good records."""
     report = FileReport(path, kind)
     try:
         checksums = _Checksums.beside(path)

@@ -94,11 +94,7 @@ def named_labels(
 def chosen_labels(
     labels: Sequence[int | str], classes: Sequence[str], whose: str, describe: Callable[[int], str]
 ) -> tuple[tuple[str, ...], Tensor]:
-    """As `named_labels`, with given class names.
-
-    Args:
-        labels: positions in `classes`, or names.
-    """
+    """As `named_labels`, with given class names."""
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise InputError(f"{whose} names class {twice!r} twice; a class has one name of its own")

@@ -25,9 +25,6 @@ class FolderSource:
     Classes are the sub-folders in the order of their names, as `folder_names` decodes them. Images are found
     at any depth by IMAGE_SUFFIXES in upper or lower case, in the order of their names; links are followed.
     Hidden files, hidden folders, __MACOSX and files of other types are skipped.
-
-    Attributes:
-        names: paths relative to it, with slashes.
     """
 
     def __init__(self, root: Path) -> None:
@@ -102,6 +99,37 @@ class FolderSource:
     @cached_property
     def content_sample(self) -> str:
         return sampled_content(len(self), self.file_at)
+
+
+class FileSet:
+    """Images in listed files: N paths relative to `root`, and N labels, positions in `classes`."""
+
+    def __init__(
+        self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str]
+    ) -> None:
+        self._root = root
+        self.names = tuple(names)
+        self.classes = tuple(classes)
+        self.labels = torch.tensor(labels, dtype=torch.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.labels.tolist()} {self.classes}".encode())
+        for name in self.names:
+            digest.update(os.fsencode(f"{name}\0{size_of(self._root / name)}\n"))
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def describe(self, index: int) -> str:
+        return str(self.file_at(index))
+
+    def file_at(self, index: int) -> Path:
+        return self._root / self.names[index]
+
+    def read(self, index: int) -> bytes:
+        return self.file_at(index).read_bytes()
 
 
 def class_folders(root: Path) -> list[Path]:

@@ -28,9 +28,7 @@ _PARTS = {
 
 
 def folder_names(classes: Sequence[str]) -> list[str]:
-    """A folder name for each class, distinct even if upper and lower case are not distinguished.
-
-    If all class names can be folder names, they stay; else '%' is escaped, too.
+    """A folder name for each class, distinct without regard to case; '%' is escaped if any name must be.
 
     Example:
         >>> folder_names(["T-shirt/top", "50%"]), folder_names(["50%", "dog"])

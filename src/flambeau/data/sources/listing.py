@@ -166,11 +166,7 @@ def open_listing(path: Path, *, labelled: bool = True) -> tuple[Source, Source |
 
 
 def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source | None]:
-    """A source, or its images to train on and those to validate on.
-
-    Args:
-        parts: train, val or test for each image; None if there are no parts.
-    """
+    """A source, or its images to train on and to validate on by `parts`: train, val or test for each."""
     if parts is None or "train" not in parts or len(set(parts)) == 1:
         return source, None
     val = "val" if "val" in parts else "test"
@@ -185,11 +181,7 @@ def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source |
 def numbers_or_words(
     texts: Sequence[str], describe: Callable[[int], str]
 ) -> Sequence[int] | Sequence[str]:
-    """Labels written as text: integers if all are numbers, else unchanged.
-
-    Args:
-        texts: the labels; 3, 3.0 and 3.000000 are the same number.
-    """
+    """Labels written as text: integers if all are numbers, such as 3 and 3.0, else unchanged."""
     if not all(map(_NUMBER.fullmatch, texts)):
         return texts
     numbers = list(map(float, texts))

@@ -44,9 +44,6 @@ class LMDBSource:
 
     Keys like `__len__` and `__keys__` are skipped.
     Labels and offsets are read once and kept by `stored_index`.
-
-    Args:
-        path: the file, or the folder with its data.mdb.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:

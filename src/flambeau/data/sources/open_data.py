@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 
 from flambeau.data.sources.data_names import check_download, data_home, is_named, refuse_address
-from flambeau.data.sources.file_set import FileSet
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
+    FileSet,
     FolderSource,
     class_folders,
     classes_above,
@@ -22,8 +22,7 @@ from flambeau.data.sources.folder import (
 )
 from flambeau.data.sources.format_table import endings_of
 from flambeau.data.sources.formats import kind_of, open_path, open_shards, shards_in, shards_of
-from flambeau.data.sources.hold_out import hold_out
-from flambeau.data.sources.source import ConcatSource, Source, SubsetSource
+from flambeau.data.sources.source import ConcatSource, Source, SubsetSource, hold_out
 from flambeau.data.sources.tables.hugging_face import open_hub
 from flambeau.data.sources.torchvision_sets import NAMES, open_named
 from flambeau.data.sources.user_function import open_function
@@ -97,7 +96,6 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
     Args:
         path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
             or packed images; of data with a validation part only that is used.
-        classes: the model's class names, in the order of its outputs.
 
     Returns:
         A source with exactly these classes; some may have no image.
@@ -116,7 +114,6 @@ class Unlabelled(NamedTuple):
     """Images to predict on.
 
     Attributes:
-        source: the images; those of class '' have no label.
         packed: the packed images, listing or data set by name as the user gave it; None for files of one
             image each, whose paths are their names.
     """

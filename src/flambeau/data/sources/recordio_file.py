@@ -1,7 +1,4 @@
-"""Labelled images in a RecordIO file.
-
-The format is that of flambeau.recipes.data.recordio.
-"""
+"""Labelled images in a RecordIO file."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,4 @@
-"""Labelled images in a tar file, by WebDataset's convention.
-
-The convention is that of flambeau.recipes.data.tar_shards, which reads the bytes.
-"""
+"""Labelled images in a tar file, by WebDataset's convention; recipes/data/tar_shards.py reads the bytes."""
 
 import json
 import re

@@ -89,9 +89,6 @@ class TFRecordSource:
     A label is one number, unchanged (ImageNet's files count from 1), or one text; texts that are all
     numbers are numbers. See `named_labels` for the names of numbered classes.
     All records are read once, and offsets, labels and names are kept beside the file.
-
-    Attributes:
-        names: of the images if all differ, else the numbers of the records.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:

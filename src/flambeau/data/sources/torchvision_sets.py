@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flambeau.data.sources.file_set import FileSet
+from flambeau.data.sources.folder import FileSet
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, nearest
 
@@ -27,12 +27,7 @@ Content = tuple[Any, Any]  # of a part: pixels (N, H, W) or (N, H, W, 3), or N p
 
 
 class PixelSet:
-    """Images of one size in memory.
-
-    Args:
-        pixels: (N, H, W) or (N, H, W, 3) uint8.
-        labels: N positions in `classes`.
-    """
+    """Images of one size in memory, (N, H, W) or (N, H, W, 3) uint8, and N labels, positions in `classes`."""
 
     def __init__(
         self, title: str, pixels: NDArray[np.uint8], labels: Sequence[int], classes: Sequence[str]
@@ -66,10 +61,6 @@ class PixelSet:
 
 def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source | None]:
     """The images of a data set to train on, and those to validate on.
-
-    Args:
-        name: one of NAMES; upper case, and _ for -, are accepted.
-        download: fetch missing files; an existing archive is only unpacked.
 
     Returns:
         The training part; and the validation part, or without one the test part, or None for a data set

@@ -60,15 +60,11 @@ def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "U
 
 
 class UserSource:
-    """One of the data sets that a user's function returns.
+    """One of the data sets that a user's function returns; `labelled` False accepts samples without labels.
 
     Its samples are read under a lock, which both data sets of a pair share, unless the data set has
     `thread_safe = True` or the methods of a Source; decoding, or reading a file whose path is the sample,
     needs no lock. A fork calls the function again, unless the data set has `fork_safe = True`.
-
-    Args:
-        labelled: False for images to predict on: if the data set has no list of labels, a sample may be an
-            image alone, and all are of class ''.
     """
 
     def __init__(self, returned: "_Returned", number: int, *, labelled: bool = True) -> None:
@@ -257,12 +253,7 @@ class UserSource:
 
 
 class _Returned:
-    """The result of the function in this process; another process calls the function again.
-
-    Attributes:
-        name: FILE.py:FUNCTION, with the absolute path.
-        lengths: of the one or two data sets.
-    """
+    """The result of the function in this process; another process calls the function again."""
 
     def __init__(self, name: str) -> None:
         file, _, function = name.rpartition(":")

@@ -78,7 +78,6 @@ def rand_augment(
     """Several random operations, one after the other, all with the same magnitude.
 
     Args:
-        pixels: (H, W, C) uint8, C 1 or 3.
         magnitude: from 0, which changes nothing or little, to num_magnitude_bins - 1.
 
     Example:
@@ -100,9 +99,6 @@ def rand_augment(
 
 def trivial_augment_wide(pixels: Pixels, seed: int) -> Pixels:
     """One random operation with a random magnitude.
-
-    Args:
-        pixels: (H, W, C) uint8, C 1 or 3.
 
     Example:
         >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)

@@ -55,7 +55,6 @@ def color_jitter(
     """Random changes of brightness, contrast, saturation and hue, in random order.
 
     Args:
-        pixels: (H, W, C) uint8.
         brightness, contrast, saturation: at least 0; the factor is uniform in [max(0, 1 - x), 1 + x]; 0
             changes nothing.
         hue: in [0, 0.5]; the turn is uniform in [-hue, hue] of the whole circle.
@@ -122,8 +121,6 @@ def adjust_contrast(pixels: Pixels, factor: float) -> Pixels:
 def adjust_saturation(pixels: Pixels, factor: float) -> Pixels:
     """Distances of each pixel to its grey times `factor`, at least 0: 0 is grey, 1 changes nothing.
 
-    A grey image stays as it is.
-
     Example:
         >>> adjust_saturation(np.array([[[200, 100, 0]]], np.uint8), 0.0).tolist()
         [[[118, 118, 118]]]
@@ -136,8 +133,6 @@ def adjust_saturation(pixels: Pixels, factor: float) -> Pixels:
 
 def adjust_hue(pixels: Pixels, turn: float) -> Pixels:
     """Hue turned by `turn` of the circle, in [-0.5, 0.5]; lightness and saturation (HSV) stay.
-
-    A grey image stays as it is.
 
     Example:
         >>> adjust_hue(np.array([[[200, 100, 0]]], np.uint8), 1 / 3).tolist()

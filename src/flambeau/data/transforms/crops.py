@@ -72,7 +72,6 @@ def random_resized_crop_box(
 
     Args:
         scale: smallest and largest area of the box as a fraction of the image's, within (0, 1].
-        ratio: smallest and largest width over height of the box, above 0.
 
     Returns:
         (top, left, height, width) in pixels. If ten tries do not fit (a very long image), the largest centred
@@ -118,7 +117,6 @@ def train_image(
     Args:
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
         channels: 1 for grey, 3 for RGB; None, with pixels only, keeps theirs.
-        out: (size, size, C) of their type, contiguous: receives the result.
 
     Returns:
         (size, size, C) uint8 (float32 of float32), contiguous; `out` if that is given.
@@ -146,18 +144,13 @@ def eval_image(
     interpolation: str = "bilinear",
     out: Tensor | None = None,
 ) -> Pixels:
-    """The shorter side resized to round(size / 0.875), then a center crop; no randomness.
+    """The shorter side resized to round(size / 0.875), then a center crop; arguments as in `train_image`.
 
     An image of exactly size x size is returned unchanged: it has been prepared.
     Only the part of the image that the crop needs is decoded.
 
     Args:
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
-        channels: 1 for grey, 3 for RGB; None, with pixels only, keeps theirs.
-        out: (size, size, C) of their type, contiguous: receives the result.
-
-    Returns:
-        (size, size, C) uint8 (float32 of float32), contiguous; `out` if that is given.
 
     Example:
         >>> eval_image(np.zeros((30, 50, 3), np.uint8), 14).shape

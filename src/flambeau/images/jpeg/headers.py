@@ -20,8 +20,6 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         height, width: as stored, not turned; at least 1.
-        channels: 1 for grey, 3 for color.
-        orientation: from EXIF or XMP, 1 to 8.
         unit_height, unit_width: pixels of the blocks that are coded together, 8 to 32.
         height_at: offset of the height, two bytes, in the file.
         scan_at: offset of the marker of the first scan.

@@ -112,7 +112,6 @@ class Kernel:
                 those under the box are read, else all from the first to the last row of the box.
             out: of the size of the box, or of any with `resize`.
             resize: with antialiasing, as torch does.
-            scalar: without AVX2: the same pixels, for tests.
         """
         height, width, channels = out.shape
         to = (ctypes.c_int * 4)(height, width, mirror, cubic) if resize else None
@@ -134,7 +133,6 @@ class Kernel:
         Args:
             pixels: (H, W, 1 or 3); each row must be contiguous.
             out: (height, width, as many channels), contiguous.
-            like_pillow: Pillow's pixels instead of torch's, which differ by a level or two.
         """
         shape = (ctypes.c_int * 3)(*pixels.shape)
         to = (ctypes.c_int * 5)(*out.shape[:2], mirror, cubic, like_pillow)
@@ -209,7 +207,6 @@ class Kernel:
 
         Args:
             rows: for each row of `out` a byte, its filter, and width * channels bytes.
-            out: (height, width, 1 or 3), contiguous.
         """
         height, width, channels = out.shape
         assert len(rows) >= height * (1 + width * channels)

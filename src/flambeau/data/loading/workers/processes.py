@@ -46,11 +46,7 @@ class Restarts:
 
 
 class Workers:
-    """The workers of a DataLoader.
-
-    Args:
-        stall_timeout: seconds after which a worker that reads the same sample counts as stalled; 0 is never.
-    """
+    """The workers of a DataLoader; one stalls after `stall_timeout` seconds with a sample; 0 is never."""
 
     def __init__(self, count: int, *, stall_timeout: float, describe: Callable[[int], str]) -> None:
         if count > MOST_WORKERS:

@@ -74,9 +74,6 @@ class ArraySource:
     Images are (N, H, W), (N, H, W, C) or (N, C, H, W) of uint8 or uint16, or of floating-point numbers that
     are exactly k / 255 (see `float_to_uint8`); or N image files of one of decode.FORMATS, as byte strings, as
     arrays of uint8 of any length, or as one array of uint8 with offsets. Labels are N numbers or words.
-
-    Args:
-        part: 'train', 'val' ... or '' for images without a part.
     """
 
     def __init__(

@@ -97,9 +97,6 @@ class HeapRows:
 
     The library loops forever if the size of an object in a heap is damaged (2.0.0 does), and cannot be
     interrupted; text is left to it nevertheless.
-
-    Args:
-        references: the location of each vector, of _REFERENCE.
     """
 
     def __init__(self, path: Path, references: Rows) -> None:
@@ -240,10 +237,7 @@ def _links(path: Path, file: Any, arrays: Mapping[str, Rows], h5py: Any) -> dict
 
 
 def _target(file: Any, links: Mapping[str, Any], name: str, h5py: Any) -> Any:
-    """The object in this file that a name leads to; None for none, a circle, or one in another file.
-
-    Links are followed here because the library would open the other file.
-    """
+    """The object in this file that a name leads to; the library itself would open other files, too."""
     for _ in range(_MAX_CHAIN):
         link = links.get(name)
         if isinstance(link, h5py.HardLink):

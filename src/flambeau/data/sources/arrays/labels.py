@@ -14,11 +14,7 @@ _AT_ONCE = 1 << 22  # numbers of one-hot rows
 
 
 def read_labels(rows: Rows, what: str) -> list[int] | list[str]:
-    """All labels of an array: whole numbers of any type, one-hot rows of numbers, or words.
-
-    Args:
-        rows: N labels, (N,) or with further axes of length 1, as Keras' (N, 1); or (N, classes) one-hot.
-    """
+    """All labels of an array: (N,) or (N, 1) whole numbers of any type or words; or (N, classes) one-hot."""
     if len(rows.shape) == 2 and rows.shape[1] > 1 and rows.dtype.kind in "iufb":
         return _of_one_hot(rows, what)
     if len(rows.shape) > 1 and max(rows.shape[1:]) > 1:

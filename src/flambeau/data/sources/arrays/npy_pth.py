@@ -270,11 +270,7 @@ def _npy_rows(path: Path) -> Rows:
 def _array_rows(
     path: Path, header: Header, start: int | None, info: zipfile.ZipInfo | None
 ) -> Rows:
-    """Rows read by offset if the array is stored so, from byte `start` on; else loaded at the first access.
-
-    Args:
-        info: the member of an .npz; None for an .npy.
-    """
+    """Rows read by offset, from byte `start` on, if the array is stored so; else loaded when needed."""
     descr, column_major, shape, size = header
     try:
         dtype = np.dtype(descr)

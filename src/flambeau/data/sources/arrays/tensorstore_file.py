@@ -92,20 +92,13 @@ def open_store(folder: Path) -> dict[str, Rows]:
 
 
 def write_store(folder: Path, driver: str, array: Array) -> None:
-    """Write one array: images with a chunk for each, labels as one chunk.
-
-    Args:
-        array: of one axis, or mapped from the start of a file, from which tensorstore reads it.
-    """
+    """Write an array of one axis as one chunk, or one mapped from a file's start with a chunk per row."""
     data = str(array.filename) if isinstance(array, np.memmap) else array.tobytes()
     _call("write", str(folder.absolute()), driver, data, array.shape, str(array.dtype))
 
 
 def store_fingerprint(folder: Path, facts: str) -> str:
-    """SHA-256, hexadecimal, of the metadata of an array, the sizes of its chunk files, and `facts`.
-
-    Of many chunk files some thousand evenly spaced ones are used.
-    """
+    """SHA-256 of the metadata of an array, the sizes of some thousand chunk files, and `facts`."""
     node = _node(folder)
     assert node is not None
     digest = hashlib.sha256(_metadata(node))

@@ -1,8 +1,4 @@
-"""Labelled images in an Arrow file, streamed or with a footer, by their offsets.
-
-The format is Arrow's columnar format 1.5 (IPC), read through pyarrow. Hugging Face datasets use
-it.
-"""
+"""Labelled images in an Arrow file, streamed or with a footer, by their offsets."""
 
 import os
 import struct
@@ -90,11 +86,7 @@ class ArrowSource:
 
 
 def read_path(table: Path, name: str) -> bytes:
-    """The image at the path that a row has instead of bytes.
-
-    Raises:
-        OSError: '', a URL, or a file that cannot be read.
-    """
+    """The image at the path that a row has instead of bytes."""
     if not name:
         raise OSError("the row holds no image: neither bytes nor a path")
     if "://" in name:
@@ -108,7 +100,6 @@ class Batch(NamedTuple):
     Attributes:
         images: a pyarrow array of bytes; null for a row without bytes.
         paths: '' for a row without a path.
-        labels: None for a row without a label, or if labels are ignored.
     """
 
     images: Any
@@ -145,14 +136,10 @@ def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
 
 
 def arrow_batches(pa: Any, path: Path, buffer: Any) -> tuple[Any, Iterator[Any]]:
-    """Schema and record batches of an Arrow file, without copying them into memory.
-
-    Args:
-        buffer: the whole file, mapped.
+    """Schema and record batches of a mapped Arrow file, without copying them into memory.
 
     Raises:
         InputError: compressed batches, which could take any amount of memory.
-        pyarrow.ArrowException, OSError: a damaged file.
     """
     is_file = bytes(buffer[: len(_MAGIC)]) == _MAGIC
     messages = pa.ipc.MessageReader.open_stream(buffer.slice(8 if is_file else 0))

@@ -34,7 +34,6 @@ class Columns(NamedTuple):
 
     Attributes:
         is_struct: it holds structs of bytes and path, not bytes alone.
-        label: the column of labels; None if labels are ignored.
     """
 
     image: str

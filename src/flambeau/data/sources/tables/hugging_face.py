@@ -36,14 +36,11 @@ print("\\n" + json.dumps(answer))
 
 
 def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Source, Source | None]:
-    """The images of a data set to train on, and those to validate on.
+    """The images of a data set to train on, the split `train` or the only one, and those to validate on.
 
     Args:
         name: NAME or NAME:CONFIG of the Hub, or the folder of a data set, as `load_dataset` takes them.
         download: fetch missing files; otherwise only what `datasets` loaded before is read.
-
-    Returns:
-        The split `train` (or the only one), and `validation`, or else `test`.
     """
     if importlib.util.find_spec("datasets") is None:
         extra("datasets", what=f"hf:{name}")
@@ -88,11 +85,7 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
 
 
 def open_saved(folder: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
-    """The images of a folder written by `save_to_disk`; parts as in `open_hub`.
-
-    Args:
-        folder: with state.json, or with dataset_dict.json and a folder for each split.
-    """
+    """The images of a folder written by `save_to_disk`; parts as in `open_hub`."""
     splits = _saved_splits(folder)
     if "" in splits:
         return _joined(splits[""], labelled), None

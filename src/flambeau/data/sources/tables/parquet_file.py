@@ -1,9 +1,8 @@
 """Labelled images in a Parquet file, read in any order from an Arrow copy.
 
-The format is Apache Parquet's, read through pyarrow. A row group is unpacked as a whole: with
-100 images of 100 KB in each, as Hugging Face writes them, one image in random order costs 4 ms, plus 1.5 ms
-to decode it. The copy is made once, at 0.8 to 2.4 GB/s (400 MB, pyarrow 26, one core), and equals the one
-that `datasets` makes, without its import of some seconds.
+A row group is unpacked as a whole: with 100 images of 100 KB in each, as Hugging Face writes them, one image
+in random order costs 4 ms, plus 1.5 ms to decode it. The copy is made once, at 0.8 to 2.4 GB/s (400 MB,
+pyarrow 26, one core), and equals the one that `datasets` makes, without its import of some seconds.
 """
 
 import contextlib
