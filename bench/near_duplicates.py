@@ -29,7 +29,7 @@ from PIL import Image
 
 from flambeau.data.check.image_facts import measure_images
 from flambeau.data.check.near_copies import near_pairs
-from flambeau.data.sources.file_set import FileSet
+from flambeau.data.sources.folder import FileSet
 from provenance import commit, cpu_model, record  # beside this script
 
 KINDS = (

@@ -85,10 +85,12 @@ def test_many_processes_record_at_once(home: Path) -> None:
 def test_permission_says_what_runs_or_refuses() -> None:
     said: list[str] = []
     with pytest.raises(UntrustedCode, match=r"^there needs code to be run: net\.py:build\n"):
-        Permission(Path("there"), is_own=False, trust=False, say=said.append).ask("net.py:build")
+        Permission(Path("there"), is_recorded=False, trust=False, say=said.append).ask(
+            "net.py:build"
+        )
     assert not said
-    Permission(Path("there"), is_own=False, trust=True, say=said.append).ask("a\x1b[2J.py:f")
-    Permission(Path("there"), is_own=True, trust=False, say=said.append).ask("net.py:build")
+    Permission(Path("there"), is_recorded=False, trust=True, say=said.append).ask("a\x1b[2J.py:f")
+    Permission(Path("there"), is_recorded=True, trust=False, say=said.append).ask("net.py:build")
     assert said == [
         "running a\\x1b[2J.py:f, which there names (trusted)",
         "running net.py:build, which there names (your own)",

@@ -1,7 +1,7 @@
 """flambeau: train image classifiers, keep your own loop exact, take any recipe away as one file.
 
 The names of `__all__` and `flambeau.recipes.*` are public; all other modules are private and may change.
-Importing flambeau alone imports neither torch nor what stands behind the names.
+Importing flambeau imports neither torch nor the modules behind these names.
 """
 
 import importlib

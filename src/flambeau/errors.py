@@ -1,4 +1,4 @@
-"""The exceptions of flambeau that a user can act on, and how a message suggests the word that was meant."""
+"""The exceptions of flambeau that a user can act on, and suggestions for misspelled words."""
 
 import contextlib
 import difflib
@@ -9,41 +9,34 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """Wrong input, in one or two lines that name the thing and what to do about it.
+    """Wrong input, in one or two lines that name it and what to do about it.
 
-    The command prints the message without a traceback and exits with 2.
+    Commands print the message without a traceback and exit with 2.
     """
 
 
 class DamagedData(InputError):
-    """Data whose bytes are damaged; any other InputError may be about whole data that are not read."""
+    """Data whose bytes are damaged; other InputErrors may be about undamaged data that are not supported."""
 
 
 class WorkerLost(RuntimeError):
-    """A data worker has died or hangs; the message names it, and the sample that it read.
+    """A data worker died or hangs; the message names it, and the sample that it was reading.
 
-    The command prints the message without a traceback and exits with 1: the same command may go on.
+    Commands print the message without a traceback and exit with 1: the same command may continue.
     """
 
 
 class DecodeError(ValueError):
-    """These bytes are no image that can be used; the message is the reason, without a path."""
+    """Bytes that cannot be decoded as an image; the message is the reason, without a path."""
 
 
 class UnsupportedImage(DecodeError):
-    """Bytes that are whole, and no image that can be used."""
+    """Undamaged bytes that are no supported image."""
 
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Turn a ValueError of what is called inside, such as a recipe, into an InputError.
-
-    Args:
-        what: the user's choice that is checked; the message begins with it.
-
-    Raises:
-        InputError: `what`, and the message of the ValueError.
-    """
+    """Turn a ValueError raised inside, as by a recipe, into an InputError that begins with `what`."""
     try:
         yield
     except ValueError as error:
@@ -51,7 +44,7 @@ def refusing(what: str) -> Iterator[None]:
 
 
 def unreadable(path: object, error: OSError) -> InputError:
-    """Of a file or folder that the system does not let one read.
+    """The error for a file or folder that the system does not allow to be read.
 
     Example:
         >>> unreadable("a.rec", FileNotFoundError(2, "No such file or directory"))
@@ -61,17 +54,13 @@ def unreadable(path: object, error: OSError) -> InputError:
 
 
 def require_folder(path: Path) -> None:
-    """Refuse to write a file into a folder that does not exist, which may be a typing error.
-
-    Raises:
-        InputError: there is none.
-    """
+    """InputError for a file in a folder that does not exist, which may be a typing error."""
     if not path.parent.is_dir():
         raise InputError(f"{path} cannot be made: there is no folder {path.parent}\nMake it first")
 
 
 def why_no_json(error: Exception) -> str:
-    """What json.loads has raised, in words; any other error as it is.
+    """An exception of json.loads in words; other exceptions as they are.
 
     Example:
         >>> why_no_json(RecursionError("maximum recursion depth exceeded"))
@@ -88,28 +77,25 @@ def why_no_json(error: Exception) -> str:
 
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `object_pairs_hook` of json.loads, which by itself takes the last of two values without a word.
-
-    Raises:
-        ValueError: a name is there twice.
+    """For `object_pairs_hook` of json.loads, which silently takes the last of two values for a name.
 
     Example:
         >>> json.loads('{"cat": 1, "dog": 2}', object_pairs_hook=json_object)
         {'cat': 1, 'dog': 2}
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"it gives {name[:80]!r} twice")
-        found[name] = value
-    return found
+        values[name] = value
+    return values
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """'; did you mean X?' for the known word that begins with it or is most similar, or nothing.
+    """'; did you mean X?' for the known word that begins with it or is most similar, or ''.
 
-    The dashes of flags do not count: all flags have them. Typos of two letters of five are at 0.6, and so are
-    'extra' and 'train': at that the first letters must be equal.
+    Dashes of flags are ignored: all flags have them. Typos of two letters in five have a similarity of 0.6,
+    but so have 'extra' and 'train': at that similarity the first letters must be equal.
     """
     by_bare = {name.lower().lstrip("-"): name for name in known}
     word = word.lower().lstrip("-")

@@ -1,7 +1,7 @@
-"""What a file looks like by its first bytes, for the message where it is not what its name says.
+"""The kind of a file by its first bytes, for messages about files that are not what their names say.
 
-Source: the signatures that the formats themselves define; of ONNX, which has none, the first fields of its
-ModelProto. Not for deciding that a file is good: whoever reads it checks all that it claims.
+Source: the signatures that the formats define; for ONNX, which has none, the first fields of its ModelProto.
+Not for deciding that a file is good: its reader checks everything it claims.
 """
 
 import contextlib
@@ -12,20 +12,18 @@ import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-_HEAD = 4096  # bytes that are looked at
-_QUOTED = 60  # characters of a text that a message shows
+_HEAD = 4096  # bytes that are read
+_QUOTED = 60  # characters of a text in a message
 
-# Kinds that stand where a file should be, after a checkout or a download that has not brought it.
+# Kinds of files that a checkout or download leaves instead of the real file.
 STAND_INS = frozenset({"git-lfs", "git-annex", "web page", "empty"})
 
 
 class Signature(NamedTuple):
-    """What a file looks like.
+    """The kind of a file.
 
     Attributes:
         kind: 'git-lfs', 'git-annex', 'web page', 'empty', 'zip', 'gzip', 'hdf5', 'json', 'text' and so on.
-        what: the same for people: 'a gzip file'.
-        cure: what to do about it.
     """
 
     kind: str
@@ -34,7 +32,7 @@ class Signature(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """As a message ends: '... is a gzip file: unpack it with `gunzip`'."""
+        """The end of a message: '... is a gzip file: unpack it with `gunzip`'."""
         return f"{self.what}: {self.cure}"
 
 
@@ -48,7 +46,13 @@ _COMPRESSORS = {
 _BZIP2 = (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90")  # what follows the size: a block, or the end
 _ZLIB = (b"\x78\x01", b"\x78\x5e", b"\x78\x9c", b"\x78\xda")
 _INFLATE = 'python -c "import sys, zlib; sys.stdout.buffer.write(zlib.decompress(sys.stdin.buffer.read()))" <'
-_UNPACKED = {".tgz": ".tar", ".gz": "", ".bz2": "", ".xz": "", ".zst": ""}  # behind the name within
+_UNPACKED = {
+    ".tgz": ".tar",
+    ".gz": "",
+    ".bz2": "",
+    ".xz": "",
+    ".zst": "",
+}  # added to the inner name
 _NOT_READ = "it is not read here: save it as JPEG or PNG"
 # A table: offset, bytes, name, what it is, what to do; one row per format.
 _SIGNATURES = [
@@ -82,13 +86,7 @@ _POINTER_OF_ANNEX = re.compile(rb"[./]*(\.git)?/annex/objects/\S")
 
 
 def signature(path: Path) -> Signature | None:
-    """What a file looks like; None where its first bytes say nothing.
-
-    Args:
-        path: a file, or a link of git-annex to one that has not been fetched.
-
-    Raises:
-        OSError: it cannot be read.
+    """The kind of a file, or of a broken link of git-annex; None if its first bytes say nothing.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -107,24 +105,19 @@ def signature(path: Path) -> Signature | None:
 
 
 def signature_of(head: bytes, path: Path = Path("FILE")) -> Signature | None:
-    """The same of the first bytes of a file.
-
-    Args:
-        head: up to 4096 bytes; the whole file, if it has fewer.
-        path: of the file, for the command that unpacks it.
-    """
+    """The kind of a file from its first bytes, up to 4096; the whole file, if it has fewer."""
     return _stand_in(head) or _compressed(head, path) or _binary(head, path) or _text(head)
 
 
 def is_annexed(path: Path) -> bool:
-    """Whether a link leads into the objects of git-annex, be they there or not."""
+    """Whether a link leads into the objects of git-annex, even if its target is missing."""
     return "/.git/annex/objects/" in os.path.realpath(path).replace(os.sep, "/")
 
 
 def _stand_in(head: bytes) -> Signature | None:
     if not head:
         return Signature("empty", "an empty file", "copy or download it again")
-    if not any(head):  # as a disk leaves it after a crash, and as a download begins
+    if not any(head):  # as after a crash, or at the start of a download
         return Signature(
             "zeros", "a file of zeros, which nothing wrote", "copy or download it again"
         )
@@ -158,7 +151,7 @@ def _compressed(head: bytes, path: Path) -> Signature | None:
 
 
 def _inflates(head: bytes) -> bool:
-    """Whether it is deflated data: two bytes alone may be the length of a record of TFRecord."""
+    """Whether it is deflated data: the two magic bytes alone may be the length of a record of TFRecord."""
     try:
         zlib.decompressobj().decompress(head)
     except zlib.error:
@@ -167,8 +160,8 @@ def _inflates(head: bytes) -> bool:
 
 
 def _binary(head: bytes, path: Path) -> Signature | None:
-    for place, magic, kind, what, cure in _SIGNATURES:
-        if head.startswith(magic, place):
+    for offset, magic, kind, what, cure in _SIGNATURES:
+        if head.startswith(magic, offset):
             return Signature(kind, what, cure.replace("FILE", shlex.quote(str(path))))
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 30:
         return Signature("safetensors", "a safetensors file", "name it NAME.safetensors")

@@ -1,4 +1,4 @@
-"""Packages that only some commands and formats need: imported when they are used, or named."""
+"""Optional packages: imported when they are used, or named in an error with the command to install them."""
 
 import importlib
 from types import ModuleType
@@ -19,15 +19,7 @@ _INSTALLED_AS = {"pynvml": "nvidia-ml-py"}
 
 
 def extra(module: str, *, what: str) -> ModuleType:
-    """A package that an extra of flambeau installs.
-
-    Args:
-        module: its name, to import.
-        what: what needs it, for the message.
-
-    Raises:
-        InputError: it is not installed, or does not work; the message holds the command that installs it.
-    """
+    """Import an optional package, or name in an InputError the command to install it; `what` needs it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

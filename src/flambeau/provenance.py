@@ -1,12 +1,12 @@
-"""Which code that a folder names or holds may be run: what this user made here, or what the user trusts.
+"""Which code of a folder may be run: code that this user made here, or trusts.
 
-A run names files of code (`model = "net.py:build"`), an export may hold a compiled library.
-A folder that came from elsewhere may do so too, and a list of hashes in it proves nothing about its origin.
-So whoever makes such a folder leaves a record of it outside: one small file in the user's state directory,
-named by the SHA-256 of what names the code and of the places of the files that it names.
-A folder that was moved is still known by it; one that was changed, or was made elsewhere, is not.
+A run names files of code (`model = "net.py:build"`), and an export may hold a compiled library.
+A folder from elsewhere may do so too, and a list of hashes in it proves nothing about its origin.
+So whoever makes such a folder leaves a record outside of it: one small file in the user's state directory,
+named by the SHA-256 of the content that names the code and of the paths of the files that it names.
+A folder that was moved is still recognized; one that was changed, or was made elsewhere, is not.
 
-Nothing here runs code; `Permission.ask` is what stands before each place that does.
+Nothing here runs code; `Permission.ask` is called before each place that does.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from flambeau.errors import InputError
 CODE_FIELDS = ("data", "model")
 """The settings of a run that may be FILE.py:FUNCTION."""
 TRUST = "trust=True"
-"""What a refusal advises; a command says its flag instead."""
+"""The advice in a refusal; commands replace it by their flag."""
 RUNNING = "running "
-"""How the line begins that names the code which is run."""
+"""The begin of the line that names the code which is run."""
 
 
 class UntrustedCode(InputError):
-    """A folder names or holds code, and nothing says that its user made it or trusts it."""
+    """A folder names or holds code, and nothing shows that its user made it or trusts it."""
 
 
 def named_code(values: Mapping[str, object]) -> dict[str, str]:
@@ -38,24 +38,20 @@ def named_code(values: Mapping[str, object]) -> dict[str, str]:
         >>> named_code({"data": "photos", "model": "net.py:build"})
         {'model': 'net.py:build'}
     """
-    found = {name: values.get(name) for name in CODE_FIELDS}
-    return {name: text for name, text in found.items() if isinstance(text, str) and ".py:" in text}
+    fields = {name: values.get(name) for name in CODE_FIELDS}
+    return {name: text for name, text in fields.items() if isinstance(text, str) and ".py:" in text}
 
 
 def code_file(name: str) -> Path:
-    """The file of FILE.py:FUNCTION, in full and without links."""
+    """The file of FILE.py:FUNCTION, absolute and without links."""
     return Path(name.rpartition(":")[0]).resolve()
 
 
 def record(content: bytes, names: Iterable[str] = ()) -> bool:
-    """Note that this user has made something here.
-
-    Args:
-        content: of the file that names the code, or holds it.
-        names: FILE.py:FUNCTION, as they stand in it.
+    """Record that this user has made something here.
 
     Returns:
-        Whether it could be noted; a home that cannot be written is no reason to end a training.
+        Whether it could be recorded; a home that cannot be written must not end a training.
     """
     folder = state_folder()
     if folder is None:
@@ -82,7 +78,7 @@ def record(content: bytes, names: Iterable[str] = ()) -> bool:
 
 
 def is_recorded(content: bytes, names: Iterable[str] = ()) -> bool:
-    """Whether `record` was called with the same, by this user on this machine."""
+    """Whether `record` was called with the same arguments, by this user on this machine."""
     folder = state_folder()
     if folder is None:
         return False
@@ -93,9 +89,9 @@ def is_recorded(content: bytes, names: Iterable[str] = ()) -> bool:
 
 
 def state_folder() -> Path | None:
-    """Where the records are: flambeau/made in $XDG_STATE_HOME or ~/.local/state; None without a home."""
+    """The folder of the records: flambeau/made in $XDG_STATE_HOME or ~/.local/state; None without a home."""
     given = os.environ.get("XDG_STATE_HOME", "")
-    if Path(given).is_absolute():  # as its specification has it, others are ignored
+    if Path(given).is_absolute():  # its specification says to ignore others
         return Path(given, "flambeau", "made")
     try:
         return Path.home() / ".local" / "state" / "flambeau" / "made"
@@ -114,39 +110,27 @@ def _is_private(folder: Path) -> bool:
     """Whether nobody else can leave a record there."""
     if os.name != "posix":
         return True
-    found = folder.stat()
-    return found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    status = folder.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 @dataclass(frozen=True)
 class Permission:
-    """Whether code may be run that a folder names or holds.
+    """Whether the code that a folder names or holds may be run.
 
     Attributes:
-        folder: that is used.
-        is_own: this user has made it here, by the records.
-        trust: the user says that it may run.
-        say: takes the line that names what is run.
-        hashes: SHA-256 of the files that the folder held when it was made, by name; those alone are known
-            to be the user's own.
+        is_recorded: a record shows that this user made it here.
+        hashes: SHA-256 by name of the files that the folder held when it was made; a record covers no others.
     """
 
     folder: Path
-    is_own: bool
+    is_recorded: bool
     trust: bool
     say: Callable[[str], object] = lambda _: None
     hashes: Mapping[str, str] = field(default_factory=dict)
 
     def ask_for(self, values: Mapping[str, object], *fields: str) -> None:
-        """The same for each function in a file that some settings of a run name.
-
-        Args:
-            values: the settings, by name.
-            fields: those that are used now.
-
-        Raises:
-            UntrustedCode: as of `ask`.
-        """
+        """`ask` for each function in a file that some settings of a run name."""
         for name, text in named_code(values).items():
             if name in fields:
                 self.ask(text)
@@ -154,40 +138,27 @@ class Permission:
     def ask(self, what: str, *, why: str = "") -> None:
         """Say which code is run now, or refuse to run it.
 
-        Args:
-            what: the file, maybe with its function.
-            why: what kind of code it is, for the refusal.
-
         Raises:
-            UntrustedCode: the folder is not the user's own, and `trust` was not given.
+            UntrustedCode: the folder is not recorded, and `trust` was not given.
         """
-        if not (self.is_own or self.trust):
+        if not (self.is_recorded or self.trust):
             raise UntrustedCode(
                 f"{self.folder} needs code to be run: {what}{why}\n"
                 "Nothing here shows that you made this folder on this machine, so nothing of it was run. "
                 f"Read that code; if you trust it: {TRUST}"
             )
-        whose = "your own" if self.is_own else "trusted"
+        whose = "your own" if self.is_recorded else "trusted"
         line = f"{what}, which {self.folder} names ({whose})"
-        # A name out of a file is not to reach the terminal as a command.
+        # A name from a file must not reach the terminal as a command.
         self.say(RUNNING + "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line))
 
     def ask_for_file(
         self, path: Path, data: bytes, *, what: str | None = None, why: str = ""
     ) -> None:
-        """The same of a file in the folder, which must be the one that the user made.
-
-        Args:
-            path: of the file.
-            data: what it holds, and what is run.
-            what, why: as of `ask`; by default the file itself.
-
-        Raises:
-            UntrustedCode: as of `ask`.
-        """
+        """`ask` for a file in the folder, whose content must be what the user made."""
         is_same = self.hashes.get(path.name) == hashlib.sha256(data).hexdigest()
-        asked = Permission(self.folder, self.is_own and is_same, self.trust, self.say)
-        asked.ask(what or str(path), why=why)
+        of_file = Permission(self.folder, self.is_recorded and is_same, self.trust, self.say)
+        of_file.ask(what or str(path), why=why)
 
 
 def ask_for_config(
@@ -198,23 +169,15 @@ def ask_for_config(
     trust: bool,
     say: Callable[[str], object],
 ) -> None:
-    """Ask for code that a file of settings names; one that the user wrote is their word, one of a run is not.
-
-    Args:
-        path: of the file.
-        values: the settings that it holds.
-        named: settings that the user has given besides it, and which win.
-        trust, say: as of `Permission`.
-
-    Raises:
-        UntrustedCode: it is of a run that is not the user's own.
-    """
+    """`ask` for code in a run's file of settings, except `named` ones; a user's own files are trusted."""
     names = named_code(values)
     if (path.parent / "checkpoints").exists():
-        own = is_recorded(path.read_bytes(), names.values())
-        Permission(path.parent, own, trust, say).ask_for(values, *(names.keys() - set(named)))
+        is_own_run = is_recorded(path.read_bytes(), names.values())
+        Permission(path.parent, is_own_run, trust, say).ask_for(
+            values, *(names.keys() - set(named))
+        )
 
 
 def made_now(folder: Path) -> Permission:
-    """That of a folder which this process is making from what its user has named."""
-    return Permission(folder, is_own=False, trust=True)
+    """The permission for a folder that this process is making from the user's input."""
+    return Permission(folder, is_recorded=False, trust=True)

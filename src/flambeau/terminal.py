@@ -1,7 +1,6 @@
-"""Lines and bars for a user: on standard error, above each other, with colors where the terminal has them.
+"""Lines and bars for a user on standard error, in colors if the terminal has them.
 
-A bar is shown on a terminal or in a notebook, and nowhere else.
-No thread draws it, because workers are forked.
+Bars are shown only on a terminal or in a notebook. No thread draws them, because workers are forked.
 """
 
 import os
@@ -17,13 +16,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 REFRESH_S = 0.25
-"""Seconds between two drawings, each of which takes half a millisecond."""
+"""Seconds between two refreshes, each of which takes half a millisecond."""
 
-_lines: "list[LiveLine]" = []  # those that are shown; what is said goes above the last one
+_lines: "list[LiveLine]" = []  # those on the screen; `say` prints above the last one
 
 
 def in_notebook() -> bool:
-    """Whether this is a notebook, whose cells show more than text."""
+    """Whether this is a notebook, whose cells can show more than text."""
     if "IPython" not in sys.modules:
         return False
     from IPython import get_ipython
@@ -32,18 +31,13 @@ def in_notebook() -> bool:
 
 
 def shows_bars() -> bool:
-    """Whether there is somebody to look at a bar: a terminal that can go back in a line, or a notebook."""
+    """Whether bars can be shown: on a terminal that can return to the start of a line, or in a notebook."""
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     return in_notebook() or (sys.stderr.isatty() and not is_dumb)
 
 
 def say(text: str, *, green: str = "") -> None:
-    """A line on standard error, above a bar if there is one; in a notebook on its standard output.
-
-    Args:
-        text: the line, or several.
-        green: a part of it, which is shown in this color where the terminal has colors.
-    """
+    """Print a line on standard error, above a bar if there is one; in a notebook on standard output."""
     if in_notebook():
         print(text, flush=True)
     elif _lines or (green and sys.stderr.isatty()):
@@ -58,14 +52,14 @@ def say(text: str, *, green: str = "") -> None:
 
 
 def printable(text: str, *, longest: int | None = None) -> str:
-    """Text out of a file, fit for a terminal: what it would obey is escaped, and it is not too long."""
+    """Text from a file, made safe for a terminal: control characters are escaped, and it is shortened."""
     if longest is not None and len(text) > longest:
         text = text[: longest - 3] + "..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def text_width(text: str) -> int:
-    """How many columns a text takes: a Chinese letter two, a combining mark none.
+    """How many columns a text takes: a Chinese character two, a combining mark none.
 
     Example:
         >>> text_width("火炬 flambeau")
@@ -78,24 +72,19 @@ def text_width(text: str) -> int:
 
 
 def columns() -> int:
-    """Of the terminal; 80 where there is none."""
+    """Columns of the terminal; 80 without one."""
     return error_console().width if sys.stderr.isatty() else 80
 
 
 def error_console() -> "Console":
-    """Standard error as rich sees it, as plain text but for styles that are asked for."""
+    """Standard error for rich, as plain text except for requested styles."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, markup=False, emoji=False, force_jupyter=False)
 
 
 class LiveLine:
-    """A line that is drawn again and again: the last one of a terminal, or an output of a notebook's cell.
-
-    Args:
-        draw: makes it for a number of columns.
-        is_kept: leave it there at the end.
-    """
+    """A line that is drawn repeatedly: the last one of a terminal, or an output of a notebook's cell."""
 
     def __init__(self, draw: "Callable[[int], Table]", *, is_kept: bool) -> None:
         from rich.live import Live
@@ -122,14 +111,14 @@ class LiveLine:
         _lines.append(self)
 
     def refresh(self) -> None:
-        """Draw it as it is now."""
+        """Draw it again."""
         if self._live is not None:
             self._live.refresh()
         elif self._handle is not None:
             self._handle.update(self._draw(_NOTEBOOK_COLUMNS))
 
     def stop(self) -> None:
-        """Draw it for the last time, or take it away."""
+        """Draw it for the last time, or remove it."""
         if self in _lines:
             _lines.remove(self)
         if self._live is not None:
@@ -141,19 +130,12 @@ class LiveLine:
         self._live = self._handle = None
 
 
-_NOTEBOOK_COLUMNS = 110  # chosen: fits the cell of a notebook on a usual screen
+_NOTEBOOK_COLUMNS = 110  # chosen: fits the cell of a notebook on a common screen
 _LEAST_BAR, _LONGEST_BAR = 8, 30  # columns; chosen
 
 
 class CountBar:
-    """A bar that counts to a total, on a terminal or in a notebook; threads may count together.
-
-    Args:
-        total: of what is counted.
-        unit: its name, in the plural.
-        shown: False shows nothing.
-        is_kept: leave it there at the end.
-    """
+    """A bar that counts to a total, on a terminal or in a notebook; thread-safe."""
 
     def __init__(self, total: int, *, unit: str, shown: bool = True, is_kept: bool = False) -> None:
         self._total, self._unit = total, unit
@@ -176,7 +158,7 @@ class CountBar:
             self._line = None
 
     def update(self, num: int = 1) -> None:
-        """So many more are done."""
+        """Count `num` more."""
         with self._lock:
             self._done += num
             if self._line is not None and time.perf_counter() >= self._due:
@@ -196,13 +178,7 @@ class CountBar:
 def bar_line(
     columns: int, done: float, total: float, *, before: Mapping[str, int], after: Mapping[str, int]
 ) -> "Table":
-    """A bar between texts, as many of them as there is room for.
-
-    Args:
-        columns: of the terminal.
-        done, total: what the bar shows.
-        before, after: the texts left and right of the bar, by how much they matter.
-    """
+    """A bar between texts with priorities, as many of them as fit."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text

@@ -1,7 +1,4 @@
-"""A function in a file of the user's, named on the command line as FILE.py:FUNCTION.
-
-The file is run as it is, with all that this process may do: it is the user's own program.
-"""
+"""A function in a user's file, given on the command line as FILE.py:FUNCTION."""
 
 import contextlib
 import inspect
@@ -16,20 +13,12 @@ from flambeau.errors import InputError, unreadable
 
 
 def is_function(text: object) -> bool:
-    """Whether a word of the command line names a function in a file."""
+    """Whether a word of the command line is a function in a file."""
     return ".py:" in str(text)
 
 
 def read_source(name: str, *, what: str) -> bytes:
-    """The text of a file, as it is now.
-
-    Args:
-        name: FILE.py:FUNCTION.
-        what: it is given for, such as '--model' or 'DATA', for messages.
-
-    Raises:
-        InputError: no such file, or one that cannot be read.
-    """
+    """The present content of FILE.py in FILE.py:FUNCTION, which is given as `what`, such as DATA."""
     path = Path(name.rpartition(":")[0])
     if not path.is_file():
         raise InputError(f"{what}: {path} is not a file")
@@ -40,36 +29,21 @@ def read_source(name: str, *, what: str) -> bytes:
 
 
 def load_function(name: str, *, what: str, source: bytes | None = None) -> Callable[..., Any]:
-    """Run a file anew, and take a function out of it.
-
-    Args:
-        name, what: as of `read_source`.
-        source: what the file has held, if it may have changed meanwhile.
-
-    Raises:
-        InputError: no such file or function, or the file itself fails.
-    """
+    """Run a file, or an earlier `source` of it, as a new module, and return a function of it."""
     path_text, _, function_name = name.rpartition(":")
     source = read_source(name, what=what) if source is None else source
     module = _load_module(Path(path_text), source, prefix=what.strip("-").lower())
     function = getattr(module, function_name, None)
     if not callable(function):
         raise InputError(f"{path_text} has no function '{function_name}'; {what} FILE.py:FUNCTION")
-    found: Callable[..., Any] = function
-    return found
+    checked: Callable[..., Any] = function
+    return checked
 
 
 def call_function(name: str, *, what: str, source: bytes | None = None) -> Any:
-    """What a function that is called without arguments returns.
-
-    Args:
-        name, what, source: as of `load_function`.
-
-    Raises:
-        InputError: there is none, it asks for arguments, or it fails.
-    """
+    """The result of a function without arguments."""
     function = load_function(name, what=what, source=source)
-    with naming(Path(name.rpartition(":")[0])):
+    with running_user_code(Path(name.rpartition(":")[0])):
         missing = missing_arguments(function)
         if missing:
             raise InputError(f"{name} asks for {missing[0]!r}; it is called without arguments")
@@ -77,7 +51,7 @@ def call_function(name: str, *, what: str, source: bytes | None = None) -> Any:
 
 
 def missing_arguments(function: Callable[..., Any], given: Collection[str] = ()) -> list[str]:
-    """Names of the arguments without which a function cannot be called, if these are given by name."""
+    """Names of the arguments without default that are not in `given`."""
     return [
         p.name
         for p in inspect.signature(function).parameters.values()
@@ -88,11 +62,11 @@ def missing_arguments(function: Callable[..., Any], given: Collection[str] = ())
 
 
 @contextlib.contextmanager
-def naming(path: Path) -> Generator[None, None, None]:
-    """Around what a user's file does: its errors become an InputError that names the line.
+def running_user_code(path: Path) -> Generator[None, None, None]:
+    """Turn errors of a user's file into an InputError that names the line.
 
-    What it prints goes to standard error, for results alone go to standard output; and a folder that it
-    changes to is left again.
+    Its prints go to standard error, because standard output is for results, and a change of the working
+    folder is undone.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr), contextlib.chdir(Path.cwd()):
@@ -104,7 +78,7 @@ def naming(path: Path) -> Generator[None, None, None]:
 
 
 def failed(path: Path, error: BaseException) -> InputError:
-    """An error in the user's file: which, and in which line."""
+    """The error for an exception in the user's file, with its line."""
     number = line_of(path, error)
     line = f", line {number}" if number else ""
     hint = ""
@@ -116,14 +90,14 @@ def failed(path: Path, error: BaseException) -> InputError:
 
 
 def line_of(path: Path, error: BaseException) -> int | None:
-    """The last line of a file that an error has come through."""
+    """The last line of a file in the traceback of an error."""
     file = path.absolute()
     frames = traceback.extract_tb(error.__traceback__)
     return next((f.lineno for f in reversed(frames) if Path(f.filename) == file), None)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, at most 200 characters of it."""
+    """The first line of an error's message, at most 200 characters."""
     text = str(error).strip().splitlines()
     return text[0][:200] if text else type(error).__name__
 
@@ -131,7 +105,7 @@ def first_line(error: BaseException) -> str:
 def _load_module(path: Path, source: bytes, *, prefix: str) -> types.ModuleType:
     module = types.ModuleType(f"flambeau_{prefix}_{path.stem}")
     module.__file__ = str(path.absolute())
-    sys.modules[module.__name__] = module  # where dataclasses and pickle look for it
-    with naming(path):
+    sys.modules[module.__name__] = module  # dataclasses and pickle look for it there
+    with running_user_code(path):
         exec(compile(source, module.__file__, "exec", dont_inherit=True), module.__dict__)
     return module

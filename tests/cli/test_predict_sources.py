@@ -17,7 +17,7 @@ from PIL import Image
 
 import flambeau.data.sources.open_data as sources
 from flambeau.cli.command import main
-from flambeau.data.sources.file_set import FileSet
+from flambeau.data.sources.folder import FileSet
 from flambeau.data.sources.torchvision_sets import PixelSet
 from flambeau.errors import InputError
 from flambeau.recipes.data.lmdb_records import LMDBWriter

@@ -98,7 +98,7 @@ def test_a_forked_child_has_threads_of_its_own():
 def test_a_pool_travels_to_a_process_of_its_own(run_python):
     pool = DecodePool(2)
     pool.each(9, lambda number: None)
-    assert pickle.loads(pickle.dumps(pool))._of_process is None
+    assert pickle.loads(pickle.dumps(pool))._started_in is None
     script = (
         "import pickle, sys; pool = pickle.loads(bytes.fromhex(sys.argv[1])); found = [0] * 9; "
         "pool.each(9, lambda number: found.__setitem__(number, number**2)); print(found)"

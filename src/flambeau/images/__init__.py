@@ -1,1 +1,1 @@
-"""Bytes of one image to its pixels: decoders, orientation, and the threads that run them."""
+"""Pixels from the bytes of one image: decoders, orientation, and the threads that run them."""

@@ -1,4 +1,4 @@
-"""Pixels of an array or of a Pillow image as grey or RGB, of 8 bits unless they are floating-point."""
+"""Pixels of an array or of a Pillow image as grey or RGB, with 8 bits or floating-point."""
 
 from typing import Any
 
@@ -11,14 +11,13 @@ from flambeau.images.pixels import Pixels
 
 
 def of_array(array: NDArray[Any], channels: int) -> Pixels:
-    """Pixels that are an array already; a view of it where nothing is to be changed.
+    """Pixels of an array; a view of it if nothing must be converted.
 
     Args:
         array: (H, W) or (H, W, C), C 1, 3 or 4 (the last one alpha), uint8 or uint16; or float32, C 1 or 3.
-        channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
 
     Returns:
-        (H, W, channels), float32 where they are so, else uint8.
+        (H, W, channels), float32 if the array is, else uint8.
     """
     if array.ndim == 3 and array.shape[2] == channels and array.dtype != np.uint16:
         return array
@@ -30,17 +29,10 @@ def of_array(array: NDArray[Any], channels: int) -> Pixels:
 
 
 def of_image(image: Image.Image, channels: int) -> Pixels:
-    """Pixels of an image of any mode but F; transparent parts are laid over white.
-
-    Args:
-        image: any; its pixels are loaded.
-        channels: as of `of_array`.
+    """Pixels of an image of any mode but F, with transparent parts over white.
 
     Returns:
         (H, W, channels) uint8.
-
-    Raises:
-        UnsupportedImage: integers of 32 bits beyond those of 16.
     """
     plain = _without_alpha(_of_8_bits(image))
     pixels = np.array(_in_mode(plain, "L" if channels == 1 else "RGB"))
@@ -65,7 +57,7 @@ def is_grey(image: Image.Image) -> bool:
 
 
 def _float_channels(array: NDArray[Any], channels: int) -> NDArray[Any]:
-    """Floating-point pixels as grey, by ITU-R 601 luma, or with the grey of one channel in three."""
+    """Floating-point pixels as grey, by ITU-R 601 luma, or with one grey channel repeated three times."""
     if array.ndim == 2:
         array = array[:, :, None]
     if array.shape[2] == channels:
@@ -95,5 +87,5 @@ def _without_alpha(image: Image.Image) -> Image.Image:
 def _in_mode(image: Image.Image, mode: str) -> Image.Image:
     if image.mode == mode:
         return image
-    # By way of RGB, to which Pillow converts every mode; grey comes out of it as it went in.
+    # Through RGB, to which Pillow converts every mode; grey levels stay the same.
     return image.convert("RGB") if mode == "RGB" else image.convert("RGB").convert(mode)

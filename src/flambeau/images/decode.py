@@ -1,10 +1,9 @@
-"""Image bytes to pixels, all or a part; whatever is wrong with them is one exception.
+"""Image bytes to pixels, all or a part; any error is a DecodeError.
 
-The decoder is picked by the bytes, never by the file name, and only from FORMATS: Pillow knows some forty
-more, one of which (EPS) starts another program. Usual JPEGs are decoded by libjpeg-turbo
-(jpeg/region_decode.py), of which no more than what is needed, usual PNGs by png.py; everything else by
-Pillow: right, not fast.
-Of a file with several images (animated GIF, WebP and PNG, TIFF pages, phone MPO) the first one counts.
+The decoder is chosen by the bytes, never by the file name, and only from FORMATS: Pillow knows some forty
+more, one of which (EPS) starts another program. libjpeg-turbo (jpeg/region_decode.py) decodes common JPEGs,
+and only the part that is needed; png.py decodes common PNGs; Pillow everything else: correct, but slow.
+Of a file with several images (animated GIF, WebP and PNG, TIFF pages, phone MPO) the first one is used.
 """
 
 import contextlib
@@ -45,34 +44,32 @@ Stored = bytes | NDArray[Any]
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 
-# More is a 'decompression bomb' to Pillow (half a GiB as RGB); from the half on it warns.
+# Pillow calls more a 'decompression bomb' (half a GiB as RGB), and warns from half of it on.
 MAX_PIXELS = 178_956_970
 
-# Formats that Pillow scales down as it decodes (MPO is a JPEG with others behind it).
+# Formats that Pillow can scale while it decodes (MPO is a JPEG followed by others).
 _SCALABLE = ("JPEG", "MPO")
 
-# Where a PNG may say which way up it is.
+# Parts of a PNG that may hold its orientation.
 _PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 class Picture:
-    """An image of which the header has been read; a part of its pixels is decoded on demand.
+    """An image whose header has been read; its pixels, or a part of them, are decoded on demand.
 
-    The image is turned upright after the orientation in its EXIF data or XMP.
-    Transparent parts are laid over white: what a file stores below full transparency is arbitrary, so it
-    must not show, and most drawings with transparency are made for a light page.
+    The image is turned upright by the orientation in its EXIF data or XMP.
+    Transparent parts are laid over white: colors below full transparency are arbitrary, and most drawings
+    with transparency are made for a light page.
     Grey of 16 bits is scaled (65535 becomes 255), not clipped.
 
     Args:
         data: a whole file of one of FORMATS, or pixels.
-        header: of `native_header`, where it has been asked already.
 
     Attributes:
-        height: pixels, at least 1, upright.
-        width: pixels, at least 1, upright.
+        height, width: pixels, at least 1, upright.
 
     Raises:
-        DecodeError: not an image, or more than MAX_PIXELS; damage behind the header goes unnoticed here.
+        DecodeError: not an image, or more than MAX_PIXELS; damage after the header is not noticed here.
 
     Example:
         >>> picture = Picture(b"P5 3 2 255 abcdef")
@@ -102,7 +99,7 @@ class Picture:
             with _decode_errors():
                 self._image = _open(data)
                 if self._image.format == "PNG" and any(name in data for name in _PNG_ORIENTATION):
-                    self._image.load()  # they may stand behind the pixels
+                    self._image.load()  # they may come after the pixels
                 self.width, self.height = self._image.size
                 self._orientation = info_orientation(self._image.info)
                 if isinstance(self._image, TiffImagePlugin.TiffImageFile):  # Pillow turns it
@@ -114,7 +111,7 @@ class Picture:
 
     @property
     def grey(self) -> bool:
-        """The file stores no color; a color file of grey pixels does not count."""
+        """The file stores no color; a color file of grey pixels is not grey."""
         if (header := self._header or self._png) is not None:
             return header.channels == 1
         if isinstance(self._data, np.ndarray):
@@ -125,12 +122,10 @@ class Picture:
         """The smallest scale at which a part may be decoded: 1, 2, 4 or 8 eighths of its size.
 
         Args:
-            height: of the part, pixels.
-            width: of the part, pixels.
-            least: how many pixels each side must still have.
+            least: pixels that each side must keep.
 
         Returns:
-            8, the full size, for all but JPEG: only there it saves time.
+            8, the full size, for all formats but JPEG: no other becomes faster.
         """
         if self._header is None and (self._image is None or self._image.format not in _SCALABLE):
             return 8
@@ -141,16 +136,15 @@ class Picture:
         """A part of the image, or all of it.
 
         Args:
-            box: top, left, height and width of the part, of the image at this scale.
-            channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
-            scale_eighths: of `scale_eighths_for`: 1, 2, 4 or 8, the full size; sides are rounded up.
+            box: top, left, height and width of the part, in the image at this scale.
+            scale_eighths: as from `scale_eighths_for`: 1, 2, 4 or 8, the full size; sides are rounded up.
 
         Returns:
-            (height, width, channels) uint8, or float32 where the image was given so; often a view, and of an
-            image that was given as pixels it is a view of those.
+            (height, width, channels) uint8, or float32 if the image was given so; often a view, also of
+            pixels that were given.
 
         Raises:
-            DecodeError: damaged, cut short, or pixels without a defined brightness (floating point, 32-bit
+            DecodeError: damaged, truncated, or pixels without a defined brightness (floating point, 32-bit
                 integers beyond 16 bits).
         """
         if channels not in (1, 3):
@@ -170,20 +164,13 @@ class Picture:
         mirror: bool = False,
         cubic: bool = False,
     ) -> bool:
-        """Resize a part with antialiasing, to the same pixels as torch does it; needs the C kernel.
+        """Resize a part with antialiasing, to the same pixels as torch; needs the C kernel.
 
         Args:
-            box: as of `pixels`.
-            out: (height, width, 1 or 3) uint8, contiguous: where to write it.
-            scale_eighths: as of `pixels`.
-            mirror: the columns run backwards.
-            cubic: bicubic, not bilinear.
+            out: (height, width, 1 or 3) uint8, contiguous: receives the result.
 
         Returns:
-            False where there is no kernel with AVX2, and for floating-point pixels.
-
-        Raises:
-            DecodeError: as `pixels`.
+            False without a kernel with AVX2, and for floating-point pixels.
         """
         kernel = native.kernel()
         if kernel is None or not kernel.uses_avx2:  # without it, torch is faster
@@ -214,7 +201,7 @@ class Picture:
         data, header = self._data, self._header
         if self._png is not None and isinstance(data, bytes):
             rows = png.first_rows(data, self._png, top + height)
-            data = data if rows is None else rows  # None: damaged, and Pillow says how
+            data = data if rows is None else rows  # None: damaged, and Pillow reports how
         if isinstance(data, np.ndarray):
             with _decode_errors():
                 part = np.asarray(data)[top : top + height, left : left + width]
@@ -228,7 +215,7 @@ class Picture:
         with _decode_errors():
             image = self._image or _open(data)
             self._image = None  # its pixels are not kept
-            # Luma is stored as such in a JPEG: with 'L' the color is not even decoded.
+            # A JPEG stores luma: with 'L' the color is not even decoded.
             size = None
             if scale_eighths < 8:
                 size = (image.width * scale_eighths // 8, image.height * scale_eighths // 8)
@@ -244,16 +231,14 @@ class Picture:
 
 
 def native_header(data: bytes) -> JpegHeader | PngHeader | None:
-    """What the file says before its pixels, where they are decoded by our own code; else Pillow does it."""
+    """The header of a file whose pixels our code decodes; None if Pillow must."""
     return read_header(data) or png.read_header(data)
 
 
 def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixels:
-    """The pixels of an image, as `Picture` says.
+    """The pixels of an image, as described in `Picture`.
 
     Args:
-        data: a whole file of one of FORMATS, or pixels.
-        channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
         min_side: allow a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which both
             sides still have this many pixels; this is several times faster. None: always the full size.
 
@@ -261,7 +246,7 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
         (H, W, channels) uint8, contiguous and writable.
 
     Raises:
-        DecodeError: not an image, damaged, cut short, more than MAX_PIXELS, or pixels without a defined
+        DecodeError: not an image, damaged, truncated, more than MAX_PIXELS, or pixels without a defined
             brightness (floating point, 32-bit integers beyond 16 bits).
 
     Example:
@@ -287,13 +272,13 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
 
 @contextlib.contextmanager
 def _decode_errors() -> Iterator[None]:
-    """Whatever is raised within becomes a DecodeError."""
+    """Turns any exception into a DecodeError."""
     try:
         yield
     except DecodeError:
         raise
     except Exception as error:
-        # Pillow has no common exception: damage shows as OSError, SyntaxError, struct.error, KeyError,
+        # Pillow has no common exception: damage raises OSError, SyntaxError, struct.error, KeyError,
         # OverflowError, MemoryError and many more.
         raise DecodeError(_reason(error)) from error
 
@@ -320,7 +305,7 @@ def _open(data: bytes) -> Image.Image:
 
 
 def _size_is_not_turned_yet(image: TiffImagePlugin.TiffImageFile) -> bool:
-    """Whether its sides change places as Pillow decodes it: after XMP; after its tag they have done so."""
+    """Whether Pillow swaps its sides only when it decodes it: by XMP; by the tag it has done so already."""
     tag = ExifTags.Base.Orientation
     return (
         "xmp" in image.info and tag not in image.tag_v2 and image.getexif().get(tag) in range(5, 9)

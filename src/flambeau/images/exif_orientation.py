@@ -1,7 +1,7 @@
 """Orientation in EXIF or XMP: which way up the stored pixels are, and how to turn them and a box in them.
 
-Source: EXIF 2.32 (CIPA DC-008), section 4.6.4 A, tag 0x0112; XMP (ISO 16684-1), tiff:Orientation. Where a
-file says it, and what counts first, is as in Pillow's ImageOps.exif_transpose.
+Source: EXIF 2.32 (CIPA DC-008), section 4.6.4 A, tag 0x0112; XMP (ISO 16684-1), tiff:Orientation. Locations
+and priorities are those of Pillow's ImageOps.exif_transpose.
 """
 
 import contextlib
@@ -17,25 +17,21 @@ from flambeau.images.pixels import Box
 UPRIGHT = 1
 
 _TAG = 0x0112
-# The two last ones break the specification, but are in use.
+# The last two violate the specification, but are in use.
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"MM*\0": ">", b"II\0*": "<"}
-# How struct reads the types of TIFF; those that are no numbers to Pillow turn nothing.
+# struct formats of the TIFF types; Pillow ignores an orientation that it does not read as a number.
 _TYPES = dict(zip(range(1, 14), "BBHLQbBhlQfdL", strict=True)) | {16: "Q"}
 _NO_NUMBERS = (1, 2, 5, 7, 10)
 _IN_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 
 
 def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
-    """The orientation in EXIF data, else in XMP; 1, upright, where there is none or the data are damaged.
+    """The orientation in EXIF data, else in XMP; 1, upright, if there is none or the data are damaged.
 
-    Read by hand: Pillow reads all of EXIF for it, slowly, and fails where another tag is damaged.
+    Parsed here because Pillow reads all of EXIF for it, slowly, and fails if another tag is damaged.
 
     Args:
-        exif: from its "Exif\\0\\0" or the TIFF header behind that on; any bytes.
-        xmp: the packet; any bytes.
-
-    Returns:
-        1 to 8.
+        exif: from its "Exif\\0\\0" or the TIFF header after that on; any bytes.
 
     Example:
         >>> tag = b"\\x12\\x01\\x03\\0\\x01\\0\\0\\0\\x06\\0\\0\\0"
@@ -46,23 +42,20 @@ def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
     """
     value = _in_exif(exif)
     if value is None:
-        found = _IN_XMP.search(xmp)
-        value = int(found[1]) if found else UPRIGHT
+        match = _IN_XMP.search(xmp)
+        value = int(match[1]) if match else UPRIGHT
     return int(value) if value in range(1, 9) else UPRIGHT
 
 
 def info_orientation(info: Mapping[Any, Any]) -> int:
-    """The orientation of an image that Pillow has opened, of its `info`; of a PNG once it is loaded.
-
-    Returns:
-        1 to 8.
+    """The orientation, 1 to 8, from the `info` of an image opened by Pillow; a PNG must be loaded before.
 
     Example:
         >>> info_orientation({"xmp": b"<tiff:Orientation>8</tiff:Orientation>"})
         8
     """
     exif, raw = info.get("exif"), info.get("Raw profile type exif")
-    # ImageMagick's: empty, name, length, hexadecimal digits
+    # Written by ImageMagick: empty, name, length, hexadecimal digits.
     if exif is None and isinstance(raw, str):
         with contextlib.suppress(ValueError):
             exif = bytes.fromhex("".join(raw.split("\n")[3:]))
@@ -73,7 +66,7 @@ def info_orientation(info: Mapping[Any, Any]) -> int:
 
 
 def _in_exif(exif: bytes) -> float | None:
-    """The value, of which 1 to 8 mean something; None where there is none."""
+    """The value of the tag, of which 1 to 8 are valid; None if there is none."""
     tiff = exif.removeprefix(b"Exif\0\0").removeprefix(b"Exif\0\0")
     order = _BYTE_ORDERS.get(tiff[:4])
     if order is None or len(tiff) < 10:
@@ -103,7 +96,7 @@ def _in_exif(exif: bytes) -> float | None:
 
 
 def swaps_sides(orientation: int) -> bool:
-    """Whether height and width change places when an image of this orientation is turned upright."""
+    """Whether turning an image of this orientation upright swaps height and width."""
     return orientation >= 5
 
 
@@ -122,13 +115,7 @@ def turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
 
 
 def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
-    """Where a box of the upright image lies in the stored one.
-
-    Args:
-        box: in the upright image.
-        orientation: 1 to 8.
-        height: of the upright image.
-        width: of the upright image.
+    """The box in the stored image of a box in the upright one.
 
     Example:
         >>> stored_box((0, 0, 1, 2), 6, height=3, width=2)
@@ -142,5 +129,5 @@ def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
 
 
 def _mirrored(orientation: int) -> tuple[bool, bool]:
-    """Whether rows and columns run backwards, once the sides have changed places."""
+    """Whether rows and columns are reversed, after the sides have been swapped."""
     return orientation in (3, 4, 7, 8), orientation in (2, 3, 6, 7)

@@ -1,7 +1,4 @@
-"""The format of an image file by its first bytes, and the endings of its name.
-
-Source: the signatures that the formats themselves define.
-"""
+"""The format of an image file by its first bytes, and the endings of its name."""
 
 from PIL.TiffImagePlugin import PREFIXES
 
@@ -11,12 +8,12 @@ _FORMATS = (
     ("GIF", (".gif",), (b"GIF8",)),
     ("BMP", (".bmp",), (b"BM",)),
     ("WebP", (".webp",), (b"RIFF",)),
-    # Also of BigTIFF, and of writers that mix up the order of two bytes; Pillow reads them all.
+    # Also for BigTIFF, and for writers that confuse the order of two bytes; Pillow reads them all.
     ("TIFF", (".tif", ".tiff"), tuple(PREFIXES)),
     ("PPM", (".ppm",), tuple(b"P%d" % digit for digit in range(1, 7))),
 )
 ENDINGS = {name: endings for name, endings, _ in _FORMATS}
-"""The endings of the files of a format, the usual one first."""
+"""The endings of the files of a format, the preferred one first."""
 
 
 def format_of(data: bytes) -> str:

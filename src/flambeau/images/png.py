@@ -1,6 +1,6 @@
-"""Usual PNG files, by a faster inflater than zlib and the C kernel; the rarer ones are Pillow's.
+"""Common PNG files, by a faster inflater than zlib and the C kernel; Pillow reads the rarer ones.
 
-Source: W3C PNG, third edition; own, with python-isal (Intel's ISA-L) for inflating and checksums.
+Source: W3C PNG, third edition; python-isal (Intel's ISA-L) for inflating and checksums.
 """
 
 import itertools
@@ -17,20 +17,18 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # 8 bits without palette and alpha, deflated, not interlaced, after width and height in the header.
 _CHANNELS_OF = {b"\x08\x00\x00\x00\x00": 1, b"\x08\x02\x00\x00\x00": 3}
 # Keywords of texts that hold EXIF or XMP.
-_MAY_SAY_WHAT_IS_UP = (b"Raw profile", b"XML:com.adobe.xmp")
-# What does not change the pixels, and these; a palette is a proposal for small screens here.
+_ORIENTATION_TEXTS = (b"Raw profile", b"XML:com.adobe.xmp")
+# Chunks that do not change the pixels; a palette here is only a suggestion for small screens.
 _PLAIN = frozenset(b"PLTE bKGD cHRM gAMA hIST iCCP pHYs sBIT sRGB tIME tEXt IDAT".split())
-# Encoders make one of each 8 kB or more; of empty ones a file may have millions.
+# Encoders make one for each 8 kB or more; a file may have millions of empty ones.
 _MOST_CHUNKS = 1 << 16
 
 
 class PngHeader(NamedTuple):
-    """What a usual PNG says of its pixels.
+    """The header of a common PNG.
 
     Attributes:
-        height, width: at least 1.
-        channels: 1 for grey, 3 for RGB.
-        pieces: where in the file each piece of the deflated pixels begins and ends.
+        pieces: begin and end, in the file, of each piece of the deflated pixels.
     """
 
     height: int
@@ -42,11 +40,8 @@ class PngHeader(NamedTuple):
 def read_header(data: bytes) -> PngHeader | None:
     """The header of a PNG of 8 bits, grey or RGB, not interlaced, upright.
 
-    Args:
-        data: any bytes.
-
     Returns:
-        None for every other file, a damaged one (all checksums are compared), and where there is no kernel.
+        None for every other file, for a damaged one (all checksums are compared), and without a kernel.
 
     Example:
         >>> import io
@@ -68,7 +63,7 @@ def read_header(data: bytes) -> PngHeader | None:
     if (
         not pieces
         or not one_after_another
-        or any(data.startswith(_MAY_SAY_WHAT_IS_UP, at) for _, at, _ in chunks)
+        or any(data.startswith(_ORIENTATION_TEXTS, at) for _, at, _ in chunks)
     ):
         return None
     header = data[chunks[0][1] : chunks[0][2]]
@@ -82,13 +77,8 @@ def read_header(data: bytes) -> PngHeader | None:
 def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
     """The upper rows of the image.
 
-    Args:
-        data: the file.
-        header: of `read_header`.
-        rows: how many, up to the height.
-
     Returns:
-        (rows, width, channels) uint8, contiguous; None where the data are damaged or not of this size.
+        (rows, width, channels) uint8, contiguous; None if the data are damaged or not of this size.
     """
     kernel = native.kernel()
     assert kernel is not None
@@ -96,7 +86,7 @@ def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
     whole = rows == header.height
     inflater = isal_zlib.decompressobj()
     try:
-        # One byte more than the whole: so that the end and its checksum are read, and nothing beyond them.
+        # One byte more for the whole image: then the end and its checksum are read, and nothing after them.
         inflated = inflater.decompress(
             b"".join(data[begin:end] for begin, end in header.pieces), size + whole
         )
@@ -110,7 +100,7 @@ def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
 
 
 def _walk(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Name, begin and end of the body of each chunk, as far as they follow each other undamaged."""
+    """Name, begin and end of the body of each chunk, up to the first damaged one."""
     at = len(_SIGNATURE)
     while at + 12 <= len(data):
         name = data[at + 4 : at + 8]

@@ -1,4 +1,4 @@
-"""What stands in the place of images: pointers, archives, web pages, images of a kind not read here."""
+"""Files that are no images although they should be: pointers, archives, web pages, unsupported images."""
 
 import errno
 from pathlib import Path
@@ -29,11 +29,7 @@ _ZIPPED = (".npz", ".pth", ".pt")  # formats that are zip archives themselves
 
 
 def stand_in(head: bytes, path: Path = Path("FILE")) -> str | None:
-    """What bytes are that stand in the place of images, and what to do; None where they are nothing known.
-
-    Args:
-        head: the first bytes of a file.
-        path: of the file, for the command that unpacks it.
+    """What kind of file this is instead of images, and the remedy; None if that is unknown.
 
     Example:
         >>> stand_in(b"version https://git-lfs.github.com/spec/v1")
@@ -43,16 +39,12 @@ def stand_in(head: bytes, path: Path = Path("FILE")) -> str | None:
 
 
 def stand_in_at(path: Path) -> str | None:
-    """As `stand_in`, of what lies at a path, also where it is a link of git-annex to nowhere.
-
-    Args:
-        path: of a file, or of the folder of an LMDB file.
-    """
+    """As `stand_in`, for a path, also for a broken link of git-annex; a folder is that of an LMDB file."""
     try:
-        found = signature(path / "data.mdb" if path.is_dir() else path)
+        kind = signature(path / "data.mdb" if path.is_dir() else path)
     except OSError:
         return None
-    return _sentence(found, path)
+    return _sentence(kind, path)
 
 
 def why_unreadable(error: OSError) -> str:
@@ -67,8 +59,8 @@ def why_unreadable(error: OSError) -> str:
     return error.strerror.lower() if error.strerror else str(error)
 
 
-def _sentence(found: Signature | None, path: Path) -> str | None:
-    if found is None or found.kind not in _KINDS:
+def _sentence(kind: Signature | None, path: Path) -> str | None:
+    if kind is None or kind.kind not in _KINDS:
         return None
-    is_format = found.kind == "zip" and path.suffix.lower().startswith(_ZIPPED)
-    return None if is_format else found.sentence
+    is_format = kind.kind == "zip" and path.suffix.lower().startswith(_ZIPPED)
+    return None if is_format else kind.sentence

@@ -1,1 +1,1 @@
-"""Where a user's code can run without harm: a view of the file system that is thrown away."""
+"""Runs a user's code without harm: in a view of the file system that is thrown away."""

@@ -1,4 +1,4 @@
-"""Folders of things that are downloaded, compiled or computed once, and made anew where they are missing."""
+"""Folders of files that are downloaded, compiled or computed once, and made again if they are missing."""
 
 import getpass
 import os
@@ -16,19 +16,19 @@ _FOLDERS = (
 
 
 def cache_folders() -> list[Path]:
-    """By the environment's variables or their defaults; none that holds the working folder."""
+    """The cache folders by environment variables or their defaults; none that contains the working folder."""
     names = {"tmp": tempfile.gettempdir(), "user": _user_name()}
-    found = []
+    folders = []
     for variable, default in _FOLDERS:
         value = os.environ.get(variable) or default.format(**names)
         folder = Path(value).expanduser().absolute()
         if value and not Path.cwd().is_relative_to(folder):
-            found.append(folder)
-    return list(dict.fromkeys(found))
+            folders.append(folder)
+    return list(dict.fromkeys(folders))
 
 
 def _user_name() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as containers have them
+    except (KeyError, OSError):  # a user without a name, as in containers
         return str(os.getuid())

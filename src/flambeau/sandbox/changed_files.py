@@ -1,22 +1,15 @@
-"""Which files of some folders were changed, made or removed meanwhile; for trials that may write."""
+"""Finds files of some folders that were changed, made or removed; for trials that may write."""
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _MOST_FILES = 1_000_000
-"""Looked at in all folders together; chosen: some ten seconds of a local disk."""
+"""In all folders together; chosen: some ten seconds of a local disk."""
 
 
 class ChangedFiles:
-    """Looks at folders now, and at the end once more.
-
-    Args:
-        folders: with all that is in them; links are not followed.
-
-    Attributes:
-        is_complete: whether all of their files were looked at.
-    """
+    """Lists folders now, and compares them at the end."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         resolved = sorted({folder.resolve() for folder in folders})
@@ -26,57 +19,50 @@ class ChangedFiles:
             if not any(one != top and one.is_relative_to(top) for top in resolved)
         ]
         self.is_complete = True
-        self._before = self._look()
+        self._before = self._list()
 
     def changes(self, *, except_in: Sequence[Path] = ()) -> list[tuple[str, Path]]:
-        """What has happened since, by path: ("changed", "made" or "removed", path).
-
-        Args:
-            except_in: folders of our own.
-        """
-        after = self._look()
-        found = []
+        """Changes since then, by path: ("changed", "made" or "removed", path)."""
+        after = self._list()
+        changes = []
         for name in sorted({*self._before, *after}):
             path = Path(name)
             if self._before.get(name) == after.get(name) or any(
                 path.is_relative_to(one) for one in except_in
             ):
                 continue
-            what = (
-                "made"
-                if name not in self._before
-                else "removed"
-                if name not in after
-                else "changed"
-            )
-            found.append((what, path))
-        return found
+            if name not in self._before:
+                what = "made"
+            else:
+                what = "changed" if name in after else "removed"
+            changes.append((what, path))
+        return changes
 
-    def _look(self) -> dict[str, tuple[int, ...]]:
-        """By path what changes with content, name, mode or owner; the time of change cannot be set."""
-        found: dict[str, tuple[int, ...]] = {}
+    def _list(self) -> dict[str, tuple[int, ...]]:
+        """By path, facts that change with content, name, mode or owner; users cannot set st_ctime."""
+        files: dict[str, tuple[int, ...]] = {}
         for folder in self.folders:
             for entry in _entries(str(folder)):
-                if len(found) >= _MOST_FILES:
+                if len(files) >= _MOST_FILES:
                     self.is_complete = False
-                    return found
+                    return files
                 facts = entry.stat(follow_symlinks=False)
-                found[entry.path] = (
+                files[entry.path] = (
                     facts.st_ino,
                     facts.st_size,
                     facts.st_mtime_ns,
                     facts.st_ctime_ns,
                 )
-        return found
+        return files
 
 
 def _entries(folder: str) -> "Iterator[os.DirEntry[str]]":
-    """All files and links below a folder; a folder itself tells nothing that its files do not."""
+    """All files and links in a folder; folders themselves add no information."""
     waiting = [folder]
     while waiting:
         try:
             entries = list(os.scandir(waiting.pop()))
-        except OSError:  # not ours to read, or gone
+        except OSError:  # not readable for this user, or removed
             continue
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

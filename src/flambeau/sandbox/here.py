@@ -1,4 +1,4 @@
-"""This process itself kept from the user's files: for commands that run a user's code and leave nothing."""
+"""Keeps this process from the user's files: for commands that run a user's code and must leave nothing."""
 
 import os
 import sys
@@ -12,15 +12,15 @@ _folders: dict[Path, int] = {}
 
 
 def keep_off_files(outputs: Sequence[Path] = ()) -> str:
-    """From here on this process and its children write to no file, but to caches and what is named here.
+    """From now on this process and its children write only to caches and to files named here.
 
-    What they write otherwise goes to memory and ends with them. Call it before a thread is started.
+    All other writes go to memory and end with them. Call it before a thread is started.
 
     Args:
-        outputs: files that the command is to write, each at the path that `outside` gives for it.
+        outputs: files that the command must write, each at the path that `outside` returns for it.
 
     Returns:
-        Why files are not protected; empty if they are.
+        Why files are not protected; '' if they are.
     """
     if sys.platform != "linux":
         return "only Linux has mount namespaces"
@@ -39,10 +39,10 @@ def keep_off_files(outputs: Sequence[Path] = ()) -> str:
 
 
 def outside(file: Path) -> Path:
-    """Where an output of the command is written, which may lie behind the view.
+    """The path at which the command writes an output, which the view may cover.
 
     Args:
-        file: one of those given to `keep_off_files`; elsewhere it is the path itself.
+        file: one of those given to `keep_off_files`; any other path is returned unchanged.
     """
     folder = _folders.get(file.absolute().parent)
     return file if folder is None else Path(f"/proc/self/fd/{folder}") / file.name

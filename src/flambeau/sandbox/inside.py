@@ -1,4 +1,4 @@
-"""What code asks that may run inside of a trial: whether it does, and where its run goes instead."""
+"""For code that may run inside a trial: whether it does, and where it puts its run."""
 
 import hashlib
 import os
@@ -17,10 +17,7 @@ def in_trial() -> bool:
 
 
 def folder_for_run(path: Path) -> Path:
-    """Where a run is trained: in a trial in an empty folder of its own, for the user's run is not to go on.
-
-    Args:
-        path: the folder that was asked for.
+    """The folder in which a run is trained: in a trial an empty one, not the user's run.
 
     Example:
         >>> folder_for_run(Path("runs/mine")).name

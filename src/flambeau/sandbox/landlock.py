@@ -1,7 +1,7 @@
-"""Let this process and its children write below some folders alone: Landlock, which needs no privilege.
+"""Restricts this process and its children to writing in some folders: Landlock, which needs no privilege.
 
 Source: landlock(7), `include/uapi/linux/landlock.h` of Linux 5.13 and later.
-It does not hold back changes of the mode, owner, times and attributes of a file that the user owns.
+It does not prevent changes of the mode, owner, times and attributes of the user's files.
 """
 
 import ctypes
@@ -9,11 +9,8 @@ import os
 import struct
 from collections.abc import Sequence
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = (
-    444,
-    445,
-    446,
-)  # system calls, the same on all architectures
+# System calls, with the same numbers on all architectures.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
 _PATH_BENEATH = 1
 _NO_NEW_PRIVS = 38  # PR_SET_NO_NEW_PRIVS of prctl(2)
@@ -25,19 +22,16 @@ _REFER = 1 << 13  # link and rename from one folder into another
 
 
 def landlock_version() -> int:
-    """Of the kernel: 0 where it has none, 2 where files can be renamed between folders, 3 with truncation."""
+    """That of the kernel: 0 without Landlock, 2 with renaming between folders, 3 with truncation."""
     library = ctypes.CDLL(None, use_errno=True)
     return max(0, int(library.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION)))
 
 
 def write_only_below(folders: Sequence[str]) -> None:
-    """From here on in this process; reading stays as it is.
-
-    Args:
-        folders: absolute; a file, such as /dev/null, is itself writable then.
+    """Restrict writing of this process, not reading, to folders (absolute) and files such as /dev/null.
 
     Raises:
-        OSError: the kernel has no Landlock that holds truncation back (before 6.2), or forbids it here.
+        OSError: the kernel's Landlock cannot prevent truncation (before 6.2), or is forbidden here.
     """
     if landlock_version() < 3:
         raise OSError(38, "this kernel has no Landlock of version 3")

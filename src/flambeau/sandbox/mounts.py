@@ -51,13 +51,7 @@ _NO_FILES = frozenset(
 
 @dataclass(frozen=True)
 class Mount:
-    """One mounted file system.
-
-    Attributes:
-        path: where it is mounted.
-        kind: ext4, nfs, tmpfs, ...
-        is_read_only: nothing can be written through it.
-    """
+    """One mounted file system."""
 
     path: str
     kind: str
@@ -65,31 +59,27 @@ class Mount:
 
     @property
     def holds_files(self) -> bool:
-        """Whether files of a user can lie in it; devices, /dev/shm and the kernel's own files are no such."""
+        """Whether a user's files can be in it; not so for devices, /dev/shm and the kernel's files."""
         inside = any(is_inside(self.path, top) for top in ("/dev", "/proc", "/sys"))
         return not inside and self.kind not in _NO_FILES
 
 
 def read_mounts(text: str | None = None) -> list[Mount]:
-    """Those that can be seen, parents before what is mounted in them; of several at one path the last.
-
-    Args:
-        text: of /proc/self/mountinfo, which is read by default.
-    """
+    """The visible mounts, parents before the mounts inside them; the last one of several at one path."""
     if text is None:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
-    found: dict[str, Mount] = {}
+    mounts: dict[str, Mount] = {}
     for line in text.splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split()
         path = re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), fields[4])
         options = {*fields[5].split(","), *after.split()[2].split(",")}
-        found[path] = Mount(path, after.split()[0], "ro" in options)
-    return sorted(found.values(), key=lambda one: one.path.count("/") * (one.path != "/"))
+        mounts[path] = Mount(path, after.split()[0], "ro" in options)
+    return sorted(mounts.values(), key=lambda one: one.path.count("/") * (one.path != "/"))
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether a path is a folder or in it; both absolute.
+    """Whether a path is a folder or inside it; both absolute.
 
     Example:
         >>> is_inside("/home/me", "/home"), is_inside("/homes", "/home"), is_inside("/x", "/")
@@ -99,37 +89,37 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount:
-    """The mount that a path lies in; absolute, without links."""
+    """The mount that contains a path, which is absolute and without links."""
     return max((one for one in mounts if is_inside(path, one.path)), key=lambda one: len(one.path))
 
 
 def unshare(flags: int) -> None:
-    """Leave namespaces of the parent; OSError where the kernel forbids it."""
+    """Leave namespaces of the parent; OSError if the kernel forbids it."""
     system_call("unshare", flags)
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    """mount(2); OSError with the target where it fails."""
+    """mount(2); OSError with the target if it fails."""
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
     system_call("mount", *words, ctypes.c_ulong(flags), os.fsencode(options), path=target)
 
 
-def leave_other_processes_alone() -> None:
-    """What is started from here on cannot reach files by /proc of a process with more rights.
+def drop_ptrace() -> None:
+    """Keep processes started from now on from reaching files through /proc of a process with more rights.
 
-    A root without CAP_SYS_PTRACE may still look into its own children, and into what has no more rights.
+    A root without CAP_SYS_PTRACE can still inspect its children, and processes without more rights.
     """
-    with suppress(OSError):  # a root that may not give up a right has it not in full either
+    with suppress(OSError):  # a root that cannot give up a right does not have it in full either
         system_call("prctl", _DROP_FROM_BOUNDING_SET, ctypes.c_ulong(_CAP_SYS_PTRACE))
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process, and what it becomes by exec, when its parent thread ends."""
+    """Let the kernel kill this process, and what it becomes by exec, when its parent thread ends."""
     system_call("prctl", _DEATH_SIGNAL, ctypes.c_ulong(9))
 
 
 def system_call(name: str, *arguments: object, path: str | None = None) -> None:
-    """Call a function of the C library; OSError with its errno and the path where it does not give 0."""
+    """Call a function of the C library; OSError with its errno and the path if the result is not 0."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is None:
         raise OSError(errno.ENOSYS, f"this system has no {name}")

@@ -1,4 +1,4 @@
-"""The processes of a trial, whoever started them: they carry its mark, or have its mount namespace."""
+"""The processes of a trial, whoever started them: they have its mark, or its mount namespace."""
 
 import ctypes
 import os
@@ -16,15 +16,14 @@ _CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 
 
 def processes_of(folder: Path, namespace: str | None = None) -> Iterator[int]:
-    """Those that live, by number; on systems without /proc none are found.
+    """The living processes, by number; none on systems without /proc.
 
     Args:
-        folder: of the trial.
-        namespace: the mount namespace of the trial as /proc/PID/ns/mnt names it, which a process keeps that
-            has cleared its environment.
+        namespace: the mount namespace of the trial, as in /proc/PID/ns/mnt; a process that has cleared its
+            environment is still in it.
     """
     mark = os.fsencode(f"{MARK}={folder}")
-    if namespace == _namespace_of("self"):  # the trial has none of its own
+    if namespace == _namespace_of("self"):  # the trial has no namespace
         namespace = None
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError):
@@ -34,18 +33,18 @@ def processes_of(folder: Path, namespace: str | None = None) -> Iterator[int]:
 
 
 def adopted_processes() -> Iterator[int]:
-    """Children of this process in another session: commands of trials, and orphans that these left."""
+    """Children of this process in another session: commands of trials, and orphans that they left."""
     session = os.getsid(0)
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
-            # Behind the name, which may hold anything and ends with the last parenthesis.
+            # After the name, which may contain anything and ends with the last parenthesis.
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
             if int(fields[1]) == os.getpid() and int(fields[3]) != session:
                 yield int(entry.name)
 
 
 def adopt_orphans(yes: bool) -> None:
-    """Whether what a command leaves behind becomes a child of this process, so that it can be found."""
+    """Whether orphans of a command become children of this process, so that they can be found."""
     with suppress(OSError):
         system_call("prctl", _CHILD_SUBREAPER, ctypes.c_ulong(yes))
 
@@ -56,13 +55,9 @@ def end_processes(
     namespace: str | None = None,
     earlier: Collection[int] | None = None,
 ) -> None:
-    """Kill what is left of a trial: its group, all with its mark or its view, and the orphans that it left.
+    """Kill the remaining processes of a trial: its group, all with its mark or view, and its orphans.
 
-    Args:
-        folder: of the trial.
-        group: process group of the command; None if that is not known.
-        namespace: see `processes_of`.
-        earlier: what `adopted_processes` gave before it was started; None leaves such processes alone.
+    Orphans are the adopted processes that are not in `earlier`; None leaves them alone.
     """
     if group is not None:
         with suppress(ProcessLookupError, PermissionError):

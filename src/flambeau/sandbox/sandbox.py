@@ -1,4 +1,4 @@
-"""Runs commands of the user where they can change none of the user's files."""
+"""Runs a user's commands so that they cannot change the user's files."""
 
 import json
 import os
@@ -32,11 +32,11 @@ _PLAN = "view.json"
 _TRY_S = 30.0  # chosen
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/tty", "/dev/ptmx", "/dev/pts", "/dev/shm")
 WAYS = ("overlayfs", "copy")
-"""The better one first; both keep the user's files as they are."""
+"""The preferred one first; both leave the user's files unchanged."""
 
 UNPROTECTED = "none"
 
-_TOLD = {
+_NOTICES = {
     "overlayfs": "see your files through an overlay (overlayfs), and change none of them",
     "copy": "write to a copy of the working folder and nowhere else (Landlock), and change no file of yours",
     UNPROTECTED: "may change your files (--trials-may-write)",
@@ -51,18 +51,10 @@ class HasFileno(Protocol):
 
 
 class Sandbox:
-    """Where trials run; made once, for many of them, each of which begins from the user's files as they are.
-
-    Args:
-        way: one of WAYS or UNPROTECTED; None: the best that works here.
-        words: of the command: folders that they name will be written to.
+    """Runs trials, each of which begins with the user's files as they are, in one of WAYS or UNPROTECTED.
 
     Attributes:
-        way: the one that was chosen.
         read_only: folders in which its processes cannot write, although the user can.
-
-    Raises:
-        InputError: nothing here keeps a command from the user's files.
     """
 
     def __init__(self, way: str | None = None, *, words: Sequence[str] = ()) -> None:
@@ -80,13 +72,13 @@ class Sandbox:
 
     @property
     def folders(self) -> list[Path]:
-        """Where it writes itself."""
+        """The scratch folders."""
         return self._scratch.folders
 
     @property
     def notice(self) -> str:
         """One line: where trials run, and what that means for the user's files."""
-        text = f"trials {_TOLD[self.way]}"
+        text = f"trials {_NOTICES[self.way]}"
         return f"{text}; read-only: {', '.join(self.read_only)}" if self.read_only else text
 
     def _choose(self, ways: Sequence[str]) -> str:
@@ -108,7 +100,7 @@ class Sandbox:
         )
 
     def _try(self, way: str) -> str:
-        """Why a way does not work here; empty if it does: a process has tried to write among the files."""
+        """Why a way does not work here; '' if a process inside could not write to the user's files."""
         if way == "copy" and landlock_version() < 3:
             return "no Landlock in this kernel"
         self.way = way
@@ -143,7 +135,7 @@ class Sandbox:
     # ------------------------------------------------------------ one command
 
     def new_folder(self) -> Path:
-        """A folder in which a command's writing is real; it is removed by `end`."""
+        """A folder in which a command really writes; `end` removes it."""
         return self._scratch.new("trial")[0]
 
     def start(
@@ -153,17 +145,7 @@ class Sandbox:
         environment: Mapping[str, str],
         output: HasFileno,
     ) -> "subprocess.Popen[bytes]":
-        """Start a command in a session of its own.
-
-        Args:
-            command: program and arguments.
-            folder: of `new_folder`.
-            environment: of the command.
-            output: a file or pipe that takes its standard output and error.
-
-        Raises:
-            InputError: the program is not there.
-        """
+        """Start a command in a new session."""
         if shutil.which(command[0], path=environment.get("PATH")) is None:
             raise InputError(
                 f"{command[0]}: no such program; what follows -- is a command, as the shell would run it"
@@ -201,16 +183,16 @@ class Sandbox:
         return running.process
 
     def failure(self, folder: Path) -> str:
-        """Why the command of a folder was not started; empty if it was."""
+        """Why the command of a folder was not started; '' if it was."""
         reason = self._report(folder).get("failure")
         return f"the sandbox could not be made: {reason}" if reason else ""
 
     def written_too_much(self) -> str:
-        """Why commands must end now: they fill the disk. Empty while they do not."""
+        """Why commands must end now, because they fill the disk; '' if they do not."""
         return self._scratch.written_too_much()
 
     def end_processes(self, folder: Path) -> None:
-        """Kill what is left of a command, whoever started it."""
+        """Kill the remaining processes of a command."""
         running = self._running[folder]
         if running.process is not None:
             namespace = self._report(folder).get("namespace")
@@ -219,7 +201,7 @@ class Sandbox:
                 running.process.wait(5)
 
     def end(self, folder: Path) -> None:
-        """Kill what is left of a command, and remove what it has written, with the folder."""
+        """Kill the remaining processes of a command, and remove the folder and everything it wrote."""
         if folder in self._running:
             self.end_processes(folder)
             self._running.pop(folder).remove()
@@ -246,10 +228,10 @@ class Sandbox:
 
     def _report(self, folder: Path) -> dict[str, Any]:
         try:
-            found = json.loads((folder / REPORT).read_text(encoding="utf-8"))
+            report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
         except (OSError, ValueError):  # it was killed before
             return {}
-        return found if isinstance(found, dict) else {}
+        return report if isinstance(report, dict) else {}
 
     # ------------------------------------------------------------ what it may write
 
@@ -264,7 +246,7 @@ class Sandbox:
         }
 
     def _kept(self) -> dict[str, str]:
-        """Caches, which a second trial finds as the first has left them: what was compiled or downloaded."""
+        """Scratch folders for caches, which later trials share: for what was compiled or downloaded."""
         for cache in cache_folders():
             self._caches.setdefault(str(cache), "")
         for path, folder in self._caches.items():
@@ -273,14 +255,14 @@ class Sandbox:
 
     @staticmethod
     def _outside(folders: Sequence[Path], path: str) -> Path | str:
-        """The folder that is not below a path, which it is to cover; empty if there is none."""
+        """A folder that is not inside the path that it must cover; '' if there is none."""
         outside = [one for one in folders if not one.is_relative_to(os.path.realpath(path))]
         return next(iter(outside), "")
 
     def _plan_of_copy(
         self, running: "_Running", command: list[str], environment: dict[str, str]
     ) -> tuple[dict[str, Any], Path]:
-        """What `start.main` gets, and the copy of the working folder; changes command and environment."""
+        """The plan for `start.main`, and the copy of the working folder; changes command and environment."""
         here = Path.cwd()
         copy = running.scratch[0] / "folder"
         temporary = running.scratch[0] / "tmp"
@@ -300,7 +282,7 @@ class Sandbox:
 
 
 class _Running:
-    """One command and where it writes."""
+    """One command and the folders it writes to."""
 
     def __init__(self, scratch: Scratch, folder: Path) -> None:
         self.folder = folder
@@ -314,7 +296,7 @@ class _Running:
 
 
 def _roots(words: Sequence[str]) -> list[str]:
-    """Folders that a command will likely write to."""
+    """Folders that a command will probably write to."""
     named = [word.rpartition("=")[2] for word in words] + list(os.environ.values())
     folders = [Path.cwd(), Path("~").expanduser(), Path(tempfile.gettempdir()), Path("/var/tmp")]
     for name in named:

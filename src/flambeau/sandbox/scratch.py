@@ -1,4 +1,4 @@
-"""Folders for what a view's processes write: locked while in use, and removed whoever made them and died."""
+"""Folders for the writes of a view's processes: locked while in use, and removed even if their maker died."""
 
 import fcntl
 import os
@@ -17,12 +17,9 @@ _LOCK = "in_use"
 
 
 class Scratch:
-    """Empty folders in up to two places of the disk, removed by `close`.
+    """Empty folders on up to two locations of the disk, removed by `close`.
 
-    Overlays cannot write into the folder that they cover, so /tmp is covered with what lies elsewhere.
-
-    Raises:
-        OSError: no folder can be made anywhere.
+    An overlay cannot write into the folder that it covers, so /tmp needs a scratch folder elsewhere.
     """
 
     def __init__(self) -> None:
@@ -30,9 +27,9 @@ class Scratch:
         self.folders: list[Path] = []
         self._locks: list[int] = []
         error: OSError | None = None
-        for place in _places():
+        for parent in _parents():
             try:
-                self._make(place)
+                self._make(parent)
             except OSError as reason:
                 error = reason
             if len(self.folders) == 2:
@@ -42,18 +39,18 @@ class Scratch:
             raise error
         self._free_bytes = [shutil.disk_usage(folder).free for folder in self.folders]
 
-    def _make(self, place: Path) -> None:
-        if self.folders and place.parts[:2] == self.folders[0].parts[:2]:
+    def _make(self, parent: Path) -> None:
+        if self.folders and parent.parts[:2] == self.folders[0].parts[:2]:
             return
-        remove_abandoned(place)
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        remove_abandoned(parent)
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
         lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.folders.append(folder)
         self._locks.append(lock)
 
     def new(self, name: str) -> list[Path]:
-        """An empty folder in each place."""
+        """An empty folder in each location."""
         self._number += 1
         made = [folder / f"{name}-{self._number}" for folder in self.folders]
         for one in made:
@@ -61,7 +58,7 @@ class Scratch:
         return made
 
     def written_too_much(self) -> str:
-        """Why nothing more may be written: half of a disk's free space is gone. Empty while it is not."""
+        """Why nothing more may be written: half of a disk's free space is gone; '' if it is not."""
         for folder, before in zip(self.folders, self._free_bytes, strict=True):
             left = shutil.disk_usage(folder).free
             if left < before / 2:
@@ -71,7 +68,7 @@ class Scratch:
         return ""
 
     def close(self) -> None:
-        """Remove all of it."""
+        """Remove everything."""
         for folder, lock in zip(self.folders, self._locks, strict=True):
             remove_tree(folder)
             os.close(lock)
@@ -90,31 +87,27 @@ class Scratch:
         self.close()
 
 
-def _places() -> list[Path]:
+def _parents() -> list[Path]:
     cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
     names = (tempfile.gettempdir(), "/var/tmp", cache, "/tmp")
-    found = [real for name in names if (real := Path(name).resolve()).is_dir()]
+    folders = [real for name in names if (real := Path(name).resolve()).is_dir()]
     if not Path("/proc/self/mountinfo").exists():
-        return found
+        return folders
     mounts = read_mounts()
-    # What is written to a tmpfs takes memory, and before Linux 6.6 an overlay on it cannot replace a folder.
-    return sorted(found, key=lambda folder: mount_of(str(folder), mounts).kind == "tmpfs")
+    # A tmpfs takes memory, and before Linux 6.6 an overlay on it cannot replace a folder.
+    return sorted(folders, key=lambda folder: mount_of(str(folder), mounts).kind == "tmpfs")
 
 
-def remove_abandoned(place: Path) -> None:
-    """Remove folders whose process has ended without doing so, by a kill.
-
-    Args:
-        place: where they are.
-    """
-    for folder in place.glob(f"{_PREFIX}*"):
+def remove_abandoned(parent: Path) -> None:
+    """Remove scratch folders in `parent` whose process was killed."""
+    for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if folder.stat().st_uid != os.geteuid():
                 continue
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for trial in folder.glob("trial-*"):  # whose processes may go on
+                for trial in folder.glob("trial-*"):  # whose processes may still run
                     end_processes(trial)
                 remove_tree(folder)
             finally:
@@ -122,15 +115,14 @@ def remove_abandoned(place: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, with those in it that an overlay has made unreadable."""
+    """Remove a folder, and those in it that an overlay has made unreadable."""
 
     def allow(_: Callable[..., object], name: str, __: object) -> None:
         path = Path(name)
         with suppress(OSError):
             path.parent.chmod(0o700)
-            if (
-                path.is_dir() and not path.is_symlink()
-            ):  # chmod would follow a link to what is not ours
+            # chmod would follow a link to the user's files.
+            if path.is_dir() and not path.is_symlink():
                 path.chmod(0o700)
                 shutil.rmtree(path, ignore_errors=True)
             else:

@@ -1,6 +1,6 @@
 """The first process of a command in the sandbox: it makes the view, and becomes the command.
 
-It runs under `python -I -S`, so that it starts in some 20 ms and holds no thread.
+It runs under `python -I -S`, so that it starts in some 20 ms and has no threads.
 """
 
 import json
@@ -13,32 +13,27 @@ from flambeau.sandbox.mounts import die_with_parent
 from flambeau.sandbox.view import enter_view
 
 REPORT = "started.json"
-"""What became of the view, beside the plan: the namespace and what is read-only, or why there is none."""
+"""Written beside the plan: the namespace and read-only folders of the view, or why it could not be made."""
 
 
 def main(plan_file: str, command: list[str]) -> None:
-    """Become the command.
-
-    Args:
-        plan_file: JSON with `view`, the arguments of `enter_view`; or with `write_below`, folders.
-        command: program and arguments.
-    """
+    """Become the command; the plan has `view`, arguments of `enter_view`, or `write_below`, folders."""
     report = Path(plan_file).with_name(REPORT)
     plan = json.loads(Path(plan_file).read_text(encoding="utf-8"))
-    # Opened now, for the view that is about to be made may hide it.
-    written = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    found: dict[str, object] = {"failure": ""}
+    # Opened now, because the view may hide it.
+    file = os.open(report, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    result: dict[str, object] = {"failure": ""}
     try:
         if "view" in plan:
-            found["read_only"] = enter_view(**plan["view"])
-            found["namespace"] = str(Path("/proc/self/ns/mnt").readlink())
+            result["read_only"] = enter_view(**plan["view"])
+            result["namespace"] = str(Path("/proc/self/ns/mnt").readlink())
         elif "write_below" in plan:
             write_only_below(plan["write_below"])
         die_with_parent()
     except OSError as error:
-        found["failure"] = f"{error.filename or 'the view'}: {error.strerror or error}"
-    os.write(written, json.dumps(found).encode())
-    os.close(written)
-    if found["failure"]:
+        result["failure"] = f"{error.filename or 'the view'}: {error.strerror or error}"
+    os.write(file, json.dumps(result).encode())
+    os.close(file)
+    if result["failure"]:
         sys.exit(1)
     os.execvp(command[0], command)

@@ -1,7 +1,7 @@
-"""A view of the file system in which writing reaches nothing: overlays over all that can be written.
+"""A view of the file system in which writes have no effect: overlays over all writable folders.
 
-It lives in a mount namespace of the process that calls `enter_view` and of its children, and ends with them.
-What they write goes to scratch folders. Devices, /dev/shm, sockets and named pipes stay the real ones.
+It exists in a mount namespace of the process that calls `enter_view` and of its children, and ends with them.
+Their writes go to scratch folders. Devices, /dev/shm, sockets and named pipes stay the real ones.
 
 Source: Documentation/filesystems/overlayfs.rst of Linux, user_namespaces(7), mount_namespaces(7).
 """
@@ -22,8 +22,8 @@ from flambeau.sandbox.mounts import (
     MS_REC,
     MS_REMOUNT,
     Mount,
+    drop_ptrace,
     is_inside,
-    leave_other_processes_alone,
     mount,
     mount_of,
     read_mounts,
@@ -31,7 +31,7 @@ from flambeau.sandbox.mounts import (
 )
 
 _MOST_SOCKETS = 500
-_MOST_LOOKED_AT = 20_000  # entries of temporary folders, for named pipes
+_MOST_ENTRIES = 20_000  # of temporary folders, searched for named pipes
 _PIPES_DEPTH = 3
 _MEMORY_SHARE = 0.25  # chosen
 _MOST_COPIED_BYTES = 256 * 2**20  # of files of another group, each time a view is made; chosen
@@ -47,20 +47,19 @@ def enter_view(
 ) -> list[str]:
     """Replace this process's view of the file system.
 
-    Call it in a process of one thread. Open files and the working directory lead to the real files still:
-    the working directory is entered anew here, open files are the caller's.
+    Call it in a process of one thread. Open files and the working directory still lead to the real files:
+    the working directory is entered again here, open files are the caller's task.
 
     Args:
-        scratch: empty folders of this call alone, where what is written goes. At least two below different
-            top-level folders let both of those be covered. None: what is written goes to memory.
-        real: folders in which writing is real.
-        kept: {folder: scratch folder}: written there, and seen again by the next view that is given it.
+        scratch: empty folders for the writes of this view alone. Two in different top-level folders allow
+            both of those to be covered. Empty: writes go to memory.
+        kept: {folder: scratch folder}: writes there are visible in the next view with the same one.
         roots: folders that will surely be written to, such as the working and the home directory. An
-            unprivileged user can write into a folder of another one, such as a group's, if it is a root.
-        memory_bytes: the most that is written where no scratch folder can be used.
+            unprivileged user can write into a folder of another user, such as a group's, if it is a root.
+        memory_bytes: limit of writes to memory, for folders without a usable scratch folder.
 
     Returns:
-        Folders in which nothing can be written, since they could not be covered.
+        Folders that are read-only, because they could not be covered.
 
     Raises:
         OSError: the kernel or the container forbids it. The view may be half made: end the process.
@@ -72,13 +71,13 @@ def enter_view(
     view.pin(scratch, real, kept or {}, memory_bytes)
     view.cover()
     if not is_unprivileged:
-        leave_other_processes_alone()
+        drop_ptrace()
     os.chdir(here)
     return view.read_only
 
 
 def _leave_mounts() -> bool:
-    """Into a mount namespace of our own; whether that took a user namespace."""
+    """Enter a new mount namespace; returns whether that took a user namespace."""
     user = os.geteuid()
     group = os.getegid()
     is_unprivileged = False
@@ -90,7 +89,7 @@ def _leave_mounts() -> bool:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    # Without this, what is mounted here would appear in the namespace of everybody.
+    # Otherwise these mounts would appear in the namespaces of other processes.
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     return is_unprivileged
 
@@ -98,40 +97,40 @@ def _leave_mounts() -> bool:
 class _View:
     """The work of `enter_view`, in its three steps.
 
-    Everything is opened before anything is mounted, for a path that is covered leads to the cover.
+    Everything is opened before anything is mounted, because the path of a covered folder leads to its cover.
     """
 
     def __init__(self, *, is_unprivileged: bool) -> None:
         self._is_unprivileged = is_unprivileged
         self._mounts = read_mounts()
-        self._places: list[str] = []
+        self._folders: list[str] = []
         self._pinned: dict[str, int] = {}
         self._uppers: dict[str, str] = {}
         self._roots: set[str] = set()
         self._memory: int | None = None
         self.read_only: list[str] = []
 
-    # ------------------------------------------------------------ what is covered
+    # ------------------------------------------------------------ which folders are covered
 
     def plan(self, roots: Sequence[str]) -> None:
         """Find the folders that get an overlay each, parents first."""
-        places: dict[str, None] = {}
+        folders: dict[str, None] = {}
         for one in self._mounts:
             if one.holds_files and not one.is_read_only and Path(one.path).is_dir():
-                places.update(dict.fromkeys(self._parts_of(one.path)))
+                folders.update(dict.fromkeys(self._parts_of(one.path)))
         here = str(Path.cwd())
-        if is_inside(here, "/dev/shm"):  # which is left alone otherwise
-            places[here] = None
+        if is_inside(here, "/dev/shm"):  # which is not covered otherwise
+            folders[here] = None
         if self._is_unprivileged:  # else an overlay can copy the folders of any user
             self._roots = {top for one in roots if (top := self._first_writable(one))}
-            places.update(dict.fromkeys(self._roots))
-        self._places = sorted(places, key=lambda path: (path.count("/"), path))
+            folders.update(dict.fromkeys(self._roots))
+        self._folders = sorted(folders, key=lambda path: (path.count("/"), path))
 
     def _parts_of(self, path: str) -> Iterator[str]:
-        """A folder, or folders in it where it cannot be covered as a whole.
+        """A folder, or folders in it if it cannot be covered as a whole.
 
-        The root holds /proc and /dev. In a user namespace the kernel does not let one cover a mount of
-        another user's, so what holds some is covered around them.
+        The root contains /proc and /dev. In a user namespace the kernel does not allow covering a mount of
+        another user, so folders are covered around such mounts.
         """
         holds_mounts = any(is_inside(m.path, path) and m.path != path for m in self._mounts)
         if path != "/" and not (holds_mounts and self._is_unprivileged):
@@ -146,7 +145,7 @@ class _View:
                     yield from self._parts_of(entry.path)
 
     def _first_writable(self, path: str) -> str | None:
-        """The topmost folder on the way to a path that the user can write to, if it is no whole mount."""
+        """The topmost folder on the way to a path that the user can write to, unless it contains mounts."""
         real = Path(os.path.realpath(path))
         for folder in (*reversed(real.parents), real):
             at = f"{folder}"
@@ -164,8 +163,8 @@ class _View:
         kept: Mapping[str, str],
         memory_bytes: int,
     ) -> None:
-        """Open what is covered and what is put back, and make the folders for what is written."""
-        for path in [*self._places, *real]:
+        """Open what is covered and what is put back, and make the folders for writes."""
+        for path in [*self._folders, *real]:
             self._pin(path)
         for path, folder in kept.items():
             self._pin(path)
@@ -176,23 +175,23 @@ class _View:
             one
             for one in self._mounts
             if one.path != "/"
-            and any(is_inside(one.path, place) and one.path != place for place in self._places)
-            and one.path not in self._places
+            and any(is_inside(one.path, top) and one.path != top for top in self._folders)
+            and one.path not in self._folders
             and self._pin(one.path)
         ]
         self._channels = [
             path
             for path in _sockets_and_pipes()
-            if any(is_inside(path, place) for place in self._places) and self._pin(path)
+            if any(is_inside(path, top) for top in self._folders) and self._pin(path)
         ]
-        if memory_bytes and self._places:
-            # Any folder serves for it, since all are covered in a moment.
-            mount("tmpfs", self._places[0], "tmpfs", 0, f"size={memory_bytes},mode=700")
-            self._memory = os.open(self._places[0], os.O_PATH | os.O_DIRECTORY)
-        for place in self._places:
-            outside = [one for one in scratch if not is_inside(os.path.realpath(one), place)]
+        if memory_bytes and self._folders:
+            # Mounted on any folder, since all are covered in a moment.
+            mount("tmpfs", self._folders[0], "tmpfs", 0, f"size={memory_bytes},mode=700")
+            self._memory = os.open(self._folders[0], os.O_PATH | os.O_DIRECTORY)
+        for path in self._folders:
+            outside = [one for one in scratch if not is_inside(os.path.realpath(one), path)]
             if outside:
-                self._uppers[place] = _upper_in(Path(outside[0]) / f"{len(self._uppers)}")
+                self._uppers[path] = _upper_in(Path(outside[0]) / f"{len(self._uppers)}")
 
     def _pin(self, path: str) -> bool:
         with suppress(OSError):
@@ -212,7 +211,7 @@ class _View:
         for one in self._mounts:
             if one.path not in hidden:
                 self._guard_file(one)
-        for path in sorted({*self._places, *hidden}, key=lambda one: (one.count("/"), one)):
+        for path in sorted({*self._folders, *hidden}, key=lambda one: (one.count("/"), one)):
             if path in hidden:
                 mount(self._original(path), path, None, MS_BIND | MS_REC)
                 self._guard_file(hidden[path])
@@ -222,13 +221,13 @@ class _View:
         for path in self._kept:
             self._cover_kept(path)
         for path in [*self._channels, *self._real]:
-            with suppress(FileNotFoundError):  # gone since
+            with suppress(FileNotFoundError):  # removed since
                 mount(self._original(path), path, None, MS_BIND)
         for path in self.read_only:
             mount(None, path, None, MS_REMOUNT | MS_BIND | MS_RDONLY | _locked_flags(path))
 
     def _guard_file(self, one: Mount) -> None:
-        """Put a copy in the place of a file that is a mount itself, as containers have them."""
+        """Mount a copy over a file that is a mount itself, as in containers."""
         if not one.holds_files or one.is_read_only or not Path(one.path).is_file():
             return
         if self._memory is not None and Path(one.path).stat().st_size <= _MOST_COPIED_BYTES:
@@ -250,18 +249,18 @@ class _View:
                 return True
         if self._memory is not None:
             with suppress(OSError):
-                folder = Path(f"/proc/self/fd/{self._memory}") / f"{self._places.index(path)}"
+                folder = Path(f"/proc/self/fd/{self._memory}") / f"{self._folders.index(path)}"
                 self._overlay(path, _upper_in(folder))
                 return True
         return False
 
     def _cover_kept(self, path: str) -> None:
-        """An overlay of its own, or a folder of the scratch disk where the user has none."""
+        """Cover a cache with an overlay, or make a folder on the scratch disk if the user has none."""
         if path in self._pinned:
             with suppress(OSError):
                 self._overlay(path, self._uppers[path])
             return
-        around = [one for one in (*self._places, *self.read_only) if is_inside(path, one)]
+        around = [one for one in (*self._folders, *self.read_only) if is_inside(path, one)]
         if not around or max(around, key=len) in self.read_only:  # it would be made for real
             return
         with suppress(OSError):
@@ -272,30 +271,30 @@ class _View:
         facts = Path(self._original(path)).stat()
         top = f"{upper}/upper"
         if self._is_unprivileged:
-            most = _MOST_LOOKED_AT if path in self._roots else _MOST_LOOKED_AT // 20
-            _copy_what_others_own(self._original(path), top, most)
+            most = _MOST_ENTRIES if path in self._roots else _MOST_ENTRIES // 20
+            _copy_foreign_files(self._original(path), top, most)
         else:
             os.chown(top, facts.st_uid, facts.st_gid)
         Path(top).chmod(stat.S_IMODE(facts.st_mode))
         os.utime(top, ns=(facts.st_atime_ns, facts.st_mtime_ns))
         options = f"lowerdir={self._original(path)},upperdir={top},workdir={upper}/work"
-        # Only outside of user namespaces can an overlay rename a folder of the lower layer.
+        # An overlay can rename a folder of the lower layer only outside of user namespaces.
         extra = "redirect_dir=on" if _is_first_user_namespace() else "userxattr"
         mount("overlay", path, "overlay", 0, f"{extra},{options}")
 
 
 def _upper_in(folder: Path) -> str:
-    """An overlay's two folders in one that is held open, by a path that no overlay covers."""
+    """The upper and work folder of an overlay; the path leads through a descriptor that no overlay covers."""
     for name in ("upper", "work"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     return f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}"
 
 
-def _copy_what_others_own(lower: str, upper: str, left_entries: int) -> None:
-    """Make folders and small files of another user or group anew in the upper layer, as our own.
+def _copy_foreign_files(lower: str, upper: str, left_entries: int) -> None:
+    """Copy folders and small files of another user or group to the upper layer, as this user's.
 
-    The kernel cannot copy them when they are written to, for their owner does not exist in a user namespace
-    of one user. It is so for what belongs to a project's group. Only those that the user can write to matter.
+    The kernel cannot copy them when they are written to, because their owner does not exist in a user
+    namespace of one user, for example files of a project's group. Only writable ones are copied.
     """
     left_bytes = _MOST_COPIED_BYTES
     waiting = [""]
@@ -352,7 +351,7 @@ def _locked_flags(path: str) -> int:
 
 
 def most_in_memory() -> int:
-    """Bytes that may be written to memory: a part of what the kernel says is free."""
+    """Bytes that may be written to memory: a share of what the kernel reports as available."""
     for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
         if line.startswith("MemAvailable:"):
             return int(_MEMORY_SHARE * 1024 * int(line.split()[1]))
@@ -360,27 +359,27 @@ def most_in_memory() -> int:
 
 
 def _sockets_and_pipes() -> list[str]:
-    """Paths of sockets that somebody listens at, and of named pipes in folders for temporary files."""
-    found: list[str] = []
+    """Paths of sockets that somebody listens at, and of open named pipes in temporary folders."""
+    sockets: list[str] = []
     with suppress(OSError):
         for line in Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]:
             path = line.partition(" /")[2]
-            if path and len(found) < _MOST_SOCKETS and Path("/" + path).is_socket():
-                found.append(os.path.realpath("/" + path))
-    left = [_MOST_LOOKED_AT]
+            if path and len(sockets) < _MOST_SOCKETS and Path("/" + path).is_socket():
+                sockets.append(os.path.realpath("/" + path))
+    left = [_MOST_ENTRIES]
     pipes = set[str]()
     for folder in {"/tmp", "/run", os.environ.get("TMPDIR", "/tmp")}:
         pipes.update(_pipes_in(folder, _PIPES_DEPTH, left))
-    return found + sorted(pipes & _open_files() if pipes else pipes)
+    return sockets + sorted(pipes & _open_files() if pipes else pipes)
 
 
 def _open_files() -> set[str]:
-    """Paths that processes have open, as far as they can be seen; a stuck file system is not asked."""
-    found = set()
+    """Paths that visible processes have open, read without access to their file systems, which may hang."""
+    paths = set()
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         with suppress(OSError):
-            found.add(str(link.readlink()))
-    return found
+            paths.add(str(link.readlink()))
+    return paths
 
 
 def _pipes_in(folder: str, depth: int, left: list[int]) -> Iterator[str]:

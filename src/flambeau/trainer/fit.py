@@ -13,9 +13,8 @@ from torch.optim import Optimizer
 
 from flambeau.data.check.report_text import quick_findings
 from flambeau.data.datasets.bad_images import BadImages
-from flambeau.data.datasets.device_dataset import DeviceDataset
+from flambeau.data.datasets.device_dataset import DeviceDataset, WithIndices
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.datasets.with_indices import WithIndices
 from flambeau.data.sources.source import Source
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders

@@ -20,8 +20,8 @@ from torchvision import datasets, transforms, tv_tensors
 from torchvision.transforms import v2
 
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.sources.hold_out import hold_out
 from flambeau.data.sources.open_data import open_parts, open_source, open_sources
+from flambeau.data.sources.source import hold_out
 from flambeau.data.sources.user_function import open_function
 from flambeau.data.sources.user_samples import stored_image
 from flambeau.errors import DecodeError, InputError

@@ -156,7 +156,7 @@ def test_resizing_is_pillows(kernel: Kernel, scalar: bool, cubic: bool) -> None:
         expected = np.asarray(image.resize((width, height), filter_)).reshape(height, width, -1)
         memory = np.full(expected.size + 64, 77, np.uint8)
         out = memory[32:-32].reshape(expected.shape)
-        kernel.resize(pixels, out, mirror=False, cubic=cubic, pillows=True, scalar=scalar)
+        kernel.resize(pixels, out, mirror=False, cubic=cubic, like_pillow=True, scalar=scalar)
         np.testing.assert_array_equal(out, expected, f"{pixels.shape} to {out.shape}")
         assert (memory[:32] == 77).all() and (memory[-32:] == 77).all()
         compared += 1

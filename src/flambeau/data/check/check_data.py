@@ -31,10 +31,7 @@ class DataCheck:
     Attributes:
         source: the images of `train`, then those of `val`.
         is_val: (N,) bool.
-        names: of all images, shortened as far as they stay distinct.
         leaked: numbers within `val` of the images that training shows, too.
-        findings: in the order of KINDS.
-        read_s, compared_s: seconds that the two passes took.
     """
 
     train: Source
@@ -70,20 +67,12 @@ class DataCheck:
 
 
 def check_data(
-    train: Source,
-    val: Source,
-    path: Path,
-    *,
-    threads: int | None = None,
-    progress: bool = False,
+    train: Source, val: Source, path: Path, *, threads: int | None = None, progress: bool = False
 ) -> DataCheck:
-    """Read every image once, compare all with each other, and check classes and names.
+    """Read every image once, compare all with each other, and check classes and names, relative to `path`.
 
     Args:
         train, val: as `open_sources` opens them, so that `val` holds what is held out of `train`.
-        path: of the data; names are relative to it.
-        threads: None for one per usable CPU.
-        progress: show bars on a terminal.
     """
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)
@@ -124,12 +113,7 @@ def all_findings(
 
 
 def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[Finding]:
-    """Classes that are much rarer than others, or missing in validation.
-
-    Args:
-        train, val: (N,) labels.
-        classes: their names.
-    """
+    """Classes that are much rarer than others, or missing in validation; parts are (N,) labels."""
     counts = torch.bincount(train, minlength=len(classes)).tolist()
     val_counts = torch.bincount(val, minlength=len(classes)).tolist()
     order = sorted(range(len(classes)), key=counts.__getitem__)

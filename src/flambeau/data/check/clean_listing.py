@@ -18,17 +18,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
-    """Refuse a listing that could not be written.
-
-    Args:
-        path: NAME.csv.
-        source: its images would be listed.
-        data: the data that is checked.
-        force: replace a file.
-
-    Raises:
-        InputError: the images are no files, the name has another suffix, the file exists or is the data.
-    """
+    """Refuse a listing that could not be written."""
     if path.suffix.lower() != ".csv":
         raise InputError(f"--out {path}: a listing is a CSV file; name it such as clean.csv")
     require_folder(path)
@@ -46,25 +36,9 @@ def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
 
 
 def write_listing(
-    path: Path,
-    source: Source,
-    is_val: NDArray[np.bool_],
-    drop: Collection[int],
+    path: Path, source: Source, is_val: NDArray[np.bool_], drop: Collection[int]
 ) -> int:
-    """Write path, label and split of all images except `drop`; the whole file or nothing.
-
-    Args:
-        path: NAME.csv; an existing one is replaced.
-        source: of files; see `require_new`.
-        is_val: (N,) bool.
-        drop: numbers of the images to leave out.
-
-    Returns:
-        The number of listed images.
-
-    Raises:
-        InputError: a name that a listing cannot hold, or a class without training images.
-    """
+    """Write path, label and split of all images except `drop`; the whole file or nothing."""
     labels = source.labels.tolist()
     classes = source.classes
     folder = path.absolute().parent

@@ -40,12 +40,6 @@ class Finding:
     """All findings of one kind.
 
     Attributes:
-        kind: such as 'leaks'; `--drop` takes it.
-        title: a sentence with the count.
-        meaning: why it matters.
-        remedy: what to do about it.
-        count: the number in the title.
-        rows: all of them, the worst or the first ones first.
         drop: numbers of the images to leave out, so that none of it remains.
     """
 
@@ -74,12 +68,7 @@ class Finding:
 def of_single_images(
     kind: str, title: str, meaning: str, remedy: str, images: Iterable[tuple[int, str]]
 ) -> list[Finding]:
-    """A finding with a row per image and its note; none if there are no images.
-
-    Args:
-        title: follows the number of images.
-        images: number and note.
-    """
+    """A finding with a row per image, given by number and note; none if there are no images."""
     rows = [Row((number,), note) for number, note in images]
     if not rows:
         return []

@@ -39,7 +39,6 @@ class ImageFacts:
         pixel_hash: (N,) uint64 of size and decoded pixels.
         small: (N, SIDE, SIDE) uint8, the whole image in grey, stretched to a square.
         chroma: (N, 2) float32, mean Cb and Cr.
-        formats: (N,) the name of the format in ENDINGS; '' for others and for pixels.
         problems: by number, why an image cannot be read.
     """
 
@@ -65,12 +64,7 @@ class ImageFacts:
 def measure_images(
     source: Source, *, threads: int | None = None, advance: Callable[[], object] = lambda: None
 ) -> ImageFacts:
-    """Read each image once, JPEGs at a small scale.
-
-    Args:
-        threads: None for one per usable CPU.
-        advance: called after each image, from any thread.
-    """
+    """Read each image once, JPEGs at a small scale."""
     kind = pixel_kind(source)
     facts = empty_facts(len(source))
 
@@ -112,12 +106,7 @@ def read_each(
     """Read images on several threads, and record why one of them cannot be read.
 
     Args:
-        numbers: of the images.
         note: gets the number of an image and its stored form; may raise what is wrong with it.
-        problems: receives the reasons, by number.
-        threads: None for one per usable CPU.
-        advance: called after each image, from any thread.
-        until: the time by `time.monotonic` after which no other image is read.
     """
 
     def work(position: int) -> None:
@@ -140,14 +129,7 @@ def read_each(
 
 
 def record_facts(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> None:
-    """Decode an image, a JPEG at a small scale, and fill in its facts.
-
-    Args:
-        kind: of data that are stored as pixels.
-
-    Raises:
-        DecodeError: it cannot be decoded.
-    """
+    """Decode an image, a JPEG at a small scale, and fill in its facts."""
     if isinstance(stored, bytes):
         facts.file_hash[number] = content_hash(stored)
         facts.formats[number] = format_of(stored)

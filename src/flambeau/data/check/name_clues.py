@@ -33,11 +33,7 @@ _EVERYWHERE = 0.5
 def name_findings(
     names: Sequence[str], labels: Sequence[int], is_val: NDArray[np.bool_]
 ) -> list[Finding]:
-    """Findings from the names of the files.
-
-    Args:
-        names: paths, if the images are files; other names, such as numbers, are ignored.
-    """
+    """Findings from the names of the files; names that are no paths are ignored."""
     stems = list(map(_stem, names))
     groups, num_cut = _groups_in_both(stems, labels, is_val)
     clues_and_rows = [

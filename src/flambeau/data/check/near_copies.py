@@ -2,9 +2,8 @@
 
 Each image, whole, in nine parts, and mirrored, is searched in its k-means cell and the nearest others (an
 inverted file: Sivic and Zisserman 2003, "Video Google", section 4); similar candidates are aligned and judged
-at a higher resolution. No array of size N x N exists: for 1.2 million images the arrays take 4 kB per image
-at the peak, temporary ones included (bench/check_scale.py).
-Not for pictures that were rotated, recolored, or cropped further.
+at a higher resolution. For 1.2 million images the arrays take 4 kB per image at the peak
+(bench/check_scale.py). Not for pictures that were rotated, recolored, or cropped further.
 """
 
 from collections.abc import Callable
@@ -50,7 +49,6 @@ class NearPair(NamedTuple):
 
     Attributes:
         first, second: numbers of the images; `second` shows all or a part of `first`.
-        is_mirrored: one is a mirror image of the other.
         cut: share of the first that the second does not show, 0 to 1.
         likeness: cosine of the two, up to 1.
     """
@@ -79,8 +77,6 @@ def near_pairs(
 
     Args:
         small: (N, SIDE, SIDE) grey; images that hardly vary are not compared.
-        chroma: (N, 2), mean Cb and Cr.
-        advance: called with the number of images searched since the last call.
     """
     pictures = torch.from_numpy(small)
     blocks = range(0, len(pictures), _BLOCK)
@@ -148,12 +144,7 @@ def _each_once(kept: list[tuple[Tensor, ...]], reference: Tensor) -> list[NearPa
 
 
 class _Index:
-    """Coarse spectra of the images that can be matched, by k-means cells.
-
-    Args:
-        pictures: (N, SIDE, SIDE) uint8.
-        numbers: of the images that can be matched.
-    """
+    """Coarse spectra of pictures (N, SIDE, SIDE) uint8 that can be matched, by k-means cells."""
 
     def __init__(self, pictures: Tensor, numbers: Tensor) -> None:
         self._pictures = pictures

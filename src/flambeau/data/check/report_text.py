@@ -32,13 +32,7 @@ def report_lines(check: DataCheck) -> Iterator[str]:
 
 
 class ReportItem(NamedTuple):
-    """A finding in the report of a run.
-
-    Attributes:
-        kind: one of KINDS, or '' if it is not a finding.
-        title: a sentence.
-        lines: the lines after it.
-    """
+    """A finding in the report of a run; `kind` is '' if it is not a finding."""
 
     kind: str
     title: str

@@ -34,12 +34,7 @@ class SamePictures:
 def same_pictures(
     facts: ImageFacts, is_val: NDArray[np.bool_], *, advance: Callable[[int], object]
 ) -> SamePictures:
-    """Compare all images with each other, except blank ones, which are all alike.
-
-    Args:
-        is_val: (N,) bool.
-        advance: called with the number of images compared since the last call.
-    """
+    """Compare all images with each other, except blank ones, which are all alike."""
     by_picture = _by_hash(facts)
     groups = [group for group in by_picture if len(group) > 1]
     firsts = np.array([group[0] for group in by_picture], np.int64)
@@ -192,20 +187,21 @@ def _contradictions(
 
 def _copies(groups: Sequence[Sequence[int]], drop: frozenset[int]) -> Finding:
     count = sum(len(group) - 1 for group in groups)
-    more = "is a copy" if count == 1 else "are copies"
+    verb = "is a copy" if count == 1 else "are copies"
+    rows = []
+    for group in groups:
+        num_more = len(group) - _OF_A_GROUP
+        note = f"and {num_more:,} more" if num_more > 0 else ""
+        rows.append(Row(tuple(group[:_OF_A_GROUP]), note))
     return Finding(
         "copies",
-        f"{images_text(count)} {more} of another one in the same part",
+        f"{images_text(count)} {verb} of another one in the same part",
         "A picture counts as often as it is there, in training and in the figures.",
         "Keep one of each, as --out does, unless the weight is meant.",
         count,
-        [Row(tuple(group[:_OF_A_GROUP]), _more(group)) for group in groups],
+        rows,
         drop,
     )
-
-
-def _more(group: Sequence[int]) -> str:
-    return f"and {len(group) - _OF_A_GROUP:,} more" if len(group) > _OF_A_GROUP else ""
 
 
 def _near(pairs: Sequence[NearPair], facts: ImageFacts, drop: frozenset[int]) -> Finding:

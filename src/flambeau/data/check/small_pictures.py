@@ -105,8 +105,6 @@ def aligned(
 
     Args:
         pictures_NSS, others_NSS: grey levels, float32.
-        cuts_N4: int64, the part to begin with.
-        is_mirrored_N: bool, whether the other picture is a mirror image.
 
     Returns:
         (N,) cosine of the two; (N, 4) the part; and (N, 2) differences: of the means in gray levels, and of

@@ -1,8 +1,7 @@
 """Facts of images almost without decoding them: exact copies, sizes, formats, broken headers, blank ones.
 
 Each image is read once. Its length and some bytes from its middle are hashed, and all of its bytes only if
-another image agrees in those; it is decoded only if it takes so few bytes that it may be blank. A training
-can afford that at its end; `flambeau check` finds more.
+another image agrees in those; it is decoded only if it takes so few bytes that it may be blank.
 """
 
 import time
@@ -30,13 +29,8 @@ _LEVELS = 12  # range of stored pixels that may be blank
 def measure_stored(source: Source, kind: PixelKind, *, seconds: float) -> ImageFacts:
     """Read each image of a source; those for which no time was left count as missing.
 
-    Args:
-        kind: of data that are stored as pixels.
-        seconds: about how long it may take.
-
-    Returns:
-        Both hashes are of the stored bytes, except for images that may be blank. Facts that need decoding
-        are those of an image with all levels.
+    Both hashes are of the stored bytes, except for images that may be blank; facts that need decoding are
+    those of an image with all levels.
     """
     until = time.monotonic() + seconds
     facts = empty_facts(len(source))

@@ -7,23 +7,14 @@ from flambeau.errors import InputError
 
 
 class BadImages:
-    """Counts distinct bad images, and writes each down once.
-
-    Args:
-        path: of the list, one line per image; an existing one is continued. None keeps it in memory.
-        limit: how many are allowed.
-    """
+    """Counts distinct bad images, and lists each once, one per line of `path`; None writes no file."""
 
     def __init__(self, path: Path | None, *, limit: int) -> None:
         self._path, self._limit = path, limit
-        self.names: dict[str, None] = {}
-        """What has been found so far, in the order of finding."""
+        self.names: dict[str, None] = {}  # a set in the order of insertion
 
     def report_to(self, describe: Callable[[int], str]) -> Callable[[Sequence[int]], None]:
-        """A function that takes the bad indices of one data set, whose images `describe` names.
-
-        That function raises InputError when the limit is passed.
-        """
+        """A function that takes bad indices of one data set; it raises InputError beyond the limit."""
 
         def report(indices: Sequence[int]) -> None:
             if not self.names and self._path is not None and self._path.exists():

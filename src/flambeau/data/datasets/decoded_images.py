@@ -9,33 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_DECODED_AT_ONCE = 4096  # images on their way, so that the host never has all of them twice
+_DECODED_AT_ONCE = 4096  # images in progress, so that the host never has all of them twice
 
 
 NUMPY_TYPES = {torch.uint8: np.uint8, torch.float32: np.float32}  # of pixels
 
 
 class NothingReadable(ValueError):
-    """No image is readable, and each should be replaced by one that is."""
+    """No image of the data set is readable."""
 
 
 class DecodedImages:
     """All images of a data set.
 
     Args:
-        read: gives of positions (N,) which ones could not be decoded, as -1, and the pixels of the others.
-        length: number of images.
+        read: takes positions (N,), and returns them, with -1 for images that could not be decoded, and the
+            pixels of the others.
         shape: (S, S, C).
-        device: where to keep them.
-        replace: the next readable image stands in for a bad one; else a bad one is left out.
-        dtype: uint8 or float32.
+        replace: replace a bad image by the next readable one; else leave it out.
 
     Attributes:
-        used: (length,) int64 on the CPU, the image used for each, -1 for none; None where each is for itself.
-        x_NHWC: (length, S, S, C) of `dtype` on the device; zeros where an image is bad.
-
-    Raises:
-        NothingReadable: where each should be replaced.
+        used: (length,) int64 on the CPU, the image used for each, -1 for none; None if all are readable.
+        x_NHWC: (length, S, S, C) of `dtype` on the device; zeros for bad images.
     """
 
     def __init__(

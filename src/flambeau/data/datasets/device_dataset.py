@@ -1,6 +1,6 @@
 """A small data set decoded once and held on the device, augmented there batch by batch.
 
-Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024 (arXiv:2404.00498) loads data so.
+As in Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024 (arXiv:2404.00498).
 
 S: side in pixels, N: images, C: channels, H: height, W: width.
 """
@@ -18,24 +18,14 @@ from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.recipes.data.batch_augment import batch_augment
 
-# Of the device's memory: 330,000 images of 32 x 32 x 3. Chosen: small beside a model, on any GPU of today.
+# Of the device's memory: 330,000 images of 32 x 32 x 3. Chosen: small beside a model on any current GPU.
 HELD_BYTES = 1 << 30
 
 
 def can_hold(
     source: Source, *, image_size: int, channels: int, limit_bytes: int = HELD_BYTES
 ) -> bool:
-    """Whether a `DeviceDataset` takes these images: all of them small, of this size, and within the limit.
-
-    Args:
-        source: where they come from.
-        image_size: side, pixels.
-        channels: 1 for grey, 3 for RGB.
-        limit_bytes: of pixels on the device.
-
-    Raises:
-        InputError: none of those looked at can be read.
-    """
+    """Whether a `DeviceDataset` can hold these images: all small, of this size, and within the limit."""
     size = len(source) * image_size**2 * channels * pixel_type(source).itemsize
     if size > limit_bytes or image_size > SMALL_SIDE:
         return False
@@ -43,29 +33,14 @@ def can_hold(
 
 
 class DeviceDataset(SeededDataset):
-    """Small images of a source on a device: the batches of an `ImageDataset`, made where they are used.
+    """Small images of a source held on a device, with the batches of an `ImageDataset`.
 
-    For the same source, settings, indices and seeds it gives the same pixels, targets and bad images, so
-    order, resume and randomness keep their contract. A batch costs the copy of its indices and seeds, and
-    never waits.
-
-    A DataLoader must neither pin its batches, which are no memory of the host's, nor make them in workers,
-    which would each hold the data. Pickled, it takes the pixels along.
+    A DataLoader must not pin its batches, which are not in host memory, nor make them in workers, which would
+    each hold the data. Pickling includes the pixels.
 
     Args:
-        source: where the images come from; read once, here.
         image_size: side, pixels; all images must have it (`can_hold`).
-        channels: 1 for grey, 3 for RGB.
-        train: augment, and replace bad images; False for evaluation.
-        device: where to hold them.
-        skip_bad: go on after an image that cannot be read or decoded, as `ImageDataset` does.
-        crop: of training images: how far they are moved, and whether half of them are mirrored.
         cutout: side of a square of zeros in each training image, pixels; 0 for none.
-        limit_bytes: of pixels on the device.
-
-    Raises:
-        InputError: a bad image and not skip_bad, no readable image at all, images that are not small and
-            of one size, or more than limit_bytes.
     """
 
     def __init__(
@@ -112,8 +87,8 @@ class DeviceDataset(SeededDataset):
         """Make one batch on the device.
 
         Args:
-            indices: (N,) int64, positions in the source, on the CPU or on the device. Where the source has
-                bad images, those on the device are fetched from there, which waits for it.
+            indices: (N,) int64, positions in the source, on the CPU or on the device. If the source has bad
+                images, indices on the device are copied to the host, which waits for the device.
             seeds: (N,) int64, one per sample, on the CPU or on the device; not used in evaluation.
 
         Returns:
@@ -128,19 +103,41 @@ class DeviceDataset(SeededDataset):
             used = self._decoded.used[indices]
             bad = indices[used != indices].tolist()
             used = used[used >= 0]
-        used = self._moved(used)
+        used = self._on_device(used)
         x_NCHW = self._decoded.x_NHWC[used].permute(0, 3, 1, 2)
         if self.train:
             x_NCHW = batch_augment(
                 x_NCHW,
-                self._moved(seeds),
+                self._on_device(seeds),
                 padding=self.crop.padding_of(self.image_size),
                 flip=self.crop.flip,
                 cutout=self.cutout,
             )
         return (x_NCHW, self._labels[used]), bad
 
-    def _moved(self, numbers: Tensor) -> Tensor:
+    def _on_device(self, numbers: Tensor) -> Tensor:
         if self.device.type == "cuda" and not numbers.is_cuda:
-            numbers = numbers.pin_memory()  # the only host memory from which a copy never waits
+            numbers = numbers.pin_memory()  # copies from other host memory would wait
         return numbers.to(self.device, non_blocking=True)
+
+
+class WithIndices(SeededDataset):
+    """The evaluation batches of a data set as (images, targets, indices), indices (N,) int64 on the host."""
+
+    def __init__(self, data: ImageDataset | DeviceDataset) -> None:
+        self._data = data
+        self.device = getattr(data, "device", None)  # loaders need to know where batches are made
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def describe(self, index: int) -> str:
+        return self._data.describe(index)
+
+    def batch(
+        self, indices: Tensor, seeds: Tensor
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Sequence[int]]:
+        (images, targets), bad = self._data.batch(indices, seeds)
+        if bad:
+            indices = indices[~torch.isin(indices, torch.tensor(bad))]
+        return (images, targets, indices), bad

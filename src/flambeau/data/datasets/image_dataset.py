@@ -1,7 +1,4 @@
-"""Batches of augmented images from a source.
-
-N: images, C: channels, S: side in pixels.
-"""
+"""Batches of augmented images from a source."""
 
 from collections.abc import Sequence
 
@@ -21,43 +18,32 @@ from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.batch_augment import batch_augment
 
-# Up to here a random crop of a part would leave too little (CIFAR 32, Tiny ImageNet 64).
+# In images up to this side a random resized crop would leave too little (CIFAR 32, Tiny ImageNet 64).
 SMALL_SIDE = 64
 CACHE_BYTES = 256 << 20  # decoded small images kept in memory: 87,000 of 32 x 32 x 3
 
 
 def pixel_type(source: Source) -> torch.dtype:
-    """Of the images that a data set makes of a source: uint8 or float32."""
+    """The dtype of a source's decoded images: uint8 or float32."""
     return torch.uint8 if pixel_kind(source) == "uint8" else torch.float32
 
 
 class ImageDataset(SeededDataset):
     """Images of a source, all of one size, augmented for training or cropped for evaluation.
 
-    Where image_size is at most 64 and a probe finds all images of exactly that size, they are small images:
-    training shifts and mirrors them, and up to 256 MiB they are decoded once, here, and shared with workers
-    that are forked. Other images are decoded for each batch; training takes random resized crops.
+    If image_size is at most 64 and a probe finds all images of exactly that size, they are small images:
+    training shifts and mirrors them, and up to 256 MiB of them are decoded once, here, and shared with forked
+    workers. Other images are decoded for each batch, and training takes random resized crops.
 
     Args:
-        source: where they come from.
-        image_size: side of the results, pixels.
-        channels: 1 for grey, 3 for RGB.
-        train: augment, and replace bad images; False for evaluation.
-        skip_bad: go on after an image that cannot be read or decoded. In training the next readable one of
-            the source stands in for it, with the seed of the bad one; in evaluation it is left out.
-        crop: of training images; its interpolation is that of evaluation, too.
+        skip_bad: continue after an image that cannot be read or decoded. In training it is replaced by the
+            next readable one of the source, with its own seed; in evaluation it is left out.
+        crop: of training images; its interpolation is also that of evaluation.
         augmentation: of training images, after crop and flip; none for floating-point pixels.
-        keep: small images once they are decoded; False where each is asked for once, so that the first batch
-            does not wait for the last image.
-        threads: that make a batch together; None for as many as there are CPUs for this process, and one in
-            a worker of a DataLoader. The pixels do not depend on it.
-
-    Raises:
-        InputError: a bad image and not skip_bad, here (small images) or in `batch`; no readable image at all;
-            or an augmentation of floating-point pixels.
-
-    Attributes:
-        dtype: of the images, uint8, or float32 where the source has such pixels.
+        keep: keep decoded small images; False if each is read only once, so that the first batch does not
+            wait for the last image.
+        threads: that make a batch together; None for the CPUs of this process, or one in a DataLoader's
+            worker. The pixels do not depend on it.
     """
 
     def __init__(
@@ -90,7 +76,7 @@ class ImageDataset(SeededDataset):
         size = len(source) * image_size**2 * channels * self.dtype.itemsize
         if keep and self.small and size <= CACHE_BYTES:
             self._kept = self.decoded(torch.device("cpu"))
-            # Its threads have done their work, and a process is best forked without any.
+            # A new pool: its threads start when they are needed, and none should exist at a fork.
             self._pool = DecodePool(threads)
 
     def __len__(self) -> int:
@@ -109,12 +95,12 @@ class ImageDataset(SeededDataset):
         Returns:
             ((images, targets), bad): images (N, C, S, S) of `dtype`, channels_last in memory; targets (N,)
             int64; and the indices that could not be read, replaced in training, missing in evaluation.
-
-        Raises:
-            InputError: a bad image and not skip_bad, or no readable image at all.
         """
         if self._kept is None:
-            used, x_NHWC = self._read(indices.tolist(), seeds.tolist(), tries=self._tries)
+            tries = (
+                len(self) if self.train else 1
+            )  # in training the next readable image replaces a bad one
+            used, x_NHWC = self._read(indices.tolist(), seeds.tolist(), tries=tries)
         else:
             used = indices if self._kept.used is None else self._kept.used[indices]
             x_NHWC = self._kept.x_NHWC[used[used >= 0]]
@@ -127,11 +113,7 @@ class ImageDataset(SeededDataset):
         return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
 
     def decoded(self, device: torch.device) -> DecodedImages:
-        """All images, which must be small, decoded once and kept on a device.
-
-        Raises:
-            InputError: a bad image and not skip_bad, or no readable image at all.
-        """
+        """All images, which must be small, decoded once and kept on a device."""
 
         def read(indices: Tensor) -> tuple[Tensor, Tensor]:
             return self._read(indices.tolist(), [0] * len(indices), tries=1)
@@ -145,7 +127,7 @@ class ImageDataset(SeededDataset):
             raise self._all_bad() from error
 
     def _augment(self, x_NHWC: Tensor, seeds: Sequence[int]) -> None:
-        """In place; small images, which are cropped all at once."""
+        """Augments small images in place, after all of them have been cropped."""
         if self.augmentation:
             pixels = x_NHWC.numpy()
 
@@ -154,20 +136,15 @@ class ImageDataset(SeededDataset):
 
             self._pool.each(len(pixels), work)
 
-    @property
-    def _tries(self) -> int:
-        """Images that are tried in the place of one; in training the next readable one is taken."""
-        return len(self) if self.train else 1
-
     def _all_bad(self) -> InputError:
         return InputError(f"{self.describe(0)} and all {len(self) - 1} other images are bad")
 
     def _read(
         self, indices: Sequence[int], seeds: Sequence[int], *, tries: int
     ) -> tuple[Tensor, Tensor]:
-        """Position of the image used for each index, -1 where it is left out; pixels of the used ones."""
+        """Position of the image used for each index, -1 if left out; and the pixels of the used ones."""
         shape = len(indices), self.image_size, self.image_size, self.channels
-        # NumPy asks Linux for huge pages, torch does not: 8 us an image against 39 for fresh memory.
+        # NumPy asks Linux for huge pages, torch does not: 8 us per image against 39 for fresh memory.
         x_NHWC = torch.from_numpy(np.empty(shape, NUMPY_TYPES[self.dtype]))
         used = [-1] * len(indices)
 
@@ -179,7 +156,7 @@ class ImageDataset(SeededDataset):
         return positions, x_NHWC if -1 not in used else x_NHWC[positions >= 0]
 
     def _write_first_readable(self, index: int, seed: int, out: Tensor, tries: int) -> int:
-        """Write an image, or the first readable one after it; its position, -1 for none."""
+        """Write an image, or the first readable one after it, and return its position; -1 for none."""
         for step in range(tries):
             position = (index + step) % len(self)
             try:

@@ -1,4 +1,4 @@
-"""Mean, standard deviation and sizes of the images of a source, from a look at some of them."""
+"""Mean, standard deviation and sizes of the images of a source, from some of them."""
 
 import dataclasses
 import statistics
@@ -14,24 +14,21 @@ from flambeau.images.decode import Picture, Stored, decode
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
 
-_LEAST_STD = 0.0039  # one grey level of 255: where all images are one flat color
+_LEAST_STD = 0.0039  # one grey level of 255, for images of a single flat color
 
-
-# A JPEG may be decoded down to this for its mean: four times faster for most photos.
+# A JPEG may be decoded down to this size for its mean: four times faster for most photos.
 _STATISTICS_SIDE = 128
 
-
-_Seen = TypeVar("_Seen")
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """What a look at some images of a source says.
+    """Facts from a sample of a source's images.
 
     Attributes:
-        median_shorter_side: pixels.
-        same_size: (height, width) where all those looked at have it, else None.
-        grey: all those looked at are stored without color.
+        same_size: (height, width) if all of the sample have it, else None.
+        grey: all of the sample are stored without color.
     """
 
     median_shorter_side: int
@@ -40,24 +37,13 @@ class Probe:
 
 
 def probe(source: Source, *, limit: int = 64) -> Probe:
-    """Look at the headers of some images, evenly spaced over the source; bad ones are skipped.
-
-    Args:
-        source: any.
-        limit: how many to look at, at least 1.
-
-    Returns:
-        A Probe.
-
-    Raises:
-        InputError: none of them can be read.
-    """
-    found = _look_at(source, limit, _size_and_grey)
-    sizes = [size for size, _ in found]
+    """Read the headers of some images, evenly spaced over the source; bad ones are skipped."""
+    facts = _sampled(source, limit, _size_and_grey)
+    sizes = [size for size, _ in facts]
     return Probe(
         median_shorter_side=round(statistics.median(map(min, sizes))),
         same_size=sizes[0] if len(set(sizes)) == 1 else None,
-        grey=all(grey for _, grey in found),
+        grey=all(grey for _, grey in facts),
     )
 
 
@@ -71,20 +57,12 @@ def mean_std(
 ) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel, over images evenly spaced over the source.
 
-    Each image counts the same, whatever its size; bad ones are skipped.
-
-    Args:
-        source: any.
-        channels: 1 for grey, 3 for RGB.
-        limit: how many images to take, at least 1.
+    Each image has the same weight, whatever its size; bad ones are skipped.
 
     Returns:
         (mean, standard deviation), each `channels` numbers in [0, 1] with 4 digits, the deviation at least
-        0.0039, so that one may divide by it; of floating-point pixels in their own unit, with 6 digits that
-        count, the deviation at least a millionth of the largest mean and 1e-12.
-
-    Raises:
-        InputError: none of the images can be read.
+        0.0039, to allow division by it; for floating-point pixels in their unit, with 6 significant digits,
+        the deviation at least a millionth of the largest mean and 1e-12.
     """
     levels = np.arange(256)
     is_float = pixel_kind(source) != "uint8"
@@ -102,7 +80,7 @@ def mean_std(
         area = pixels.size // channels
         return counts @ levels / (255 * area), counts @ levels**2 / (255**2 * area)
 
-    mean, square = np.mean(_look_at(source, limit, moments), axis=0)
+    mean, square = np.mean(_sampled(source, limit, moments), axis=0)
     if is_float:
         least = max(1e-12, 1e-6 * float(abs(mean).max()))
         std = np.sqrt(np.maximum(square - mean * mean, least**2))
@@ -111,24 +89,24 @@ def mean_std(
     return mean.round(4).tolist(), std.round(4).tolist()
 
 
-def _look_at(source: Source, limit: int, look: Callable[[Stored], _Seen]) -> list[_Seen]:
-    """What a look at each of some images says, evenly spaced over the source; bad ones are skipped."""
+def _sampled(source: Source, limit: int, measure: Callable[[Stored], T]) -> list[T]:
+    """Measurements of some images, evenly spaced over the source; bad ones are skipped."""
     count = min(len(source), limit)
     indices = [number * len(source) // count for number in range(count)]
-    seen: dict[int, _Seen] = {}
+    results: dict[int, T] = {}
     problems: dict[int, str] = {}
 
     def work(number: int) -> None:
         try:
-            seen[number] = look(source.read(indices[number]))
+            results[number] = measure(source.read(indices[number]))
         except OSError as error:
             problems[number] = why_unreadable(error)
         except DecodeError as error:
             problems[number] = str(error)
 
     DecodePool().each(count, work)
-    if not seen:
+    if not results:
         raise InputError(
             f"no image can be read; the first one is {source.describe(indices[0])}: {problems[0]}"
         )
-    return [seen[number] for number in sorted(seen)]
+    return [results[number] for number in sorted(results)]

@@ -63,10 +63,6 @@ def _aligned(num_bytes: int) -> NDArray[np.uint8]:
 class BatchMemory:
     """The images of a batch in one block of memory, which makes stacking them free.
 
-    Args:
-        count: samples of the batch.
-        spare: supplies the memory; None for page-locked memory.
-
     Attributes:
         batches: the batches allocated so far, (N, C, H, W).
         tables: (C, 256) floats of 8-bit batches that are still to be looked up.
@@ -115,12 +111,7 @@ def _uses(x: Tensor) -> int:
 
 
 def collate_in_place(samples: list[Any], memory: BatchMemory, device: torch.device | None) -> Any:
-    """`default_collate`, but images that lie in `memory` are not copied.
-
-    Args:
-        samples: of the data set, all of one structure.
-        device: where 8-bit levels are converted by `memory.tables`.
-    """
+    """`default_collate`, but images that lie in `memory` are not copied."""
     by_torch: Any = default_collate_fn_map[Tensor]
 
     def stack(tensors: list[Tensor], **settings: Any) -> Any:

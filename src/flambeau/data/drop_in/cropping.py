@@ -30,14 +30,9 @@ def whole(picture: Picture, channels: int, seed: int) -> Pixels:
 
 
 def source_of(transforms: Sequence[Any], *, of_tensor: bool) -> tuple[Source, int] | None:
-    """A function for the first transforms, if they are a crop or a resizing.
+    """A function for the first transforms if they are a crop or a resizing, and how many it replaces.
 
-    Args:
-        transforms: the user's.
-        of_tensor: they get a tensor, which torch resizes; else a PIL image.
-
-    Returns:
-        The function, and how many transforms it replaces.
+    `of_tensor`: they get a tensor, which torch resizes, and not a PIL image.
     """
     if not transforms:
         return None
@@ -54,7 +49,7 @@ def source_of(transforms: Sequence[Any], *, of_tensor: bool) -> tuple[Source, in
             )
 
         return cropped, 1 + (mirror is not None)
-    return _resized(transforms, pillows=not of_tensor)
+    return _resized(transforms, like_pillow=not of_tensor)
 
 
 def crop_step(transform: Any, *, of_tensor: bool) -> PixelStep | None:
@@ -72,7 +67,7 @@ def crop_step(transform: Any, *, of_tensor: bool) -> PixelStep | None:
     return None
 
 
-def _resized(transforms: Sequence[Any], *, pillows: bool) -> tuple[Source, int] | None:
+def _resized(transforms: Sequence[Any], *, like_pillow: bool) -> tuple[Source, int] | None:
     """A resizing of the whole picture, and the center crop after it."""
     sides = _resize(transforms[0])
     if sides is None:
@@ -90,7 +85,7 @@ def _resized(transforms: Sequence[Any], *, pillows: bool) -> tuple[Source, int] 
             part,
             channels=channels,
             interpolation=filter_,
-            pillows=pillows,
+            like_pillow=like_pillow,
         )
         return pixels if window is None else _center_cropped(pixels, window)
 

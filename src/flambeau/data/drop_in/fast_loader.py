@@ -36,11 +36,7 @@ class FastOptions:
     """How a loader is read.
 
     Attributes:
-        threads: threads that read; None for the number of CPUs.
         workers: processes that read instead of threads; None for the loader's own, if threads are unsafe.
-        channels_last: batches of images in that memory format.
-        device: where batches go; 8-bit levels cross the bus and are normalized there.
-        packed: where images are read instead of their files.
     """
 
     threads: int | None = None

@@ -19,10 +19,7 @@ class Takeover:
     """What flambeau does of a data set's work.
 
     Attributes:
-        taken: names of transforms that run in flambeau's code.
-        left: names of transforms that are called as they are.
         code: classes whose own code reads the samples; nothing is known about it.
-        pipelines: number of different transforms that samples go through.
     """
 
     taken: tuple[str, ...]

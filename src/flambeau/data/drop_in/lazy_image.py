@@ -26,12 +26,8 @@ _MOST_BEHIND_END = 1024
 class LazyImage(Image.Image):
     """An image as `PIL.Image.open` or its `convert` returns it, without pixels until they are needed.
 
-    Every PIL method that needs pixels, or anything else in the file, gets them: PIL reads the file then.
-
-    Args:
-        picture: the image as our decoder reads it.
-        mode: 'RGB' or 'L', to which it is converted.
-        open_it: returns the image as PIL reads it.
+    Every PIL method that needs pixels, or anything else in the file, gets them: `open_it` reads the file
+    then.
     """
 
     def __init__(self, picture: Picture, mode: str, open_it: Callable[[], Image.Image]) -> None:
@@ -118,13 +114,7 @@ class _LazyPixels:
 def open_lazily(
     opener: Any, fp: Any, stored: Stored | None = None, formats: Any = None
 ) -> Image.Image:
-    """What `PIL.Image.open` returns, or a LazyImage if our decoder gives the same pixels.
-
-    Args:
-        opener: PIL's `open`.
-        fp, formats: its arguments.
-        stored: the image, if it is read from elsewhere than `fp`.
-    """
+    """What `PIL.Image.open` returns for `fp` or `stored`, or a LazyImage of the same pixels."""
     data = _read(fp) if stored is None else stored
     if not isinstance(data, bytes):
         pixels = data[:, :, 0] if data.ndim == 3 and data.shape[2] == 1 else data

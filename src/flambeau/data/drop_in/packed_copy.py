@@ -17,15 +17,7 @@ _MOST_BYTES = 1 << 26  # of a .pack.json, which has a line for each file of a sh
 
 
 class PackedCopy:
-    """What `flambeau pack FOLDER FILE` wrote, read by the paths of its images.
-
-    Args:
-        path: the packed file.
-        folder: the folder it was packed from.
-
-    Raises:
-        InputError: no such file, or it was not packed from this folder in its present state.
-    """
+    """What `flambeau pack FOLDER FILE` wrote, read by the paths of its images."""
 
     def __init__(self, path: Path, folder: Path) -> None:
         images = FolderSource(folder)
@@ -57,11 +49,7 @@ class PackedCopy:
 
 
 def copy_for(path: str | os.PathLike[str], dataset: Any) -> PackedCopy:
-    """The packed copy of the folder that a data set reads.
-
-    Raises:
-        InputError: as PackedCopy; the data set has no attribute `root`, or several folders.
-    """
+    """The packed copy of the folder that a data set reads."""
     roots = {
         str(part.root)
         for part in parts_of(dataset)

@@ -20,12 +20,8 @@ class Sample:
     """The sample that is being made in this thread.
 
     Args:
-        seed: of its random numbers.
         number: its position in the batch; None if it stands for all samples of the batch, one image each.
-        memory: of the batch; None if each image has its own.
         raw: keep 8-bit levels, to be normalized on the device.
-        is_seeded: torch's generator has been seeded for this sample.
-        stored: returns the image of a path, if it is stored elsewhere.
     """
 
     def __init__(

@@ -55,13 +55,9 @@ class Plan:
     """The steps of one Compose, in their order.
 
     Attributes:
-        source: makes the pixels of a picture.
         pixel_steps: change pixels (H, W, C) uint8.
         pointwise: the user's transforms that map single levels to numbers.
-        float_steps: change the tensor.
         tail: the user's transforms from the first one on that is unknown.
-        taken: names of the transforms that run in flambeau's code.
-        left: names of those that are called as they are.
     """
 
     source: Source = whole

@@ -52,36 +52,38 @@ def keeps_levels(transform: Any) -> bool:
     ) or is_from_timm(transform, "MaybePILToTensor")
 
 
-_PIL_TO_PIL = {
-    "AugMix",
-    "AutoAugment",
-    "CenterCrop",
-    "ColorJitter",
-    "ElasticTransform",
-    "GaussianBlur",
-    "Grayscale",
-    "Pad",
-    "RandAugment",
-    "RandomAdjustSharpness",
-    "RandomAffine",
-    "RandomAutocontrast",
-    "RandomCrop",
-    "RandomEqualize",
-    "RandomGrayscale",
-    "RandomInvert",
-    "RandomPerspective",
-    "RandomPosterize",
-    "RandomResizedCrop",
-    "RandomRotation",
-    "RandomSolarize",
-    "Resize",
-    "TrivialAugmentWide",
-    "AugMixAugment",
-    "CenterCropOrPad",
-    "RandomCropOrPad",
-    "RandomResizedCropAndInterpolation",
-    "ResizeKeepRatio",
-}
+_PIL_TO_PIL = frozenset(
+    {
+        "AugMix",
+        "AutoAugment",
+        "CenterCrop",
+        "ColorJitter",
+        "ElasticTransform",
+        "GaussianBlur",
+        "Grayscale",
+        "Pad",
+        "RandAugment",
+        "RandomAdjustSharpness",
+        "RandomAffine",
+        "RandomAutocontrast",
+        "RandomCrop",
+        "RandomEqualize",
+        "RandomGrayscale",
+        "RandomInvert",
+        "RandomPerspective",
+        "RandomPosterize",
+        "RandomResizedCrop",
+        "RandomRotation",
+        "RandomSolarize",
+        "Resize",
+        "TrivialAugmentWide",
+        "AugMixAugment",
+        "CenterCropOrPad",
+        "RandomCropOrPad",
+        "RandomResizedCropAndInterpolation",
+        "ResizeKeepRatio",
+    }
+)
 """Classes of torchvision and timm that map one PIL image to one, unlike FiveCrop or Lambda."""
 
 

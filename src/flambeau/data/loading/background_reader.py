@@ -34,12 +34,7 @@ def prefetch(
 
     Args:
         parts: iterated in the thread that consumes the results.
-        read: called in the other thread, for one part at a time.
-        depth: at least 1.
         start: called once in the other thread, before anything is read.
-
-    Raises:
-        ValueError: a depth below 1.
 
     Example:
         >>> list(prefetch([3, 4, 5], float))

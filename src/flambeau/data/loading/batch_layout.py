@@ -1,13 +1,12 @@
 """How the samples of a global batch are divided into forward passes and shared by the ranks.
 
-`BatchLayout` divides a global batch into micro-batches, which the ranks share. `FixedPartsLayout` divides it
-into the same parts on any number of ranks, and gives each rank some of the parts.
+`BatchLayout` divides it into micro-batches, which the ranks share. `FixedPartsLayout` divides it into the
+same parts on any number of ranks, and gives each rank some of the parts.
 """
 
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from flambeau.data.loading.micro_batch import share_of
 from flambeau.recipes.parallel.fixed_order_sum import parts_of
@@ -45,50 +44,11 @@ class Cut:
     dealt: int = 0
 
 
-class Layout(Protocol):
-    """Divides global batches into the forward passes of one rank."""
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Samples per forward pass, of all ranks together."""
-
-    @property
-    def global_batch_size(self) -> int:
-        """Samples per optimizer step."""
-
-    @property
-    def num_parts(self) -> int:
-        """Forward passes of a whole global batch."""
-
-    @property
-    def world(self) -> int:
-        """Number of ranks."""
-
-    @property
-    def min_size(self) -> int:
-        """Smallest forward pass, of all ranks together, in which every rank can take part."""
-
-    def cut(self, start: int, stop: int) -> Iterator[Cut]:
-        """This rank's forward passes of the global batch of the samples from `start` to `stop`."""
-
-    def with_micro_batches(self, size: int) -> "Layout":
-        """The same global batches in micro-batches of `size` samples."""
-
-    def in_batches_of(self, size: int) -> "Layout":
-        """Batches for an evaluation, which has no optimizer steps."""
-
-    def halved(self, *, min_size: int) -> "Layout | None":
-        """The same global batches in twice as many passes of at least `min_size`; None if impossible."""
-
-
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
     """Global batches in micro-batches, each of which the ranks share.
 
     Attributes:
-        micro_batch_size: samples per forward pass, of all ranks together.
-        accumulate: micro-batches per optimizer step.
-        keeps_empty: a rank without samples computes a stand-in, so that it takes part in the step.
         step_samples: samples per optimizer step where `micro_batch_size` does not divide them: the last
             micro-batch of each step is smaller then.
     """
@@ -112,16 +72,19 @@ class BatchLayout:
 
     @property
     def min_size(self) -> int:
-        """One sample per process."""
+        """Smallest micro-batch in which every rank has a sample."""
         return self.world
 
     def with_micro_batches(self, size: int) -> "BatchLayout":
+        """The same global batches in micro-batches of `size` samples."""
         return dataclasses.replace(self, micro_batch_size=size, step_samples=self.global_batch_size)
 
     def in_batches_of(self, size: int) -> "BatchLayout":
+        """Batches for an evaluation, which has no optimizer steps."""
         return dataclasses.replace(self, micro_batch_size=size, accumulate=1, step_samples=None)
 
     def halved(self, *, min_size: int) -> "BatchLayout | None":
+        """The same global batches in twice as many passes of at least `min_size`; None if impossible."""
         size = max(min_size, -(-self.global_batch_size // (2 * self.num_parts)))
         return self.with_micro_batches(size) if size < self.micro_batch_size else None
 
@@ -156,13 +119,7 @@ class BatchLayout:
 
 @dataclass(frozen=True, slots=True)
 class FixedPartsLayout:
-    """Global batches in parts that are the same on any number of ranks.
-
-    Attributes:
-        global_batch_size: samples per optimizer step.
-        parts: number of parts of a global batch.
-        keeps_empty: a rank without a part computes a stand-in, so that it takes part in the step.
-    """
+    """Global batches in parts that are the same on any number of ranks; see `BatchLayout.keeps_empty`."""
 
     global_batch_size: int
     parts: int
@@ -225,6 +182,10 @@ class FixedPartsLayout:
             )
 
 
+Layout = BatchLayout | FixedPartsLayout
+"""Divides global batches into the forward passes of one rank."""
+
+
 def layout_of(
     batch_size: int,
     *,
@@ -234,14 +195,7 @@ def layout_of(
     world: int = 1,
     keeps_empty: bool = True,
 ) -> Layout:
-    """Fixed parts where `parts` is given, else micro-batches.
-
-    Args:
-        batch_size: samples per micro-batch; with `parts`, per optimizer step.
-        accumulate: micro-batches per optimizer step.
-        parts: number of parts of a global batch.
-        keeps_empty: a rank without samples computes a stand-in.
-    """
+    """Fixed parts where `parts` is given, and `batch_size` is that of a step; else micro-batches."""
     if parts is not None:
         return FixedPartsLayout(batch_size, parts, rank, world, keeps_empty)
     return BatchLayout(batch_size, accumulate, rank, world, keeps_empty)

@@ -28,11 +28,10 @@ class Order(Protocol):
 class BatchPart:
     """What a worker is to read; in NumPy, because a tensor would travel through shared memory.
 
+    `draws` (N,) seed the samples: the index of each, or another number if the epoch repeats it.
+
     Attributes:
         indices: (N,) the samples of the forward pass, of all ranks that share it.
-        draws: (N,) the number that seeds each sample: its index, or another one if the epoch repeats it.
-        total: samples of the global batch.
-        cut: which of the samples are this rank's, and the position of the pass in the global batch.
     """
 
     epoch: int
@@ -48,10 +47,8 @@ class BatchPlan(Sampler[BatchPart]):
     Args:
         order: from an epoch, the indices of its samples, (length,) int64.
         repeats: an index may come several times in an epoch.
-        length: samples per epoch.
         epoch, position: where to begin: an epoch, and samples of it that are already consumed.
         skip: forward passes of the first global batch that are consumed too.
-        epochs: how many in all; None for no end.
     """
 
     def __init__(

@@ -12,11 +12,7 @@ _Layout = Literal["tensors", "columns", "rows", "unclear"]
 
 
 def count_samples(batch: Any) -> int:
-    """The first dimension of its first tensor, or the length of its lists if they have an item per sample.
-
-    Raises:
-        InputError: it contains no tensor.
-    """
+    """The first dimension of its first tensor, or the length of its lists if they have an item per sample."""
     size = _common_size(batch) if _is_list(batch) else None
     return _layout(batch)[1] if size is None else size
 
@@ -35,11 +31,7 @@ def _common_size(values: Sequence[Any]) -> int | None:
 
 
 def is_tensor_per_sample(batch: Any, expected: int) -> bool | None:
-    """Whether a batch is a list with one tensor per sample; None if that is ambiguous.
-
-    Args:
-        expected: samples that the batch should have.
-    """
+    """Whether a batch is a list with one tensor per sample; None if that is ambiguous."""
     if not _is_list(batch) or len(batch) != expected:
         return False
     if not all(isinstance(v, Tensor) for v in batch) or len({v.dim() for v in batch}) != 1:
@@ -59,13 +51,7 @@ def slice_samples(
 ) -> Any:
     """The same batch with these samples only; what is not per sample stays whole.
 
-    Args:
-        samples: positions in the batch.
-        stacked: each tensor holds all samples, as torch's default_collate makes them.
-        listed: the result of `is_tensor_per_sample`.
-
-    Raises:
-        InputError: the batch has no tensor, or it is ambiguous which dimension counts the samples.
+    `stacked`: each tensor holds all samples; `listed`: the result of `is_tensor_per_sample`.
     """
     layout, size = _layout(batch)
     if stacked:

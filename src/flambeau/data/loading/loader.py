@@ -1,8 +1,8 @@
 """Batches in an order that depends on (seed, epoch, length) alone, from any position on.
 
 The order of an epoch is a permutation; a global batch is a slice of it, a micro-batch a slice of the global
-batch, and each rank reads a slice of the micro-batch. The numbers of ranks and workers change who reads a
-sample, never its batch or its augmentation.
+batch, and each rank reads a slice of the micro-batch. Ranks and workers change who reads a sample, never its
+batch or its augmentation.
 """
 
 import contextlib
@@ -40,14 +40,11 @@ class ReadOptions:
     """How samples are read. Only `collate` changes what is in a batch.
 
     Attributes:
-        workers: processes that read; 0 reads in this one.
-        collate: makes a batch of a list of samples.
         pin_memory: batches come in page-locked memory, for asynchronous copies to a GPU; ignored for batches
             that are made on a device.
         stall_timeout: seconds after which a worker that still reads the same sample is lost; 0 is never.
         ahead: batches of a SeededDataset that a thread prefetches if there are no workers; None is 2 with
             `pin_memory`, where a GPU would wait, else 0.
-        restarts: replacements of lost workers that are left.
     """
 
     workers: int = 0
@@ -68,14 +65,8 @@ class Loader:
         dataset: a SeededDataset, or any map-style Dataset. For the latter the global generators of torch,
             NumPy and random are seeded before each sample, so that it depends on (seed, epoch, index) alone;
             where a sampler repeats an index within an epoch, also on the number of the repetition.
-        seed: of order and augmentation.
-        shuffle: False reads the samples in the order of the dataset (evaluation).
         sampler: its `order(epoch)` replaces the permutation.
         on_bad: called, in this process, with the indices that a batch could not read.
-
-    Raises:
-        InputError: the dataset is empty, or there are more ranks than samples in a forward pass; workers for
-            data that are held on a device.
     """
 
     def __init__(
@@ -171,13 +162,7 @@ class Loader:
     def stream(
         self, *, epoch: int, position: int, epochs: int | None = None
     ) -> Iterator[MicroBatch]:
-        """Micro-batches from a position on, epoch after epoch; workers prefetch across the end of an epoch.
-
-        Args:
-            epoch: the first one.
-            position: samples of it that are already consumed.
-            epochs: how many in all; None for no end.
-        """
+        """Micro-batches from a position on, epoch after epoch, also prefetched across epochs."""
         last = None if epochs is None else epoch + epochs
         skip = 0
         while True:
@@ -314,11 +299,7 @@ class _Fetch(Dataset[Any]):
     """Reads a part as (part, batch, samples in it, bad indices); runs in the workers."""
 
     def __init__(
-        self,
-        dataset: Dataset[Any],
-        seed: int,
-        collate: Callable[[list[Any]], Any],
-        workers: int,
+        self, dataset: Dataset[Any], seed: int, collate: Callable[[list[Any]], Any], workers: int
     ) -> None:
         self._dataset, self._seed, self._collate = dataset, seed, collate
         self._workers = workers

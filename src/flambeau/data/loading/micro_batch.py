@@ -12,23 +12,14 @@ _SETTLE_S = 0.01  # threads of gloo need a millisecond; chosen
 class MicroBatch(NamedTuple):
     """The samples of one forward pass, and its position in the global batch.
 
+    Fields that are not listed here are those of `batch_layout.Cut`.
+
     Attributes:
-        data: this rank's samples, collated.
         indices: (N,) int64, indices of the samples of all ranks.
         size: samples in `data` that count: fewer where a data set leaves out what it cannot read; 0 where
             `data` is a stand-in, on a rank without samples.
-        total: samples of the global batch, of all ranks.
-        part: its number in the global batch, from 1.
-        ends_batch: this is the last micro-batch of the global batch.
-        ends_epoch: this is the last micro-batch of the epoch.
         position: samples of the epoch that are consumed after it (of UserDataLoader: batches).
-        bad: indices that could not be read.
-        all_have: every rank has samples that count.
-        draw: a number that no other batch of the epoch has; seeds what is drawn at random for it.
         local: which of `indices` are in `data`.
-        dealt: number of parts of the global batch that hold samples, in fixed parts; else 0.
-        counts_indices: no earlier micro-batch of the global batch contained these samples.
-        sum_key: metrics of micro-batches with the same key are added up together, in their order.
     """
 
     data: Any

@@ -20,7 +20,6 @@ class SeededDataset(Dataset[Any]):
         """Make one batch.
 
         Args:
-            indices: (N,) int64, positions in the dataset.
             seeds: (N,) int64, one per sample; its augmentation must depend on nothing else.
 
         Returns:

@@ -25,12 +25,6 @@ class UserDataLoader:
 
     Each rank reads all batches and takes its share of the samples, unless the loader has a
     DistributedSampler: then its batches are the shares.
-
-    Args:
-        batches: re-iterable, with a length.
-        accumulate: batches per optimizer step.
-        seed: of the generators.
-        keeps_empty: yield a stand-in where a rank has no share, rather than nothing.
     """
 
     def __init__(

@@ -27,11 +27,10 @@ class CannotStore(ValueError):
 
 
 class Layout(NamedTuple):
-    """The common shape and type of all images of an array.
+    """The common shape, (H, W) or (H, W, C), and dtype of all images of an array.
 
     Attributes:
         shape: (H, W), or (H, W, C).
-        dtype: uint8 or uint16, as NumPy writes it.
     """
 
     shape: tuple[int, ...]
@@ -53,7 +52,6 @@ class Conversion:
             pixels; 'raw' makes pixels of a file.
         resize: pixels of the shorter side; a smaller image keeps its size. None: no change.
         quality: of a JPEG or a WebP, 1 to 100.
-        center_crop: first cut out the square in the middle.
         keep_small: with `resize`, an image that keeps its size also keeps its bytes.
         segments: store JPEGs so that parts of them can be decoded alone (images/jpeg/scan_segments.py).
         channels: of raw pixels, 1 or 3; None: those of the image.
@@ -143,11 +141,7 @@ def layout_of(stored: Stored, how: Conversion) -> Layout:
 
 
 def common_layout(layouts: Sequence[Layout]) -> tuple[Layout, int | None] | None:
-    """The one layout for all images, and the channels to which they must be converted for it.
-
-    Returns:
-        None if the sizes differ. The channels are None if no image must be converted.
-    """
+    """The one layout for all images, if they have one size, and the channels to convert them to, if any."""
     if len(set(layouts)) == 1:
         return layouts[0], None
     if len({layout.shape[:2] for layout in layouts}) > 1:

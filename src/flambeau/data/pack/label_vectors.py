@@ -1,7 +1,4 @@
-"""Images of .rec files with label vectors, which `flambeau pack` copies though no classifier can use them.
-
-MXNet's im2rec writes such labels with `--pack-label`: several classes, boxes, landmarks.
-"""
+"""Images of .rec files with label vectors, which `flambeau pack` copies though no classifier can use them."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,18 +14,7 @@ from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
 
 
 class VectorRecords:
-    """Images of a .rec file, or of shards, with the labels of their headers unchanged.
-
-    Args:
-        path: the file, a folder of shards, or the whole name of shards.
-
-    Attributes:
-        labels: zeros, because there are no classes.
-        vectors: (K,) float32 each, or a number.
-
-    Raises:
-        InputError: it is damaged, or of another format.
-    """
+    """Images of .rec files with the labels of their headers, (K,) float32 or numbers, in `vectors`."""
 
     def __init__(self, path: Path) -> None:
         self._source, _ = open_path(path, labelled=False)

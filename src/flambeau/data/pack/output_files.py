@@ -32,11 +32,8 @@ class Packed(NamedTuple):
     """The result of `pack`.
 
     Attributes:
-        files: DST, or its parts and shards.
-        images: number of images in all of them.
         bad: one line for each image that was left out.
         already: an earlier run of the same command had made it.
-        remarks: differences from the source, or possible surprises; one line each.
     """
 
     files: Sequence[Path]
@@ -47,18 +44,7 @@ class Packed(NamedTuple):
 
 
 class PackFiles:
-    """The files of one DST, unfinished and finished.
-
-    Args:
-        dst: as the user gave it.
-        kind: its format.
-        classes: names, in the order of their labels.
-        units: the parts that are written and redone as a whole.
-        config: everything that decides the content of the files; plain JSON values.
-
-    Attributes:
-        finals: the finished files: DST, or its parts and shards.
-    """
+    """The files of one DST, unfinished and finished; `config` is everything that decides their content."""
 
     def __init__(
         self,
@@ -75,11 +61,7 @@ class PackFiles:
         self.finals = list(dict.fromkeys(map(self._final, units)))
 
     def finished(self) -> Packed | None:
-        """The result of an earlier run of the same command; None if there is none, or it is unfinished.
-
-        Raises:
-            InputError: something else exists.
-        """
+        """The result of an earlier run of the same command; None if there is none, or it is unfinished."""
         facts = read_manifest(self._manifest) if self._manifest.exists() else None
         files = [] if facts is None else [self.dst.with_name(name) for name in facts["files"]]
         if facts is None or not any(path.exists() for path in files):
@@ -140,11 +122,7 @@ class PackFiles:
             path.rename(aside / path.name)
 
     def stored_plan(self) -> Any:
-        """The value given to `store_plan`; None if nothing has begun.
-
-        Raises:
-            InputError: settings or data have changed.
-        """
+        """The value given to `store_plan`; None if nothing has begun."""
         plan = self._staging / _PLAN
         if not plan.exists():
             self._class_names_path()  # raises InputError if they cannot be written
@@ -266,14 +244,7 @@ class PackFiles:
 
 @contextlib.contextmanager
 def name_disk_errors(dst: Path, folder: Path) -> Iterator[None]:
-    """Turn errors of the disk into an OSError that names `dst` instead of a hidden file.
-
-    Libraries such as h5py, tensorstore and torch have their own exceptions for them.
-
-    Args:
-        dst: as the user gave it.
-        folder: where it is written.
-    """
+    """Turn errors of the disk, also of libraries, into an OSError that names `dst`, not a hidden file."""
     try:
         yield
     except InputError:
@@ -358,9 +329,6 @@ def write_whole(path: Path, text: str) -> None:
 
     The temporary file has a fixed name, so that the next try replaces what a kill left behind; `write_file`
     of the recipes would leave it.
-
-    Raises:
-        OSError: of the disk, with `path` as its name.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:

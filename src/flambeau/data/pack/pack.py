@@ -85,20 +85,8 @@ def pack(
     """Make DST of SRC, or continue an unfinished one, or return a finished one.
 
     Args:
-        src: anything that `flambeau train` reads.
-        dst: a file or folder to make; its ending is the format.
-        how: the conversion of each image.
-        split: into which files they go.
         workers: threads that read and convert; the result does not depend on their number.
-        skip_bad_images: how many images may be left out because they cannot be read.
-        download: fetch missing files of a data set by name.
         fresh: start again; finished files are renamed, not deleted.
-        show: a progress bar on standard error, if that is a terminal.
-
-    Raises:
-        InputError: anything wrong with the data or the settings; finished units are kept for the same
-            command.
-        OSError: of the disk.
     """
     split.check()
     kind = target_kind(dst)

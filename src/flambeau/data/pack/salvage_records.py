@@ -1,9 +1,4 @@
-"""The records of a .rec or .tfrecord file, past damage.
-
-The formats are those of the recipes recordio and tfrecord. After damage, reading of a .rec file
-continues at the next magic number, which only headers contain; of a .tfrecord at the next 12 bytes that are a
-length and its checksum, if the checksum of the data also matches.
-"""
+"""The records of a .rec or .tfrecord file, past damage."""
 
 import bisect
 import mmap
@@ -32,8 +27,6 @@ class ScannedRecord(NamedTuple):
     """A record of a packed file, good or damaged.
 
     Attributes:
-        name: of the record, without the file.
-        offset: its first byte; None if unknown.
         image: bytes of a file, or pixels; None if it is damaged.
         label: number or name of its class; None if the record has none.
         content: what is needed to write it again in its format.

@@ -123,11 +123,7 @@ def _json_label(files: Mapping[str, bytes]) -> int | str | None:
 def _samples(
     data: mmap.mmap, read: Container[str] | None = None
 ) -> Iterator[_Sample | ScannedRecord]:
-    """Files that share a key and are not separated by damage.
-
-    Args:
-        read: extensions of the files to read, others are empty; None reads all.
-    """
+    """Files that share a key and are not separated by damage; only extensions in `read` are read."""
     sample = _Sample("", 0, {})
     for member in _members(data):
         match = None if isinstance(member, ScannedRecord) else _NAME.fullmatch(member.name)

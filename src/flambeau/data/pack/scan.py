@@ -30,12 +30,7 @@ _ACCESS_ERRORS = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM)
 
 
 def scan(path: Path, kind: str) -> Iterator[ScannedRecord]:
-    """The records of a file, in its order.
-
-    Args:
-        path: the file, or the folder of a format that is one.
-        kind: as from `formats.kind_of`, or 'folder'.
-    """
+    """The records of a file, in its order."""
     if path.is_file() and not path.stat().st_size:
         yield ScannedRecord("the file", 0, damage="it is empty")
         return

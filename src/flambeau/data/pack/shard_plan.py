@@ -37,8 +37,6 @@ class Split:
         chunks: equal parts NAME_0.EXT and so on, made before all others.
         train_ratio: share of each chunk that becomes NAME_train.EXT; 1 makes no parts.
         test_ratio: share that becomes NAME_test.EXT; the rest is NAME_val.EXT.
-        shuffle: put the images in random order first.
-        seed: of that order.
     """
 
     shards: int = 1
@@ -70,8 +68,6 @@ class Unit(NamedTuple):
 
     Attributes:
         file: its name beside DST; for a folder the sub-folder of DST, or ''.
-        part: number of the source.
-        indices: its images, in the order in which they are written.
     """
 
     file: str
@@ -96,10 +92,6 @@ def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[s
     Args:
         src: anything that `flambeau train` reads; or a .rec file with label vectors.
         kind: the format to make, as from `target_kind`, or 'list'.
-        download: fetch missing files of a data set by name.
-
-    Raises:
-        InputError: anything wrong with the data.
     """
     try:
         train, val = open_parts(src, download=download)
@@ -123,12 +115,7 @@ def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[s
 
 
 def remarks_on_classes(parts: Sequence[tuple[str, Source]], kind: str) -> list[str]:
-    """Possible surprises about classes: some are empty, or get other numbers in a folder.
-
-    Args:
-        parts: as from `named_parts`.
-        kind: as from `target_kind`, or 'list'.
-    """
+    """Possible surprises about classes: some are empty, or get other numbers in a folder."""
     first = parts[0][1]
     if isinstance(first, VectorRecords):
         return [
@@ -159,11 +146,7 @@ def remarks_on_classes(parts: Sequence[tuple[str, Source]], kind: str) -> list[s
 
 
 def units_of(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> list[Unit]:
-    """Which images go into which file.
-
-    Raises:
-        InputError: a file would be empty, or the sources have parts already.
-    """
+    """Which images go into which file."""
     if len(parts) > 1 and (split.chunks > 1 or split.train_ratio < 1):
         flag = "--chunks" if split.chunks > 1 else "--train-ratio"
         raise InputError(
@@ -226,10 +209,9 @@ def _lots(indices: Sequence[int], count: int) -> Iterator[Sequence[int]]:
 def record_paths(source: Source, *, dots: bool) -> list[str]:
     """CLASS/NAME without an ending for each image: unique, and safe as a path on every system.
 
-    The image CLASS/NAME.jpg of a folder keeps its name; a class that cannot be a folder name is escaped.
+    Without `dots` the last part has none, because in a tar the key of a sample ends there.
 
-    Args:
-        dots: False replaces dots in the last part, where in a tar the key of a sample ends.
+    The image CLASS/NAME.jpg of a folder keeps its name; a class that cannot be a folder name is escaped.
     """
     folders_of = folder_names(source.classes)
     paths = []
@@ -260,11 +242,7 @@ def _safe(part: str) -> str:
 
 
 def list_files(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> dict[Path, str]:
-    """The .lst files of `im2rec --list` with their text; image paths are relative to the folder of the list.
-
-    Raises:
-        InputError: images that are no files.
-    """
+    """The .lst files of `im2rec --list` with their text; image paths are relative to the list."""
     split.check()
     if split.shards > 1:
         raise InputError("--shards is for packed files; --chunks makes several lists")

@@ -42,13 +42,7 @@ _GROUP_BYTES = 1 << 25
 def open_table_writer(
     kind: str, path: Path, classes: Sequence[str]
 ) -> Iterator[Callable[[bytes, str, int], None]]:
-    """A function that adds image file, name and label to a new table, complete when the context ends.
-
-    Args:
-        kind: 'parquet' or 'arrow'.
-        path: of the table.
-        classes: names, in the order of the labels.
-    """
+    """A function that adds image file, name and label to a new table, complete when the context ends."""
     pa = extra("pyarrow", what=f"writing {kind}")
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     features = {
@@ -90,14 +84,7 @@ def save_rows(records: Iterable[ScannedRecord], kind: str, target: Path) -> None
 
 
 def walk_table(path: Path, kind: str) -> Iterator[ScannedRecord]:
-    """The rows of a table in its order; after damage a Parquet file continues at the next row group.
-
-    Args:
-        kind: 'parquet' or 'arrow'.
-
-    Raises:
-        InputError: the rest, or all of it, cannot be read.
-    """
+    """The rows of a table in its order; after damage a Parquet file continues at the next row group."""
     return _walk_parquet(path) if kind == "parquet" else _walk_arrow(path)
 
 
@@ -138,11 +125,12 @@ def _walk_arrow(path: Path) -> Iterator[ScannedRecord]:
 def _rows(
     path: Path, first: int, record_batch: Any, batch: Batch, columns: Columns
 ) -> Iterator[ScannedRecord]:
+    num_labels = 1 << 24 if columns.classes is None else len(columns.classes)
     for at, (name, label) in enumerate(zip(batch.paths, batch.labels, strict=True)):
         row = f"row {first + at}" + f" ({name})" * bool(name)
         data = batch.images[at].as_py()
         reason = no_label(label, columns)
-        if reason is None and isinstance(label, int) and not 0 <= label < _num_labels(columns):
+        if reason is None and isinstance(label, int) and not 0 <= label < num_labels:
             reason = f"label {label} is no number of a class"
         if reason is not None:
             yield ScannedRecord(row, None, damage=reason, whole=True)
@@ -158,10 +146,6 @@ def _rows(
         yield ScannedRecord(row, None, image, class_name, record_batch.slice(at, 1))
 
 
-def _num_labels(columns: Columns) -> int:
-    return 1 << 24 if columns.classes is None else len(columns.classes)
-
-
 def _is_full(sizes: Sequence[int]) -> bool:
     return len(sizes) >= _GROUP_ROWS or sum(sizes) >= _GROUP_BYTES
 
@@ -175,8 +159,5 @@ def _sink(kind: str, path: Path, schema: Any) -> Iterator[Callable[[Any], None]]
             yield stream.write_batch
         return
     parquet = extra("pyarrow.parquet", what=f"writing {kind}")
-    with (
-        path.open("xb") as file,
-        parquet.ParquetWriter(file, schema, **_PARQUET) as writer,
-    ):
+    with path.open("xb") as file, parquet.ParquetWriter(file, schema, **_PARQUET) as writer:
         yield lambda batch: writer.write_batch(batch, row_group_size=max(1, len(batch)))

@@ -58,11 +58,8 @@ class FileReport:
     """The result for one file.
 
     Attributes:
-        good: number of good images.
         checksums: a DST.pack.json has a checksum of each image.
-        format_checksums: the format has checksums of each byte of an image.
         absent: a sentence for each array with absent parts, which read as the fill value.
-        saved: good images were written into a new file.
         not_read: records that are undamaged, but unsupported or of another kind.
     """
 
@@ -78,14 +75,7 @@ class FileReport:
 
 
 def packed_files(path: Path) -> list[tuple[Path, str]]:
-    """The packed files that a path stands for, with their formats.
-
-    Args:
-        path: a file, a folder of shards, or a folder of images, possibly with train/ and val/.
-
-    Raises:
-        InputError: none of these.
-    """
+    """The packed files that a path stands for, with their formats."""
     kind = kind_of(path)
     if kind == "listing":
         raise InputError(f"{path} is a list\nPack it, and verify what comes of it")
@@ -114,18 +104,7 @@ def verify_file(
     say: Callable[[Damage], None] = lambda _: None,
     salvage: Path | None = None,
 ) -> FileReport:
-    """Check one file, and optionally save its good records.
-
-    Args:
-        kind: its format.
-        deep: also decode every pixel.
-        workers: threads that check images.
-        say: called with each damage, and each unsupported record, at once.
-        salvage: a file to make of all good records.
-
-    Raises:
-        InputError: the file cannot be read at all, or its DST.pack.json is damaged.
-    """
+    """Check one file, and optionally save its good records."""
     report = FileReport(path, kind)
     try:
         checksums = _Checksums.beside(path)

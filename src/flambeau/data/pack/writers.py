@@ -1,7 +1,4 @@
-"""The writers of `flambeau pack`: one function per format, which yields a function that adds a record.
-
-Each layout is the one that the source of the same format reads.
-"""
+"""The writers of `flambeau pack`: one function per format, which yields a function that adds a record."""
 
 import contextlib
 import errno
@@ -38,11 +35,7 @@ class Record(NamedTuple):
     """One image to be written into a file.
 
     Attributes:
-        key: its name there.
-        number: its position in the source.
-        label: of its class; in a .rec file possibly a vector.
         class_name: the name of that class; '' if the label is a vector.
-        image: bytes of an image file, or pixels.
     """
 
     key: str
@@ -60,14 +53,7 @@ Write = Callable[[Record], None]
 def open_writer(
     kind: str, path: Path, layout: Layout | None, classes: Sequence[str] = ()
 ) -> AbstractContextManager[Write]:
-    """A function that adds records to a new file, complete when the context ends.
-
-    Args:
-        kind: as from shard_plan.target_kind.
-        path: of a file or folder that does not exist.
-        layout: of all pixels; None for image files.
-        classes: names, in the order of the labels, for formats that hold them.
-    """
+    """A function that adds records to a new file; `layout` is None for image files."""
     if kind in TABLES:
         return _table(kind, path, classes)
     return _arrays(path, layout, _SAVERS[kind]) if kind in _SAVERS else _WRITERS[kind](path)
@@ -81,10 +67,7 @@ def require_package(kind: str) -> None:
 
 
 def keys_for(kind: str, source: Source) -> list[str]:
-    """The names of the images in a file of a format: their own if it can hold them.
-
-    The choice of held-out images depends on these names.
-    """
+    """The names of the images in a file of a format, which decide what is held out: their own if possible."""
     names = list(source.names)
     if kind in ("tar", "folder"):
         return record_paths(source, dots=kind == "folder")

@@ -28,15 +28,7 @@ def classes_file(path: Path) -> Path:
 
 
 def class_names_path(path: Path, classes: Sequence[str]) -> Path | None:
-    """The file to which the class names of a packed file must be written; None if readers have them already.
-
-    Args:
-        path: of the packed file, which need not exist.
-        classes: in the order of their numbers.
-
-    Raises:
-        InputError: the file has other names, or a name cannot be a line.
-    """
+    """The file for the class names of a packed file; None if readers have them already."""
     if not classes:
         return None
     for name in classes:
@@ -79,15 +71,7 @@ def named_labels(
 
     Args:
         labels: of all images of the file, all numbers or all words.
-        path: the file or folder that holds them, for `classes_file` and messages.
-        describe: names an image in a message.
         labelled: False gives all images the class ''.
-
-    Returns:
-        The names, and (N,) int64.
-
-    Raises:
-        InputError: no images, a number out of range, or a classes file that does not fit.
     """
     if not labels or not labelled:
         return unlabelled(len(labels), path)
@@ -108,21 +92,9 @@ def named_labels(
 
 
 def chosen_labels(
-    labels: Sequence[int | str],
-    classes: Sequence[str],
-    whose: str,
-    describe: Callable[[int], str],
+    labels: Sequence[int | str], classes: Sequence[str], whose: str, describe: Callable[[int], str]
 ) -> tuple[tuple[str, ...], Tensor]:
-    """As `named_labels`, with given class names.
-
-    Args:
-        labels: positions in `classes`, or names.
-        whose: where the names come from, for messages.
-        describe: names an image in a message.
-
-    Raises:
-        InputError: a repeated name, or a label that is none of the classes.
-    """
+    """As `named_labels`, with given class names."""
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if classes.count(name) > 1)
         raise InputError(f"{whose} names class {twice!r} twice; a class has one name of its own")

@@ -21,11 +21,7 @@ def data_home() -> Path:
 
 
 def check_download(download: bool, *data: str | Path) -> None:
-    """Refuse `download` unless one of `data` is a data set by name.
-
-    Raises:
-        InputError: it would have no effect.
-    """
+    """Refuse `download` unless one of `data` is a data set by name."""
     if download and not any(map(is_named, data)):
         given = f" with {data[0]}" if data else ""
         raise InputError(f"download has no effect{given}, only with {_NAMES}: leave it out")

@@ -20,11 +20,7 @@ def size_of(path: Path) -> int:
 
 
 def file_fingerprint(path: Path, facts: str) -> str:
-    """SHA-256, hexadecimal, of the size of a file, its first and last MiB, and `facts`; not of its path.
-
-    Args:
-        facts: such as names, labels and classes.
-    """
+    """SHA-256, hexadecimal, of the size of a file, its first and last MiB, and `facts`; not of its path."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
@@ -36,14 +32,9 @@ def file_fingerprint(path: Path, facts: str) -> str:
 
 
 def sampled_content(count: int, file_of: Callable[[int], Path]) -> str:
-    """SHA-256, hexadecimal, of both ends of some dozen files, evenly spread over all.
+    """SHA-256, hexadecimal, of both ends of some dozen files, evenly spread over all: 3 ms.
 
-    It distinguishes data of equal names and sizes, such as arrays of one shape or uncompressed images. 64
-    files take 3 ms.
-
-    Args:
-        count: number of files.
-        file_of: returns each by its number.
+    It distinguishes data of equal names and sizes, such as arrays of one shape or uncompressed images.
     """
     digest = hashlib.sha256()
     for number in range(min(count, _FILES)):

@@ -25,13 +25,6 @@ class FolderSource:
     Classes are the sub-folders in the order of their names, as `folder_names` decodes them. Images are found
     at any depth by IMAGE_SUFFIXES in upper or lower case, in the order of their names; links are followed.
     Hidden files, hidden folders, __MACOSX and files of other types are skipped.
-
-    Attributes:
-        folder: the root, absolute.
-        names: paths relative to it, with slashes.
-
-    Raises:
-        InputError: not a folder, one that cannot be read, no images, or images outside the class folders.
     """
 
     def __init__(self, root: Path) -> None:
@@ -108,6 +101,37 @@ class FolderSource:
         return sampled_content(len(self), self.file_at)
 
 
+class FileSet:
+    """Images in listed files: N paths relative to `root`, and N labels, positions in `classes`."""
+
+    def __init__(
+        self, root: Path, names: Sequence[str], labels: Sequence[int], classes: Sequence[str]
+    ) -> None:
+        self._root = root
+        self.names = tuple(names)
+        self.classes = tuple(classes)
+        self.labels = torch.tensor(labels, dtype=torch.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.labels.tolist()} {self.classes}".encode())
+        for name in self.names:
+            digest.update(os.fsencode(f"{name}\0{size_of(self._root / name)}\n"))
+        return digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def describe(self, index: int) -> str:
+        return str(self.file_at(index))
+
+    def file_at(self, index: int) -> Path:
+        return self._root / self.names[index]
+
+    def read(self, index: int) -> bytes:
+        return self.file_at(index).read_bytes()
+
+
 def class_folders(root: Path) -> list[Path]:
     """The sub-folders that would be classes, unsorted; InputError if they cannot be listed."""
     return [Path(entry.path) for entry in _entries(root) if _is_folder(entry)]
@@ -119,9 +143,6 @@ def images_below(root: Path) -> tuple[list[str], Counter[str]]:
     Returns:
         Relative paths, with slashes: those in the folder itself, then sub-folder by sub-folder, in the order
         of the names; and the number of other files by ending.
-
-    Raises:
-        InputError: a folder that cannot be read, or a circle of links.
     """
     others: Counter[str] = Counter()
     names: list[str] = []
@@ -137,11 +158,7 @@ def images_below(root: Path) -> tuple[list[str], Counter[str]]:
 
 
 def classes_above(root: Path, names: Sequence[str]) -> list[list[str]]:
-    """For each image the classes that its folders stand for, from the outermost to the innermost.
-
-    Args:
-        names: paths relative to `root`, with slashes.
-    """
+    """For each image the classes that its folders stand for, from the outermost to the innermost."""
     named = functools.cache(lambda folder: named_class(root / folder))
 
     @functools.cache

@@ -28,9 +28,7 @@ _PARTS = {
 
 
 def folder_names(classes: Sequence[str]) -> list[str]:
-    """A folder name for each class, distinct even if upper and lower case are not distinguished.
-
-    If all class names can be folder names, they stay; else '%' is escaped, too.
+    """A folder name for each class, distinct without regard to case; '%' is escaped if any name must be.
 
     Example:
         >>> folder_names(["T-shirt/top", "50%"]), folder_names(["50%", "dog"])
@@ -64,11 +62,7 @@ def class_names_file(classes: Sequence[str]) -> str | None:
 
 
 def named_class(folder: Path) -> Callable[[str], str]:
-    """A function from the name of a sub-folder of `folder` to its class.
-
-    Raises:
-        InputError: the hidden file cannot be read, or `flambeau pack` has not written it.
-    """
+    """A function from the name of a sub-folder of `folder` to its class."""
     names = _read(folder / CLASS_NAMES)
     return lambda name: names.get(unicodedata.normalize("NFC", name), name)
 

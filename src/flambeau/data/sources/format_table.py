@@ -8,12 +8,8 @@ class Format:
     """One format.
 
     Attributes:
-        kind: its name.
         endings: of its files, or of its folders, the preferred one first; none for a folder of images.
-        package: what is needed to write it, besides flambeau's own dependencies.
         folder_files: a folder with one of these files is of this format.
-        is_folder: data with one of the endings are a folder.
-        is_sharded: several files of it may be one data set.
         holds: 'files' of images, 'pixels', 'both', or 'paths' of files elsewhere, which cannot be packed.
         is_zip: a zip file, with a CRC-32 for each member.
         is_walked: its records can be found after damage, and are saved as they are.

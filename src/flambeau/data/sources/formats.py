@@ -38,11 +38,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """The files of one packed format in a folder without class folders, by name; may be empty.
-
-    Raises:
-        InputError: files of several formats.
-    """
+    """The files of one packed format in a folder without class folders, by name; may be empty."""
     if class_folders(folder):
         return []
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
@@ -63,11 +59,7 @@ def whole_name(shard: Path) -> Path:
 
 
 def shards_of(path: Path) -> list[Path]:
-    """All shards of a set that is given by its whole name, if no such file exists; may be empty.
-
-    Raises:
-        InputError: some of them are missing.
-    """
+    """All shards of a set that is given by its whole name, if no such file exists; may be empty."""
     if path.exists() or not path.parent.is_dir():
         return []
     shards = sorted(p for p in path.parent.iterdir() if p != path and whole_name(p) == path)
@@ -93,9 +85,6 @@ def open_path(path: Path, *, labelled: bool = True) -> tuple[Source, Source | No
         path: a file of a format, a folder of shards of one, the whole name of such shards, or a folder with
             one sub-folder per class.
         labelled: False ignores labels: all packed images are of class ''.
-
-    Raises:
-        InputError: anything wrong with the data.
     """
     kind = kind_of(path)
     if kind is not None:

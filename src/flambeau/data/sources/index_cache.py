@@ -27,7 +27,6 @@ def stored_index(path: Path, build: Callable[[], Arrays], *, kind: str) -> dict[
     file, and a damaged index is built again.
 
     Args:
-        path: the file that is indexed.
         build: makes arrays by name, none of dtype object.
         kind: the content and its version, such as 'tfrecord 1'; an index of another kind is replaced.
     """

@@ -92,11 +92,7 @@ class ListingSource:
             on are class names as they are.
 
     Attributes:
-        names: the paths as they are listed.
         parts: train, val or test for each image; None without a column for it.
-
-    Raises:
-        InputError: no such file, no images, a malformed line, or no listed image exists.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
@@ -164,20 +160,13 @@ def open_listing(path: Path, *, labelled: bool = True) -> tuple[Source, Source |
 
     The latter are the rows of `val` (valid, validation, dev), or without any those of `test`; if there are
     both, those of `test` are left out. Rows of a single part are all of the images.
-
-    Raises:
-        InputError: as ListingSource.
     """
     source = ListingSource(path, labelled=labelled)
     return split(source, source.parts)
 
 
 def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source | None]:
-    """A source, or its images to train on and those to validate on.
-
-    Args:
-        parts: train, val or test for each image; None if there are no parts.
-    """
+    """A source, or its images to train on and to validate on by `parts`: train, val or test for each."""
     if parts is None or "train" not in parts or len(set(parts)) == 1:
         return source, None
     val = "val" if "val" in parts else "test"
@@ -192,15 +181,7 @@ def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source |
 def numbers_or_words(
     texts: Sequence[str], describe: Callable[[int], str]
 ) -> Sequence[int] | Sequence[str]:
-    """Labels written as text: integers if all are numbers, else unchanged.
-
-    Args:
-        texts: the labels; 3, 3.0 and 3.000000 are the same number.
-        describe: names an image in a message.
-
-    Raises:
-        InputError: all are numbers, but some cannot be class numbers.
-    """
+    """Labels written as text: integers if all are numbers, such as 3 and 3.0, else unchanged."""
     if not all(map(_NUMBER.fullmatch, texts)):
         return texts
     numbers = list(map(float, texts))

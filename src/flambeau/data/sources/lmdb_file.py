@@ -44,16 +44,6 @@ class LMDBSource:
 
     Keys like `__len__` and `__keys__` are skipped.
     Labels and offsets are read once and kept by `stored_index`.
-
-    Args:
-        path: the file, or the folder with its data.mdb.
-        labelled: False ignores labels: all images are of class ''.
-
-    Attributes:
-        names: the keys.
-
-    Raises:
-        InputError: no such file, a damaged one, values of another kind, or labels that are not classes.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
@@ -104,12 +94,8 @@ def image_key(class_name: str, name: str) -> bytes:
     """The key of an image from which an LMDBSource reads its class.
 
     Args:
-        class_name: without a slash.
         name: of the image in its source; a leading CLASS/ is not repeated, and a name too long for a key is
             replaced by its SHA-256.
-
-    Raises:
-        InputError: a class name that is empty, too long or contains a slash.
 
     Example:
         >>> image_key("cat", "cat/1.jpg"), image_key("cat", "70")

@@ -10,15 +10,10 @@ from typing import NamedTuple
 
 import torch
 
-from flambeau.data.sources.data_names import (
-    check_download,
-    data_home,
-    is_named,
-    refuse_address,
-)
-from flambeau.data.sources.file_set import FileSet
+from flambeau.data.sources.data_names import check_download, data_home, is_named, refuse_address
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
+    FileSet,
     FolderSource,
     class_folders,
     classes_above,
@@ -27,8 +22,7 @@ from flambeau.data.sources.folder import (
 )
 from flambeau.data.sources.format_table import endings_of
 from flambeau.data.sources.formats import kind_of, open_path, open_shards, shards_in, shards_of
-from flambeau.data.sources.hold_out import hold_out
-from flambeau.data.sources.source import ConcatSource, Source, SubsetSource
+from flambeau.data.sources.source import ConcatSource, Source, SubsetSource, hold_out
 from flambeau.data.sources.tables.hugging_face import open_hub
 from flambeau.data.sources.torchvision_sets import NAMES, open_named
 from flambeau.data.sources.user_function import open_function
@@ -64,15 +58,9 @@ def open_sources(
             torchvision:NAME, a data set by its name in `open_named`, in $FLAMBEAU_DATA or
             ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or hf:NAME:CONFIG of Hugging Face;
             None: the embedded Fashion-MNIST.
-        holdout: share of each class to hold out, above 0 and below 1.
-        seed: of the choice of held-out images.
-        download: fetch missing files of a data set by name.
 
     Returns:
         Training and validation source, both with the classes of the training source.
-
-    Raises:
-        InputError: anything wrong with the data.
     """
     path = EMBEDDED if path is None else path
     train, val = open_parts(path, download=download)
@@ -92,15 +80,7 @@ def open_sources(
 
 
 def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | None]:
-    """The images to train on, and those to validate on if DATA have such a part, with the same classes.
-
-    Args:
-        path: as in `open_sources`.
-        download: fetch missing files of a data set by name.
-
-    Raises:
-        InputError: anything wrong with the data.
-    """
+    """The images to train on, and those to validate on if DATA have such a part, with the same classes."""
     named = _open_named(path, download=download)
     if named is None:
         _require(path)
@@ -116,14 +96,9 @@ def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -
     Args:
         path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
             or packed images; of data with a validation part only that is used.
-        classes: the model's class names, in the order of its outputs.
-        download: fetch missing files of a data set by name.
 
     Returns:
         A source with exactly these classes; some may have no image.
-
-    Raises:
-        InputError: a class that the model does not have, or anything else wrong with the data.
     """
     check_download(download, path)
     named = _open_named(path, download=download)
@@ -139,7 +114,6 @@ class Unlabelled(NamedTuple):
     """Images to predict on.
 
     Attributes:
-        source: the images; those of class '' have no label.
         packed: the packed images, listing or data set by name as the user gave it; None for files of one
             image each, whose paths are their names.
     """
@@ -162,11 +136,6 @@ def open_unlabelled(
             `open_source` accepts, of which the validation part is used, if there is one.
         classes: the model's class names. An image of a folder has a label if a folder above it has one of
             these names; the labels of packed images may be of other classes.
-        download: fetch missing files of a data set by name.
-        say: called with a line about skipped files of a folder.
-
-    Raises:
-        InputError: anything wrong with one of the paths.
     """
     check_download(download, *paths)
     opened = []
@@ -370,11 +339,7 @@ def _beside(path: Path) -> Path | None:
 
 
 def with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source:
-    """A source with other class numbers; InputError if it has images of a class that `classes` lacks.
-
-    Args:
-        owner: whose classes they are, for the message.
-    """
+    """A source with other class numbers; InputError if it has images of a class that `classes` lacks."""
     if source.classes == classes:
         return source
     labels = source.labels.tolist()

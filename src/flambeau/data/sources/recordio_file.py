@@ -1,7 +1,4 @@
-"""Labelled images in a RecordIO file.
-
-The format is that of flambeau.recipes.data.recordio.
-"""
+"""Labelled images in a RecordIO file."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,16 +18,6 @@ class RecordSource:
     The class names are the lines of NAME.classes.txt beside NAME.rec, NAME_train.rec or NAME_val.rec;
     without that file they are the numbers from 0 to the largest label.
     All records are read once, for their labels.
-
-    Args:
-        path: the .rec file.
-        labelled: False ignores labels: all images are of class ''.
-
-    Attributes:
-        names: the keys of the records.
-
-    Raises:
-        InputError: no such file, no records, a damaged file, or labels that are not class numbers.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:

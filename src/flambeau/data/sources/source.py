@@ -72,10 +72,6 @@ def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
     """InputError if the pixels of a source have another range than those of other data.
 
     8-bit pixels and floating-point ones of 0 .. 1 agree; the range of other floating-point pixels is unknown.
-
-    Args:
-        kind: of the other data.
-        whose: the other data, for the message.
     """
     this_kind = pixel_kind(source)
     if this_kind != kind and "float" in (this_kind, kind):
@@ -89,14 +85,10 @@ def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
 
 
 class SubsetSource:
-    """Some images of a source, in the order given; optionally with the class numbers of another source.
+    """Some images of a source, by indices (M,) int64; optionally with the class numbers of another source.
 
     Args:
-        indices: (M,) int64, positions in the source.
         classes: names in which the labels become positions; by default the source's.
-
-    Raises:
-        ValueError: an image's class is not among `classes`.
     """
 
     def __init__(
@@ -211,3 +203,32 @@ class ConcatSource:
     def read(self, index: int) -> Stored:
         part, local = self._locate(index)
         return part.read(local)
+
+
+def hold_out(source: Source, *, share: float, seed: int) -> tuple[Source, Source]:
+    """Split a source into two, class by class, by the hashes of its images' names.
+
+    Of a class of n images round(n * share) are held out, at least one; a single image is kept.
+    The smallest hashes of a class are held out, and a hash depends on the seed and the image's name alone:
+    adding or removing an image moves at most one other image of its class to the other part.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share to hold out must be above 0 and below 1, got {share}")
+    hashes = [
+        hashlib.sha256(f"{seed}\n{name}".encode(errors="surrogateescape")).digest()
+        for name in source.names
+    ]
+    members: dict[int, list[int]] = {}
+    for index, label in enumerate(source.labels.tolist()):
+        members.setdefault(label, []).append(index)
+    held = torch.zeros(len(source), dtype=torch.bool)
+    for of_class in members.values():
+        if len(of_class) > 1:
+            count = min(max(1, round(len(of_class) * share)), len(of_class) - 1)
+            held[sorted(of_class, key=hashes.__getitem__)[:count]] = True
+    if not held.any():
+        raise InputError(
+            f"no class has two images, so none can be held out to validate on (the first image is "
+            f"{source.describe(0)})\nAdd images, or give a folder with train/ and val/"
+        )
+    return SubsetSource(source, (~held).nonzero()[:, 0]), SubsetSource(source, held.nonzero()[:, 0])

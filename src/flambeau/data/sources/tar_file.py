@@ -1,7 +1,4 @@
-"""Labelled images in a tar file, by WebDataset's convention.
-
-The convention is that of flambeau.recipes.data.tar_shards, which reads the bytes.
-"""
+"""Labelled images in a tar file, by WebDataset's convention; recipes/data/tar_shards.py reads the bytes."""
 
 import json
 import re
@@ -32,18 +29,6 @@ class TarSource:
     image, named like its class; .txt, a number or a name. If all of a .json or .txt are numbers, they are
     class numbers. See `named_labels` for the names of numbered classes.
     Headers and labels are read once and kept beside the file.
-
-    Args:
-        path: the .tar file, not compressed.
-        labelled: False ignores labels: all images are of class ''.
-
-    Attributes:
-        names: the keys of the samples.
-        by_folder: folders are the labels.
-
-    Raises:
-        InputError: no such file, no images, a damaged file, an image without a label, or a sample with
-            several images.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
@@ -87,9 +72,6 @@ def open_tar(path: Path, *, labelled: bool = True) -> tuple[Source, Source | Non
 
     The latter if all lie in folders train/ and one of val/, valid/, validation/, dev/, test/, which contain
     the class folders if folders are the labels.
-
-    Raises:
-        InputError: as TarSource.
     """
     source = TarSource(path, labelled=labelled)
     parts = [_part(_folders(key)[: -1 if source.by_folder else None]) for key in source.names]

@@ -89,17 +89,6 @@ class TFRecordSource:
     A label is one number, unchanged (ImageNet's files count from 1), or one text; texts that are all
     numbers are numbers. See `named_labels` for the names of numbered classes.
     All records are read once, and offsets, labels and names are kept beside the file.
-
-    Args:
-        path: the file, not compressed.
-        labelled: False ignores labels: all images are of class ''.
-
-    Attributes:
-        names: of the images if all differ, else the numbers of the records.
-
-    Raises:
-        InputError: no such file, no records, a damaged file, records that are no Examples, or without an
-            image or a label.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flambeau.data.sources.file_set import FileSet
+from flambeau.data.sources.folder import FileSet
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, nearest
 
@@ -27,14 +27,7 @@ Content = tuple[Any, Any]  # of a part: pixels (N, H, W) or (N, H, W, 3), or N p
 
 
 class PixelSet:
-    """Images of one size in memory.
-
-    Args:
-        title: the name of the set in messages.
-        pixels: (N, H, W) or (N, H, W, 3) uint8.
-        labels: N positions in `classes`.
-        classes: their names.
-    """
+    """Images of one size in memory, (N, H, W) or (N, H, W, 3) uint8, and N labels, positions in `classes`."""
 
     def __init__(
         self, title: str, pixels: NDArray[np.uint8], labels: Sequence[int], classes: Sequence[str]
@@ -69,17 +62,9 @@ class PixelSet:
 def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source | None]:
     """The images of a data set to train on, and those to validate on.
 
-    Args:
-        name: one of NAMES; upper case, and _ for -, are accepted.
-        root: the folder with the files of data sets, as torchvision lays them out.
-        download: fetch missing files; an existing archive is only unpacked.
-
     Returns:
         The training part; and the validation part, or without one the test part, or None for a data set
         without parts.
-
-    Raises:
-        InputError: an unknown name, missing or damaged files, or a failed download.
     """
     name = name.lower().replace("_", "-")
     if name not in _SETS:
@@ -247,8 +232,15 @@ _QMNIST = [
     for part in ("train", "test")
     for what in ("images-idx3-ubyte", "labels-idx2-int")
 ]
+_CIFAR10_BATCHES = [f"data_batch_{number}" for number in range(1, 6)]
+_GTSRB_ARCHIVES = ("-Training_fixed", "_Final_Test_Images", "_Final_Test_GT")
+_STL10_FILES = ("train_X.bin", "train_y.bin", "test_X.bin", "test_y.bin")
 _SVHN = ["train_32x32.mat", "test_32x32.mat"]
 _USPS = ["usps.bz2", "usps.t.bz2"]
+
+
+def _below(folder: str, *names: str) -> list[str]:
+    return [f"{folder}/{name}" for name in names]
 
 
 def _mnist(class_name: str) -> _NamedSet:
@@ -283,18 +275,7 @@ _SETS = {
         _TRAIN,
         _TEST,
         _data_and_targets,
-        [
-            f"cifar-10-batches-py/{file}"
-            for file in (
-                "data_batch_1",
-                "data_batch_2",
-                "data_batch_3",
-                "data_batch_4",
-                "data_batch_5",
-                "test_batch",
-                "batches.meta",
-            )
-        ],
+        _below("cifar-10-batches-py", *_CIFAR10_BATCHES, "test_batch", "batches.meta"),
         ["cifar-10-python.tar.gz"],
     ),
     "cifar100": _NamedSet(
@@ -302,7 +283,7 @@ _SETS = {
         _TRAIN,
         _TEST,
         _data_and_targets,
-        [f"cifar-100-python/{file}" for file in ("train", "test", "meta")],
+        _below("cifar-100-python", "train", "test", "meta"),
         ["cifar-100-python.tar.gz"],
     ),
     "country211": _NamedSet(
@@ -342,8 +323,8 @@ _SETS = {
         _FILES_TRAIN,
         _FILES_VAL,
         _listed,
-        [f"flowers-102/{file}" for file in ("jpg", "imagelabels.mat", "setid.mat")],
-        [f"flowers-102/{file}" for file in ("102flowers.tgz", "imagelabels.mat", "setid.mat")],
+        _below("flowers-102", "jpg", "imagelabels.mat", "setid.mat"),
+        _below("flowers-102", "102flowers.tgz", "imagelabels.mat", "setid.mat"),
         package="scipy",
     ),
     "food101": _NamedSet(
@@ -360,10 +341,7 @@ _SETS = {
         _SPLIT_TEST,
         _signs,
         ["gtsrb/GTSRB/Training", "gtsrb/GTSRB/Final_Test/Images", "gtsrb/GT-final_test.csv"],
-        [
-            f"gtsrb/GTSRB{file}.zip"
-            for file in ("-Training_fixed", "_Final_Test_Images", "_Final_Test_GT")
-        ],
+        _below("gtsrb", *(f"GTSRB{name}.zip" for name in _GTSRB_ARCHIVES)),
         26640 + 12630,
         classes=tuple(map(str, range(43))),
     ),
@@ -381,12 +359,7 @@ _SETS = {
         ["oxford-iiit-pet/images.tar.gz", "oxford-iiit-pet/annotations.tar.gz"],
     ),
     "qmnist": _NamedSet(
-        "QMNIST",
-        _TRAIN,
-        _TEST,
-        _first_columns,
-        _QMNIST,
-        [f"{file}.gz" for file in _QMNIST],
+        "QMNIST", _TRAIN, _TEST, _first_columns, _QMNIST, [f"{file}.gz" for file in _QMNIST]
     ),
     "rendered-sst2": _NamedSet(
         "RenderedSST2",
@@ -402,17 +375,7 @@ _SETS = {
         _SPLIT_TRAIN,
         _SPLIT_TEST,
         _channels_first,
-        [
-            f"stl10_binary/{file}"
-            for file in (
-                "train_X.bin",
-                "train_y.bin",
-                "test_X.bin",
-                "test_y.bin",
-                "unlabeled_X.bin",
-                "class_names.txt",
-            )
-        ],
+        _below("stl10_binary", *_STL10_FILES, "unlabeled_X.bin", "class_names.txt"),
         ["stl10_binary.tar.gz"],
     ),
     "svhn": _NamedSet(

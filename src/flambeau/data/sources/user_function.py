@@ -40,7 +40,7 @@ from flambeau.images.decode import Stored
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 from flambeau.terminal import CountBar
-from flambeau.user_code import call_function, first_line, line_of, naming, read_source
+from flambeau.user_code import call_function, first_line, line_of, read_source, running_user_code
 
 _PARTS = {1: ("",), 2: ("training ", "validation ")}
 _NUM_PROBED = 8  # samples that are read twice when the data are opened; chosen
@@ -51,15 +51,7 @@ _CONNECTION_ERRORS = (TimeoutError, ConnectionError)  # not the fault of an imag
 
 
 def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "UserSource | None"]:
-    """The data set of a user's function to train on and, if it returns a pair, the one to validate on.
-
-    Args:
-        name: FILE.py:FUNCTION.
-        labelled: as for UserSource.
-
-    Raises:
-        InputError: the file, the function or its result cannot be used.
-    """
+    """The data set of a user's function to train on and, if it returns a pair, the one to validate on."""
     returned = _Returned(name)
     train, *val = (
         UserSource(returned, number, labelled=labelled) for number in range(len(returned.lengths))
@@ -68,21 +60,11 @@ def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "U
 
 
 class UserSource:
-    """One of the data sets that a user's function returns.
+    """One of the data sets that a user's function returns; `labelled` False accepts samples without labels.
 
     Its samples are read under a lock, which both data sets of a pair share, unless the data set has
     `thread_safe = True` or the methods of a Source; decoding, or reading a file whose path is the sample,
     needs no lock. A fork calls the function again, unless the data set has `fork_safe = True`.
-
-    Args:
-        returned: the result of the function.
-        number: the part of it.
-        labelled: False for images to predict on: if the data set has no list of labels, a sample may be an
-            image alone, and all are of class ''.
-
-    Raises:
-        InputError: no samples, samples or labels that cannot be used, or samples that differ from one reading
-            to the next.
     """
 
     def __init__(self, returned: "_Returned", number: int, *, labelled: bool = True) -> None:
@@ -90,7 +72,7 @@ class UserSource:
         self._what = _PARTS[len(returned.lengths)][number]
         data = returned.part(number)
         self._thread_safe = declared(data, "thread_safe")
-        with naming(returned.path):
+        with running_user_code(returned.path):
             names = getattr(data, "names", None) if is_source(data) else None
             self._names = None if names is None else list(map(str, names))
             classes = classes_of(data)
@@ -271,13 +253,7 @@ class UserSource:
 
 
 class _Returned:
-    """The result of the function in this process; another process calls the function again.
-
-    Attributes:
-        name: FILE.py:FUNCTION, with the absolute path.
-        path: of the file.
-        lengths: of the one or two data sets.
-    """
+    """The result of the function in this process; another process calls the function again."""
 
     def __init__(self, name: str) -> None:
         file, _, function = name.rpartition(":")
@@ -348,7 +324,7 @@ class _Returned:
         elif not hasattr(data, "__getitem__") and not is_source(data):
             problem = f"{kind}, which has no [index]"
         else:
-            with naming(self.path):
+            with running_user_code(self.path):
                 length = len(data)
             if not length:
                 raise InputError(f"{self.name} has returned a {kind} without any sample")

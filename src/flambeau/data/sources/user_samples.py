@@ -147,10 +147,7 @@ def kind_of_pixels(image: object) -> PixelKind:
 
 
 def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
-    """The image of a sample as a source returns it, or the path of its file.
-
-    Args:
-        is_float: the source has floating-point pixels, which are kept as float32.
+    """The image of a sample as a source returns it, float32 with `is_float`, or the path of its file.
 
     Raises:
         WrongSample: it is no image; or has floating-point pixels that are not all k / 255; or, with
@@ -172,7 +169,7 @@ def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
     if isinstance(image, Image.Image):
         return pil_pixels(image)
     if isinstance(image, torch.Tensor):
-        return _of_tensor(image)
+        return _of_array(_rows_first(image), what=_what(image))
     if isinstance(image, np.ndarray):
         return _of_array(image, what=_what(image))
     none = "; where an image cannot be read, raise an OSError" if image is None else ""
@@ -180,11 +177,7 @@ def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
 
 
 def pil_pixels(image: Image.Image) -> NDArray[Any]:
-    """Pixels, upright: PIL keeps the EXIF orientation until an image is transposed.
-
-    Raises:
-        WrongSample, DecodeError: pixels without a defined brightness.
-    """
+    """Pixels, upright: PIL keeps the EXIF orientation until an image is transposed."""
     image.load()  # a PNG may have it after its pixels; a TIFF is turned here
     image.load()  # a PNG may say it behind its pixels; a TIFF is turned here
     orientation = UPRIGHT if image.format == "TIFF" else info_orientation(image.info)
@@ -222,10 +215,6 @@ def _of_floats(image: object) -> NDArray[np.float32]:
     if not np.isfinite(array).all():
         raise DecodeError("its floating-point pixels are not all finite")
     return np.ascontiguousarray(array, np.float32)
-
-
-def _of_tensor(tensor: torch.Tensor) -> Stored:
-    return _of_array(_rows_first(tensor), what=_what(tensor))
 
 
 def _rows_first(tensor: torch.Tensor) -> NDArray[Any]:

@@ -1,1 +1,1 @@
-"""What is done to the pixels of one image: crops, color, automatic augmentation; pure functions of a seed."""
+"""Transforms of the pixels of one image: crops, color, automatic augmentation; pure functions of a seed."""

@@ -5,7 +5,7 @@ NeurIPS 2020 (arXiv:1909.13719); Müller and Hutter, "TrivialAugment: tuning-fre
 augmentation", ICCV 2021, the wide space (arXiv:2103.10158). Operations, magnitudes and signs are those of
 torchvision's RandAugment and TrivialAugmentWide, with nearest neighbour and black fill.
 
-What is drawn depends on the sample's seed alone. Not for data whose label is in a color or a direction.
+The draws depend on the sample's seed alone. Not for data whose label depends on colors or directions.
 """
 
 from collections.abc import Callable
@@ -20,18 +20,17 @@ from flambeau.data.transforms import color, shape
 from flambeau.data.transforms.color import color_jitter, uniform
 from flambeau.images.pixels import Pixels
 
-# Numbers of the random streams: three of TrivialAugment, and two an operation of RandAugment.
+# Numbers of the random streams: three for TrivialAugment, and two per operation of RandAugment.
 _TRIVIAL, _RAND = 1100, 2000
 
 
 class Operation(NamedTuple):
-    """An operation and how strong it is.
+    """An operation and its magnitude.
 
     Attributes:
-        name: one of OPERATIONS, or 'Invert'.
-        magnitude: in its unit: pixels (translation), degrees (rotation), pixels a pixel (shear), bits
-            (posterize), share of 255 (solarize), change of the factor 1 (brightness, color, contrast,
-            sharpness); 0.0 for the others, which have none.
+        magnitude: in its unit: pixels (translation), degrees (rotation), pixels per pixel (shear), bits
+            (posterize), share of 255 (solarize), difference of the factor from 1 (brightness, color,
+            contrast, sharpness); 0.0 for operations without one.
     """
 
     name: str
@@ -61,14 +60,14 @@ OPERATIONS: MappingProxyType[str, _Apply] = MappingProxyType(
 """By torchvision's names and in its order."""
 
 _NAMES = tuple(OPERATIONS)
-_OF_POLICIES: dict[str, _Apply] = {  # AutoAugment's, which the two others leave out
+_WITH_INVERT: dict[str, _Apply] = {
     **OPERATIONS,
-    "Invert": lambda pixels, _: np.ascontiguousarray(255 - pixels),
+    "Invert": lambda pixels, _: color.invert(pixels),  # only AutoAugment has it
 }
 _WITHOUT_MAGNITUDE = ("Identity", "AutoContrast", "Equalize")
 _WITHOUT_SIGN = ("Posterize", "Solarize")
 
-# Largest magnitudes; of Posterize the number of bits that the largest one takes away.
+# Largest magnitudes; for Posterize the number of bits that the largest one removes.
 _RAND_LARGEST = {"Shear": 0.3, "Rotate": 30.0, "Posterize": 4, "Blend": 0.9}
 _WIDE_LARGEST = {"Shear": 0.99, "Translate": 32.0, "Rotate": 135.0, "Posterize": 6, "Blend": 0.99}
 
@@ -76,20 +75,10 @@ _WIDE_LARGEST = {"Shear": 0.99, "Translate": 32.0, "Rotate": 135.0, "Posterize":
 def rand_augment(
     pixels: Pixels, seed: int, *, num_ops: int = 2, magnitude: int = 9, num_magnitude_bins: int = 31
 ) -> Pixels:
-    """Some operations, one after the other, each drawn at random and all of the same magnitude.
+    """Several random operations, one after the other, all with the same magnitude.
 
     Args:
-        pixels: (H, W, C) uint8, C 1 or 3.
-        seed: the sample's seed, any integer; only its low 64 bits count.
-        num_ops: how many, at least 0.
         magnitude: from 0, which changes nothing or little, to num_magnitude_bins - 1.
-        num_magnitude_bins: at least 2.
-
-    Returns:
-        (H, W, C) uint8, contiguous.
-
-    Raises:
-        ValueError: a setting out of range.
 
     Example:
         >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -109,14 +98,7 @@ def rand_augment(
 
 
 def trivial_augment_wide(pixels: Pixels, seed: int) -> Pixels:
-    """One operation drawn at random, with a magnitude drawn at random.
-
-    Args:
-        pixels: (H, W, C) uint8, C 1 or 3.
-        seed: the sample's seed, any integer; only its low 64 bits count.
-
-    Returns:
-        (H, W, C) uint8, contiguous.
+    """One random operation with a random magnitude.
 
     Example:
         >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -135,7 +117,7 @@ def draw_rand_augment(
     magnitude: int = 9,
     num_magnitude_bins: int = 31,
 ) -> list[Operation]:
-    """What `rand_augment` does to an image of this size.
+    """The operations of `rand_augment` for an image of this size.
 
     Example:
         >>> [name for name, _ in draw_rand_augment(32, 32, seed=5)]
@@ -156,7 +138,7 @@ def draw_rand_augment(
 
 
 def draw_trivial_augment_wide(seed: int) -> Operation:
-    """What `trivial_augment_wide` does to an image.
+    """The operation of `trivial_augment_wide`.
 
     Example:
         >>> draw_trivial_augment_wide(seed=5)
@@ -169,14 +151,7 @@ def draw_trivial_augment_wide(seed: int) -> Operation:
 
 
 def apply_operations(pixels: Pixels, operations: list[Operation]) -> Pixels:
-    """The operations, one after the other.
-
-    Args:
-        pixels: (H, W, C) uint8, C 1 or 3.
-        operations: as drawn.
-
-    Returns:
-        (H, W, C) uint8, contiguous.
+    """Applies operations in their order to (H, W, C) uint8, C 1 or 3; the result is contiguous.
 
     Example:
         >>> pixels = np.array([[[1], [2], [3]]], np.uint8)
@@ -184,7 +159,7 @@ def apply_operations(pixels: Pixels, operations: list[Operation]) -> Pixels:
         [2, 3, 0]
     """
     for name, magnitude in operations:
-        pixels = _OF_POLICIES[name](pixels, magnitude)
+        pixels = _WITH_INVERT[name](pixels, magnitude)
     return np.ascontiguousarray(pixels)
 
 
@@ -205,7 +180,7 @@ def _signed(name: str, bin_: int, num_bins: int, largest: dict[str, Any], sign: 
 
 
 def _step(start: float, stop: float, bin_: int, num_bins: int) -> float:
-    # In float32, as torchvision: a translation by 15.999999 pixels is one by 15.
+    # In float32, as in torchvision: a translation by 15.999999 pixels is one by 15.
     return float(torch.linspace(start, stop, num_bins)[bin_])
 
 
@@ -215,14 +190,14 @@ class Augmentation:
 
     Args:
         policy: 'none', 'randaugment' or 'trivialaugment', with torchvision's default magnitudes.
-        jitter: brightness, contrast and saturation are changed by up to this factor, each by itself.
+        jitter: brightness, contrast and saturation are each changed by up to this factor.
     """
 
     policy: str = "none"
     jitter: float = 0.0
 
     def __call__(self, pixels: Pixels, seed: int) -> Pixels:
-        """(H, W, C) uint8 to the same; only the low 64 bits of the seed count."""
+        """(H, W, C) uint8 to the same; only the low 64 bits of the seed are used."""
         if self.jitter:
             pixels = color_jitter(
                 pixels, seed, brightness=self.jitter, contrast=self.jitter, saturation=self.jitter

@@ -1,20 +1,20 @@
-"""Changes of color of one image, with the results of torchvision's functions of the same names.
+"""Color transforms of one image, with the results of torchvision's functions of the same names.
 
 Source: the definitions of torchvision 0.29, transforms.v2.functional on uint8 tensors, as formulas: blends of
 Haeberli and Voorhies, "Image processing by interpolation and extrapolation", IRIS Universe 28, 1994;
 histogram equalisation and autocontrast as Pillow's ImageOps; color jitter: torchvision's ColorJitter.
 
 Everything is integer arithmetic or single float32 operations, never fused ones or sums that round, so that
-pixels do not depend on the instruction set; for the same reason a level may be off by one from torchvision's
-where the exact value is a whole number. Blends and hue are done by the C kernel where there is one, to the
-same pixels.
+pixels do not depend on the instruction set; for the same reason a level may differ by one from torchvision's
+if the exact value is a whole number. The C kernel, if there is one, computes blends and hue, with the same
+pixels.
 
-Why not torchvision's own functions on PIL images: with them an augmented image (decoded, cropped to
-224 x 224, and an array again) takes 12 % more time with trivialaugment, 12 % with randaugment and 26 % with
-color jitter of 0.4: `taskset -c 1 python bench/color_operations.py --data DIR --rounds 11`, medians on one
-core of an Intel Xeon. Their pixels also differ from those of the functions on tensors, which these follow.
+torchvision's own functions on PIL images are slower: an augmented image (decoded, cropped to 224 x 224, and
+converted to an array) takes 12 % more time with trivialaugment, 12 % with randaugment and 26 % with color
+jitter of 0.4: `taskset -c 1 python bench/color_operations.py --data DIR --rounds 11`, medians on one core of
+an Intel Xeon. Their pixels also differ from those of the functions on tensors, which are the model here.
 
-Pixels are (H, W, C) uint8, C 1 or 3, everywhere; what is returned is contiguous, and the input never changes.
+All functions take pixels (H, W, C) uint8, C 1 or 3; results are contiguous, and the input never changes.
 H: height, W: width, C: channels.
 """
 
@@ -33,14 +33,14 @@ from flambeau.recipes.data.sample_order import mix
 
 Floats = NDArray[np.float32]
 
-# Luma of ITU-R 601 as torchvision has it (they add up to 0.9999), times 10,000: sums of these are integers
-# that float32 holds exactly.
+# Luma of ITU-R 601 as in torchvision (the weights add up to 0.9999), times 10,000: sums are integers that
+# float32 holds exactly.
 _LUMA = (2989, 5870, 1140)
 
 # The first of five random streams: the order of the operations, and their four factors.
 _JITTER = 1000
 _ORDERS = list(itertools.permutations(range(4)))
-_mixed = functools.cache(mix)  # of the few numbers of draws: a third of the time of one
+_mixed = functools.cache(mix)  # for the few numbers of draws: saves a third of the time of a draw
 
 
 def color_jitter(
@@ -52,20 +52,12 @@ def color_jitter(
     saturation: float = 0.0,
     hue: float = 0.0,
 ) -> Pixels:
-    """Brightness, contrast, saturation and hue changed at random, in random order.
+    """Random changes of brightness, contrast, saturation and hue, in random order.
 
     Args:
-        pixels: (H, W, C) uint8.
-        seed: the sample's seed, any integer; only its low 64 bits count.
         brightness, contrast, saturation: at least 0; the factor is uniform in [max(0, 1 - x), 1 + x]; 0
             changes nothing.
         hue: in [0, 0.5]; the turn is uniform in [-hue, hue] of the whole circle.
-
-    Returns:
-        (H, W, C) uint8, contiguous.
-
-    Raises:
-        ValueError: a strength out of range.
 
     Example:
         >>> pixels = np.full((2, 2, 3), 100, np.uint8)
@@ -129,8 +121,6 @@ def adjust_contrast(pixels: Pixels, factor: float) -> Pixels:
 def adjust_saturation(pixels: Pixels, factor: float) -> Pixels:
     """Distances of each pixel to its grey times `factor`, at least 0: 0 is grey, 1 changes nothing.
 
-    A grey image stays as it is.
-
     Example:
         >>> adjust_saturation(np.array([[[200, 100, 0]]], np.uint8), 0.0).tolist()
         [[[118, 118, 118]]]
@@ -143,8 +133,6 @@ def adjust_saturation(pixels: Pixels, factor: float) -> Pixels:
 
 def adjust_hue(pixels: Pixels, turn: float) -> Pixels:
     """Hue turned by `turn` of the circle, in [-0.5, 0.5]; lightness and saturation (HSV) stay.
-
-    A grey image stays as it is.
 
     Example:
         >>> adjust_hue(np.array([[[200, 100, 0]]], np.uint8), 1 / 3).tolist()
@@ -160,8 +148,8 @@ def adjust_hue(pixels: Pixels, turn: float) -> Pixels:
     red, green, blue = _floats(pixels.transpose(2, 0, 1))
     top = np.maximum(np.maximum(red, green), blue)
     chroma = top - np.minimum(np.minimum(red, green), blue)
-    # The angle as part of the circle: red at 0, green at 1/3, blue at 2/3, the two colors beside the top one
-    # to its sides.
+    # The angle as a fraction of the circle: red at 0, green at 1/3, blue at 2/3, with the other two colors to
+    # the sides of the top one.
     scale = np.float32(1 / 6) / np.maximum(chroma, np.float32(1))
     angle = np.where(
         top == red,
@@ -187,7 +175,7 @@ def adjust_hue(pixels: Pixels, turn: float) -> Pixels:
 def adjust_sharpness(pixels: Pixels, factor: float) -> Pixels:
     """Distances to a smoothed image times `factor`, at least 0: 0 is smooth, 1 changes nothing.
 
-    The filter is 3 x 3 with 5 in the middle and 1 around; the outermost pixels stay as they are.
+    The filter is 3 x 3 with 5 in the middle and 1 around; the outermost pixels do not change.
 
     Example:
         >>> spot = np.zeros((3, 3, 1), np.uint8)
@@ -197,13 +185,13 @@ def adjust_sharpness(pixels: Pixels, factor: float) -> Pixels:
     """
     _check_factor(factor)
     height, width, channels = pixels.shape
-    # Rows as they lie in memory: the neighbour to the right is `channels` levels further on.
+    # Rows as in memory: the neighbour to the right is `channels` levels further.
     rows = pixels.reshape(height, width * channels).astype(np.int16)
     inner = rows[1:-1, channels:-channels]
     total = rows[:-2] + rows[1:-1] + rows[2:]
     total = total[:, : -2 * channels] + total[:, channels:-channels] + total[:, 2 * channels :]
     total += inner * np.int16(4)
-    # The nearest; thirteenths have no ties
+    # Rounded to nearest; thirteenths have no ties.
     smooth = (total * np.int16(2) + np.int16(13)) // np.int16(26)
     values = _floats(smooth - inner)
     values *= np.float32(1 - factor)
@@ -241,7 +229,7 @@ def solarize(pixels: Pixels, threshold: float) -> Pixels:
 def autocontrast(pixels: Pixels) -> Pixels:
     """Each channel stretched so that its darkest level becomes 0 and its brightest 255.
 
-    Mostly 254, as in torchvision: float32 falls short. A channel of one level stays as it is.
+    Mostly 254, as in torchvision: float32 falls short. A channel of one level does not change.
 
     Example:
         >>> autocontrast(np.array([[[50], [72], [94]]], np.uint8)).ravel().tolist()
@@ -256,7 +244,7 @@ def autocontrast(pixels: Pixels) -> Pixels:
     flat = low == high
     low, scale = np.where(flat, np.float32(0), low), (high - low) * np.float32(1 / 255)
     scale[flat] = 1
-    # A row's worth of each, so that the inner loops are as long as a row.
+    # One row of each, so that the inner loops are as long as a row.
     values = _floats(rows)
     values -= np.tile(low, width)
     values /= np.tile(scale, width)
@@ -264,7 +252,7 @@ def autocontrast(pixels: Pixels) -> Pixels:
 
 
 def equalize(pixels: Pixels) -> Pixels:
-    """Each channel's levels respaced so that all ranges of levels are about as frequent.
+    """Each channel's levels are spread so that all ranges of levels are about equally frequent.
 
     Example:
         >>> dark = np.arange(1024, dtype=np.uint16).reshape(32, 32, 1) // 16
@@ -297,12 +285,12 @@ def _floats(values: NDArray[Any]) -> Floats:
 
 
 def _levels(values: Floats) -> Pixels:
-    """Clipped to levels, without their fractions; the values are overwritten."""
+    """Clipped and truncated to levels; overwrites `values`."""
     return np.clip(values, np.float32(0), np.float32(255), out=values).astype(np.uint8)
 
 
 def _blend(pixels: Pixels, other: Pixels | np.float32, factor: float) -> Pixels:
-    """`factor` of the pixels, the rest of a level for all or for each of them, (H, W) uint8."""
+    """`factor` of the pixels, and 1 - factor of a level: one for all, or one per pixel, (H, W) uint8."""
     share = np.float32(factor)
     rest = np.float32(1 - factor)
     native = kernel()
@@ -315,18 +303,18 @@ def _blend(pixels: Pixels, other: Pixels | np.float32, factor: float) -> Pixels:
 
 
 def _luma(pixels: Pixels) -> Pixels:
-    """(H, W) uint8, the luma of each pixel without its fraction."""
+    """(H, W) uint8, the luma of each pixel, truncated."""
     if (native := kernel()) is not None:
         return native.luma(np.ascontiguousarray(pixels))
-    # Below 2**24: exact in any order of adding. Whole results stay whole: 1e-4 is off by less than half a
-    # last place.
+    # Below 2**24: exact in any order of summation. Whole results stay whole: the error of 1e-4 is less than
+    # half a unit in the last place.
     luma: Floats = _floats(pixels.reshape(-1, 3)) @ np.array(_LUMA, np.float32)
     luma *= np.float32(1e-4)
     return luma.astype(np.uint8).reshape(pixels.shape[:2])
 
 
 def _equalizing(counts: NDArray[Any]) -> list[int]:
-    """The new level of each level: the share of pixels below it, so that it is reached in whole steps."""
+    """The new level for each level, from the share of pixels below it."""
     last = counts[counts.nonzero()[0][-1]]
     step = int(counts.sum() - last) // 255
     if not step:

@@ -1,12 +1,12 @@
-"""Random crop, shift and mirror, and the crop of evaluation: pure functions of pixels and one 64-bit seed.
+"""Random crop, shift and mirror, and the evaluation crop: pure functions of pixels and one 64-bit seed.
 
 Source: random resized crop: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6, with the
 distribution of torchvision's RandomResizedCrop. Resizing is torch's antialiased bilinear filter on uint8, in
 integer arithmetic: the same pixels with any instruction set and number of threads. Small images are shifted
 and mirrored by the recipe batch_augment.
 
-No generator, global or not, is used: random numbers are hashes of the seed, so that a sample looks the same
-in any batch, worker and order of arrival.
+No generator is used: random numbers are hashes of the seed, so that a sample looks the same in any batch and
+worker.
 
 C: channels, H: height, W: width.
 """
@@ -24,29 +24,29 @@ from flambeau.errors import DecodeError
 from flambeau.images.decode import Picture, Stored
 from flambeau.images.pixels import Pixels
 
-# Smallest and largest part of the area that a crop keeps. Published ImageNet runs of 90 epochs and more go
-# down to 0.08; for the shorter runs and smaller data sets meant here, milder. Chosen, untested.
+# Smallest and largest share of the area that a crop keeps. Published ImageNet runs of 90 epochs and more go
+# down to 0.08; this is milder, for shorter runs and smaller data sets. Chosen, untested.
 CROP_SCALE = (0.25, 1.0)
 CROP_RATIO = (3 / 4, 4 / 3)  # width over height
 
 # Share of the shorter side that the evaluation crop keeps: 224 of 256, as in most published results.
 EVAL_SHARE = 0.875
 
-# Numbers of the random streams of a sample, 2 and 3 are batch_augment's; a crop takes four draws a try.
+# Numbers of the random streams of a sample; 2 and 3 are batch_augment's. A crop takes four draws per try.
 _FLIP, _CROP = 1, 4
-_CROP_TRIES = 10  # as torchvision
+_CROP_TRIES = 10  # as in torchvision
 
 
 @dataclass(frozen=True)
 class TrainingCrop:
-    """Which part of an image a training sees, and which way round.
+    """How training images are cropped and mirrored.
 
     Attributes:
-        flip: mirror half of the images; False where left and right matter (digits, text).
-        scale: smallest and largest part of the area that a random resized crop keeps, within (0, 1].
-        padding: how far small images, which are not resized, are moved each way, pixels; None for an eighth
+        flip: mirror half of the images; False if left and right matter (digits, text).
+        scale: smallest and largest share of the area that a random resized crop keeps, within (0, 1].
+        padding: how far small images, which are not resized, are shifted each way, pixels; None for an eighth
             of their side.
-        interpolation: by which crops are resized, those of evaluation too: 'bilinear' or 'bicubic'.
+        interpolation: of crops, also in evaluation: 'bilinear' or 'bicubic'.
     """
 
     flip: bool = True
@@ -55,7 +55,7 @@ class TrainingCrop:
     interpolation: str = "bilinear"
 
     def padding_of(self, side: int) -> int:
-        """How far images of this side are moved, pixels."""
+        """How far images of this side are shifted, pixels."""
         # 4 of 32: He et al., section 4.2
         return side // 8 if self.padding is None else self.padding
 
@@ -68,21 +68,14 @@ def random_resized_crop_box(
     scale: tuple[float, float] = CROP_SCALE,
     ratio: tuple[float, float] = CROP_RATIO,
 ) -> tuple[int, int, int, int]:
-    """A random box inside an image: area uniform, logarithm of the aspect ratio uniform, place uniform.
+    """A random box inside an image: uniform area, uniform logarithm of the aspect ratio, uniform position.
 
     Args:
-        height: of the image, pixels.
-        width: of the image, pixels.
-        seed: any integer; only its low 64 bits count.
         scale: smallest and largest area of the box as a fraction of the image's, within (0, 1].
-        ratio: smallest and largest width over height of the box, above 0.
 
     Returns:
-        (top, left, height, width) in pixels. Where ten tries do not fit (a very long image), the largest
-        centred box of an allowed ratio.
-
-    Raises:
-        ValueError: an empty image; scale or ratio out of range or in the wrong order.
+        (top, left, height, width) in pixels. If ten tries do not fit (a very long image), the largest centred
+        box of an allowed ratio.
 
     Example:
         >>> top, left, height, width = random_resized_crop_box(375, 500, seed=7)
@@ -116,24 +109,17 @@ def train_image(
     crop: TrainingCrop = TrainingCrop(),
     out: Tensor | None = None,
 ) -> Pixels:
-    """A random resized crop, mirrored in half of the cases.
+    """A random resized crop, mirrored with a probability of one half.
 
-    The crop is chosen first, and no more of the image is decoded than it needs. Of a JPEG whose crop is at
-    least 2, 4 or 8 times as large as the result, the decoder is asked for that part of the size.
+    The crop is chosen first, and only the part of the image that it needs is decoded: a JPEG whose crop is at
+    least 2, 4 or 8 times as large as the result is decoded at that fraction of its size.
 
     Args:
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
-        seed: the sample's seed, any integer; only its low 64 bits count.
-        size: side of the result, pixels.
-        channels: 1 for grey, 3 for RGB; may be left out with pixels: then as many as they have.
-        crop: how to choose it.
-        out: (size, size, C) of their type, contiguous: where to write the result.
+        channels: 1 for grey, 3 for RGB; None, with pixels only, keeps theirs.
 
     Returns:
-        (size, size, C) uint8 (float32 of float32), contiguous; the memory of `out` where that is given.
-
-    Raises:
-        DecodeError: data that cannot be decoded.
+        (size, size, C) uint8 (float32 of float32), contiguous; `out` if that is given.
 
     Example:
         >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -158,23 +144,13 @@ def eval_image(
     interpolation: str = "bilinear",
     out: Tensor | None = None,
 ) -> Pixels:
-    """The shorter side resized to round(size / 0.875), then the centre; no randomness.
+    """The shorter side resized to round(size / 0.875), then a center crop; arguments as in `train_image`.
 
-    An image of exactly size x size is returned as it is: it has been prepared.
-    As little of the image is decoded as the centre needs.
+    An image of exactly size x size is returned unchanged: it has been prepared.
+    Only the part of the image that the crop needs is decoded.
 
     Args:
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
-        size: side of the result, pixels.
-        channels: 1 for grey, 3 for RGB; may be left out with pixels: then as many as they have.
-        interpolation: 'bilinear' or 'bicubic'.
-        out: (size, size, C) of their type, contiguous: where to write the result.
-
-    Returns:
-        (size, size, C) uint8 (float32 of float32), contiguous; the memory of `out` where that is given.
-
-    Raises:
-        DecodeError: data that cannot be decoded.
 
     Example:
         >>> eval_image(np.zeros((30, 50, 3), np.uint8), 14).shape
@@ -188,7 +164,7 @@ def eval_image(
     if (picture.height, picture.width) == (size, size):
         out.numpy()[:] = picture.pixels(channels=channels)
         return out.numpy()
-    # Of a very long image only the middle is resized: enlarged whole, a line of pixels would fill the memory.
+    # Only the middle of a very long image is resized: resized whole, one line could fill the memory.
     longest = 8 * min(picture.height, picture.width)
     height, width = (min(side, longest + side % 2) for side in (picture.height, picture.width))
     middle = (_centred(picture.height, height), _centred(picture.width, width), height, width)
@@ -228,7 +204,7 @@ def _type_of(data: Stored) -> torch.dtype:
 
 
 def _check_type(data: Stored, out: Tensor) -> None:
-    """Cast to 8 bits, floating-point pixels of 0 .. 1 would be black."""
+    """DecodeError for other types: floating-point pixels of 0 .. 1 cast to 8 bits would be black."""
     if _type_of(data) != out.dtype:
         kind = "8-bit" if out.dtype == torch.uint8 else "floating-point"
         raise DecodeError(
@@ -237,5 +213,5 @@ def _check_type(data: Stored, out: Tensor) -> None:
 
 
 def _centred(length: int, part: int) -> int:
-    """Where a centred part begins; an odd rest is rounded to even, as torchvision's CenterCrop does it."""
+    """The start of a centred part; odd rests are rounded to even, as in torchvision's CenterCrop."""
     return round((length - part) / 2)

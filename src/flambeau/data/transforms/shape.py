@@ -1,12 +1,11 @@
-"""Changes of shape of one image, with the results of torchvision's functions of the same names.
+"""Geometric transforms of one image, with the results of torchvision's functions of the same names.
 
 Source: the definitions of torchvision 0.29, transforms.v2.functional on uint8 tensors, as formulas.
 
-Pillow samples at the other places, nearest neighbour, in fixed point with 16 bits of fraction: a place that
-lies within a hundredth of a pixel of the border between two pixels may go to the other one than on
-torchvision's tensors.
+Pillow samples by nearest neighbour in fixed point with 16 bits of fraction: a position within a hundredth of
+a pixel of the border between two pixels may get the other pixel than on torchvision's tensors.
 
-Pixels are (H, W, C) uint8, C 1 or 3, everywhere; what is returned is contiguous, and the input never changes.
+All functions take pixels (H, W, C) uint8, C 1 or 3; results are contiguous, and the input never changes.
 H: height, W: width, C: channels.
 """
 
@@ -18,7 +17,7 @@ from flambeau.images.pixels import Pixels
 
 
 def shear_x(pixels: Pixels, amount: float) -> Pixels:
-    """Each row moved to the left by `amount` times its distance from the top; black comes in.
+    """Each row is moved to the left by `amount` times its distance from the top, with black borders.
 
     Example:
         >>> shear_x(np.array([[[1], [2]], [[3], [4]]], np.uint8), 1.0)[:, :, 0].tolist()
@@ -28,7 +27,7 @@ def shear_x(pixels: Pixels, amount: float) -> Pixels:
 
 
 def shear_y(pixels: Pixels, amount: float) -> Pixels:
-    """Each column moved up by `amount` times its distance from the left; black comes in.
+    """Each column is moved up by `amount` times its distance from the left, with black borders.
 
     Example:
         >>> shear_y(np.array([[[1], [2]], [[3], [4]]], np.uint8), -1.0)[:, :, 0].tolist()
@@ -38,7 +37,7 @@ def shear_y(pixels: Pixels, amount: float) -> Pixels:
 
 
 def translate_x(pixels: Pixels, shift: int) -> Pixels:
-    """Moved to the right by `shift` pixels (to the left where negative); black comes in.
+    """Moved to the right by `shift` pixels (to the left if negative), with black borders.
 
     Example:
         >>> translate_x(np.array([[[1], [2], [3]]], np.uint8), 1).ravel().tolist()
@@ -48,7 +47,7 @@ def translate_x(pixels: Pixels, shift: int) -> Pixels:
 
 
 def translate_y(pixels: Pixels, shift: int) -> Pixels:
-    """Moved down by `shift` pixels (up where negative); black comes in.
+    """Moved down by `shift` pixels (up if negative), with black borders.
 
     Example:
         >>> translate_y(np.array([[[1]], [[2]], [[3]]], np.uint8), -1).ravel().tolist()
@@ -58,7 +57,7 @@ def translate_y(pixels: Pixels, shift: int) -> Pixels:
 
 
 def rotate(pixels: Pixels, degrees: float) -> Pixels:
-    """Turned counter-clockwise about the middle, the size kept; black comes in.
+    """Turned counter-clockwise about the center in the same size, with black borders.
 
     Example:
         >>> rotate(np.array([[[1], [2]], [[3], [4]]], np.uint8), 90)[:, :, 0].tolist()

@@ -1,4 +1,4 @@
-"""What a JPEG says before its pixels: the one walk over its markers.
+"""The header of a JPEG, from one walk over its markers.
 
 Source: ITU-T T.81 (JPEG), annex B. The index of segments: docs/en/packed_jpeg.md.
 """
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flambeau.images.exif_orientation import UPRIGHT, exif_orientation
 
-# Frames and tables, SOS, DQT, DRI, applications' data, comment: what libjpeg takes before a scan.
+# Frames and tables, SOS, DQT, DRI, application data, comment: what libjpeg accepts before a scan.
 _MARKERS = {*range(0xC0, 0xD0), 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE} - {0xC8, 0xCC}
 _APP1, _APP9, _HUFFMAN_TABLES, _SCAN = 0xE1, 0xE9, 0xC4, 0xDA
 _XMP_NAME = b"http://ns.adobe.com/xap/1.0/\0"
@@ -16,17 +16,15 @@ _INDEX_NAME = b"FLAMBEAU\0\x01"  # the last byte is the version
 
 
 class JpegHeader(NamedTuple):
-    """What the marker segments before the pixels say.
+    """The content of the marker segments before the pixels.
 
     Attributes:
         height, width: as stored, not turned; at least 1.
-        channels: 1 for grey, 3 for color.
-        orientation: of EXIF or XMP, 1 to 8.
         unit_height, unit_width: pixels of the blocks that are coded together, 8 to 32.
-        height_at: where in the file the height is, two bytes.
-        scan_at: where in the file the marker of the first scan is.
-        sequential: all components are in one scan from top to bottom.
-        segmented: it carries the index that scan_segments.py writes.
+        height_at: offset of the height, two bytes, in the file.
+        scan_at: offset of the marker of the first scan.
+        sequential: one scan holds all components from top to bottom.
+        segmented: it has the index that scan_segments.py writes.
     """
 
     height: int
@@ -43,9 +41,6 @@ class JpegHeader(NamedTuple):
 
 def read_header(data: bytes) -> JpegHeader | None:
     """The header of a JPEG of 8 bits, grey or in three colors, Huffman-coded.
-
-    Args:
-        data: any bytes.
 
     Returns:
         None for everything else: no JPEG, a damaged header, CMYK, 12 bits, lossless, arithmetic coding.
@@ -69,10 +64,10 @@ def read_header(data: bytes) -> JpegHeader | None:
             progressive = marker == 0xC2
         elif marker == _APP1 and data.startswith(b"Exif\0\0", begin):
             if exif:
-                return None  # in several parts: Pillow knows how to join them
+                return None  # in several parts, which Pillow joins
             exif = data[begin:end]
         elif marker == _APP1 and data.startswith(_XMP_NAME, begin):
-            xmp = data[begin + len(_XMP_NAME) : end]  # of several, Pillow takes the last
+            xmp = data[begin + len(_XMP_NAME) : end]  # the last of several, as in Pillow
         elif marker == _APP9:
             segmented = segmented or data.startswith(_INDEX_NAME, begin)
         elif 0xC0 <= marker <= 0xCF and marker != _HUFFMAN_TABLES:
@@ -108,7 +103,7 @@ def read_header(data: bytes) -> JpegHeader | None:
 def _walk(data: bytes) -> Iterator[tuple[int, int, int]]:
     """Marker, begin and end of the body of each marker segment; the first scan's comes last.
 
-    It ends before that where the segments do not follow each other, or `data` is no JPEG.
+    It stops before that if the segments are not contiguous, or `data` is no JPEG.
     """
     at = 2
     marker = 0

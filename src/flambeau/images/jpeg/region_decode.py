@@ -1,17 +1,17 @@
-"""The part of a JPEG that is needed, by the C kernel or simplejpeg; what they cannot do is left to Pillow.
+"""Decodes only the needed part of a JPEG, by the C kernel or simplejpeg; Pillow reads what they cannot.
 
 JPEG: ITU-T T.81, annex B (markers), A.2.3 (order of the units in a scan).
-simplejpeg brings libjpeg-turbo along, which decodes from the first row on.
+simplejpeg contains libjpeg-turbo, which decodes from the first row on.
 
-The pixels are those of a full decode, cut out: which library does it changes the speed alone.
+The pixels equal those of a full decode, cropped: the choice of the library changes only the speed.
 What is saved:
 - A JPEG can be decoded at 1/2, 1/4 or 1/8 of its size.
 - Rows below the part are not decoded: the decoder gets the JPEG with a smaller height in its header, and
-  stops there. That needs all components in one sequential scan, which is the usual JPEG.
-- What lies above and beside the part is only read, not transformed, by the C kernel (images/native),
-  which takes JPEGs of one sequential scan that are not damaged.
-- Of a JPEG whose scan is cut into segments (scan_segments.py) the kernel reads only those under the part.
-  To the others it is a JPEG like any other.
+  stops there. That needs all components in one sequential scan, as in common JPEGs.
+- The C kernel (images/native) only reads what lies above and beside the part, and does not transform it. It
+  accepts undamaged JPEGs of one sequential scan.
+- Of a JPEG whose scan is cut into segments (scan_segments.py) the kernel reads only those under the part. For
+  other decoders it is an ordinary JPEG.
 """
 
 import numpy as np
@@ -21,13 +21,13 @@ from flambeau.images.jpeg.headers import JpegHeader
 from flambeau.images.native import kernel as native
 from flambeau.images.pixels import Box, Pixels
 
-# 8 is the full size. Others take longer than that: their transforms are not in SIMD.
+# 8 is the full size. Other scales are slower than that: their transforms are not in SIMD.
 SCALES_EIGHTHS = (1, 2, 4, 8)
 
-# Rows below a part that its last row depends on: chroma of half the height is interpolated between rows.
+# Rows below a part that affect its last row: chroma of half the height is interpolated between rows.
 _MARGIN = 2
 
-# Marks a row that no decoder has written; should it be a picture's own last row, Pillow decodes that.
+# Marks a row that was not written; if it is a picture's real last row, Pillow decodes the picture.
 _UNWRITTEN = 0xA5
 
 
@@ -47,15 +47,11 @@ def decode_region(
     """A part of a JPEG.
 
     Args:
-        data: the whole file.
-        header: of `headers.read_header`.
         box: the part, in pixels of the stored image at this scale.
-        scale_eighths: one of SCALES_EIGHTHS, 8 for the full size; sides are rounded up.
-        channels: 1 for grey (ITU-R 601 luma), 3 for RGB.
 
     Returns:
-        (height, width, channels) uint8, often a view; None where the file may be cut short or is damaged in
-        a way that libjpeg-turbo does not pass over: Pillow is the judge of that.
+        (height, width, channels) uint8, often a view; None if the file may be truncated, or is damaged in a
+        way that libjpeg-turbo does not ignore: then Pillow decides.
 
     Example:
         >>> from flambeau.images.jpeg.headers import read_header
@@ -63,7 +59,7 @@ def decode_region(
         >>> decode_region(data, read_header(data), (2, 1, 7, 9), scale_eighths=4, channels=3).shape
         (7, 9, 3)
     """
-    # Entropy-coded data hold no such pair but the end marker; libjpeg-turbo would fill what is missing.
+    # Entropy-coded data contain no such pair but the end marker; libjpeg-turbo would invent missing pixels.
     if data.rfind(b"\xff\xd9", header.scan_at) < 0:
         return None
     top, left, height, width = box
@@ -90,12 +86,12 @@ def decode_by_kernel(
     """A part of a JPEG by the C kernel, with the arguments of its `decode_region`.
 
     Returns:
-        False where there is no kernel, or none that is faster, or the file is not one for it: progressive, or
-        damaged in the slightest; libjpeg-turbo is the judge of that.
+        False without a kernel that is faster, and for a file that the kernel does not decode: progressive, or
+        damaged in any way; then libjpeg-turbo decides.
     """
     kernel = native.kernel()
     if kernel is None or not (kernel.uses_avx2 or header.segmented):
-        return False  # libjpeg-turbo has SIMD of every kind
+        return False  # libjpeg-turbo has SIMD for every CPU
     if not header.sequential or data.rfind(b"\xff\xd9", header.scan_at) < 0:
         return False
     try:
@@ -108,7 +104,7 @@ def decode_by_kernel(
 
 
 def _without_rows_below(data: bytes, header: JpegHeader, bottom: int) -> tuple[bytes, int]:
-    """The file with a height of at least `bottom` rows, and that height; the pixels themselves stay."""
+    """The file with a height of at least `bottom` rows, and that height; the pixels do not change."""
     rows = -(-bottom // header.unit_height) * header.unit_height
     if not header.sequential or rows >= header.height:
         return data, header.height
@@ -130,10 +126,10 @@ def _by_simplejpeg(
             min_width=out.shape[1],
             min_factor=8 // scale_eighths,
             buffer=out,
-            strict=False,  # as Pillow: what libjpeg-turbo warns of is passed over
+            strict=False,  # as Pillow: warnings of libjpeg-turbo are ignored
         )
     except (ValueError, MemoryError):
         return None
-    # After a warning libjpeg-turbo reports an error as a warning, too, and stops.
+    # After a warning libjpeg-turbo also reports an error as a warning, and stops.
     is_written = bool((out[-1] != _UNWRITTEN).any())
     return out if pixels.shape == out.shape and is_written else None

@@ -1,7 +1,7 @@
-"""Random access inside a JPEG: cut its scan losslessly into segments that can be decoded one by one.
+"""Random access inside a JPEG: its scan is cut losslessly into segments that can be decoded one by one.
 
-Source: own, after ITU-T T.81 (JPEG), B.2.1 and B.2.4.4 (restart markers). The format: docs/en/packed_jpeg.md.
-When not to use it: for pictures that are always used whole, where it only costs some bytes.
+After ITU-T T.81 (JPEG), B.2.1 and B.2.4.4 (restart markers). The format: docs/en/packed_jpeg.md.
+Not for pictures that are always decoded whole, where it only costs some bytes.
 """
 
 from flambeau.images.jpeg.headers import read_header
@@ -15,23 +15,23 @@ _REASONS = {
 
 
 class CannotSegment(ValueError):
-    """This file stays as it is; the message is the reason."""
+    """The file cannot be cut into segments; the message is the reason."""
 
 
 def segment(data: bytes, *, interval_px: int = 64) -> bytes:
-    """A JPEG of the same coefficients, so of the same pixels, that the C kernel can enter anywhere.
+    """A JPEG of the same coefficients, and so the same pixels, that the C kernel can enter anywhere.
 
-    Any decoder reads it. Metadata is kept, EXIF orientation too; what follows the image in the file
-    (previews, further images) is left out. The Huffman codes are made anew for the image, which often saves
-    what the restart markers cost. To segment a segmented file again changes nothing.
+    Any decoder can read it. Metadata are kept, also the EXIF orientation; what follows the image in the file
+    (previews, further images) is left out. New Huffman codes for the image often save what the restart
+    markers cost. Segmenting a segmented file again changes nothing.
 
     Args:
         data: a JPEG with 1 or 3 components of 8 bits, Huffman-coded, sequential or progressive.
-        interval_px: about how wide a segment shall be, 1 to 4096 pixels.
+        interval_px: approximate width of a segment, 1 to 4096 pixels.
 
     Raises:
-        CannotSegment: another kind of file, or one that is damaged in the slightest; keep it as it is.
-        InputError: the C kernel is not there; how to get it.
+        CannotSegment: another kind of file, or one that is damaged in any way; keep it as it is.
+        InputError: the C kernel is missing; the message says how to get it.
 
     Example:
         >>> import numpy as np, simplejpeg
@@ -52,6 +52,6 @@ def segment(data: bytes, *, interval_px: int = 64) -> bytes:
 
 
 def is_segmented(data: bytes) -> bool:
-    """Whether it has the index that `segment` writes. Looks at the headers only."""
+    """Whether it has the index that `segment` writes; reads only the headers."""
     header = read_header(data)
     return header is not None and header.segmented

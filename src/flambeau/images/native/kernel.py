@@ -1,6 +1,6 @@
 """The C kernel beside this file, if it was built; everything works without it, only slower.
 
-The sources of the kernel are the C files in this folder, hatch_build.py compiles them.
+Its sources are the C files in this folder; hatch_build.py compiles them.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from flambeau.images.pixels import Box, Pixels
 
 LIBRARY = Path(__file__).with_name("_kernel.so")
 
-# What flambeau_interface() must answer: a library left over from another version is not used.
+# The expected result of flambeau_interface(): a library left over from another version is not used.
 _INTERFACE = 5
 
 # The codes of jpeg.h.
@@ -32,35 +32,30 @@ class KernelError(Exception):
 
 
 def _checked(code: int) -> None:
-    """What ctypes makes of the result of a function that may refuse."""
+    """Converts the result of a function that may refuse, for ctypes."""
     if code:
         raise KernelError(code)
 
 
 class Kernel:
-    """The functions of the library; they hold no lock while they run.
-
-    Args:
-        path: the shared library.
-
-    Raises:
-        OSError: it cannot be loaded, or belongs to another version.
-    """
+    """The functions of the library; they release the GIL while they run."""
 
     def __init__(self, path: Path = LIBRARY) -> None:
         library = ctypes.CDLL(str(path))
         pointer, size, number, real = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
         try:
-            found = library.flambeau_interface()
+            interface = library.flambeau_interface()
         except AttributeError as error:
             raise OSError("it is another library") from error
-        if found != _INTERFACE:
-            raise OSError(f"it has interface {found}, this version of flambeau needs {_INTERFACE}")
+        if interface != _INTERFACE:
+            raise OSError(
+                f"it has interface {interface}, this version of flambeau needs {_INTERFACE}"
+            )
 
         def function(name: str, *arguments: Any, result: Any = None) -> Any:
-            own = getattr(library, f"flambeau_{name}")
-            own.argtypes, own.restype = arguments, result
-            return own
+            symbol = getattr(library, f"flambeau_{name}")
+            symbol.argtypes, symbol.restype = arguments, result
+            return symbol
 
         self._decode = function(
             "decode_region",
@@ -89,7 +84,7 @@ class Kernel:
         self.uses_avx2 = bool(library.flambeau_uses_avx2())
 
     def segment(self, data: bytes, interval_px: int) -> bytes:
-        """What scan_segments.segment returns; raises KernelError."""
+        """The result of scan_segments.segment; raises KernelError."""
         result = ctypes.c_void_p()
         size = ctypes.c_size_t()
         self._segment(data, len(data), interval_px, ctypes.byref(result), ctypes.byref(size))
@@ -113,15 +108,10 @@ class Kernel:
         """Fill `out`, (height, width, 1 or 3) and contiguous, with the box; raises KernelError.
 
         Args:
-            data: a JPEG with all components in one sequential scan; where it has an index of segments, only
+            data: a JPEG with all components in one sequential scan; if it has an index of segments, only
                 those under the box are read, else all from the first to the last row of the box.
-            box: top, left, height and width at this scale.
             out: of the size of the box, or of any with `resize`.
-            scale_eighths: 8 for the full size, 4, 2 or 1.
-            resize: as torch does it, with antialiasing.
-            mirror: the columns run backwards; only with `resize`.
-            cubic: by cubics; only with `resize`.
-            scalar: without AVX2: the same pixels, for tests.
+            resize: with antialiasing, as torch does.
         """
         height, width, channels = out.shape
         to = (ctypes.c_int * 4)(height, width, mirror, cubic) if resize else None
@@ -135,21 +125,17 @@ class Kernel:
         *,
         mirror: bool,
         cubic: bool = False,
-        pillows: bool = False,
+        like_pillow: bool = False,
         scalar: bool = False,
     ) -> None:
-        """Fill `out` with pixels of another size, antialiased as torch does it; raises KernelError.
+        """Fill `out` with resized pixels, antialiased as by torch; raises KernelError.
 
         Args:
-            pixels: (H, W, 1 or 3); the rows may be apart, but each must be in one piece.
+            pixels: (H, W, 1 or 3); each row must be contiguous.
             out: (height, width, as many channels), contiguous.
-            mirror: the columns run backwards.
-            cubic: by cubics, not by triangles.
-            pillows: Pillow's pixels instead of torch's, which its rounding makes differ by a level or two.
-            scalar: without AVX2: the same pixels, for tests.
         """
         shape = (ctypes.c_int * 3)(*pixels.shape)
-        to = (ctypes.c_int * 5)(*out.shape[:2], mirror, cubic, pillows)
+        to = (ctypes.c_int * 5)(*out.shape[:2], mirror, cubic, like_pillow)
         stride = pixels.strides[0]
         self._resize(pixels.ctypes.data, shape, stride, to, scalar, out.ctypes.data)
 
@@ -168,8 +154,7 @@ class Kernel:
             pixels: (H, W, C) uint8, contiguous.
             table: (C, 256) float32, contiguous.
             out: float32, contiguous: (C, H, W) with `planes`, else (H, W, C).
-            planes: the values of a channel stand together.
-            stream: write planes past the caches, for what is larger than they are.
+            stream: write planes past the caches, for results that do not fit them.
         """
         height, width, channels = pixels.shape
         self._floats(
@@ -191,12 +176,11 @@ class Kernel:
     def blend(
         self, pixels: Pixels, other: Pixels | np.float32, share: np.float32, rest: np.float32
     ) -> Pixels:
-        """`share` times each level and `rest` times the other, clipped, without fractions.
+        """`share` times each level and `rest` times the other, clipped and truncated.
 
         Args:
-            pixels: (H, W, C) uint8, contiguous; C is 3 where `other` is an image.
+            pixels: (H, W, C) uint8, contiguous; C is 3 if `other` is an image.
             other: one level, or those of a grey image, (H, W), contiguous.
-            share, rest: of both.
         """
         out = np.empty_like(pixels)
         if isinstance(other, np.float32):
@@ -208,11 +192,11 @@ class Kernel:
         return out
 
     def turn_hue(self, pixels: Pixels, turns: NDArray[np.float32]) -> Pixels:
-        """Another hue, the same lightness and saturation (HSV).
+        """Pixels with another hue, and the same lightness and saturation (HSV).
 
         Args:
             pixels: (H, W, 3) uint8, contiguous.
-            turns: (3,) by which red, green and blue are away from the hue 0 then, as parts of the circle.
+            turns: (3,) distances of red, green and blue from hue 0 after the turn, as parts of the circle.
         """
         out = np.empty_like(pixels)
         self._turn_hue(pixels.ctypes.data, pixels.size // 3, turns.ctypes.data, out.ctypes.data)
@@ -223,7 +207,6 @@ class Kernel:
 
         Args:
             rows: for each row of `out` a byte, its filter, and width * channels bytes.
-            out: (height, width, 1 or 3), contiguous.
         """
         height, width, channels = out.shape
         assert len(rows) >= height * (1 + width * channels)
@@ -242,20 +225,13 @@ def _load() -> Kernel | str:
 
 
 def kernel() -> Kernel | None:
-    """The kernel, loaded once a process; None where there is none."""
+    """The kernel, loaded once per process; None if there is none."""
     loaded = _load()
     return loaded if isinstance(loaded, Kernel) else None
 
 
 def require_kernel(what: str) -> Kernel:
-    """The kernel.
-
-    Args:
-        what: cannot be done without it; begins the message.
-
-    Raises:
-        InputError: there is none; the message says how to get it.
-    """
+    """The kernel, for something that cannot be done without it; `what` begins the message."""
     loaded = kernel()
     if loaded is None:
         raise InputError(

@@ -17,7 +17,13 @@ from flambeau.errors import InputError, nearest
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
-from flambeau.user_code import first_line, is_function, load_function, missing_arguments, naming
+from flambeau.user_code import (
+    first_line,
+    is_function,
+    load_function,
+    missing_arguments,
+    running_user_code,
+)
 
 SMALL = "small_convnet"
 TINY = "tiny_convnet"
@@ -233,7 +239,7 @@ def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> n
         raise InputError(
             f"{name} asks for {missing[0]!r}; it is called with any of {', '.join(offered)}, by name"
         )
-    with naming(Path(name.rpartition(":")[0])):
+    with running_user_code(Path(name.rpartition(":")[0])):
         model = function(**wanted)
     if not isinstance(model, nn.Module):
         raise InputError(

@@ -31,12 +31,7 @@ _CHECK_S = 2  # between two checks of the workers while waiting for a batch
 
 @dataclass
 class Restarts:
-    """How often lost workers may still be replaced, in all loaders of a run together.
-
-    Attributes:
-        left: number of replacements.
-        say: prints a line for the user.
-    """
+    """How often lost workers may still be replaced, in all loaders of a run together."""
 
     left: int = 0
     say: Callable[[str], None] = say
@@ -51,13 +46,7 @@ class Restarts:
 
 
 class Workers:
-    """The workers of a DataLoader.
-
-    Args:
-        count: 0 reads in this process.
-        stall_timeout: seconds after which a worker that reads the same sample counts as stalled; 0 is never.
-        describe: the name of a sample in messages.
-    """
+    """The workers of a DataLoader; one stalls after `stall_timeout` seconds with a sample; 0 is never."""
 
     def __init__(self, count: int, *, stall_timeout: float, describe: Callable[[int], str]) -> None:
         if count > MOST_WORKERS:

@@ -21,13 +21,7 @@ _tables: "weakref.WeakSet[InFlight]" = weakref.WeakSet()
 
 
 class Reading(NamedTuple):
-    """A sample in a worker.
-
-    Attributes:
-        sample: its index.
-        seconds: how long it has been read, or how long ago that ended.
-        is_over: it has been read.
-    """
+    """A sample in a worker; `seconds` is how long it has been read, or how long ago that ended."""
 
     worker: int
     pid: int
@@ -41,11 +35,7 @@ DEATH = re.compile(r"DataLoader worker \(pid(?:\(s\))? (\d+)[\d, ]*\) (.*?)(?:\.
 
 
 class InFlight:
-    """A table in shared memory that workers write without a lock: each thread has a cell.
-
-    Attributes:
-        deaths: by process, how workers died, if torch reported it.
-    """
+    """A table in shared memory that workers write without a lock: each thread has a cell."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
@@ -117,10 +107,9 @@ def reading(index: int) -> Iterator[None]:
 
 
 def defer_worker_deaths() -> None:
-    """Report the death of a worker where its batch is awaited, and nowhere else.
+    """Report the death of a worker where its batch is awaited; to be called after torch's handler is set.
 
-    Torch's handler of SIGCHLD raises wherever the main thread happens to be, in the middle of a step. Call
-    this after torch has installed it.
+    Torch's handler of SIGCHLD raises wherever the main thread happens to be, in the middle of a step.
     """
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return

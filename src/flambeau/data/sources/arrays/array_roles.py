@@ -1,8 +1,4 @@
-"""The roles of the named arrays of a file: images, labels or class names, and their part.
-
-The names are common ones: Keras' x_train and y_test, torchvision's data and targets,
-HDF5 files with groups train/ and val/, or with train_set_x and list_classes as in Coursera's course.
-"""
+"""The roles of the named arrays of a file: images, labels or class names, and their part."""
 
 import re
 from collections.abc import Iterable
@@ -22,11 +18,9 @@ _ROLE_OF = {word: role for role, words in _WORDS.items() for word in words}
 def role_of(name: str) -> tuple[str, str] | None:
     """The part and the role that the name of an array stands for; None if it has no known role.
 
-    Args:
-        name: such as 'x_train', 'train/images', 'images/val' or 'label_names'; case is ignored.
-
     Returns:
         The part ('' if the name has none) and one of 'images', 'labels', 'classes', 'offsets'.
+
     Example:
         >>> role_of("x_train"), role_of("Val/Images"), role_of("label_names"), role_of("weight")
         (('train', 'images'), ('val', 'images'), ('', 'classes'), None)
@@ -43,11 +37,7 @@ def role_of(name: str) -> tuple[str, str] | None:
 
 
 def names_by_part(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The names of the arrays by part and role.
-
-    Raises:
-        ValueError: two arrays of one part have the same role; the message names them.
-    """
+    """The names of the arrays by part and role; ValueError if two of one part have the same role."""
     parts: dict[str, dict[str, str]] = {}
     # If there are 'classes', then 'names' are something else, such as those of the images.
     for name in sorted(names, key=lambda name: name.lower().endswith("names")):

@@ -50,16 +50,7 @@ _NUM_PROBED = 16  # images whose floating-point pixels are checked when a source
 
 
 def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source, Source | None]:
-    """The images of a file of arrays: all, or those to train on and those to validate on.
-
-    Args:
-        path: the file, or the folder of an N5 or Zarr store.
-        kind: 'npz', 'npy', 'hdf5', 'n5', 'zarr' or 'pth'.
-        labelled: as for ArraySource.
-
-    Raises:
-        InputError: anything wrong with the data.
-    """
+    """The images of a file of arrays: all, or those to train on and those to validate on."""
     try:
         arrays = _opened(path, kind, labelled)
         named = _named(arrays, path)
@@ -83,29 +74,10 @@ class ArraySource:
     Images are (N, H, W), (N, H, W, C) or (N, C, H, W) of uint8 or uint16, or of floating-point numbers that
     are exactly k / 255 (see `float_to_uint8`); or N image files of one of decode.FORMATS, as byte strings, as
     arrays of uint8 of any length, or as one array of uint8 with offsets. Labels are N numbers or words.
-
-    Args:
-        path: of the file.
-        kind: its format, as in `open_arrays`.
-        part: 'train', 'val' ... or '' for images without a part.
-        arrays: the arrays of the file, by name.
-        labelled: False ignores labels: all images are of class ''.
-
-    Attributes:
-        names: the positions of the images in the file.
-
-    Raises:
-        InputError: anything wrong with the arrays.
     """
 
     def __init__(
-        self,
-        path: Path,
-        kind: str,
-        part: str,
-        arrays: Mapping[str, Rows],
-        *,
-        labelled: bool = True,
+        self, path: Path, kind: str, part: str, arrays: Mapping[str, Rows], *, labelled: bool = True
     ) -> None:
         self.path = path
         self._key = (path, kind, part, labelled)

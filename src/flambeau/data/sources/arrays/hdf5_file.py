@@ -97,10 +97,6 @@ class HeapRows:
 
     The library loops forever if the size of an object in a heap is damaged (2.0.0 does), and cannot be
     interrupted; text is left to it nevertheless.
-
-    Args:
-        path: the file.
-        references: the location of each vector, of _REFERENCE.
     """
 
     def __init__(self, path: Path, references: Rows) -> None:
@@ -139,11 +135,7 @@ class HeapRows:
 
 
 def open_file(path: Path) -> Any:
-    """A file of h5py.
-
-    Raises:
-        InputError: it is damaged, or h5py is not installed.
-    """
+    """A file of h5py."""
     h5py = extra("h5py", what=f"{path}")
     with path.open("rb"):
         pass  # Python's error is better than h5py's
@@ -155,11 +147,7 @@ def open_file(path: Path) -> Any:
 
 
 def open_hdf5(path: Path) -> dict[str, Rows]:
-    """The data sets of a file by name, and attributes that are lists of text, such as class names.
-
-    Raises:
-        InputError: it is damaged, or h5py is not installed.
-    """
+    """The data sets of a file by name, and attributes that are lists of text, such as class names."""
     arrays: dict[str, Rows] = {}
     with open_file(path) as file:
         h5py = extra("h5py", what=f"{path}")
@@ -249,10 +237,7 @@ def _links(path: Path, file: Any, arrays: Mapping[str, Rows], h5py: Any) -> dict
 
 
 def _target(file: Any, links: Mapping[str, Any], name: str, h5py: Any) -> Any:
-    """The object in this file that a name leads to; None for none, a circle, or one in another file.
-
-    Links are followed here because the library would open the other file.
-    """
+    """The object in this file that a name leads to; the library itself would open other files, too."""
     for _ in range(_MAX_CHAIN):
         link = links.get(name)
         if isinstance(link, h5py.HardLink):

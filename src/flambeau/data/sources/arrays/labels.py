@@ -14,15 +14,7 @@ _AT_ONCE = 1 << 22  # numbers of one-hot rows
 
 
 def read_labels(rows: Rows, what: str) -> list[int] | list[str]:
-    """All labels of an array: whole numbers of any type, one-hot rows of numbers, or words.
-
-    Args:
-        rows: N labels, (N,) or with further axes of length 1, as Keras' (N, 1); or (N, classes) one-hot.
-        what: names the array in a message.
-
-    Raises:
-        InputError: they are none of these.
-    """
+    """All labels of an array: (N,) or (N, 1) whole numbers of any type or words; or (N, classes) one-hot."""
     if len(rows.shape) == 2 and rows.shape[1] > 1 and rows.dtype.kind in "iufb":
         return _of_one_hot(rows, what)
     if len(rows.shape) > 1 and max(rows.shape[1:]) > 1:
@@ -65,25 +57,13 @@ def _of_one_hot(rows: Rows, what: str) -> list[int]:
 
 
 def classes_and_labels(
-    path: Path,
-    labels: list[int] | list[str],
-    names: Rows | None,
-    describe: Callable[[int], str],
+    path: Path, labels: list[int] | list[str], names: Rows | None, describe: Callable[[int], str]
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
     Args:
-        path: the file that holds them.
-        labels: of all images.
         names: the class names in the file, if it has any. A classes file beside it has priority: users can
             write it to correct them.
-        describe: names an image in a message.
-
-    Returns:
-        The names, and (N,) int64.
-
-    Raises:
-        InputError: names and labels do not fit.
     """
     if names is None or len(names.shape) != 1 or classes_file(path).exists():
         return named_labels(labels, path, describe)

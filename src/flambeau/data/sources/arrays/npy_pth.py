@@ -58,11 +58,7 @@ class MemoryRows:
 
 
 class FileRows:
-    """An array stored in a file as in memory, in row-major order, from byte `offset` on.
-
-    Raises:
-        InputError: the file ends before the array.
-    """
+    """An array stored in a file as in memory, in row-major order, from byte `offset` on."""
 
     def __init__(
         self, path: Path, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]
@@ -191,13 +187,6 @@ def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
     For NAME.npy these are NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target
     instead of x, images, image, imgs or data (y_train.npy beside x_train.npy), labels.npy and y.npy; each
     also as .txt, one label per line.
-
-    Args:
-        path: the file.
-        labelled: False reads no labels.
-
-    Raises:
-        InputError: no labels, or a damaged file.
     """
     images = _npy_rows(path)
     if isinstance(images, RefusedRows):
@@ -223,11 +212,7 @@ _ENDS = (".npy", ".txt")
 
 
 def open_npz(path: Path) -> dict[str, Rows]:
-    """The arrays of an .npz file by name; uncompressed ones are read by offset.
-
-    Raises:
-        InputError: a damaged file.
-    """
+    """The arrays of an .npz file by name; uncompressed ones are read by offset."""
     try:
         return {
             info.filename.removesuffix(".npy"): _array_rows(path, header, start, info)
@@ -244,9 +229,6 @@ def open_pth(path: Path) -> dict[str, Rows]:
 
     It holds a dict (possibly of dicts, for the parts of the data), a tuple (images, labels) or
     (images, labels, classes), or a list of pairs (image, label).
-
-    Raises:
-        InputError: a damaged file, one from before PyTorch 1.6, or one with other Python objects.
     """
     with path.open("rb") as file:
         if file.read(4) != b"PK\3\4":
@@ -288,11 +270,7 @@ def _npy_rows(path: Path) -> Rows:
 def _array_rows(
     path: Path, header: Header, start: int | None, info: zipfile.ZipInfo | None
 ) -> Rows:
-    """Rows read by offset if the array is stored so, from byte `start` on; else loaded at the first access.
-
-    Args:
-        info: the member of an .npz; None for an .npy.
-    """
+    """Rows read by offset, from byte `start` on, if the array is stored so; else loaded when needed."""
     descr, column_major, shape, size = header
     try:
         dtype = np.dtype(descr)

@@ -70,9 +70,6 @@ def open_store(folder: Path) -> dict[str, Rows]:
     Axes of N5 are those of NumPy as z5py and zarr write them: the last of `dimensions` is the first axis.
     But if a one-dimensional array, such as labels, is as long as the first of `dimensions` and none is as
     long as the last, they are in NumPy's order: tensorstore writes an array of shape (N, H, W) so.
-
-    Raises:
-        InputError: damaged metadata, an ambiguous order of axes, or tensorstore is not installed.
     """
     extra("tensorstore", what=f"{folder}")
     rows: dict[str, Rows] = {}
@@ -95,25 +92,13 @@ def open_store(folder: Path) -> dict[str, Rows]:
 
 
 def write_store(folder: Path, driver: str, array: Array) -> None:
-    """Write one array: images with a chunk for each, labels as one chunk.
-
-    Args:
-        folder: of the array; it is made.
-        driver: 'n5' or 'zarr3'.
-        array: of one axis, or mapped from the start of a file, from which tensorstore reads it.
-
-    Raises:
-        OSError: of the disk.
-    """
+    """Write an array of one axis as one chunk, or one mapped from a file's start with a chunk per row."""
     data = str(array.filename) if isinstance(array, np.memmap) else array.tobytes()
     _call("write", str(folder.absolute()), driver, data, array.shape, str(array.dtype))
 
 
 def store_fingerprint(folder: Path, facts: str) -> str:
-    """SHA-256, hexadecimal, of the metadata of an array, the sizes of its chunk files, and `facts`.
-
-    Of many chunk files some thousand evenly spaced ones are used.
-    """
+    """SHA-256 of the metadata of an array, the sizes of some thousand chunk files, and `facts`."""
     node = _node(folder)
     assert node is not None
     digest = hashlib.sha256(_metadata(node))

@@ -22,10 +22,7 @@ _SHARD = 256  # images per file of a Zarr store: a folder of a million files is 
 def _context() -> Any:
     import tensorstore
 
-    limits = {
-        "cache_pool": {"total_bytes_limit": _CACHE},
-        "data_copy_concurrency": {"limit": 1},
-    }
+    limits = {"cache_pool": {"total_bytes_limit": _CACHE}, "data_copy_concurrency": {"limit": 1}}
     return tensorstore.Context(limits)
 
 

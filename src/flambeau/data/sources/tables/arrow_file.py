@@ -1,8 +1,4 @@
-"""Labelled images in an Arrow file, streamed or with a footer, by their offsets.
-
-The format is Arrow's columnar format 1.5 (IPC), read through pyarrow. Hugging Face datasets use
-it.
-"""
+"""Labelled images in an Arrow file, streamed or with a footer, by their offsets."""
 
 import os
 import struct
@@ -35,13 +31,9 @@ class ArrowSource:
     Args:
         path: the table as the user gave it, such as a Parquet file.
         data: the Arrow file with its images, if it is another file.
-        labelled: False ignores labels: all images are of class ''.
 
     Attributes:
         names: the paths if all are different, else the numbers of the rows.
-
-    Raises:
-        InputError: no such file, a damaged one, no images, or labels that are not classes.
     """
 
     def __init__(self, path: Path, *, data: Path | None = None, labelled: bool = True) -> None:
@@ -94,15 +86,7 @@ class ArrowSource:
 
 
 def read_path(table: Path, name: str) -> bytes:
-    """The image at the path that a row has instead of bytes.
-
-    Args:
-        table: the file of the row; paths are relative to its folder.
-        name: the path, or ''.
-
-    Raises:
-        OSError: '', a URL, or a file that cannot be read.
-    """
+    """The image at the path that a row has instead of bytes."""
     if not name:
         raise OSError("the row holds no image: neither bytes nor a path")
     if "://" in name:
@@ -116,7 +100,6 @@ class Batch(NamedTuple):
     Attributes:
         images: a pyarrow array of bytes; null for a row without bytes.
         paths: '' for a row without a path.
-        labels: None for a row without a label, or if labels are ignored.
     """
 
     images: Any
@@ -125,11 +108,7 @@ class Batch(NamedTuple):
 
 
 def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
-    """Images, paths and labels of a pyarrow.RecordBatch, whose arrays are validated first.
-
-    Raises:
-        pyarrow.ArrowInvalid: an array whose buffers do not fit together.
-    """
+    """Images, paths and labels of a pyarrow.RecordBatch, whose arrays are validated first."""
     images = record_batch.column(columns.image)
     images.validate(full=True)
     paths = [""] * len(images)
@@ -157,16 +136,10 @@ def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
 
 
 def arrow_batches(pa: Any, path: Path, buffer: Any) -> tuple[Any, Iterator[Any]]:
-    """Schema and record batches of an Arrow file, without copying them into memory.
-
-    Args:
-        pa: the module pyarrow.
-        path: for messages.
-        buffer: the whole file, mapped.
+    """Schema and record batches of a mapped Arrow file, without copying them into memory.
 
     Raises:
         InputError: compressed batches, which could take any amount of memory.
-        pyarrow.ArrowException, OSError: a damaged file.
     """
     is_file = bytes(buffer[: len(_MAGIC)]) == _MAGIC
     messages = pa.ipc.MessageReader.open_stream(buffer.slice(8 if is_file else 0))

@@ -33,10 +33,7 @@ class Columns(NamedTuple):
     """The columns to read.
 
     Attributes:
-        image: the column of images.
         is_struct: it holds structs of bytes and path, not bytes alone.
-        label: the column of labels; None if labels are ignored.
-        classes: the class names, if the table has them.
     """
 
     image: str
@@ -55,14 +52,6 @@ def choose_columns(schema: Any, path: Path, *, labelled: bool = True) -> Columns
     The image is the one column of the feature Image, else the one struct with `bytes`, else the one column of
     bytes; the label is a column with one of the usual names, else the one column of the feature ClassLabel.
     Of several images the usual names decide: `image`, `img`, ...
-
-    Args:
-        schema: a pyarrow.Schema.
-        path: of the table, for messages.
-        labelled: False ignores labels.
-
-    Raises:
-        InputError: no such column, several that cannot be distinguished, or an unsupported type.
     """
     try:
         return _chosen(schema, path, labelled)

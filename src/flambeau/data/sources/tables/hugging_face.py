@@ -36,18 +36,11 @@ print("\\n" + json.dumps(answer))
 
 
 def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Source, Source | None]:
-    """The images of a data set to train on, and those to validate on.
+    """The images of a data set to train on, the split `train` or the only one, and those to validate on.
 
     Args:
         name: NAME or NAME:CONFIG of the Hub, or the folder of a data set, as `load_dataset` takes them.
         download: fetch missing files; otherwise only what `datasets` loaded before is read.
-        labelled: False ignores labels that could not be trained on.
-
-    Returns:
-        The split `train` (or the only one), and `validation`, or else `test`.
-
-    Raises:
-        InputError: the package is missing, an unknown name, no internet, or an error of ArrowSource.
     """
     if importlib.util.find_spec("datasets") is None:
         extra("datasets", what=f"hf:{name}")
@@ -92,15 +85,7 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
 
 
 def open_saved(folder: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
-    """The images of a folder written by `save_to_disk`; parts as in `open_hub`.
-
-    Args:
-        folder: with state.json, or with dataset_dict.json and a folder for each split.
-        labelled: as for ArrowSource.
-
-    Raises:
-        InputError: a damaged folder, or an error of ArrowSource.
-    """
+    """The images of a folder written by `save_to_disk`; parts as in `open_hub`."""
     splits = _saved_splits(folder)
     if "" in splits:
         return _joined(splits[""], labelled), None

@@ -1,9 +1,8 @@
 """Labelled images in a Parquet file, read in any order from an Arrow copy.
 
-The format is Apache Parquet's, read through pyarrow. A row group is unpacked as a whole: with
-100 images of 100 KB in each, as Hugging Face writes them, one image in random order costs 4 ms, plus 1.5 ms
-to decode it. The copy is made once, at 0.8 to 2.4 GB/s (400 MB, pyarrow 26, one core), and equals the one
-that `datasets` makes, without its import of some seconds.
+A row group is unpacked as a whole: with 100 images of 100 KB in each, as Hugging Face writes them, one image
+in random order costs 4 ms, plus 1.5 ms to decode it. The copy is made once, at 0.8 to 2.4 GB/s (400 MB,
+pyarrow 26, one core), and equals the one that `datasets` makes, without its import of some seconds.
 """
 
 import contextlib
@@ -36,13 +35,6 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
 
     When the file is opened for the first time, they are copied into $FLAMBEAU_DATA or
     ~/.cache/flambeau/data; after the file has changed, a new copy replaces the old one.
-
-    Args:
-        path: the file.
-        labelled: as for ArrowSource.
-
-    Raises:
-        InputError: as ArrowSource; a file that unpacks to many times its size; or no room for the copy.
     """
     try:
         status = path.stat()
@@ -73,11 +65,7 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
 
 
 def open_table(path: Path) -> Any:
-    """A pyarrow.parquet.ParquetFile that unpacks little at once.
-
-    Raises:
-        InputError: it is damaged, or pyarrow is not installed.
-    """
+    """A pyarrow.parquet.ParquetFile that unpacks little at once."""
     pa = extra("pyarrow", what=f"{path}")
     parquet = extra("pyarrow.parquet", what=f"{path}")
     try:
@@ -91,11 +79,7 @@ def open_table(path: Path) -> Any:
 
 
 def row_batches(path: Path, table: Any, group: int, names: list[str]) -> Iterator[Any]:
-    """The record batches of a row group, of ROWS rows.
-
-    Raises:
-        InputError: the group is damaged, or claims to unpack to too much.
-    """
+    """The record batches of a row group, of ROWS rows."""
     pa = extra("pyarrow", what=f"{path}")
     try:
         # Damaged metadata of a single column would end the process (pyarrow 26, a C++ exception).
