@@ -33,7 +33,7 @@ _STOP_WORDS = frozenset(
         "through", "to", "use", "using", "was", "what", "when", "where", "which", "why", "with", "you",
     }
 )  # fmt: skip
-# Another one.
+# Tried in this order: a suffix before its own endings, not one per line.
 _SUFFIXES = (
     "ations", "ation", "ating", "ated", "ates", "ate", "ings", "ing", "ions", "ion", "ies", "ed", "es", "s",
     "e", "y",

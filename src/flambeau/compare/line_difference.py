@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,7 @@ class MetricLines:
             "identical_steps": self.identical_steps,
             "num_figures": self.num_figures,
             "steps": list(self.steps),
-            "first_difference": None
-            if first is None
-            else {
-                "step": first.step,
-                "name": first.name,
-                "values": list(first.values),
-                "change": first.change,
-            },
+            "first_difference": None if first is None else asdict(first) | {"change": first.change},
         }
 
 
