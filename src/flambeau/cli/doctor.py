@@ -49,7 +49,6 @@ _BATCH = 8  # images of a step of a model; chosen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How long, how much, and what is written."""
     parser.usage = (
         "flambeau doctor [FLAGS] (-- COMMAND ... | [arguments of flambeau train] | RUN | MODEL)"
     )
@@ -104,7 +103,6 @@ def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch, try, and print."""
     target = _target(arguments)
     is_script = not target or _is_data(target[0])
     _check(arguments, is_script=is_script)

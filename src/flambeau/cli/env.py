@@ -21,7 +21,6 @@ HELP = "report versions, devices and usable CPUs, and what does not fit together
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How to report, and whether to measure a disk."""
     add = parser.add_argument
     add("--json", action="store_true", help="one JSON object, for programs")
     add(

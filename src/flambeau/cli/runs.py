@@ -29,7 +29,6 @@ _DEFAULT = "runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """DIR, and which rows in what order."""
     add = parser.add_argument
     add("folder", metavar="DIR", nargs="?", default=_DEFAULT, help="where to look (default: runs)")
     add(
@@ -56,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
     root = Path(arguments.folder)
     key = arguments.sort.removeprefix("-")
     states = arguments.state or []

@@ -29,7 +29,6 @@ _SHOWN = 20  # damaged records, names and tensors of a file; --json has all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, EXPORT or FILE, and what to do about packed images."""
     parser.add_argument(
         "path",
         metavar="RUN|FILE",

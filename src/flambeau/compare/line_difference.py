@@ -62,7 +62,6 @@ class MetricLines:
         return self.first is None and self.steps[0] == self.steps[1]
 
     def as_json(self) -> dict[str, Any]:
-        """For `flambeau diff --json`."""
         first = self.first
         return {
             "identical_steps": self.identical_steps,

@@ -83,7 +83,6 @@ class Replay:
     is_out_of_time: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """For `flambeau diff --json`."""
         difference = self.difference
         return {
             "start": self.start,

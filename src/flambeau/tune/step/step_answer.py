@@ -100,7 +100,6 @@ def _record_memory(steps: Steps, file: Path) -> None:
 
 
 def _device_name(device: torch.device) -> str:
-    """The name of a GPU; threads of a CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -128,7 +127,6 @@ def _verdict(profile: StepProfile, advice: Sequence[Advice]) -> str:
 
 
 def _lines(profile: StepProfile) -> Iterator[str]:
-    """Sentences that follow from the figures."""
     step_s = profile.step.median_s
     waits_s = profile.waits_s
     if profile.memory is not None:
