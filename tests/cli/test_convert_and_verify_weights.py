@@ -376,7 +376,7 @@ HEADERS = {
     "invalid shape, data type": {"a": ["F32", [2], [0, 4]], "b": ["F32", [1], [4, 8]]},
     "unknown variant `F33`": {"a": ["F33", [2], [0, 8]]},
     "the tensor 'a' has the shape [-2], which no tensor can have": {"a": ["F32", [-2], [0, 8]]},
-    "the tensor 'a' lies at [8, 0], which is no place": {"a": ["F32", [2], [8, 0]]},
+    "the tensor 'a' has the data_offsets [8, 0]; a start": {"a": ["F32", [2], [8, 0]]},
     "not fully covered": {"a": ["F32", [1], [0, 4]]},
     "has the shape [0, 9223372036854775808], which no tensor can have": {
         "a": ["F32", [0, 1 << 63], [0, 0]],

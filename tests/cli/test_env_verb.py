@@ -153,6 +153,6 @@ def test_what_does_not_fit_together(
 def test_torch_and_the_driver(
     build: str | None, served: tuple[int, int] | None, said: list[str]
 ) -> None:
-    found = env._of_driver(build, served)
+    found = env._driver_problems(build, served)
     assert [line.partition(": install")[0] for line in found] == said
     assert all("uv pip install -e . --torch-backend auto" in line for line in found)

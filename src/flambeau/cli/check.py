@@ -27,7 +27,6 @@ are none, or --out has left them out"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """DATA, a run to measure leaks with, and what to print and write."""
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("data", metavar="DATA", help="what `flambeau train` takes")

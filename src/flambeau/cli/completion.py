@@ -12,12 +12,10 @@ _FILE_FLAGS = ("--model", "--weights", "--teacher")  # FILE.py:FUNCTION, weights
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which shell."""
     parser.add_argument("shell", metavar="SHELL", choices=_SHELLS, help=", ".join(_SHELLS))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the script."""
     import shtab
 
     from flambeau.cli.command import build_parser

@@ -11,7 +11,6 @@ _SHOWN = 20  # names in one line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """IN OUT, and what is taken and changed."""
     add = parser.add_argument
     add(
         "source",
@@ -35,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Convert, and print what was taken and what was not."""
     from flambeau.weights.readers import DTYPES, open_weights, plain_names
     from flambeau.weights.writer import write_weights
 

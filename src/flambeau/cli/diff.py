@@ -18,7 +18,6 @@ _MAX_TENSORS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Two runs, and how to compare them."""
     add = parser.add_argument
     add("runs", metavar="RUN", nargs=2, help="the folder of a run; the older one first")
     add(

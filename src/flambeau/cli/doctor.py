@@ -49,7 +49,6 @@ _BATCH = 8  # images of a step of a model; chosen
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How long, how much, and what is written."""
     parser.usage = (
         "flambeau doctor [FLAGS] (-- COMMAND ... | [arguments of flambeau train] | RUN | MODEL)"
     )
@@ -104,7 +103,6 @@ def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch, try, and print."""
     target = _target(arguments)
     is_script = not target or _is_data(target[0])
     _check(arguments, is_script=is_script)
@@ -159,7 +157,7 @@ def _check(arguments: argparse.Namespace, *, is_script: bool) -> None:
         # --trust is also a flag of flambeau train: see _of_script
         if getattr(arguments, name) and not (name == "trust" and "--" not in arguments.rest):
             what = "RUN or MODEL" if is_script else "a script"
-            raise InputError(f"--{name.replace('_', '-')} is of {what} alone: leave it out")
+            raise InputError(f"--{name.replace('_', '-')} is only for {what}: leave it out")
     for name, value in defaults.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
@@ -222,7 +220,7 @@ def _of_steps(target: str, arguments: argparse.Namespace) -> "Answer":
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if arguments.input and _is_run(target):
-        raise InputError("--input is of MODEL alone: a run reads its own data; leave it out")
+        raise InputError("--input is only for MODEL: a run reads its own data; leave it out")
     from flambeau.tune.step.step_answer import StepOptions, answer_of_steps
 
     def file(name: str | None) -> Path | None:

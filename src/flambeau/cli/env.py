@@ -21,7 +21,6 @@ HELP = "report versions, devices and usable CPUs, and what does not fit together
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """How to report, and whether to measure a disk."""
     add = parser.add_argument
     add("--json", action="store_true", help="one JSON object, for programs")
     add(
@@ -36,7 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the report; the exit code."""
     report = _report(None if arguments.disk is None else Path(arguments.disk))
-    text = json.dumps(report, indent=2) if arguments.json else _table(report)
+    if arguments.json:
+        text = json.dumps(report, indent=2)
+    else:
+        rows = list(_rows(report))
+        width = max(len(label) for label, _ in rows)
+        text = "\n".join(f"{label:{width}}  {value}".rstrip() for label, value in rows)
     print(text, flush=True)  # flushed here, where `| head` is handled by the command
     return 0
 
@@ -134,12 +138,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _table(report: Mapping[str, Any]) -> str:
-    rows = list(_rows(report))
-    width = max(len(label) for label, _ in rows)
-    return "\n".join(f"{label:{width}}  {text}".rstrip() for label, text in rows)
 
 
 def _rows(report: Mapping[str, Any], indent: str = "") -> Iterator[tuple[str, str]]:

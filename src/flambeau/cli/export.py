@@ -15,7 +15,6 @@ _FORMATS = ("torch-export", "onnx", "aoti", "safetensors")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, the steps, and the images to measure them on."""
     add = parser.add_argument
     add("folder", metavar="RUN", help="folder of the run")
     add("--out", type=Path, metavar="DIR", required=True, help="folder to make")
@@ -88,7 +87,6 @@ def _add_steps(steps: "argparse._ArgumentGroup") -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the folder, and print the table."""
     from flambeau.export.export_run import Measuring, export_run
     from flambeau.export.step_figures import as_rows, as_table
     from flambeau.export.steps import ExportPlan

@@ -16,7 +16,6 @@ HELP = "write the features of images by a run or a pretrained model"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN or MODEL, DATA and OUT, which layers, and how to read."""
     add = parser.add_argument
     add(
         "model",
@@ -60,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file, and print what is in it."""
     check_at_least(arguments, workers=0, skip_bad_images=0)
     layers = _layers(arguments.layers)
     from flambeau.trainer.evaluation.feature_file import SUFFIXES

@@ -183,7 +183,8 @@ def _english(name: str) -> str:
         return COMMAND_FLAGS[name][2]
     default = _default(name, FIELDS[name].metadata["auto"][0], yes="yes")
     text = plain_text(FIELDS[name].metadata["text"])
-    return _escaped(text + (f" (default: {default})" if default else ""))
+    text += f" (default: {default})" if default else ""
+    return text.replace("%", "%%")  # argparse formats percent signs
 
 
 def _chinese(name: str) -> str:
@@ -191,12 +192,8 @@ def _chinese(name: str) -> str:
         return _wrapped(COMMAND_FLAGS[name][3])
     default = _default(name, FIELDS[name].metadata["auto"][1], yes="是")
     text = plain_text(FIELDS[name].metadata["chinese"])
-    return _escaped(_wrapped(text + (f"（默认：{default}）" if default else "")))
-
-
-def _escaped(text: str) -> str:
-    """Escape percent signs, which argparse would format."""
-    return text.replace("%", "%%")
+    text += f"（默认：{default}）" if default else ""
+    return _wrapped(text).replace("%", "%%")
 
 
 def _default(name: str, auto: str, *, yes: str) -> str:

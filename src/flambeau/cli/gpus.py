@@ -25,12 +25,10 @@ _VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare `--json`."""
     parser.add_argument("--json", action="store_true", help="one JSON object, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the GPUs, and what runs on them."""
     with _nvml() as nvml:
         report = {
             "driver": nvml.nvmlSystemGetDriverVersion(),

@@ -19,7 +19,6 @@ flambeau launch --nnodes 1:4 --rdzv node1:29500 --max-restarts 3 -- my_script.py
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Flags of the launcher; what follows `--` belongs to what it runs."""
     parser.usage = "flambeau launch [FLAGS] -- (train ... | SCRIPT.py ... | -m MODULE ...)"
     parser.epilog = _EXAMPLES
     add = parser.add_argument
@@ -61,7 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start the ranks and wait for them."""
     words = arguments.command[arguments.command[:1] == ["--"] :]
     command = _command(words, with_local_rank=arguments.local_rank)
     nodes = _nodes(arguments.nnodes)

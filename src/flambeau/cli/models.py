@@ -16,7 +16,6 @@ _TORCHVISION = "torchvision:"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The patterns and what to show."""
     add = parser.add_argument
     add(
         "patterns",
@@ -40,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the models."""
     from flambeau.inspection.model_catalog import catalog_entry, counted, model_names
 
     names = _chosen(arguments.patterns, model_names(tags=arguments.tags))

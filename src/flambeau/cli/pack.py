@@ -20,7 +20,6 @@ _SHOWN_BAD = 20  # lines about images that were left out; DST.pack.json has all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """SRC DST, and what is done on the way."""
     from flambeau.data.sources.format_table import endings_of
 
     add = parser.add_argument
@@ -86,7 +85,6 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Pack, and print what was made."""
     check_at_least(arguments, workers=1, skip_bad_images=0, resize=1, quality=1, seed=0)
     src, dst = Path(arguments.src), Path(arguments.dst)
     _check_takes_effect(arguments, dst)

@@ -28,7 +28,6 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN WHAT... and how to read and print."""
     add = parser.add_argument
     add("folder", metavar="RUN", help="folder of a run or an export")
     add(
@@ -51,7 +50,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the classes of each image, or write them."""
     check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
     if arguments.force and arguments.out is None:
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")

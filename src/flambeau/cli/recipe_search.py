@@ -33,11 +33,25 @@ _STOP_WORDS = frozenset(
         "through", "to", "use", "using", "was", "what", "when", "where", "which", "why", "with", "you",
     }
 )  # fmt: skip
-# Another one.
+# Tried in this order: a suffix before its own endings.
 _SUFFIXES = (
-    "ations", "ation", "ating", "ated", "ates", "ate", "ings", "ing", "ions", "ion", "ies", "ed", "es", "s",
-    "e", "y",
-)  # fmt: skip
+    "ations",
+    "ation",
+    "ating",
+    "ated",
+    "ates",
+    "ate",
+    "ings",
+    "ing",
+    "ions",
+    "ion",
+    "ies",
+    "ed",
+    "es",
+    "s",
+    "e",
+    "y",
+)
 _WORD = re.compile(r"[A-Za-z0-9]+|[\u4e00-\u9fff]+")
 _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")

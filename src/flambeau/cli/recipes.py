@@ -28,7 +28,6 @@ _NAMED = 4  # names in the printed import line
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The actions; without one, `list`."""
     chinese = "in Chinese"
     parser.add_argument("--zh", action="store_true", help=chinese)
     actions = parser.add_subparsers(dest="action", title="actions")

@@ -18,7 +18,6 @@ _WATCH_S = 5  # between reloads of a watched page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, the file, and its language."""
     add = parser.add_argument
     add(
         "runs",
@@ -46,7 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the file and print its path, or serve it until Ctrl-C."""
     if arguments.watch is not None:
         return _watch(arguments)
     from flambeau.run.folder.report_file import write_page

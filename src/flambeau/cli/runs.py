@@ -29,7 +29,6 @@ _DEFAULT = "runs"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """DIR, and which rows in what order."""
     add = parser.add_argument
     add("folder", metavar="DIR", nargs="?", default=_DEFAULT, help="where to look (default: runs)")
     add(
@@ -56,7 +55,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
     root = Path(arguments.folder)
     key = arguments.sort.removeprefix("-")
     states = arguments.state or []
@@ -73,7 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
         what = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"{root} {what}; name the folder that holds your runs: flambeau runs DIR")
     search = Search(root)
-    runs = [summarize(path, name=_name(path, root)) for path in search]
+    root_name = root.resolve().name or str(root)
+    runs = [
+        summarize(path, name=root_name if path == root else str(path.relative_to(root)))
+        for path in search
+    ]
     rows = [run for run in runs if not states or run.state in states]
     rows = [run for run in rows if all(_holds(run, *condition) for condition in wanted)]
     rows = _sorted(rows, key, reverse=arguments.sort.startswith("-") != arguments.reverse)
@@ -185,11 +187,6 @@ def _time(seconds: float | None) -> str | None:
     minutes = round(seconds / 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
-
-
-def _name(path: Path, root: Path) -> str:
-    """The path below the searched folder; for that folder itself its name."""
-    return root.resolve().name or str(root) if path == root else str(path.relative_to(root))
 
 
 def _facts(run: RunSummary) -> dict[str, Any]:

@@ -29,12 +29,10 @@ HELP = "train an image classifier; the same command again continues its run"
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, chinese: bool = False) -> None:
-    """One flag per setting, and those of the command."""
     add_flags(parser, chinese=chinese)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, continue, or replay one step."""
     if arguments.local_rank is not None:
         os.environ.setdefault("LOCAL_RANK", str(arguments.local_rank))
     # cuBLAS reads it when CUDA starts, as when a device is looked up: see recipes/setup/determinism.py.

@@ -39,7 +39,6 @@ Each trial is a line of tuned.jsonl; the same command again goes on where it was
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What is sought, for how long, and where it is written."""
     parser.usage = "flambeau tune [FLAGS] ([arguments of flambeau train] | -- COMMAND ...)"
     parser.epilog = _EXAMPLES
     add = parser.add_argument
@@ -74,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Search, write tuned.toml, and print what each lever gave."""
     options = _options(arguments)
     file = Path(arguments.write)
     check_file(

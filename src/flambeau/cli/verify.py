@@ -29,7 +29,6 @@ _SHOWN = 20  # damaged records, names and tensors of a file; --json has all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """RUN, EXPORT or FILE, and what to do about packed images."""
     parser.add_argument(
         "path",
         metavar="RUN|FILE",
@@ -84,25 +83,25 @@ def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) ->
     return _verify_data(path, arguments)
 
 
-def _weights_lines(report: "WeightsReport") -> list[str]:
-    lines = [f"{report.path}, DAMAGED: {what}" for what in report.damaged[:_SHOWN]]
-    lines += [f"{report.path}, NOT READ: this is {report.other}"] * bool(report.other)
-    lines += [f"not read here: {what}" for what in report.not_read[:_SHOWN]]
-    lines += [f"would run or import: {name}" for name in report.names[:_SHOWN]]
+def _weights_lines(report: "WeightsReport") -> Iterator[str]:
+    yield from (f"{report.path}, DAMAGED: {what}" for what in report.damaged[:_SHOWN])
+    if report.other:
+        yield f"{report.path}, NOT READ: this is {report.other}"
+    yield from (f"not read here: {what}" for what in report.not_read[:_SHOWN])
+    yield from (f"would run or import: {name}" for name in report.names[:_SHOWN])
     if len(report.names) > _SHOWN:
-        lines.append(f"... and {len(report.names) - _SHOWN} more names")
+        yield f"... and {len(report.names) - _SHOWN} more names"
     for name, (nan, infinite) in list(report.not_finite.items())[:_SHOWN]:
-        lines.append(f"{name}: {nan} NaN, {infinite} infinite")
+        yield f"{name}: {nan} NaN, {infinite} infinite"
     if len(report.not_finite) > _SHOWN:
-        lines.append(f"... and {len(report.not_finite) - _SHOWN} more tensors that are not finite")
+        yield f"... and {len(report.not_finite) - _SHOWN} more tensors that are not finite"
     is_named = report.path.suffix == ".safetensors"
     is_one = report.container == "safetensors"
     if report.num_tensors and is_named != is_one:
         kind = "a safetensors file" if is_one else "a pickle, and no safetensors file"
-        lines.append(f"this is {kind}, whatever its name says: rename it, as others go by the name")
+        yield f"this is {kind}, whatever its name says: rename it, as others go by the name"
     size = f"{report.num_tensors} tensors, {report.num_bytes} bytes ({report.container})"
-    lines.append(f"{report.path}: {size}, {_verdict(report)}")
-    return lines
+    yield f"{report.path}: {size}, {_verdict(report)}"
 
 
 def _verdict(report: "WeightsReport") -> str:
@@ -219,7 +218,8 @@ def _verify_data(path: Path, arguments: argparse.Namespace) -> int:
 
         def say(damage: "Damage", file: Path = file, numbers: Iterator[int] = numbers) -> None:
             if not arguments.json and next(numbers) < _SHOWN:
-                print(f"{file}, {_line(damage)}", flush=True)
+                where = "" if damage.offset is None else f", byte {damage.offset}"
+                print(f"{file}, {damage.record}{where}: {damage.what}", flush=True)
 
         report = verify_file(
             file, kind, deep=arguments.deep, workers=workers, say=say, salvage=salvage
@@ -231,11 +231,6 @@ def _verify_data(path: Path, arguments: argparse.Namespace) -> int:
         saved = f"they are in {salvage}" if reports[0].saved else "nothing was saved"
         print(saved)
     return 1 if any(report.damaged or report.not_read for report in reports) else 0
-
-
-def _line(damage: "Damage") -> str:
-    where = "" if damage.offset is None else f", byte {damage.offset}"
-    return f"{damage.record}{where}: {damage.what}"
 
 
 def _summary(report: "FileReport", deep: bool) -> str:

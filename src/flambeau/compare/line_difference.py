@@ -4,7 +4,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,20 +62,12 @@ class MetricLines:
         return self.first is None and self.steps[0] == self.steps[1]
 
     def as_json(self) -> dict[str, Any]:
-        """For `flambeau diff --json`."""
         first = self.first
         return {
             "identical_steps": self.identical_steps,
             "num_figures": self.num_figures,
             "steps": list(self.steps),
-            "first_difference": None
-            if first is None
-            else {
-                "step": first.step,
-                "name": first.name,
-                "values": list(first.values),
-                "change": first.change,
-            },
+            "first_difference": None if first is None else asdict(first) | {"change": first.change},
         }
 
 

@@ -83,7 +83,6 @@ class Replay:
     is_out_of_time: bool = False
 
     def as_json(self) -> dict[str, Any]:
-        """For `flambeau diff --json`."""
         difference = self.difference
         return {
             "start": self.start,
@@ -117,9 +116,8 @@ def replay(
         result.why_not = "nothing that both have recorded of their training differs"
         return result
     scratch = tempfile.TemporaryDirectory(prefix="flambeau-diff-", ignore_cleanup_errors=True)
-    start = max(
-        (step for step in comparison.equal_steps if step < comparison.divergence[1]), default=None
-    )
+    end = comparison.divergence[1]
+    start = max((step for step in comparison.equal_steps if step < end), default=None)
     try:
         with scratch as temporary, contextlib.ExitStack() as resources:
             sides = []
@@ -131,7 +129,7 @@ def replay(
                 resources.callback(side.close)
                 sides.append(side)
             result.start = result.last = start or 0
-            end = max(comparison.divergence[1], *(_target(side) for side in sides))
+            end = max(end, *(_target(side) for side in sides))
             _replay_together((sides[0], sides[1]), result, end=end, seconds=seconds)
             for side, outcome in zip(sides, result.reproduced, strict=True):
                 _replay_to_checkpoint(side, outcome, is_different=result.difference is not None)
@@ -156,11 +154,9 @@ def _replay_together(
                 outcome.step = 0
                 outcome.state = state
     _compare_states(sides, result, step=result.last)
-    if result.difference is not None:
-        result.step, result.difference = (
-            0,
-            FirstDifference("start", result.difference.text, result.difference.name),
-        )
+    if (first := result.difference) is not None:
+        result.step = 0
+        result.difference = FirstDifference("start", first.text, first.name)
         return
     deadline = time.monotonic() + seconds
     targets = {side: _target(side) for side in sides}

@@ -1,7 +1,6 @@
 """The result of a replay in sentences."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from flambeau.compare.recorded_facts import Difference, RunFacts
 from flambeau.compare.replay import Replay, Reproduced
@@ -55,7 +54,12 @@ def _sentences(comparison: RunComparison, result: Replay) -> Iterator[str]:
         text = f"{what}{result.difference.text}"
         yield f"Replayed from step {result.start}, what differs first is, {at}, {text}."
         if result.options and result.difference.phase == "update":
-            yield f"Options of the optimizer differ there: {_options(result.options)}."
+            # A dict, because most options are the same for all groups.
+            options = {
+                f"{name.partition(': ')[2]} {a} and {b}": None
+                for name, (a, b) in result.options.items()
+            }
+            yield f"Options of the optimizer differ there: {'; '.join(list(options)[:_MAX])}."
         expected = phase_causes(comparison, result.difference.phase)
         if expected:
             yield f"This is what is to be expected of {'; '.join(expected[:_MAX])}."
@@ -124,9 +128,3 @@ def _other_causes(comparison: RunComparison, facts: list[Difference], phase: str
         yield "the training data" + (f": {comparison.sample.text}" if comparison.sample else "")
     elif phase in _MACHINE_PHASES:
         yield from (fact_text(f) for f in facts if f.kind in ("environment", "history"))
-
-
-def _options(options: dict[str, tuple[Any, Any]]) -> str:
-    # A dict, because most are the same for all groups.
-    shown = {f"{name.partition(': ')[2]} {a} and {b}": None for name, (a, b) in options.items()}
-    return "; ".join(list(shown)[:_MAX])

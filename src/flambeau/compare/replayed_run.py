@@ -135,7 +135,6 @@ class ReplayedRun:
 
     @property
     def step(self) -> int:
-        """Steps done."""
         return self._run.state.step
 
     @property
@@ -178,7 +177,6 @@ class ReplayedRun:
         return Batch(step, names, *kept, ends_step=state.step >= step)
 
     def state(self) -> Restored:
-        """A copy of the trained state, as in a checkpoint."""
         now = self._run.state.snapshot(metrics=(0, 0), exactness={})
         ema = None if now.ema is None else dict(now.ema)
         return Restored("replay", dict(now.model), ema, dict(now.state), dict(now.meta))
@@ -211,7 +209,6 @@ class ReplayedRun:
         return changed + [text for text in more if text not in changed]
 
     def close(self) -> None:
-        """Remove the hooks, and stop reading data."""
         self.events.close()
         self._batches.close()
         self._resources.close()
@@ -230,7 +227,6 @@ class ReplayedRun:
                 run.log(**self._training.task.evaluation_figures(logits, targets))
 
     def _names(self, count: int) -> list[str]:
-        """Names of the samples of the next pass."""
         state = self._run.state
         if self._order[0] != state.epoch:
             sampler = balanced_sampler(self._settings, self._train.labels)

@@ -97,7 +97,6 @@ class RunComparison:
         return bool(self.lines.num_figures or self.equal_steps or self.state)
 
     def as_json(self) -> dict[str, Any]:
-        """For `flambeau diff --json`."""
         return {
             "runs": [str(run.folder.path) for run in self.runs],
             "identical": self.is_same,
@@ -163,7 +162,6 @@ def _samples_per_step(run: RunFacts) -> int:
 
 
 def _compare_checkpoints(comparison: RunComparison) -> None:
-    """Compare the checkpoints of both, up to the first that differs."""
     accumulate = [_whole(run.settings.get("accumulate", 1)) for run in comparison.runs]
     logged = [run.settings.get("log_every") for run in comparison.runs]
     folders = [run.folder.path for run in comparison.runs]

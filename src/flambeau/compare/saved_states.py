@@ -63,7 +63,6 @@ class StateDifference:
         return one if one is not None and one.flipped_bit is not None else None
 
     def as_json(self) -> dict[str, Any]:
-        """For `flambeau diff --json`."""
         return {
             "step": self.step,
             "num_tensors": self.num_tensors,

@@ -96,7 +96,6 @@ class StepEvents:
             self._is_forward = False
 
     def add(self, phase: Phase, name: str, kind: str, tensor: Tensor) -> None:
-        """Copy a tensor's present value."""
         copy = tensor.detach().to("cpu", copy=True)
         self._copied += copy.nbytes
         value: Tensor | bytes = copy
@@ -107,7 +106,6 @@ class StepEvents:
         self.events.append(Event(phase, name, kind, value))
 
     def close(self) -> None:
-        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 

@@ -44,7 +44,6 @@ class TensorDifference:
         return text
 
     def as_json(self) -> dict[str, Any]:
-        """For `flambeau diff --json`."""
         return {
             "name": self.name,
             "different": self.num_different,

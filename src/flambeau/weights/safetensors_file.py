@@ -66,7 +66,10 @@ def check_header(path: Path) -> None:
                 f"the header should have {length} bytes; the file has {size}, the format allows {MAX_HEADER}"
             )
         text = file.read(length)
-    entries = _parsed(text)
+    try:
+        entries = json.loads(text, object_pairs_hook=_entry)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the header cannot be read: {why_no_json(error)}") from error
     if not isinstance(entries, dict):
         raise InputError("the header is a JSON text, and no table of tensors")
     entries.pop("__metadata__", None)
@@ -79,13 +82,6 @@ def check_header(path: Path) -> None:
         raise InputError(f"truncated: its tensors end at byte {end} of {size}")
 
 
-def _parsed(text: bytes) -> Any:
-    try:
-        return json.loads(text, object_pairs_hook=_entry)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the header cannot be read: {why_no_json(error)}") from error
-
-
 def _entry(pairs: list[tuple[str, Any]]) -> Any:
     """The end of a tensor's data, or what is wrong: for many tensors, keeping the lists would cost memory."""
     entry = json_object(pairs)
@@ -93,7 +89,7 @@ def _entry(pairs: list[tuple[str, Any]]) -> Any:
     if not (isinstance(offsets, list) and isinstance(shape, list)):
         return entry  # the table itself, or its metadata
     if len(offsets) != 2 or not all(map(_is_size, offsets)) or offsets[0] > offsets[1]:
-        return _Fault(f"lies at {offsets}, which is no place: first and end are expected")
+        return _Fault(f"has the data_offsets {offsets}; a start and an end are expected")
     if not all(map(_is_size, shape)):
         return _Fault(f"has the shape {shape}, which no tensor can have")
     return offsets[1]

@@ -92,8 +92,12 @@ def is_weights(path: Path) -> bool:
 
 def _holds_images(contents: Contents) -> bool:
     """Whether its names or layout are those of image arrays of `flambeau pack` and `train`."""
-    if isinstance(contents.value, list | tuple) and not _holds_states(contents.value):
-        return not _holds_dicts(contents.value)
+    values = contents.value
+    if isinstance(values, list | tuple):
+        # A list of state dicts begins with named tensors, one of images and labels with tensors.
+        is_states = bool(values) and isinstance(values[0], dict) and bool(tensors_in(values[0]))
+        if not is_states:
+            return not _holds_dicts(values)
     for location, tensor in tensors_in(contents.value).items():
         name = role_of(location.replace(".", "/"))
         if name and name[1] == "images" and (tensor.dtype == torch.uint8 or tensor.dim() > 2):
@@ -108,11 +112,6 @@ def _holds_dicts(values: Sequence[Any]) -> bool:
         or (isinstance(item, list | tuple) and any(isinstance(inner, dict) for inner in item))
         for item in values
     )
-
-
-def _holds_states(values: Sequence[Any]) -> bool:
-    """A list of state dicts, that is of named tensors; a list of images and labels begins with tensors."""
-    return bool(values) and isinstance(values[0], dict) and bool(tensors_in(values[0]))
 
 
 def report_weights(path: Path) -> WeightsReport:

@@ -166,7 +166,7 @@ class _Sink:
         self.write = put
 
     def flush(self) -> None:
-        """Nothing is buffered."""
+        pass
 
 
 def _write_atomically(

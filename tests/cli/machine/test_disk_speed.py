@@ -16,7 +16,7 @@ from refused import refused
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces that are measured at once."""
     monkeypatch.setattr(disk, "_PIECE", 1 << 16)
-    monkeypatch.setattr(disk, "_MOST", 1 << 20)
+    monkeypatch.setattr(disk, "_MAX", 1 << 20)
 
 
 def test_a_disk_is_measured_and_left_as_it_was(small: None, tmp_path: Path) -> None:

@@ -477,7 +477,7 @@ def test_memory_that_is_given_back_in_each_step(
         assert (causes, remedies) == ([], [])
         return
     assert causes[0].share == pytest.approx(share)
-    assert "by 10000 page faults: 15 % of the time" in causes[0].text
+    assert "10000 page faults, 15 % of the time" in causes[0].text
     assert remedies[0].change == {"keep_freed": True}
     assert "MALLOC_TRIM_THRESHOLD_=2147483647" in remedies[0].how
 

@@ -356,8 +356,8 @@ def _page_fault_causes(trial: Trial) -> Iterator[Cause]:
     share = page_fault_share(trial)
     trainer = trial.trainers[0]
     text = (
-        "memory comes anew from the system in each step, as when what is freed goes back, by "
-        f"{trainer.get('faults', 0) / trainer['steps']:.0f} page faults: {percent(share)} of the time"
+        "each step requests memory from the system, to which freed memory returns: "
+        f"{trainer.get('faults', 0) / trainer['steps']:.0f} page faults, {percent(share)} of the time"
     )
     yield Cause("page faults", share, "", text)
 

@@ -61,7 +61,6 @@ def _in_full(name: str, reason: str) -> str:
 
 
 def percent(share: float) -> str:
-    """'61 %'."""
     return f"{100 * share:.0f} %"
 
 

@@ -51,7 +51,6 @@ class MachineWatch:
         self._cpu_seconds: dict[int, float] = {}
 
     def poll(self) -> None:
-        """Measure now."""
         processes = list(processes_of(self.folder))
         self.peers |= outside_connections(processes)
         held = resident_bytes(processes)
@@ -107,7 +106,6 @@ def proportional_bytes(processes: list[int]) -> int:
 
 
 def cpu_seconds(processes: list[int]) -> dict[int, float]:
-    """CPU time that each process has used."""
     used = {}
     for process in processes:
         with suppress(OSError, ValueError, IndexError):

@@ -26,7 +26,6 @@ class Gain:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there is more than one pair."""
         return not math.isnan(self.low)
 
     @property

@@ -55,7 +55,6 @@ class Diagnosis:
 
     @property
     def notes(self) -> list[str]:
-        """Further sentences about the run."""
         lines = [graph_breaks_line(self.findings.trial.trainers[0])]
         if self.others_cpus > _BUSY:
             lines.append(
@@ -83,7 +82,6 @@ class Diagnosis:
         return text
 
     def as_json(self) -> dict[str, Any]:
-        """The object that `--json` prints."""
         trial = self.findings.trial
         first = trial.trainers[0]
         return {
@@ -113,7 +111,6 @@ class Diagnosis:
 
 
 def answer_of(diagnosis: Diagnosis) -> Answer:
-    """The diagnosis as tables and sentences."""
     trial = diagnosis.findings.trial
     first = trial.trainers[0]
     workers = first["loader"].get("num_workers")

@@ -43,7 +43,6 @@ class Row:
 
 
 def rows_of(process: Mapping[str, Any]) -> list[Row]:
-    """The stack samples of a trainer or worker."""
     return [Row(*row) for row in process["seen"]]
 
 
@@ -86,7 +85,6 @@ def loader_line(loader: Mapping[str, Any]) -> str:
 
 
 def mean_shares(trial: Trial) -> dict[str, float]:
-    """`shares_of`, averaged over all ranks."""
     each = [shares_of(trainer) for trainer in trial.trainers]
     return {phase: sum(one[phase] for one in each) / len(each) for phase in PHASES}
 
@@ -168,7 +166,7 @@ def kind_of(row: Row) -> str:
 
 
 def by_line(rows: Iterable[Row], phases: tuple[str, ...]) -> dict[str, float]:
-    """Seconds of the main thread by line, in these phases."""
+    """Seconds of the main thread by line."""
     seconds: dict[str, float] = defaultdict(float)
     for row in rows:
         if row.thread == "main" and row.phase in phases:

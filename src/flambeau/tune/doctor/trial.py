@@ -191,7 +191,6 @@ def _read_all(folder: Path, pattern: str) -> list[dict[str, Any]]:
 
 
 def _failure(process: "subprocess.Popen[bytes]", folder: Path) -> str:
-    """A sentence on why there are no figures."""
     if (python := folder / "no_flambeau").exists():
         raise InputError(
             f"{python.read_text()} runs the script and has no flambeau: install it there, too"
@@ -222,7 +221,6 @@ class ScriptOutput:
         self._thread.start()
 
     def fileno(self) -> int:
-        """The end that the script writes to."""
         return self._writing
 
     def started(self) -> None:

@@ -63,7 +63,6 @@ class Lever:
     costs_start: bool = False
 
     def setting(self, value: str) -> Setting:
-        """The setting with this value."""
         known = (*self.settings, *filter(None, [self.reference]))
         return next(one for one in known if one.value == value)
 
@@ -245,7 +244,6 @@ def _can_compile(device: torch.device) -> bool:
 
 
 def _is_fed(run: RunFacts | None) -> bool:
-    """It hardly waits for data."""
     return run is not None and run.data_wait is not None and run.data_wait < _WAITS
 
 

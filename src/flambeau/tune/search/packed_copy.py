@@ -26,7 +26,6 @@ class PackedCopies:
         return self._made[key]
 
     def close(self) -> None:
-        """Remove them."""
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 

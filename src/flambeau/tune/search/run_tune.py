@@ -108,7 +108,6 @@ class Trials:
         return Measured(cost, row["start_s"], tuple(row.get("losses", ())), row["failure"])
 
     def close(self) -> None:
-        """Remove the packed copies."""
         if self.copies is not None:
             self.copies.close()
 
@@ -190,7 +189,6 @@ def _row(trial: Trial) -> dict[str, Any]:
 
 
 def _first_lines(file: Path) -> list[dict[str, Any]]:
-    """The first lines of a run with a training loss."""
     if not file.exists():
         return []
     rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()[:20]]

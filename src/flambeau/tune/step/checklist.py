@@ -93,7 +93,7 @@ def checklist(
         advice += [Advice(name, _HOW[name], None, None, "needs a GPU") for name in _GPU]
     advice.append(_deleted(plain, *given))
     if steps.read is None:
-        why = "needs data: give a run in the place of the model"
+        why = "needs data: give a run instead of the model"
         return (*advice, Advice("num_workers", _HOW["num_workers"], None, None, why))
     return (*advice, *_workers(steps.read, computes_s))
 

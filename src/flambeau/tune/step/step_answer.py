@@ -100,7 +100,6 @@ def _record_memory(steps: Steps, file: Path) -> None:
 
 
 def _device_name(device: torch.device) -> str:
-    """The name of a GPU; threads of a CPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -127,13 +126,11 @@ def _verdict(profile: StepProfile, advice: Sequence[Advice]) -> str:
     return f"{text}."
 
 
-def _lines(profile: StepProfile) -> list[str]:
-    """Sentences that follow from the figures."""
+def _lines(profile: StepProfile) -> Iterator[str]:
     step_s = profile.step.median_s
     waits_s = profile.waits_s
-    lines = []
     if profile.memory is not None:
-        lines.append(
+        yield (
             f"Memory: {size_text(profile.memory.peak_bytes)} at the peak of a step, above "
             f"{size_text(profile.memory.there_before)} of parameters and buffers and the optimizer's state."
         )
@@ -144,11 +141,8 @@ def _lines(profile: StepProfile) -> list[str]:
         )
         if waits_s > _WAITS * step_s:
             line += "; more --workers, smaller images or packed ones help"
-        lines.append(f"{line}.")
-    lines.append(
-        f"Python itself: {_milliseconds(profile.python_s)} ms per step at most (cProfile makes it slower)."
-    )
-    return lines
+        yield f"{line}."
+    yield f"Python itself: {_milliseconds(profile.python_s)} ms per step at most (cProfile makes it slower)."
 
 
 def _tables(profile: StepProfile, advice: tuple[Advice, ...]) -> list[Table]:

@@ -62,7 +62,6 @@ class ModuleTime:
 
     @property
     def total_s(self) -> float:
-        """Forward and backward."""
         return self.forward_s + self.backward_s
 
 
@@ -102,7 +101,6 @@ class StepProfile:
 
     @property
     def waits_s(self) -> float:
-        """Seconds of a step in which it waits for data."""
         return sum(part.median_s for part in self.parts if part.name == WAIT)
 
 
@@ -138,7 +136,6 @@ def summary(name: str, seconds: Sequence[float]) -> PartTime:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for the device; does nothing on a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -202,7 +199,6 @@ def _operations(profiler: profile, *, on_device: bool) -> tuple[OperationTime, .
 
 @contextlib.contextmanager
 def _modules_recorded(model: nn.Module) -> Iterator[None]:
-    """Calls of modules become ranges of the profiler, in its trace too."""
     names = {module: name for name, module in model.named_modules()}
     open_: list[Any] = []
 

@@ -38,7 +38,6 @@ class Origin(NamedTuple):
 
 
 def origin_of(frame: FrameType) -> Origin:
-    """The origin of the code that runs in a frame."""
     file = frame.f_code.co_filename
     named = frame.f_globals.get("__name__")
     name = named if isinstance(named, str) else ""

@@ -125,14 +125,12 @@ class InterruptSampler:
         return result
 
     def start(self) -> None:
-        """Sample until `stop`."""
         threading.Thread(target=self._ask_kernel, name=WATCH_THREADS, daemon=True).start()
         self._last = time.perf_counter()
         self._was_on = True
         self._timer.set(INTERVAL_S)
 
     def stop(self) -> None:
-        """Take no further samples."""
         self._is_over = True
         self._timer.set(0)
         self._asks_kernel.set()

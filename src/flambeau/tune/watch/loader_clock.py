@@ -169,7 +169,6 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
 
 
 def _changed(given: Mapping[str, Any], change: _Change) -> dict[str, Any]:
-    """The loader arguments that this trial replaces."""
     changed: dict[str, Any] = {}
     workers = now = given.get("num_workers", 0)
     if may_change_workers(given["dataset"], change):
@@ -191,7 +190,6 @@ def _changed(given: Mapping[str, Any], change: _Change) -> dict[str, Any]:
 def _batches_of(
     change: _Change, iterate: Callable[[Any], Iterator[Any]], folder: Path
 ) -> Callable[[Any], Iterator[Any]]:
-    """How a loader is iterated in this trial."""
     if "cached" in change:
         return CachedBatches(iterate, change["cached"]).batches
     if "alone" in change:

@@ -30,7 +30,6 @@ class Operations:
         self._left = _STEPS
 
     def start(self) -> None:
-        """Profile from here on."""
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             activities.append(ProfilerActivity.CUDA)

@@ -31,12 +31,10 @@ class Plan:
     trace: str | None = None
 
     def write(self, folder: Path) -> None:
-        """Into the trial's folder."""
         (folder / "plan.json").write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> "Plan":
-        """From the trial's folder."""
         return cls(**json.loads((folder / "plan.json").read_text(encoding="utf-8")))
 
 

@@ -100,7 +100,7 @@ _BELOW_ALL = ("optimizer", "python")
 
 
 class CodeLocation(NamedTuple):
-    """A line of a file, and the function it is in."""
+    """A line of a file, and its function."""
 
     file: str
     line: int
@@ -188,7 +188,6 @@ def user_line(frame: FrameType | None) -> CodeLocation | None:
 
 
 def is_torchs(frame: FrameType) -> bool:
-    """Whether the frame runs code of torch itself."""
     return _tag_of(frame).owner == "torch"
 
 

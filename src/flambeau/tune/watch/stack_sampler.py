@@ -54,7 +54,6 @@ class StackSampler(threading.Thread):
         self._switched = sys.getswitchinterval()
 
     def run(self) -> None:
-        """Sample until `stop`."""
         sys.setswitchinterval(min(self._switched, _SWITCH_S))
         draw = random.Random(0)
         last = time.perf_counter()
@@ -65,7 +64,6 @@ class StackSampler(threading.Thread):
             last = now
 
     def stop(self) -> None:
-        """Take no further samples."""
         self._runs.release()
         self.join(1.0)
         sys.setswitchinterval(self._switched)

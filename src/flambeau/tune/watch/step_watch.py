@@ -67,13 +67,11 @@ class StepWatch:
         self._result: dict[str, Any] = {}
 
     def install(self) -> None:
-        """Call `on_step` after each step of any optimizer."""
         self._hook: RemovableHandle | None = register_optimizer_step_post_hook(self.on_step)
         self.loaders.after_pause = self._after_pause
         atexit.register(self._at_exit)
 
     def restart_in_fork(self) -> None:
-        """A forked process counts its own steps."""
         self._pid = os.getpid()
         self._reset()
 
@@ -308,7 +306,6 @@ def as_rows(seconds: dict[tuple[str, StackSample], float]) -> list[list[Any]]:
 
 
 def optimizer_facts(optimizer: Optimizer | None) -> dict[str, Any]:
-    """What remedies need to know about it."""
     if optimizer is None:
         return {}
     group = optimizer.param_groups[0]
@@ -326,7 +323,6 @@ def optimizer_facts(optimizer: Optimizer | None) -> dict[str, Any]:
 
 
 def device_of(optimizer: Optimizer | None) -> str:
-    """The device type of the model."""
     if optimizer is None:
         return "cpu"
     return next((p.device.type for g in optimizer.param_groups for p in g["params"]), "cpu")

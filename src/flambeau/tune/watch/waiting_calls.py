@@ -50,13 +50,11 @@ class WaitingCalls:
         self._original: dict[str, Any] = {}
 
     def start(self) -> None:
-        """Wrap Tensor's methods."""
         for name in _METHODS:
             self._original[name] = Tensor.__dict__.get(name)
             setattr(Tensor, name, self._counted(getattr(Tensor, name), name))
 
     def stop(self) -> None:
-        """Restore them."""
         for name, before in self._original.items():
             if before is None:
                 delattr(Tensor, name)

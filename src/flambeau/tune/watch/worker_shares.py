@@ -50,7 +50,10 @@ class WorkerShares:
         data = loader.dataset
         if not isinstance(data, IterableDataset):
             return True
-        if isinstance(data, IterDataPipe) and _has_sharding(data):
+        # The loader splits a pipeline of torch if one of its parts supports it.
+        if isinstance(data, IterDataPipe) and any(
+            hasattr(part, "apply_sharding") for part in _parts(data)
+        ):
             return True
         return (self._folder / _mark(name_of(data))).exists() or _splits(loader.worker_init_fn)
 
@@ -102,11 +105,6 @@ def _iterated(frame: FrameType | None) -> Any:
             return getattr(frame.f_locals.get("self"), "dataset", None)
         frame = frame.f_back
     return None
-
-
-def _has_sharding(pipe: IterDataPipe[Any]) -> bool:
-    """The loader splits a torch pipeline if one of its parts supports it."""
-    return any(hasattr(part, "apply_sharding") for part in _parts(pipe))
 
 
 def _parts(pipe: IterDataPipe[Any]) -> Iterator[object]:
