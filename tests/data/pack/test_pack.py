@@ -529,7 +529,7 @@ def test_finished_shards_are_kept(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    original = pack_module._Work._one
+    original = pack_module._Work._convert
 
     def counted(self: Any, source: Any, index: int) -> Any:
         seen.append(index)
@@ -537,7 +537,7 @@ def test_finished_shards_are_kept(
             raise KeyboardInterrupt
         return original(self, source, index)
 
-    monkeypatch.setattr(pack_module._Work, "_one", counted)
+    monkeypatch.setattr(pack_module._Work, "_convert", counted)
     stop = True
     with pytest.raises(KeyboardInterrupt):
         packed(small, tmp_path / "a.rec", shards=3, workers=1)

@@ -143,7 +143,7 @@ class FastLoader:
         base = self._next_base()
         batches = _with_seeds(indices, base)
         if self._workers:
-            return map(self._placed, self._by_workers(batches, base))
+            return map(self._moved, self._by_workers(batches, base))
         if self.reads_in_threads:
             return self._by_threads(batches)
         return map(self._read_here, batches)
@@ -180,7 +180,7 @@ class FastLoader:
         memory = self._memory(len(batch))
         if memory is None:
             samples = self._samples(batch, pool, None)
-            return lambda: self._placed(self._collated(samples, batch))
+            return lambda: self._moved(self._collated(samples, batch))
         ready = self._collated_in_place(memory, lambda: self._samples(batch, pool, memory))
         return lambda: ready
 
@@ -218,7 +218,7 @@ class FastLoader:
         # Only the data set can still hold a sample, for example in a cache.
         if self.takeover.code and memory.is_held:
             collated = tree_map_only(Tensor, torch.clone, collated)
-        return self._placed(collated)
+        return self._moved(collated)
 
     # ------------------------------------------------------------ by processes, or here
 
@@ -251,7 +251,7 @@ class FastLoader:
             if memory is not None:
                 return self._collated_in_place(memory, lambda: samples.read(batch, memory))
             collected = samples.read(batch)
-        return self._placed(self._collated(collected, batch))
+        return self._moved(self._collated(collected, batch))
 
     def _collated(self, samples: list[Any], batch: Batch) -> Any:
         """The user's `collate_fn`, in the training's thread; it may draw from the process's generators."""
@@ -264,7 +264,7 @@ class FastLoader:
         """Whether batches lie in page-locked memory."""
         return self.loader.pin_memory and torch.cuda.is_available()
 
-    def _placed(self, batch: Any) -> Any:
+    def _moved(self, batch: Any) -> Any:
         """The batch on the requested device, in the requested memory format."""
         device, channels_last = self.options.device, self.options.channels_last
         if device is None and self._pins:

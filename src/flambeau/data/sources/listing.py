@@ -1,6 +1,6 @@
 """Labelled images listed in a text file: .csv and .tsv tables, and MXNet's .lst.
 
-RFC 4180 for quotes; mxnet 1.9.1 tools/im2rec.py for .lst: index, labels and path, between tabs.
+Quotes follow RFC 4180, and .lst files mxnet 1.9.1 tools/im2rec.py: index, labels and path, between tabs.
 """
 
 import csv

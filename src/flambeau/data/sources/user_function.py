@@ -1,6 +1,6 @@
 """Labelled images from a user's function, FILE.py:FUNCTION: any data set, any storage.
 
-Source: own; `.classes`, `.targets` and `.labels` are what torchvision's data sets have.
+`.classes`, `.targets` and `.labels` are attributes as of torchvision's data sets.
 
 The function is called once in each process that reads, because a connection, a lock or the position in an
 open file does not survive a fork, and because its result need not be picklable.
