@@ -27,7 +27,7 @@ import lmdb
 import numpy as np
 import torch
 
-from flambeau.data.sources.formats import open_path
+from flambeau.data.sources.path_format import open_path
 from flambeau.recipes.data.lmdb_records import LMDBWriter
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from flambeau.recipes.data.tar_shards import TarWriter

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from flambeau.sandbox.inside import RUNS
+from flambeau.sandbox.inside_trial import RUNS
 from flambeau.sandbox.sandbox import Sandbox
 from flambeau.tune.doctor.trial import Script, Trial
 from flambeau.tune.watch.plan import Plan

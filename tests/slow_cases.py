@@ -110,12 +110,12 @@ CASES = {
     "run/test_sharded_run.py::test_bf16": 0,
     "run/test_sharded_run.py::test_equals_one_process": 1,
     "run/test_sharded_run.py::test_resumes_on_other_numbers_of_ranks": 0,
-    "run/test_user_metrics.py::test_several_processes_count_each_sample_once": 1,
+    "run/test_evaluation_metrics.py::test_several_processes_count_each_sample_once": 1,
     "run/trackers/test_mlflow_run.py::test_after_a_kill_and_a_resume_from_elsewhere_each_point_is_there_once": 0,  # noqa: E501
     "run/trackers/test_mlflow_run.py::test_steps_after_a_rollback_have_a_later_point": 0,
     "run/trackers/test_mlflow_run.py::test_the_environment_names_store_and_experiment_and_a_run_that_was_removed_is_made_anew": 0,  # noqa: E501
     "run/trackers/test_wandb_run.py::test_after_a_kill_the_newest_folder_holds_the_whole_run": 0,
-    "sandbox/test_here.py::test_only_the_output_is_left": 0,
+    "sandbox/test_this_process.py::test_only_the_output_is_left": 0,
     "test_docs.py::test_blocks_run[docs/en/diff.md]": 0,
     "test_docs.py::test_blocks_run[docs/en/export.md]": 0,
     "test_docs.py::test_blocks_run[docs/en/inference.md]": 0,

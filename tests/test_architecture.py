@@ -119,7 +119,7 @@ BAD += [
     ("data/pack/a.py", "from flambeau.data.sources.b import _x", "_x is private to flambeau"),
     (
         "data/pack/a.py",
-        "from flambeau.data.sources import formats as f\nx = f._y",
+        "from flambeau.data.sources import path_format as f\nx = f._y",
         "_y is private to f",
     ),
 ]

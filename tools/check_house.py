@@ -182,7 +182,7 @@ STOREYS = {
         {"tasks"},
         {"parts"},
         {"prediction", "verify_run.py"},
-        {"loss.py", "run_evaluations.py"},
+        {"loss.py", "report_data.py"},
         {"fit.py"},
         {"trial_training.py"},
         {"dry_run.py", "find_lr.py", "replay_nan_step.py"},

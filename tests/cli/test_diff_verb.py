@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 
 from flambeau.compare import saved_states
-from flambeau.compare.replay import replay
-from flambeau.compare.replay_verdict import replay_verdict
+from flambeau.compare.paired_replay import replay
+from flambeau.compare.replay_text import replay_verdict
 from flambeau.compare.run_comparison import compare_runs
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     read_checkpoint,

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flambeau.report import panels
+from flambeau.report.confusion_panel import confusion
 from flambeau.report.evaluated import Evaluated, evaluated
 from flambeau.report.page import report_page
 from flambeau.report.reported_run import ReportedRun, Series
@@ -97,14 +98,14 @@ def test_names_of_wide_characters_have_room_beside_the_matrix() -> None:
     found = stored(2) | {"classes": ["这是一个名称很长的中文类别", "短名"]}
     believed = evaluated(found)
     assert believed is not None
-    page = panels.confusion(believed, CHINESE)
+    page = confusion(believed, CHINESE)
     assert ">这是一个名称…</text>" in page  # 13 columns of 14
     assert 'width="156"' in page  # 13 columns of 8 px, two cells, and margins
     assert ">短名</text>" in page
 
 
 def test_every_count_stands_in_the_matrix() -> None:
-    text = panels.confusion(whole(), ENGLISH)
+    text = confusion(whole(), ENGLISH)
     titles = re.findall(r"<title>(.*?)</title><rect class=\"(\w+)\"", text)
     assert titles == [
         ("class 0 → class 0: 3", "right"), ("class 0 → class 1: 1", "wrong"),
@@ -114,7 +115,7 @@ def test_every_count_stands_in_the_matrix() -> None:
 
 
 def test_of_many_classes_the_pairs_are_listed() -> None:
-    text = panels.confusion(whole(41), ENGLISH)
+    text = confusion(whole(41), ENGLISH)
     assert "<svg" not in text
     assert re.findall(r"<td[^>]*>(.*?)</td>", text) == [
         "class 0",

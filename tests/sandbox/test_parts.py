@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from flambeau.sandbox.changed_files import ChangedFiles
-from flambeau.sandbox.inside import MARK, folder_for_run, in_trial
-from flambeau.sandbox.mounts import read_mounts
+from flambeau.sandbox.inside_trial import MARK, folder_for_run, in_trial
+from flambeau.sandbox.mount_syscalls import read_mounts
 from flambeau.sandbox.private_copy import copy_folder
 
 MOUNTS = r"""

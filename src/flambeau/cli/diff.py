@@ -47,15 +47,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.loss:
         return _loss(left, right, as_json=arguments.json)
+    from flambeau.compare.comparison_text import verdict
     from flambeau.compare.run_comparison import compare_runs
-    from flambeau.compare.verdict import verdict
 
     comparison = compare_runs(left, right)
     more: dict[str, Any] = {}
     text = verdict(comparison, replayed=arguments.replay)
     if arguments.replay and comparison.has_evidence:
-        from flambeau.compare.replay import replay
-        from flambeau.compare.replay_verdict import replay_verdict
+        from flambeau.compare.paired_replay import replay
+        from flambeau.compare.replay_text import replay_verdict
 
         result = replay(comparison, trust=arguments.trust, say=say)
         text += "\n\n" + replay_verdict(comparison, result)
@@ -96,7 +96,7 @@ def _loss(left: Path, right: Path, *, as_json: bool) -> int:
 
 def _print(comparison: "RunComparison", text: str) -> None:
     """The facts, one line each, and the verdict."""
-    from flambeau.compare.verdict import fact_text, figure_line, listed_steps
+    from flambeau.compare.comparison_text import fact_text, figure_line, listed_steps
 
     _say(f"{comparison.runs[0].folder.path} and {comparison.runs[1].folder.path}")
     for kind in ("setting", "data", "environment", "history"):
@@ -121,7 +121,7 @@ def _print(comparison: "RunComparison", text: str) -> None:
 
 
 def _print_state(comparison: "RunComparison") -> None:
-    from flambeau.compare.verdict import value_text
+    from flambeau.compare.comparison_text import value_text
 
     state = comparison.state
     assert state is not None

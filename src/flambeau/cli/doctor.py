@@ -15,7 +15,7 @@ from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file, check_page
 from flambeau.errors import InputError
 from flambeau.run.options.durations import parse_seconds
-from flambeau.sandbox.here import outside
+from flambeau.sandbox.this_process import outside
 from flambeau.terminal import say
 from flambeau.user_code import is_function
 

@@ -11,7 +11,7 @@ from flambeau.cli.convolution_table import print_convolutions
 from flambeau.cli.reading_flags import add_trust, check_at_least
 from flambeau.cli.table import count_text, print_json, print_table
 from flambeau.errors import InputError
-from flambeau.sandbox.here import outside
+from flambeau.sandbox.this_process import outside
 from flambeau.terminal import say
 from flambeau.user_code import first_line
 

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     from flambeau.parallel.launcher.job_spec import JobSpec
     from flambeau.parallel.launcher.launch import launch
-    from flambeau.run.folder.events_log import note_loss
+    from flambeau.run.folder.events_log import note_lost_rank
 
     spec = JobSpec(
         command=command,
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         local_addr=arguments.local_addr,
         join_timeout_s=arguments.join_timeout,
     )
-    return launch(spec, say=say, note_loss=note_loss)
+    return launch(spec, say=say, note_lost_rank=note_lost_rank)
 
 
 def number_of_procs(text: str) -> int:

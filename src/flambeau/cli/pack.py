@@ -20,7 +20,7 @@ _SHOWN_BAD = 20  # lines about images that were left out; DST.pack.json has all
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from flambeau.data.sources.format_table import endings_of
+    from flambeau.data.sources.packed_formats import endings_of
 
     add = parser.add_argument
     add("src", metavar="SRC", help="whatever `flambeau train` takes as DATA")
@@ -156,7 +156,7 @@ def _shuffles(arguments: argparse.Namespace) -> bool:
 def _conversion(arguments: argparse.Namespace, dst: Path) -> "Conversion":
     from flambeau.data.pack.encode_images import Conversion
     from flambeau.data.pack.shard_plan import target_kind
-    from flambeau.data.sources.format_table import FORMATS
+    from flambeau.data.sources.packed_formats import FORMATS
     from flambeau.images.native.kernel import require_kernel
 
     changes = arguments.resize is not None or arguments.center_crop
@@ -201,7 +201,7 @@ def _split(arguments: argparse.Namespace) -> "Split":
 def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
     from flambeau.data.pack.output_files import name_disk_errors, write_classes, write_whole
     from flambeau.data.pack.shard_plan import list_files, named_parts, remarks_on_classes
-    from flambeau.data.sources.class_names import class_names_path
+    from flambeau.data.sources.class_names_file import class_names_path
 
     parts = named_parts(src, "list", download=arguments.download)
     texts = list_files(parts, dst, _split(arguments))
@@ -223,7 +223,7 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
 
 
 def _report(packed: "Packed", dst: Path) -> None:
-    from flambeau.data.sources.formats import whole_name
+    from flambeau.data.sources.path_format import whole_name
 
     for line in packed.bad[:_SHOWN_BAD]:
         print(f"left out: {line}", file=sys.stderr)

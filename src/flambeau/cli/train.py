@@ -15,8 +15,8 @@ from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
 from flambeau.provenance import ask_for_config
-from flambeau.sandbox.here import outside
-from flambeau.sandbox.inside import folder_for_run
+from flambeau.sandbox.inside_trial import folder_for_run
+from flambeau.sandbox.this_process import outside
 from flambeau.terminal import say
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
@@ -176,7 +176,7 @@ def _launch(arguments: argparse.Namespace, procs: int) -> int:
     """Run this command, without --procs, in several processes on this machine."""
     from flambeau.parallel.launcher.job_spec import JobSpec
     from flambeau.parallel.launcher.launch import launch
-    from flambeau.run.folder.events_log import note_loss
+    from flambeau.run.folder.events_log import note_lost_rank
 
     kept = []
     skip = False
@@ -185,7 +185,7 @@ def _launch(arguments: argparse.Namespace, procs: int) -> int:
             kept.append(word)
         skip = word == "--procs"
     command = [sys.executable, "-m", "flambeau", *kept]
-    code = launch(JobSpec(command=command, procs=procs), say=say, note_loss=note_loss)
+    code = launch(JobSpec(command=command, procs=procs), say=say, note_lost_rank=note_lost_rank)
     if arguments.json_lines and code not in (0, 2, EXIT_CODE):  # the first process has reported 2
         why = "a process has ended; standard error says why"
         print_json([{"event": "error", "message": why, "exit_code": code}])

@@ -11,7 +11,7 @@ from flambeau.cli.command import check
 from flambeau.cli.doctor import add_sandbox_flag, command_of, script_of
 from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file
-from flambeau.errors import InputError, unreadable
+from flambeau.errors import InputError
 from flambeau.provenance import ask_for_config
 from flambeau.run.options.durations import parse_seconds
 from flambeau.terminal import say
@@ -26,7 +26,6 @@ HELP = "find the settings with which a training runs fastest here"
 TAKES_REST = True
 """What is no flag of this command belongs to the script, or to train."""
 
-FIRST_LINE = "# flambeau tune"
 """Marks a file as ours, which may be replaced."""
 
 _EXAMPLES = """\
@@ -78,12 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
     check_file(
         "--write", file, endings=(".toml",), what="settings are a TOML file", example="tuned.toml"
     )
-    _check_is_ours(file)
+    from flambeau.tune.search.tuned_toml import check_replaceable, write_tuned_toml
+
+    check_replaceable(file)
     command = command_of(arguments.rest, verb="tune")
     is_train = command[1:4] == ["-m", "flambeau", "train"]
     given = command[4:] if is_train else []
     from_file = _settings_of_file(given)
-    from flambeau.tune.search.run_tune import tune, tuned_toml
+    from flambeau.tune.search.run_tune import tune
 
     device = _value_of("--device", given) or from_file.get("device", "auto")
     if is_train:
@@ -103,28 +104,12 @@ def run(arguments: argparse.Namespace) -> int:
             data_at=data_at,
         )
     if is_train:
-        from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
-
-        write_file(file, f"{FIRST_LINE}\n{tuned_toml(result, from_file)}".encode())
+        write_tuned_toml(file, result, from_file)
     if arguments.json:
         print_json([_as_json(result)])
     else:
         _print(result, file if is_train else None)
     return 0
-
-
-def _check_is_ours(file: Path) -> None:
-    """Refuse to replace a file that this command has not written."""
-    if not file.exists():
-        return
-    try:
-        with file.open("rb") as opened:
-            start = opened.read(len(FIRST_LINE))
-    except OSError as error:
-        raise unreadable(file, error) from error
-    if start != FIRST_LINE.encode():
-        what = "not of flambeau tune" if start.strip() else "empty, so it may be of anything"
-        raise InputError(f"{file} is there, and {what}: name another with --write, or remove it")
 
 
 def _options(arguments: argparse.Namespace) -> "Options":
@@ -199,7 +184,12 @@ def _levers(
     import torch
 
     from flambeau.recipes.setup.environment import default_device
-    from flambeau.tune.search.levers import LoaderFacts, RunFacts, levers_of_script, levers_of_train
+    from flambeau.tune.search.levers import (
+        LoaderFacts,
+        TrainFacts,
+        levers_of_script,
+        levers_of_train,
+    )
 
     on = default_device() if device == "auto" else torch.device(device)
     if given is None:
@@ -209,7 +199,7 @@ def _levers(
         objective=objective,
         device=on,
         folder=folder,
-        run=facts if isinstance(facts, RunFacts) else None,
+        run=facts if isinstance(facts, TrainFacts) else None,
     )
 
 

@@ -153,7 +153,7 @@ def _weights_facts(report: "WeightsReport") -> dict[str, Any]:
 def _is_no_data(path: Path) -> bool:
     """Whether it can only be a run folder, if a damaged or misspelt one."""
     from flambeau.data.sources.folder import class_folders
-    from flambeau.data.sources.formats import kind_of, shards_in
+    from flambeau.data.sources.path_format import kind_of, shards_in
 
     if not path.exists() and not path.suffix and not path.is_symlink():
         what = "the folder of a run, packed images, or a file of weights"

@@ -64,7 +64,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class RecordedFacts:
     """What a run folder records, by name.
 
     Attributes:
@@ -83,7 +83,7 @@ class RunFacts:
     is_command: bool
 
 
-def read_facts(path: Path) -> RunFacts:
+def read_facts(path: Path) -> RecordedFacts:
     """Read the small files of a run.
 
     Raises:
@@ -102,7 +102,7 @@ def read_facts(path: Path) -> RunFacts:
     exactness = table(environment.pop("exactness", None))
     if (model := _model_text(environment.pop("model", None))) is not None:
         environment["model"] = model
-    return RunFacts(
+    return RecordedFacts(
         folder,
         _limited(settings),
         _limited(json_table(folder.dataset)),
@@ -112,7 +112,7 @@ def read_facts(path: Path) -> RunFacts:
     )
 
 
-def fact_differences(left: RunFacts, right: RunFacts) -> list[Difference]:
+def fact_differences(left: RecordedFacts, right: RecordedFacts) -> list[Difference]:
     """All differences, causes before effects."""
     return [
         *_setting_differences(left, right),
@@ -139,7 +139,7 @@ def history_differences(
             yield Difference("history", name, values, matters=True, step=step)
 
 
-def _setting_differences(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
+def _setting_differences(left: RecordedFacts, right: RecordedFacts) -> Iterator[Difference]:
     same_file = left.data.get("model_file_sha256") == right.data.get("model_file_sha256")
     same_teacher = left.data.get("teacher_sha256") == right.data.get("teacher_sha256")
     for name in _names(left.settings, right.settings):
@@ -160,7 +160,7 @@ def _setting_differences(left: RunFacts, right: RunFacts) -> Iterator[Difference
         yield Difference("setting", name, values, matters)
 
 
-def _setting(run: RunFacts, name: str) -> Any:
+def _setting(run: RecordedFacts, name: str) -> Any:
     """A setting that an older version did not have counts as its default."""
     field = FIELDS.get(name) if run.is_command else None
     return run.settings.get(name, None if field is None else field.default)
@@ -176,7 +176,7 @@ def _data_differences(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iter
         yield Difference("data", name, values, matters=True)
 
 
-def _environment_differences(left: RunFacts, right: RunFacts) -> Iterator[Difference]:
+def _environment_differences(left: RecordedFacts, right: RecordedFacts) -> Iterator[Difference]:
     exact = list(_different(left.exactness, right.exactness))
     listed = {name for name, _ in exact}
     for name, values in exact:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.compare.recorded_facts import RunFacts
+from flambeau.compare.recorded_facts import RecordedFacts
 from flambeau.compare.saved_states import (
     checkpoint_of,
     first_loss_difference,
@@ -90,7 +90,7 @@ class ReplayedRun:
     """
 
     def __init__(
-        self, facts: RunFacts, start: int | None, temporary: Path, permission: Permission
+        self, facts: RecordedFacts, start: int | None, temporary: Path, permission: Permission
     ) -> None:
         self.facts = facts
         self._resources = contextlib.ExitStack()

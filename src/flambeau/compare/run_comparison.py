@@ -7,7 +7,7 @@ from typing import Any
 from flambeau.compare.line_difference import MetricLines, compare_lines
 from flambeau.compare.recorded_facts import (
     Difference,
-    RunFacts,
+    RecordedFacts,
     fact_differences,
     history_differences,
     read_facts,
@@ -46,7 +46,7 @@ class RunComparison:
         equal_losses: steps with equal losses, as far as checkpoints hold them.
     """
 
-    runs: tuple[RunFacts, RunFacts]
+    runs: tuple[RecordedFacts, RecordedFacts]
     facts: list[Difference]
     lines: MetricLines
     sample: SampleDifference | None = None
@@ -153,7 +153,7 @@ def _compare_data(comparison: RunComparison) -> None:
         comparison.why_no_sample = str(error).splitlines()[0]
 
 
-def _samples_per_step(run: RunFacts) -> int:
+def _samples_per_step(run: RecordedFacts) -> int:
     """0 if the order of the samples does not follow from (seed, epoch) alone."""
     if run.settings.get("balance", "none") != "none":
         return 0

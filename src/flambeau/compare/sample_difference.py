@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flambeau.compare.recorded_facts import RunFacts
+from flambeau.compare.recorded_facts import RecordedFacts
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source
 from flambeau.errors import DecodeError, InputError
@@ -35,7 +35,7 @@ class SampleDifference:
     step: int | None = None
 
 
-def open_training_data(run: RunFacts) -> Source:
+def open_training_data(run: RecordedFacts) -> Source:
     """The training images of a run.
 
     Raises:

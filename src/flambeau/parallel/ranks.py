@@ -104,7 +104,7 @@ class Ranks:
         elif (cause := watch.explain(error)) is not None:
             raise FailedElsewhere(cause) from None
 
-    def note_losses(self, run: Path, note: Callable[[str], object]) -> None:
+    def note_lost_ranks(self, run: Path, note: Callable[[str], object]) -> None:
         """Have the loss of a rank noted in a run folder: by our launcher, or else by rank 0."""
         if not self.is_first:
             return

@@ -56,3 +56,8 @@ def table(
 
 def _kind(is_number: bool) -> str:
     return ' class="number"' if is_number else ""
+
+
+def percent(part: int, whole: int) -> str:
+    """A share as text; '-' of nothing."""
+    return f"{part / whole:.1%}" if whole else "-"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.report import panels
+from flambeau.report.confusion_panel import confusion
 from flambeau.report.markup import escaped, frame, heading, row
 from flambeau.report.reported_run import Chart, ReportedRun, Series, charts, seed_groups, thinned
 from flambeau.report.svg import element
@@ -70,7 +71,7 @@ def _sections(
     shown["figures"] = _figures(runs, words)
     if answers is not None:
         shown["pictures"] = panels.pictures(answers, words)
-        shown["confusion"] = panels.confusion(answers, words)
+        shown["confusion"] = confusion(answers, words)
         shown["classes"] = panels.classes(answers, words)
         shown["calibration"] = panels.calibration(answers, words)
     if one is not None:

@@ -5,16 +5,10 @@ from collections.abc import Mapping, Sequence
 
 from flambeau.report import svg
 from flambeau.report.evaluated import Evaluated, Sample
-from flambeau.report.markup import escaped, table
+from flambeau.report.markup import escaped, percent, table
 from flambeau.report.reported_run import ReportedRun
-from flambeau.terminal import text_width
 
-MATRIX_CLASSES = 40  # most classes for which the whole confusion matrix is drawn
 _WORST = 100  # most classes in the table of classes
-_PAIRS = 30  # pairs of confused classes, if there are too many classes for a matrix
-_CELL = 22  # side of a cell of the matrix, px
-_MARGIN = 4  # px
-_NAME = 14  # longest name beside the matrix, columns of text
 _PLOT = 240  # side of the diagram of calibration, px
 
 Words = Mapping[str, str]
@@ -57,82 +51,6 @@ def findings(answers: Evaluated, words: Words) -> str:
     return f'<h3>{escaped(words["check"])}</h3><ul>{items}</ul><p class="soft">{text}</p>\n'
 
 
-def confusion(answers: Evaluated, words: Words) -> str:
-    """The confusion matrix, or for many classes the pairs that are confused most."""
-    if len(answers.classes) <= MATRIX_CLASSES:
-        return _matrix(answers, words)
-    rows = (
-        (answers.classes[a], answers.classes[b], times, _percent(times, answers.labels[a]))
-        for a, b, times in answers.confused[:_PAIRS]
-    )
-    heads = (words["label"], words["predicted"], words["images"], words["of_label"])
-    return table(heads, rows, numbers=2, caption=words["pairs"])
-
-
-def _matrix(answers: Evaluated, words: Words) -> str:
-    counts = {(k, k): right for k, right in enumerate(answers.right)}
-    counts |= {(a, b): times for a, b, times in answers.confused}
-    names = [_shortened(name) for name in answers.classes]
-    left = 8 * max(map(text_width, names), default=0) + _MARGIN
-    parts = []
-    for k, name in enumerate(names):
-        at = round(left + k * _CELL + _CELL * 0.7)
-        to = left - _MARGIN
-        parts.append(svg.words(to, at, name, text_anchor="end"))
-        parts.append(svg.words(0, 0, name, transform=f"translate({at} {to}) rotate(-90)"))
-    for (label, answer), times in sorted(counts.items()):
-        if times:
-            share = min(1.0, times / max(1, answers.labels[label]))
-            said = f"{answers.classes[label]} → {answers.classes[answer]}: {times}"
-            kind = "right" if label == answer else "wrong"
-            x = left + answer * _CELL
-            y = left + label * _CELL
-            parts.append(_cell(x, y, times, share=share, kind=kind, said=said))
-    size = left + len(answers.classes) * _CELL + _MARGIN
-    said = escaped(words["confusion_caption"])
-    picture = _picture_of("matrix", size, size, parts, label=words["confusion"])
-    return (
-        f'<p class="soft">{said}</p><div class="scroll" tabindex="0" role="group" aria-label="{said}">'
-        f"{picture}</div>\n"
-    )
-
-
-def _picture_of(kind: str, width: int, height: int, parts: Sequence[str], *, label: str) -> str:
-    """A picture inside the page, whose style sheet knows its class."""
-    return svg.element(
-        "svg",
-        *parts,
-        class_=kind,
-        viewBox=f"0 0 {width} {height}",
-        width=width,
-        height=height,
-        role="img",
-        aria_label=label,
-    )
-
-
-def _shortened(name: str) -> str:
-    """A name that fits beside the matrix."""
-    if text_width(name) <= _NAME:
-        return name
-    while text_width(name) > _NAME - 1:
-        name = name[:-1]
-    return f"{name}…"
-
-
-def _cell(x: int, y: int, times: int, *, share: float, kind: str, said: str) -> str:
-    """A cell of the matrix, with its count if that fits."""
-    number = ""
-    if times < 1000:
-        style = "count strong" if share > 0.5 else "count"
-        middle = x + _CELL / 2 - 0.5
-        number = svg.words(middle, y + _CELL * 0.66, str(times), class_=style, text_anchor="middle")
-    side = _CELL - 1
-    opacity = 0.08 + 0.92 * share
-    cell = svg.element("rect", class_=kind, x=x, y=y, width=side, height=side, fill_opacity=opacity)
-    return svg.titled(said, cell, number)
-
-
 def classes(answers: Evaluated, words: Words) -> str:
     """Precision, recall and F1 of each class, the worst first."""
     rows = []
@@ -142,15 +60,11 @@ def classes(answers: Evaluated, words: Words) -> str:
         right = answers.right[k]
         f1 = 2 * right / (of + said) if of + said else math.nan
         text = "-" if math.isnan(f1) else f"{f1:.1%}"
-        rows.append((f1, (name, of, _percent(right, of), _percent(right, said), text)))
+        rows.append((f1, (name, of, percent(right, of), percent(right, said), text)))
     rows.sort(key=lambda row: (math.isnan(row[0]), row[0]))
     heads = (words["class"], words["images"], words["recall"], words["precision"], "F1")
     many = words["worst"].format(shown=_WORST, all=len(rows)) if len(rows) > _WORST else ""
     return table(heads, (cells for _, cells in rows[:_WORST]), numbers=4, caption=many)
-
-
-def _percent(part: int, whole: int) -> str:
-    return f"{part / whole:.1%}" if whole else "-"
 
 
 def calibration(answers: Evaluated, words: Words) -> str:
@@ -176,7 +90,7 @@ def calibration(answers: Evaluated, words: Words) -> str:
         point = svg.element("circle", class_="point", cx=x(confidence), cy=y(right), r=size)
         parts.append(svg.titled(said, point))
     label = words["calibration_caption"].format(error=f"{answers.calibration_error:.1%}")
-    picture = _picture_of("plot", _PLOT + 10, _PLOT + 20, parts, label=label)
+    picture = svg.inline("plot", _PLOT + 10, _PLOT + 20, parts, label=label)
     return f"<p>{escaped(label)}</p>{picture}\n"
 
 

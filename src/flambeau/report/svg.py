@@ -32,6 +32,20 @@ def titled(title: str, *content: str) -> str:
     return element("g", element("title", clean(title)), *content)
 
 
+def inline(kind: str, width: int, height: int, parts: Sequence[str], *, label: str) -> str:
+    """A picture inside a page whose style sheet has rules for its class."""
+    return element(
+        "svg",
+        *parts,
+        class_=kind,
+        viewBox=f"0 0 {width} {height}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=label,
+    )
+
+
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -51,7 +51,7 @@ from flambeau.run.options.option import declares
 from flambeau.run.options.run_options import Explain, OnBad, RunOptions
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.tracker_names import Track
-from flambeau.sandbox.inside import folder_for_run
+from flambeau.sandbox.inside_trial import folder_for_run
 
 # One step, from a batch of `batches()` to the next, is in six modules: this one; loop/batch_reader.py seeds
 # the generators and moves data to the device; loop/training_step.py does backward and the optimizer's step;

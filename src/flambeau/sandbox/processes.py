@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from flambeau.sandbox.inside import MARK
-from flambeau.sandbox.mounts import system_call
+from flambeau.sandbox.inside_trial import MARK
+from flambeau.sandbox.mount_syscalls import system_call
 
 _PROC = Path("/proc")
 _CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)

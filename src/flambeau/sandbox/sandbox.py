@@ -15,18 +15,18 @@ from typing import Any, Protocol
 
 from flambeau.errors import InputError
 from flambeau.sandbox.caches import cache_folders
-from flambeau.sandbox.inside import MARK
+from flambeau.sandbox.first_process import REPORT
+from flambeau.sandbox.inside_trial import MARK
 from flambeau.sandbox.landlock import landlock_version
+from flambeau.sandbox.overlay_view import most_in_memory
 from flambeau.sandbox.private_copy import copy_folder
 from flambeau.sandbox.processes import adopt_orphans, adopted_processes, end_processes
 from flambeau.sandbox.scratch import Scratch, remove_tree
-from flambeau.sandbox.start import REPORT
-from flambeau.sandbox.view import most_in_memory
 
 _SOURCES = Path(__file__).resolve().parents[2]
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from flambeau.sandbox.start import main; main(sys.argv[2], sys.argv[3:])"
+    "from flambeau.sandbox.first_process import main; main(sys.argv[2], sys.argv[3:])"
 )
 _PLAN = "view.json"
 _TRY_S = 30.0  # chosen

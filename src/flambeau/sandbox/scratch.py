@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from flambeau.sandbox.mounts import mount_of, read_mounts
+from flambeau.sandbox.mount_syscalls import mount_of, read_mounts
 from flambeau.sandbox.processes import end_processes
 
 _PREFIX = "flambeau-trials-"

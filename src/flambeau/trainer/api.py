@@ -24,7 +24,7 @@ from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.evaluation_mode import generators_restored
 from flambeau.run.options.option import declares
 from flambeau.run.options.tracker_names import Track, tracker_list
-from flambeau.sandbox.inside import folder_for_run
+from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
 from flambeau.trainer.evaluation.figures import Evaluation
 from flambeau.trainer.prediction.predictor import Predictor

@@ -47,7 +47,7 @@ from flambeau.trainer.parts.optimizer import new_optimizer
 from flambeau.trainer.parts.qat_model import qat_model
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, read_images
 from flambeau.trainer.prediction.trained_model import Trained
-from flambeau.trainer.run_evaluations import RunEvaluations
+from flambeau.trainer.report_data import ReportData
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS, parse_betas
 from flambeau.trainer.tasks.task import Task
@@ -67,7 +67,7 @@ class Training:
     loss_of: TrainingLoss
     early_stop: int
     bad_images: BadImages
-    evaluations: RunEvaluations | None  # None in a replay, which writes nothing
+    evaluations: ReportData | None  # None in a replay, which writes nothing
     ranks: Ranks
 
 
@@ -113,7 +113,7 @@ def batch_loss(training: Training, images: Tensor, targets: Tensor) -> Tensor:
     return loss
 
 
-def _keep_for_report(training: Training, evaluations: RunEvaluations, *, is_last: bool) -> None:
+def _keep_for_report(training: Training, evaluations: ReportData, *, is_last: bool) -> None:
     """Keep the evaluation and the first batch for the report that the run writes at its end."""
     run = training.run
     history: SampleHistory = run.state.user["sample_history"]
@@ -211,10 +211,10 @@ def set_up(
 
 def _run_evaluations(
     folder: Path, ranks: Ranks, data: Datasets, facts: DataFacts, path: str | None
-) -> RunEvaluations:
+) -> ReportData:
     train, val = data
     data_path = None if path is None else Path(path)
-    return RunEvaluations(
+    return ReportData(
         folder if ranks.is_first else None,
         train,
         val,

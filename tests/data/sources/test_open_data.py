@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from flambeau.data.sources.folder import FolderSource
-from flambeau.data.sources.formats import shards_of, whole_name
 from flambeau.data.sources.open_data import open_source, open_sources, open_unlabelled
+from flambeau.data.sources.path_format import shards_of, whole_name
 from flambeau.data.sources.recordio_file import RecordSource
 from flambeau.data.sources.source import SubsetSource, hold_out
 from flambeau.errors import InputError

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.sources.formats import open_path
 from flambeau.data.sources.open_data import open_source, open_sources
+from flambeau.data.sources.path_format import open_path
 from flambeau.data.sources.source import hold_out
 from flambeau.data.sources.tfrecord_file import TFRecordSource
 from flambeau.errors import InputError

@@ -180,13 +180,13 @@ def _launch(command: list[str], settings: Mapping[str, Any]) -> int:
     def say(text: str) -> None:
         os.write(2, f"{text}\n".encode())
 
-    def note_loss(run: Path, line: str) -> None:
+    def note_lost_rank(run: Path, line: str) -> None:
         with Path("lost").open("ab") as file:
             file.write(os.fsencode(f"{run}: {line}\n"))
 
     try:
         spec = JobSpec(command=command, **{"procs": 2, **settings})
-        return launch(spec, say=say, note_loss=note_loss)
+        return launch(spec, say=say, note_lost_rank=note_lost_rank)
     except InputError as error:
         say(f"flambeau: {error}")
         return 2

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flambeau.run.folder import events_log
-from flambeau.run.folder.events_log import EventsLog, note_loss
+from flambeau.run.folder.events_log import EventsLog, note_lost_rank
 
 
 def test_a_line_for_each_event(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_lost_process_is_noted_from_outside(
 ) -> None:
     if metrics is not None:
         (tmp_path / "metrics.jsonl").write_text(metrics)
-    note_loss(tmp_path, "rank 1 of 2 (host h, process 5) was killed by SIGKILL")
+    note_lost_rank(tmp_path, "rank 1 of 2 (host h, process 5) was killed by SIGKILL")
     (row,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
     assert row["step"] == step
     assert row["text"] == "lost: rank 1 of 2 (host h, process 5) was killed by SIGKILL"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flambeau.run.trackers.csv_file import CsvFile
-from flambeau.run.trackers.tracker import Position, RunFacts
+from flambeau.run.trackers.tracker import Position, TrackedRun
 
 Points = list[tuple[int, dict[str, float]]]
 
@@ -62,7 +62,7 @@ def test_a_rollback_removes_rows(
 
 
 def test_columns_grow_and_rows_before_them_stay(tmp_path: Path) -> None:
-    file = CsvFile(RunFacts(tmp_path, {}, tmp_path / "metrics.jsonl", 0, print))
+    file = CsvFile(TrackedRun(tmp_path, {}, tmp_path / "metrics.jsonl", 0, print))
     assert file.start() == (0, 0)
     path = tmp_path / "metrics.csv"
     file.line(1, {"loss": 0.5})

@@ -15,7 +15,7 @@ from flambeau import Run
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.recipes.setup.seeding import seed_everything
 from flambeau.run.trackers.tensorboard_events import TensorboardEvents, tag
-from flambeau.run.trackers.tracker import RunFacts
+from flambeau.run.trackers.tracker import TrackedRun
 
 reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 hparams = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
@@ -144,7 +144,7 @@ def test_floats_beyond_0_to_1_are_stretched(
     x_NCHW: torch.Tensor, expected: list[int], tmp_path: Path
 ) -> None:
     (tmp_path / "metrics.jsonl").touch()
-    tracker = TensorboardEvents(RunFacts(tmp_path, {}, tmp_path / "metrics.jsonl", 0, print))
+    tracker = TensorboardEvents(TrackedRun(tmp_path, {}, tmp_path / "metrics.jsonl", 0, print))
     assert tracker.start() == (0, 0)
     tracker.images(x_NCHW.reshape(1, 1, 1, 3))
     tracker.end(None)

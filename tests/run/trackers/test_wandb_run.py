@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from flambeau.run.trackers import wandb_run
-from flambeau.run.trackers.tracker import RunFacts
+from flambeau.run.trackers.tracker import TrackedRun
 from flambeau.run.trackers.wandb_run import WandbRun
 
 pytest.importorskip("wandb")
@@ -150,7 +150,7 @@ def test_with_an_account_it_goes_online(
         return Online()
 
     said: list[str] = []
-    tracker = WandbRun(RunFacts(tmp_path, {"lr": 1}, tmp_path / "metrics.jsonl", 0, said.append))
+    tracker = WandbRun(TrackedRun(tmp_path, {"lr": 1}, tmp_path / "metrics.jsonl", 0, said.append))
     monkeypatch.setattr("wandb.login", lambda *, prompt, verify: account and not (prompt or verify))
     monkeypatch.setattr("wandb.init", init)
     assert tracker.start() == (8, 0)  # what W&B has of a resumed run

@@ -13,16 +13,16 @@ import torch
 from PIL import Image
 
 from flambeau.cli.command import main
-from flambeau.cli.tune import FIRST_LINE
 from flambeau.data.sources.open_data import open_sources
 from flambeau.errors import InputError
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.settings.stored_settings import read_config
 from flambeau.tune.doctor.trial import Trial
-from flambeau.tune.search.levers import Lever, RunFacts, Setting, levers_of_train
-from flambeau.tune.search.packed_copy import PackedCopies
-from flambeau.tune.search.run_tune import Options, tune, tuned_toml
+from flambeau.tune.search.levers import Lever, Setting, TrainFacts, levers_of_train
+from flambeau.tune.search.packed_trial_data import PackedCopies
+from flambeau.tune.search.run_tune import Options, tune
 from flambeau.tune.search.search import SearchResult, Step
+from flambeau.tune.search.tuned_toml import FIRST_LINE, tuned_toml
 from flambeau.tune.watch.plan import Plan
 from replaced_trials import answer_of, replace_trials, script
 
@@ -110,14 +110,14 @@ def test_a_larger_batch_is_counted_per_sample_and_never_chosen(
 
     replace_trials(monkeypatch, run)
     levers = {one.name: one for one in levers_of_train(
-        [], objective="throughput", device=torch.device("cpu"), run=RunFacts(64)
+        [], objective="throughput", device=torch.device("cpu"), run=TrainFacts(64)
     )}  # fmt: skip
     asked = []
     found = tune(
         script("flambeau", "train"), lambda run: asked.append(run) or [levers["batch"]], Options(),
         is_train=True, journal=tmp_path / "tuned.jsonl", say=lambda text: None,
     )  # fmt: skip
-    assert asked == [RunFacts(64, 1, 0, 0.125)]
+    assert asked == [TrainFacts(64, 1, 0, 0.125)]
     assert found.choice == {}
     gains = {one.value: one.gain.times for one in found.steps if one.gain is not None}
     assert gains == {"128": pytest.approx(2 * 0.1 / 0.15), "256": pytest.approx(4 * 0.1 / 0.25)}

@@ -13,8 +13,8 @@ from flambeau.tune.search.levers import (
     Choice,
     Lever,
     LoaderFacts,
-    RunFacts,
     Setting,
+    TrainFacts,
     levers_of_script,
     levers_of_train,
 )
@@ -141,7 +141,7 @@ def test_losses_are_held_against_those_of_full_precision(
 ) -> None:
     """Where a run as it is computes in bfloat16, its own losses are no measure."""
     monkeypatch.setattr("flambeau.tune.search.levers.native_bf16", lambda device: native)
-    levers = levers_of_train([], objective="throughput", device=CPU, run=RunFacts(64))
+    levers = levers_of_train([], objective="throughput", device=CPU, run=TrainFacts(64))
     calls = list[Choice]()
 
     def found(
@@ -271,16 +271,16 @@ def known(levers: list[Lever]) -> dict[str, list[str]]:
 
 def test_forward_passes_are_made_smaller_for_the_same_step() -> None:
     for objective in ("throughput", "memory"):
-        levers = levers_of_train([], objective=objective, device=CPU, run=RunFacts(48, 2))
+        levers = levers_of_train([], objective=objective, device=CPU, run=TrainFacts(48, 2))
         (micro,) = (one for one in levers if one.name == "micro-batch")
         assert [one.value for one in micro.settings] == ["24 x 4", "12 x 8", "6 x 16"]
         assert micro.setting("12 x 8").words == ("--batch-size", "12", "--accumulate", "8")
         assert micro.is_rounding
     assert "batch" not in known(levers)  # a larger one takes more memory
-    odd = levers_of_train([], objective="memory", device=CPU, run=RunFacts(7))
+    odd = levers_of_train([], objective="memory", device=CPU, run=TrainFacts(7))
     assert "micro-batch" not in known(odd)
     for flag in ("--batch-size=64", "--accumulate"):  # a file for --config cannot take it back
-        given = levers_of_train([flag, "2"], objective="throughput", device=CPU, run=RunFacts(64))
+        given = levers_of_train([flag, "2"], objective="throughput", device=CPU, run=TrainFacts(64))
         assert not {"micro-batch", "batch"} & set(known(given))
 
 
@@ -292,7 +292,7 @@ def test_workers_are_tried_where_they_could_help(
     workers: int, data_wait: float | None, is_tried: bool
 ) -> None:
     """Fewer of them may help a run that has some, for they take CPUs from the model."""
-    run = RunFacts(64, 1, workers, data_wait)
+    run = TrainFacts(64, 1, workers, data_wait)
     levers = levers_of_train([], objective="throughput", device=CPU, run=run)
     assert ("workers" in known(levers)) is is_tried
     assert f"{workers}" not in known(levers).get("workers", [])  # as it is
@@ -305,7 +305,7 @@ def test_what_the_model_does_is_tried_first_where_data_are_there_in_time(
     monkeypatch.setattr("flambeau.tune.search.levers.native_bf16", lambda device: True)
 
     def names(data_wait: float) -> list[str]:
-        run = RunFacts(64, 1, 4, data_wait)
+        run = TrainFacts(64, 1, 4, data_wait)
         found = known(levers_of_train([], objective="throughput", device=CUDA, run=run))
         counts = {0.3: ["0", "1", "2", "8", "16", "32"], 0.01: ["0", "1", "2", "8"]}
         assert found["workers"] == counts[data_wait]
@@ -317,7 +317,7 @@ def test_what_the_model_does_is_tried_first_where_data_are_there_in_time(
 
 @pytest.mark.parametrize(("smaller", "chosen"), [(0.5, True), (1.1, False)])
 def test_a_smaller_forward_pass_is_chosen_where_it_is_faster(smaller: float, chosen: bool) -> None:
-    levers = levers_of_train([], objective="memory", device=CPU, run=RunFacts(64))
+    levers = levers_of_train([], objective="memory", device=CPU, run=TrainFacts(64))
     machine = Machine({("micro-batch", "32 x 2"): smaller, ("recompute", "*"): 0.9})
     one = Search(machine.measure, rounds=3, is_over=lambda more: False, left_s=1e6, loss_bound=0.05)
     found = one.run(levers, first=machine.measure({}))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.tune.step import checklist as module
-from flambeau.tune.step.checklist import Advice, checklist, interleaved
+from flambeau.tune.step.checklist import ChecklistItem, checklist, interleaved
 from flambeau.tune.step.training_steps import Part, Steps
 
 CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ def no_step(part: Part) -> None:
     raise AssertionError("the step of a run itself is not needed")
 
 
-def advised(model: nn.Module, image: Tensor, **more: Any) -> Mapping[str, Advice]:
+def advised(model: nn.Module, image: Tensor, **more: Any) -> Mapping[str, ChecklistItem]:
     steps = Steps(
         no_step, model, more.pop("device", CPU), "a run", more.pop("read", None), (image,)
     )

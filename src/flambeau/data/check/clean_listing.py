@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.pack.output_files import write_classes, write_whole
-from flambeau.data.sources.class_names import class_names_path, classes_file
+from flambeau.data.sources.class_names_file import class_names_path, classes_file
 from flambeau.data.sources.source import Source, file_of
 from flambeau.errors import InputError, require_folder
 

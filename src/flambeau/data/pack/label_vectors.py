@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
+from flambeau.data.sources.path_format import kind_of, open_path, shards_in, shards_of
 from flambeau.errors import InputError
 from flambeau.images.decode import Stored
 from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack

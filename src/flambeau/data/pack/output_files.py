@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flambeau.data.pack.shard_plan import Unit
-from flambeau.data.sources.class_names import class_names_path
-from flambeau.data.sources.folder_names import CLASS_NAMES, class_names_file, folder_names
+from flambeau.data.sources.class_names_file import class_names_path
+from flambeau.data.sources.escaped_names import CLASS_NAMES, class_names_file, folder_names
 from flambeau.errors import InputError, why_no_json
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 

@@ -36,7 +36,7 @@ from flambeau.data.pack.shard_plan import (
     units_of,
 )
 from flambeau.data.pack.writers import Record, as_buffer, keys_for, open_writer, require_package
-from flambeau.data.sources.format_table import FORMATS, endings_of
+from flambeau.data.sources.packed_formats import FORMATS, endings_of
 from flambeau.data.sources.source import Source, content_sample
 from flambeau.errors import DecodeError, InputError, require_folder
 from flambeau.images.decode import Stored

@@ -10,8 +10,8 @@ from flambeau.data.pack.salvage_tar import walk_tar
 from flambeau.data.pack.table_files import walk_table
 from flambeau.data.sources.arrays.array_source import UnfitPixels
 from flambeau.data.sources.folder import FolderSource, class_folders
-from flambeau.data.sources.format_table import FORMATS
-from flambeau.data.sources.formats import kind_of, open_path
+from flambeau.data.sources.packed_formats import FORMATS
+from flambeau.data.sources.path_format import kind_of, open_path
 from flambeau.data.sources.source import Source
 from flambeau.errors import DamagedData, InputError
 from flambeau.images.stand_ins import stand_in_at, why_unreadable

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flambeau.data.pack.label_vectors import VectorRecords, has_vectors
+from flambeau.data.sources.escaped_names import folder_names
 from flambeau.data.sources.folder import FolderSource
-from flambeau.data.sources.folder_names import folder_names
-from flambeau.data.sources.format_table import FORMATS, KIND_OF_ENDING, endings_of
 from flambeau.data.sources.open_data import open_parts
+from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING, endings_of
 from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.errors import InputError
 

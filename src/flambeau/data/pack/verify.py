@@ -22,11 +22,11 @@ from flambeau.data.pack.table_files import save_rows
 from flambeau.data.pack.writers import TABLES, Record, open_writer
 from flambeau.data.sources.arrays.hdf5_file import check_chunks as check_hdf5_chunks
 from flambeau.data.sources.arrays.tensorstore_file import check_chunks as check_store_chunks
-from flambeau.data.sources.class_names import classes_file, named_labels
-from flambeau.data.sources.folder_names import CLASS_NAMES
-from flambeau.data.sources.format_table import FORMATS
-from flambeau.data.sources.formats import kind_of, open_path, shards_in, shards_of
+from flambeau.data.sources.class_names_file import classes_file, named_labels
+from flambeau.data.sources.escaped_names import CLASS_NAMES
 from flambeau.data.sources.open_data import only_folder
+from flambeau.data.sources.packed_formats import FORMATS
+from flambeau.data.sources.path_format import kind_of, open_path, shards_in, shards_of
 from flambeau.data.sources.tables.hugging_face import saved_files
 from flambeau.errors import (
     DamagedData,

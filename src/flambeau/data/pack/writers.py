@@ -19,8 +19,8 @@ from flambeau.data.pack.encode_images import CannotStore, Layout, suffix_of
 from flambeau.data.pack.shard_plan import record_paths
 from flambeau.data.pack.table_files import open_table_writer
 from flambeau.data.sources.arrays.tensorstore_file import write_store
-from flambeau.data.sources.format_table import FORMATS
 from flambeau.data.sources.lmdb_file import image_key
+from flambeau.data.sources.packed_formats import FORMATS
 from flambeau.data.sources.source import Source
 from flambeau.images.decode import Stored
 from flambeau.optional_packages import extra

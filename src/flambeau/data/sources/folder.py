@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
+from flambeau.data.sources.escaped_names import named_class, require_different
 from flambeau.data.sources.fingerprint import sampled_content, size_of
-from flambeau.data.sources.folder_names import named_class, require_different
 from flambeau.errors import InputError, unreadable
 
 _FLAGS = getattr(os, "O_BINARY", 0)  # Windows only

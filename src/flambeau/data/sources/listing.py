@@ -16,7 +16,7 @@ from typing import NamedTuple, TextIO
 
 import torch
 
-from flambeau.data.sources.class_names import named_labels
+from flambeau.data.sources.class_names_file import named_labels
 from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.source import Source, SubsetSource

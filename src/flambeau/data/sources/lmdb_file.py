@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flambeau.data.sources.class_names import named_labels
+from flambeau.data.sources.class_names_file import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import stored_index
 from flambeau.errors import DamagedData, InputError, unreadable

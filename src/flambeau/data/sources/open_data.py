@@ -20,8 +20,8 @@ from flambeau.data.sources.folder import (
     endings,
     images_below,
 )
-from flambeau.data.sources.format_table import endings_of
-from flambeau.data.sources.formats import kind_of, open_path, open_shards, shards_in, shards_of
+from flambeau.data.sources.packed_formats import endings_of
+from flambeau.data.sources.path_format import kind_of, open_path, open_shards, shards_in, shards_of
 from flambeau.data.sources.source import ConcatSource, Source, SubsetSource, hold_out
 from flambeau.data.sources.tables.hugging_face import open_hub
 from flambeau.data.sources.torchvision_sets import NAMES, open_named

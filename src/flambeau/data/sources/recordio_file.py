@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from flambeau.data.sources.class_names import named_labels
+from flambeau.data.sources.class_names_file import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flambeau.data.sources.class_names import named_labels
+from flambeau.data.sources.class_names_file import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.index_cache import Arrays, joined, split_texts, stored_index

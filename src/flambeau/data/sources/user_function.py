@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
-from flambeau.data.sources.class_names import chosen_labels, named_labels, unlabelled
+from flambeau.data.sources.class_names_file import chosen_labels, named_labels, unlabelled
 from flambeau.data.sources.source import PixelKind
 from flambeau.data.sources.user_samples import (
     Label,

@@ -44,7 +44,7 @@ class Job:
     Args:
         rendezvous: where the nodes meet.
         signals: grows by the signals to forward to the ranks.
-        note_loss: takes a run folder, and how a rank of it was lost.
+        note_lost_rank: takes a run folder, and how a rank of it was lost.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Job:
         *,
         signals: Sequence[signal.Signals],
         say: Callable[[str], None],
-        note_loss: Callable[[Path, str], object],
+        note_lost_rank: Callable[[Path, str], object],
     ) -> None:
         self._spec, self._rendezvous, self._folder = spec, rendezvous, folder
-        self._signals, self._say, self._note_loss = signals, say, note_loss
+        self._signals, self._say, self._note_loss = signals, say, note_lost_rank
         self._store: Store | None = None
         self._is_host = True
         self._num_rounds = self._num_restarts = self._num_halvings = 0

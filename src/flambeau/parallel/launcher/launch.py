@@ -37,7 +37,7 @@ def launch(
     spec: JobSpec,
     *,
     say: Callable[[str], None],
-    note_loss: Callable[[Path, str], object] = lambda run, line: None,
+    note_lost_rank: Callable[[Path, str], object] = lambda run, line: None,
 ) -> int:
     """Run a command on ranks of this machine and wait for them.
 
@@ -47,7 +47,7 @@ def launch(
     one rank fails, the others end soon after.
 
     Args:
-        note_loss: takes the run folder that rank 0 has reported, and a line on how a rank was lost.
+        note_lost_rank: takes the run folder that rank 0 has reported, and a line on how a rank was lost.
 
     Returns:
         0 if all ranks are done, 75 if they have saved and are to be started again, 2 if one of them has
@@ -68,7 +68,9 @@ def launch(
             from flambeau.parallel.launcher.job import Job
         interface = rendezvous.interface if spec.nodes[1] > 1 else None
         with _environment(_rank_environment(spec.procs, interface)):
-            job = Job(spec, rendezvous, folder, signals=signals, say=say, note_loss=note_loss)
+            job = Job(
+                spec, rendezvous, folder, signals=signals, say=say, note_lost_rank=note_lost_rank
+            )
             code, line = job.run()
     if line is not None:
         # A rank may have left a progress bar in the current line.

@@ -34,7 +34,7 @@ class EventsLog:
                 file.write(json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n")
 
 
-def note_loss(run: Path, line: str) -> None:
+def note_lost_rank(run: Path, line: str) -> None:
     """Log, from outside of the run, how one of its processes was lost."""
     EventsLog(run / "events.jsonl", lambda: _logged_step(run / "metrics.jsonl")).add(
         f"lost: {line}"

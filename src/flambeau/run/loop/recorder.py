@@ -83,7 +83,7 @@ class Recorder:
         files |= self._options.attachments or {}
         stored = self._ranks.first(lambda: self._folder.claim(self._parts.identity, files))
         self._progress.events = events = EventsLog(self._folder.events, lambda: self._state.step)
-        self._ranks.note_losses(self._folder.path, lambda cause: events.add(f"lost: {cause}"))
+        self._ranks.note_lost_ranks(self._folder.path, lambda cause: events.add(f"lost: {cause}"))
         self.extended = None if stored is None else stored.get("extend")
         if self._layout is not None:
             from flambeau.run.folder.sharded_checkpointer import ShardedCheckpointer

@@ -23,13 +23,13 @@ from flambeau.run.folder.identity import Identity
 from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.folder.published_weights import Best
 from flambeau.run.loop.batch_reader import BatchReader
+from flambeau.run.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.run.loop.lr_schedule import LRSchedule
 from flambeau.run.loop.progress_bar import ProgressBar
 from flambeau.run.loop.rank_checks import BadReports
 from flambeau.run.loop.state import ResumableState
 from flambeau.run.loop.step_metrics import StepMetrics
 from flambeau.run.loop.step_plan import StepPlan
-from flambeau.run.loop.user_metrics import EvaluationMetrics
 from flambeau.run.options.run_options import RunOptions
 
 if TYPE_CHECKING:

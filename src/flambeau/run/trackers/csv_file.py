@@ -8,7 +8,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
-from flambeau.run.trackers.tracker import START, Position, RunFacts
+from flambeau.run.trackers.tracker import START, Position, TrackedRun
 
 
 class CsvFile:
@@ -16,7 +16,7 @@ class CsvFile:
 
     flush_s = 1.0
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: TrackedRun) -> None:
         self._path = facts.folder / "metrics.csv"
         self._columns: list[str] = []
         self._rows: list[dict[str, Any]] = []  # not written yet

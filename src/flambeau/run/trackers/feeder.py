@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flambeau.run.trackers.line_reader import figures_of, next_lines, position_after
-from flambeau.run.trackers.tracker import START, Position, RunFacts, Tracker
+from flambeau.run.trackers.tracker import START, Position, TrackedRun, Tracker
 
 _BATCH_S = 0.1  # lines within this time are sent together, with fewer thread switches; chosen
 _QUIET_S = 2.0  # after `before_fork`: longer than many workers take to start; chosen
@@ -22,7 +22,7 @@ _MAX_WORK = 4  # copies of the weights that wait for a slow tracker; chosen
 class Feeder:
     """Passes all lines to a tracker, in a thread that the run does not wait for."""
 
-    def __init__(self, name: str, tracker: Tracker, facts: RunFacts) -> None:
+    def __init__(self, name: str, tracker: Tracker, facts: TrackedRun) -> None:
         self.name = name
         self._tracker = tracker
         self._path = facts.metrics
@@ -34,7 +34,7 @@ class Feeder:
         self._news = threading.Event()
         self._more_work = deque[tuple[int, Callable[[], None]]]()
         self.num_left_out = 0
-        """Number of `also` calls whose work was dropped."""
+        """Number of `run_after` calls whose work was dropped."""
         self._quiet_until = 0.0
         self._hangs = False
         self._ending = threading.Event()
@@ -65,7 +65,7 @@ class Feeder:
             self._more_work = deque(work for work in self._more_work if work[0] < step)
         self._news.set()
 
-    def also(self, step: int, work: Callable[[], None]) -> None:
+    def run_after(self, step: int, work: Callable[[], None]) -> None:
         """Let the thread also do this work, after the lines up to a step; drops the oldest of too many."""
         with self._lock:
             if len(self._more_work) == _MAX_WORK:

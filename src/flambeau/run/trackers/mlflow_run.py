@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.run.trackers.tracker import START, Position, RunFacts, flat
+from flambeau.run.trackers.tracker import START, Position, TrackedRun, flat
 
 _RECORD = "mlflow"
 _EXPERIMENT = "flambeau"
@@ -27,7 +27,7 @@ class MlflowRun:
 
     flush_s = 1.0
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: TrackedRun) -> None:
         # Otherwise the import sends usage data to MLflow's makers.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow

@@ -15,8 +15,8 @@ from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.options.tracker_names import LineFunction, Track, tracker_list, tracker_options
 from flambeau.run.trackers.feeder import Feeder
 from flambeau.run.trackers.tensorboard_events import TensorboardEvents, model_graph
-from flambeau.run.trackers.tracker import Position, RunFacts, Tracker, stored_position
-from flambeau.sandbox.inside import in_trial
+from flambeau.run.trackers.tracker import Position, TrackedRun, Tracker, stored_position
+from flambeau.sandbox.inside_trial import in_trial
 
 END_WAIT_S = 10.0
 """How long the end of a run waits for all its trackers together."""
@@ -44,7 +44,7 @@ class RunTrackers:
         self._say = say
         self._said = deque[str]()
         config = folder.read_config() or {}
-        facts = RunFacts(folder.path, config, folder.metrics, size, self._said.append)
+        facts = TrackedRun(folder.path, config, folder.metrics, size, self._said.append)
         self._feeders: list[Feeder] = []
         self._tensorboard: tuple[Feeder, Any] | None = None
         self._histograms: tuple[Feeder, Any] | None = None
@@ -68,7 +68,7 @@ class RunTrackers:
                 self._histograms = feeder, tracker
             self._has_graph |= "graph" in options
 
-    def _try_make(self, item: str | LineFunction, number: int, facts: RunFacts) -> Tracker | None:
+    def _try_make(self, item: str | LineFunction, number: int, facts: TrackedRun) -> Tracker | None:
         """A tracker; None with a message if it cannot be used, which does not stop the run."""
         try:
             return _make(item, number, facts)
@@ -104,7 +104,7 @@ class RunTrackers:
         first = next(batches)
         images = _images_of(first.data)
         if images is not None:
-            feeder.also(0, partial(tracker.images, images))
+            feeder.run_after(0, partial(tracker.images, images))
         if self._has_graph:
             self._add_graph(model, first.data)
         return itertools.chain([first], batches)
@@ -113,7 +113,7 @@ class RunTrackers:
         assert self._tensorboard is not None
         feeder, tracker = self._tensorboard
         try:
-            feeder.also(0, partial(tracker.graph, model_graph(model, batch)))
+            feeder.run_after(0, partial(tracker.graph, model_graph(model, batch)))
         except Exception as error:  # any model may fail in its own way
             text = " ".join(str(error).split())
             self._say(f"no graph, and the run goes on: {type(error).__name__}: {text:.300}")
@@ -122,13 +122,15 @@ class RunTrackers:
         """An evaluation was written; histograms need a copy of the weights now."""
         if self._histograms is not None:
             feeder, tracker = self._histograms
-            feeder.also(step, partial(tracker.histograms, step, _copies(model)))
+            feeder.run_after(step, partial(tracker.histograms, step, _copies(model)))
 
     def resumed(self, model: nn.Module, step: int, size: int) -> None:
         """The run is at a checkpoint, perhaps just after an evaluation, with this size of metrics.jsonl."""
         if self._histograms is not None and size:
             feeder, tracker = self._histograms
-            feeder.also(step, partial(tracker.histograms_again, step, _copies(model), size=size))
+            feeder.run_after(
+                step, partial(tracker.histograms_again, step, _copies(model), size=size)
+            )
 
     def before_fork(self) -> None:
         """Wait briefly until no tracker is working, because workers are forked next."""
@@ -161,7 +163,7 @@ class RunTrackers:
             )
 
 
-def _make(item: str | LineFunction, number: int, facts: RunFacts) -> Tracker:
+def _make(item: str | LineFunction, number: int, facts: TrackedRun) -> Tracker:
     """The tracker of a name or function; imports its package."""
     if not isinstance(item, str):
         name = re.sub(r"[^\w.-]", "", _function_name(item))
@@ -186,7 +188,7 @@ class LineCalls:
 
     flush_s = 0.0
 
-    def __init__(self, function: LineFunction, name: str, facts: RunFacts) -> None:
+    def __init__(self, function: LineFunction, name: str, facts: TrackedRun) -> None:
         self._function, self._name, self._facts = function, name, facts
 
     def start(self) -> Position:

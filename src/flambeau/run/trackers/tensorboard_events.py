@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flambeau.recipes.setup.seeding import rng_state, set_rng_state
 from flambeau.run.options.toml_file import as_toml
 from flambeau.run.trackers.line_reader import ends_with_evaluation, position_after
-from flambeau.run.trackers.tracker import Position, RunFacts, flat, stored_position
+from flambeau.run.trackers.tracker import Position, TrackedRun, flat, stored_position
 
 _RECORD = "tensorboard"
 _MAX_WAIT_S = 10.0  # if the clock of another machine was ahead; chosen
@@ -25,7 +25,7 @@ class TensorboardEvents:
 
     flush_s = 5.0  # delay of the display; chosen
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer_class, self._facts = SummaryWriter, facts

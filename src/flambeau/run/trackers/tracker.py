@@ -21,7 +21,7 @@ START = Position(0, 0)
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class TrackedRun:
     """What a tracker knows about its run.
 
     Attributes:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from flambeau.run.trackers.tracker import Position, RunFacts
+from flambeau.run.trackers.tracker import Position, TrackedRun
 
 _RECORD = "wandb"
 # Without a server W&B would wait 90 s for one, and then forever when the process exits.
@@ -21,7 +21,7 @@ class WandbRun:
 
     flush_s = 60.0  # W&B writes in a process of its own
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: TrackedRun) -> None:
         import wandb
 
         self._wandb, self._facts = wandb, facts

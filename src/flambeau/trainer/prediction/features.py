@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.data.sources.folder import classes_above, images_below
-from flambeau.data.sources.formats import kind_of, shards_in
 from flambeau.data.sources.open_data import open_parts, open_unlabelled
+from flambeau.data.sources.path_format import kind_of, shards_in
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flambeau.tune.search.levers import Choice, RunFacts
+from flambeau.tune.search.levers import Choice, TrainFacts
 
 Row = dict[str, Any]
 """A trial: key, choice, step_s, bytes, start_s, failure; if known also losses, run and loader."""
@@ -95,7 +95,7 @@ def _is_run_facts(run: object) -> bool:
     if run is None:
         return True
     if not isinstance(run, dict) or not run.keys() <= {
-        f.name for f in dataclasses.fields(RunFacts)
+        f.name for f in dataclasses.fields(TrainFacts)
     }:
         return False
     counts = [run.get("batch_size"), run.get("accumulate", 1)]

@@ -68,7 +68,7 @@ class Lever:
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class TrainFacts:
     """What the first trial shows about a run of `flambeau train`; None if unknown.
 
     Attributes:
@@ -98,7 +98,7 @@ class LoaderFacts:
     shared: tuple[str, ...] = ()
 
 
-TrialFacts = RunFacts | LoaderFacts | None
+TrialFacts = TrainFacts | LoaderFacts | None
 """Of `flambeau train`, of a script with a DataLoader, or unknown."""
 
 
@@ -107,7 +107,7 @@ def levers_of_train(
     *,
     objective: str,
     device: torch.device,
-    run: RunFacts | None = None,
+    run: TrainFacts | None = None,
     folder: str | None = None,
 ) -> list[Lever]:
     """Levers of `flambeau train` that its arguments, `given`, do not set; `folder` is that of its images."""
@@ -129,7 +129,7 @@ def _flags_of(lever: Lever) -> set[str]:
     return words | {lever.name}
 
 
-def _train_levers(objective: str, device: torch.device, run: RunFacts | None) -> list[Lever]:
+def _train_levers(objective: str, device: torch.device, run: TrainFacts | None) -> list[Lever]:
     # `auto` takes bf16 where that is native, else fp16 on a GPU and fp32 on a CPU.
     others = {"cuda": ["tf32", "fp16"]} if native_bf16(device) else {"cuda": ["fp32"]}
     values = others.get(device.type, ["fp32"] if native_bf16(device) else [])
@@ -150,7 +150,7 @@ def _train_levers(objective: str, device: torch.device, run: RunFacts | None) ->
     return levers
 
 
-def _batch_levers(objective: str, run: RunFacts) -> list[Lever]:
+def _batch_levers(objective: str, run: TrainFacts) -> list[Lever]:
     """Smaller forward passes for the same step; and larger steps, which are only reported."""
 
     def setting(value: str, size: int, accumulate: int, **other: Any) -> Setting:
@@ -176,7 +176,7 @@ def _batch_levers(objective: str, run: RunFacts) -> list[Lever]:
     return levers
 
 
-def _packed_settings(run: RunFacts, folder: str) -> tuple[Setting, ...]:
+def _packed_settings(run: TrainFacts, folder: str) -> tuple[Setting, ...]:
     """The same images in one file, and smaller ones, if the run waits for data."""
     if run.data_wait is None or _is_fed(run):
         return ()
@@ -243,11 +243,11 @@ def _can_compile(device: torch.device) -> bool:
     return device.type == "cuda" or shutil.which("g++") is not None
 
 
-def _is_fed(run: RunFacts | None) -> bool:
+def _is_fed(run: TrainFacts | None) -> bool:
     return run is not None and run.data_wait is not None and run.data_wait < _WAITS
 
 
-def _worker_counts(run: RunFacts | None) -> list[str]:
+def _worker_counts(run: TrainFacts | None) -> list[str]:
     """0 and powers of two up to twice the CPUs, without the present number and those that cannot help."""
     counts = [0]
     while (count := max(1, 2 * counts[-1])) <= 2 * usable_cpus():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import os
@@ -14,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError
-from flambeau.run.options.option import allowed_types
-from flambeau.run.options.toml_file import as_toml, load_toml
-from flambeau.sandbox.inside import RUNS
-from flambeau.trainer.settings.settings import FIELDS
+from flambeau.run.options.toml_file import load_toml
+from flambeau.sandbox.inside_trial import RUNS
 from flambeau.tune.doctor.remedies import REPEATS
 from flambeau.tune.doctor.trial import Script, Trial, signals_raise
 from flambeau.tune.search.journal import Journal
-from flambeau.tune.search.levers import Choice, Lever, LoaderFacts, RunFacts, Setting, TrialFacts
-from flambeau.tune.search.packed_copy import PackedCopies
+from flambeau.tune.search.levers import Choice, Lever, LoaderFacts, Setting, TrainFacts, TrialFacts
+from flambeau.tune.search.packed_trial_data import PackedCopies
 from flambeau.tune.search.search import Measured, Search, SearchResult
 from flambeau.tune.watch.plan import Plan
 
@@ -155,7 +152,7 @@ class Trials:
 def trial_facts(row: Mapping[str, Any]) -> TrialFacts:
     """What a row of the journal says about its run, or about the loader of a script."""
     if row.get("run"):
-        return RunFacts(**row["run"])
+        return TrainFacts(**row["run"])
     loader = row.get("loader")
     return LoaderFacts(loader["repeats"], tuple(loader["shared"])) if loader else None
 
@@ -196,7 +193,7 @@ def _first_lines(file: Path) -> list[dict[str, Any]]:
 
 
 def _run_facts(file: Path, lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The fields of `RunFacts` from the run's resolved settings; None if there are none."""
+    """The fields of `TrainFacts` from the run's resolved settings; None if there are none."""
     if not file.exists():
         return None
     settings = load_toml(file)
@@ -257,29 +254,3 @@ def tune(
             file = os.path.relpath(journal)
             say(f"{trials.num_reused} trials of an earlier call were taken from {file}")
     return result
-
-
-def tuned_toml(result: SearchResult, given: Mapping[str, Any] | None = None) -> str:
-    """A file for `--config` with the chosen flags and the settings of the user's own file, `given`."""
-    values = dict(given or {})
-    comments = []
-    for setting in result.settings:
-        values |= _values_of(setting.words)
-        comments += [f"# in the environment: {k}={v}\n" for k, v in setting.environment.items()]
-    return as_toml(values).decode() + "".join(comments)
-
-
-def _values_of(words: Sequence[str]) -> dict[str, Any]:
-    """Settings by name from flags: values in the setting's type; without a value true, or false for --no-."""
-    values: dict[str, Any] = {}
-    for flag, word in itertools.zip_longest(words, words[1:], fillvalue="--"):
-        if not flag.startswith("--"):
-            continue
-        name = flag.removeprefix("--").replace("-", "_")
-        if word.startswith("--"):
-            values[name.removeprefix("no_")] = not name.startswith("no_")
-            continue
-        kinds = allowed_types(FIELDS[name])
-        as_number = int if int in kinds and word.isdecimal() else float if float in kinds else str
-        values[name] = as_number(word)
-    return values

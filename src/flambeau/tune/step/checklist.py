@@ -32,7 +32,7 @@ _READ_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Advice:
+class ChecklistItem:
     """One line of the list.
 
     Attributes:
@@ -64,7 +64,7 @@ _GPU = ("cudnn.benchmark", "pinned memory", "non_blocking")
 
 def checklist(
     steps: Steps, *, computes_s: float, rounds: int, enough_s: float
-) -> tuple[Advice, ...]:
+) -> tuple[ChecklistItem, ...]:
     """Measure training steps with and without each piece of advice, alternating; the first has none.
 
     Args:
@@ -83,18 +83,18 @@ def checklist(
     calls = {BASE: _whole(plain), **_variants(model, *given, plain)}
     seconds = interleaved(calls, device=device, rounds=rounds, enough_s=enough_s)
     base_s = statistics.median(seconds[BASE])
-    advice = [Advice(BASE, f"{plain.about} in float32", base_s, None, "")]
+    advice = [ChecklistItem(BASE, f"{plain.about} in float32", base_s, None, "")]
     for name in _HOW:
         if name in seconds:
             one = _compared(name, seconds)
             verdict = f"{one.verdict}; the run has it" if name in steps.has else one.verdict
             advice.append(dataclasses.replace(one, verdict=verdict))
     if device.type != "cuda":
-        advice += [Advice(name, _HOW[name], None, None, "needs a GPU") for name in _GPU]
+        advice += [ChecklistItem(name, _HOW[name], None, None, "needs a GPU") for name in _GPU]
     advice.append(_deleted(plain, *given))
     if steps.read is None:
         why = "needs data: give a run instead of the model"
-        return (*advice, Advice("num_workers", _HOW["num_workers"], None, None, why))
+        return (*advice, ChecklistItem("num_workers", _HOW["num_workers"], None, None, why))
     return (*advice, *_workers(steps.read, computes_s))
 
 
@@ -200,13 +200,13 @@ def _copies(plain: Steps, given: Any) -> dict[str, Callable[[], None]]:
     }
 
 
-def _compared(name: str, seconds: Mapping[str, list[float]]) -> Advice:
+def _compared(name: str, seconds: Mapping[str, list[float]]) -> ChecklistItem:
     base = seconds[_COPIED if name in ("pinned memory", "non_blocking") else BASE]
     gain = gain_of(base, seconds[name])
-    return Advice(name, _HOW[name], statistics.median(seconds[name]), gain, gain.verdict)
+    return ChecklistItem(name, _HOW[name], statistics.median(seconds[name]), gain, gain.verdict)
 
 
-def _deleted(plain: Steps, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Advice:
+def _deleted(plain: Steps, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ChecklistItem:
     """The memory peak of steps that keep their output until the next step, as most loops do, and without."""
     kept: list[Any] = []
     args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(plain.device), (args, kwargs))
@@ -229,16 +229,18 @@ def _deleted(plain: Steps, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Adv
         memory = memory_of(chrome_trace(traced(steps, 2)), steps)
         if memory is None:
             verdict = f"torch reports no memory of the device {plain.device}"
-            return Advice("del", _HOW["del"], None, None, verdict)
+            return ChecklistItem("del", _HOW["del"], None, None, verdict)
         peaks.append(memory.peak_bytes)
     saved = peaks[0] - peaks[1]
     verdict = f"saves {saved / 2**20:.2f} of {peaks[0] / 2**20:.1f} MiB at the peak"
     if saved < _CLOSE * peaks[0]:
         verdict = f"of no use: {verdict}"
-    return Advice("del", _HOW["del"], None, None, verdict)
+    return ChecklistItem("del", _HOW["del"], None, None, verdict)
 
 
-def _workers(read: Callable[[int | None], Generator[Any]], computes_s: float) -> list[Advice]:
+def _workers(
+    read: Callable[[int | None], Generator[Any]], computes_s: float
+) -> list[ChecklistItem]:
     """Read a run's data with several numbers of workers; do batches come faster than a step takes?"""
     counts = [0]
     while (count := max(1, 2 * counts[-1])) <= usable_cpus():
@@ -250,7 +252,9 @@ def _workers(read: Callable[[int | None], Generator[Any]], computes_s: float) ->
     return [_worker_advice(count, seconds, computes_s) for count in counts]
 
 
-def _worker_advice(count: int, seconds: Mapping[int, list[float]], computes_s: float) -> Advice:
+def _worker_advice(
+    count: int, seconds: Mapping[int, list[float]], computes_s: float
+) -> ChecklistItem:
     time_s = statistics.median(seconds[count])
     step = f"the step, which computes for {computes_s * 1000:.3g} ms"
     if count == 0:
@@ -259,4 +263,4 @@ def _worker_advice(count: int, seconds: Mapping[int, list[float]], computes_s: f
         verdict = f"keeps up with {step}"
     else:
         verdict = f"slower than {step}: it would wait"
-    return Advice(f"num_workers={count}", _HOW["num_workers"], time_s, None, verdict)
+    return ChecklistItem(f"num_workers={count}", _HOW["num_workers"], time_s, None, verdict)

@@ -13,7 +13,7 @@ from flambeau.errors import InputError, WorkerLost
 from flambeau.inspection.graphs.picture import size_text
 from flambeau.tune.doctor.answer import Answer, Table
 from flambeau.tune.doctor.formatting import percent, shown
-from flambeau.tune.step.checklist import Advice, checklist
+from flambeau.tune.step.checklist import ChecklistItem, checklist
 from flambeau.tune.step.step_profile import ModuleTime, StepProfile, profile_steps
 from flambeau.tune.step.training_steps import Steps, no_part
 from flambeau.user_code import first_line
@@ -61,7 +61,7 @@ def answer_of_steps(steps: Steps, options: StepOptions, *, say: Callable[[str], 
         profile = profile_steps(steps, trace=options.trace)
         if options.memory is not None:
             _record_memory(steps, options.memory)
-        advice: tuple[Advice, ...] = ()
+        advice: tuple[ChecklistItem, ...] = ()
         if options.rounds:
             say("trying the usual advice, a minute or two")
             computes_s = profile.step.median_s - profile.waits_s
@@ -111,7 +111,7 @@ def _device_name(device: torch.device) -> str:
 # ---------------------------------------------------------------- in words
 
 
-def _verdict(profile: StepProfile, advice: Sequence[Advice]) -> str:
+def _verdict(profile: StepProfile, advice: Sequence[ChecklistItem]) -> str:
     step_s = profile.step.median_s
     longest = max(profile.parts, key=lambda part: part.median_s)
     text = (
@@ -145,7 +145,7 @@ def _lines(profile: StepProfile) -> Iterator[str]:
     yield f"Python itself: {_milliseconds(profile.python_s)} ms per step at most (cProfile makes it slower)."
 
 
-def _tables(profile: StepProfile, advice: tuple[Advice, ...]) -> list[Table]:
+def _tables(profile: StepProfile, advice: tuple[ChecklistItem, ...]) -> list[Table]:
     tables = []
     if advice:
         rows = tuple(map(_advice_row, advice))
@@ -184,7 +184,7 @@ def _tables(profile: StepProfile, advice: tuple[Advice, ...]) -> list[Table]:
     return [*tables, Table(of_functions, tuple(functions), 2)]
 
 
-def _advice_row(one: Advice) -> tuple[str | None, ...]:
+def _advice_row(one: ChecklistItem) -> tuple[str | None, ...]:
     time = None if one.time_s is None else _milliseconds(one.time_s)
     return one.name, time, f"{one.gain.times:.2f}x" if one.gain else None, one.verdict, one.how
 

@@ -23,8 +23,8 @@ from PIL import Image
 from flambeau.data.sources.arrays import hdf5_file
 from flambeau.data.sources.arrays.array_roles import labels_beside, names_by_part, role_of
 from flambeau.data.sources.arrays.array_source import open_arrays
-from flambeau.data.sources.formats import kind_of
 from flambeau.data.sources.open_data import open_source, open_sources
+from flambeau.data.sources.path_format import kind_of
 from flambeau.data.sources.source import content_sample
 from flambeau.errors import InputError
 from flambeau.images.decode import decode

@@ -27,7 +27,7 @@ from flambeau.data.pack.verify import verify_file
 from flambeau.data.sources.arrays import tensorstore_file
 from flambeau.data.sources.arrays.array_source import open_arrays
 from flambeau.data.sources.arrays.tensorstore_file import open_store
-from flambeau.data.sources.formats import kind_of
+from flambeau.data.sources.path_format import kind_of
 from flambeau.errors import InputError
 
 pytest.importorskip("tensorstore")

@@ -29,7 +29,7 @@ from flambeau.data.sources.arrays.tensorstore_file import (
     store_fingerprint,
     store_sample,
 )
-from flambeau.data.sources.class_names import unlabelled
+from flambeau.data.sources.class_names_file import unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.source import Source
 from flambeau.errors import DamagedData, InputError, unreadable

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from flambeau.data.sources.arrays.npy_pth import Rows
-from flambeau.data.sources.class_names import chosen_labels, classes_file, named_labels
+from flambeau.data.sources.class_names_file import chosen_labels, classes_file, named_labels
 from flambeau.errors import InputError
 
 _AT_ONCE = 1 << 22  # numbers of one-hot rows

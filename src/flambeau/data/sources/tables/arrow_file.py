@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.sources.arrays.npy_pth import open_with_owner, read_at
-from flambeau.data.sources.class_names import chosen_labels, named_labels
+from flambeau.data.sources.class_names_file import chosen_labels, named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import joined, split_texts
 from flambeau.data.sources.tables.columns import Columns, choose_columns

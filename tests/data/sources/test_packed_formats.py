@@ -6,7 +6,7 @@ import pytest
 
 from flambeau.data.pack import writers
 from flambeau.data.sources.arrays import array_source
-from flambeau.data.sources.format_table import FORMATS, KIND_OF_ENDING, endings_of
+from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING, endings_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

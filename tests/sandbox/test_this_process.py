@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.sandbox.here import outside
+from flambeau.sandbox.this_process import outside
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mount namespaces are Linux's")
 

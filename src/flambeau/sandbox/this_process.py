@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flambeau.sandbox.caches import cache_folders
-from flambeau.sandbox.view import enter_view, most_in_memory
+from flambeau.sandbox.overlay_view import enter_view, most_in_memory
 
 _folders: dict[Path, int] = {}
 

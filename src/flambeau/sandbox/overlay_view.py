@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from flambeau.sandbox.mounts import (
+from flambeau.sandbox.mount_syscalls import (
     CLONE_NEWNS,
     CLONE_NEWUSER,
     MS_BIND,

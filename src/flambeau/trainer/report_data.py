@@ -26,7 +26,7 @@ _CHECK_S = (1.0, 20.0)  # minimum and maximum of it: other processes wait, and s
 _MAX_KEPT = 8  # evaluations: after a rollback an earlier one is published
 
 
-class RunEvaluations:
+class ReportData:
     """Writes what a report shows of the weights that a run would publish; only in the first process.
 
     A file that cannot be written is reported, and does not end the training.

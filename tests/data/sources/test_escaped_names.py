@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from flambeau.data.sources.escaped_names import CLASS_NAMES, class_names_file, folder_names
 from flambeau.data.sources.folder import FolderSource
-from flambeau.data.sources.folder_names import CLASS_NAMES, class_names_file, folder_names
 from flambeau.data.sources.open_data import EMBEDDED, open_source, open_unlabelled
 from flambeau.errors import InputError
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from flambeau.data.sources.arrays.array_roles import is_of_labels
 from flambeau.data.sources.arrays.array_source import open_arrays
 from flambeau.data.sources.folder import FolderSource, class_folders
-from flambeau.data.sources.format_table import FORMATS, KIND_OF_ENDING
 from flambeau.data.sources.listing import open_listing
 from flambeau.data.sources.lmdb_file import LMDBSource
+from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING
 from flambeau.data.sources.recordio_file import RecordSource
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.data.sources.tables.arrow_file import ArrowSource

@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 from flambeau.sandbox.landlock import write_only_below
-from flambeau.sandbox.mounts import die_with_parent
-from flambeau.sandbox.view import enter_view
+from flambeau.sandbox.mount_syscalls import die_with_parent
+from flambeau.sandbox.overlay_view import enter_view
 
 REPORT = "started.json"
 """Written beside the plan: the namespace and read-only folders of the view, or why it could not be made."""

@@ -11,7 +11,7 @@ import torch
 
 from flambeau.data.check.report_text import ReportItem
 from flambeau.trainer.evaluation.sample_history import SampleHistory
-from flambeau.trainer.run_evaluations import RunEvaluations
+from flambeau.trainer.report_data import ReportData
 from flambeau.trainer.tasks.classification import Classification
 
 
@@ -32,9 +32,9 @@ class Data:
 
 def evaluations(
     folder: Path, find: Callable[..., list[ReportItem]] = lambda seconds: []
-) -> RunEvaluations:
+) -> ReportData:
     data: Any = Data()
-    return RunEvaluations(
+    return ReportData(
         folder,
         data,
         data,
@@ -46,7 +46,7 @@ def evaluations(
 
 
 def add(
-    one: RunEvaluations,
+    one: ReportData,
     *,
     right: int,
     step: int,

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from flambeau.compare.recorded_facts import Difference, RunFacts
-from flambeau.compare.replay import Replay, Reproduced
+from flambeau.compare.comparison_text import causes, fact_text, unrecorded_causes, value_text
+from flambeau.compare.paired_replay import Replay, Reproduced
+from flambeau.compare.recorded_facts import Difference, RecordedFacts
 from flambeau.compare.run_comparison import RunComparison
-from flambeau.compare.verdict import causes, fact_text, unrecorded_causes, value_text
 
 _MAX = 4
 _COMPUTING = {"model", "precision", "device", "compile", "recompute", "freeze"}
@@ -80,7 +80,7 @@ def _sentences(comparison: RunComparison, result: Replay) -> Iterator[str]:
         yield from _run_sentences(comparison.runs[number], outcome)
 
 
-def _run_sentences(run: RunFacts, outcome: Reproduced) -> Iterator[str]:
+def _run_sentences(run: RecordedFacts, outcome: Reproduced) -> Iterator[str]:
     name = run.folder.path
     if outcome.is_equal is None:
         return

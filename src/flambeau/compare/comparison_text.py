@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from flambeau.compare.line_difference import FigureDifference
-from flambeau.compare.recorded_facts import Difference, RunFacts
+from flambeau.compare.recorded_facts import Difference, RecordedFacts
 from flambeau.compare.run_comparison import RunComparison
 
 _MAX_CAUSES = 5
@@ -155,7 +155,7 @@ def _unexplained(comparison: RunComparison, replayed: bool) -> str:
     return text if replayed else text + advice
 
 
-def unrecorded_causes(run: RunFacts) -> str:
+def unrecorded_causes(run: RecordedFacts) -> str:
     """What can make two runs differ and is in none of their files."""
     text = "a fault in memory, or an operation without a fixed order"
     if run.data.get("train_content"):  # the fingerprint is of names and sizes
