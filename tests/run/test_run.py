@@ -1,5 +1,6 @@
 """Run in one process: stopped and gone on with at every point, in every factorisation, and misused."""
 
+import contextlib
 import json
 import os
 import random
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -20,6 +22,7 @@ from flambeau.errors import InputError
 from flambeau.parallel.preemption import EXIT_CODE
 from flambeau.recipes.checkpoints.atomic_checkpoint import from_bytes, latest_checkpoint
 from flambeau.recipes.data.samplers import BalancedSampler, EpochSampler
+from flambeau.recipes.parallel.local_ranks import run_ranks
 from flambeau.run.loop.nan_guard import NotFinite
 from flambeau.run.run import Run
 
@@ -938,3 +941,48 @@ def test_a_closed_run_is_not_looped_over_again(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match=r"make it again, with Run\(\.\.\.\), to continue"):
         next(run.epochs())
     train(start(tmp_path / "run"))
+
+
+def test_a_learning_rate_that_is_a_tensor_is_written_to(tmp_path: Path) -> None:
+    rates: dict[str, list[Any]] = {}
+    weights = {}
+    for name in ("float", "tensor"):
+        for stop_after in (9, None):
+            lr = torch.tensor(0.05, dtype=torch.float64) if name == "tensor" else 0.05
+            run = start(tmp_path / name, lr=lr)
+            with contextlib.suppress(Stop):
+                train(run, stop_after=stop_after)
+        if name == "tensor":
+            assert isinstance(run.state.optimizer.param_groups[0]["lr"], Tensor)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        rates[name] = [json.loads(line).get("learning_rate") for line in lines]
+        weights[name] = safetensors.torch.load_file(tmp_path / name / "model.safetensors")
+    assert rates["tensor"] == rates["float"]
+    assert any(rates["float"])
+    for name, tensor in weights["float"].items():
+        torch.testing.assert_close(weights["tensor"][name], tensor)
+
+
+@pytest.mark.parametrize("duration", ["0ep", "0st"])
+def test_a_run_of_no_steps_is_refused(tmp_path: Path, duration: str) -> None:
+    with pytest.raises(InputError, match=f"duration must be above 0, got '{duration}'"):
+        start(tmp_path / "run", duration=duration)
+    assert not (tmp_path / "run").exists()
+
+
+def refusal_of_a_replica(folder: Path) -> str:
+    """What a rank is answered that has wrapped its model."""
+    dist.init_process_group("gloo")
+    replica = nn.parallel.DistributedDataParallel(network())
+    with pytest.raises(InputError) as refused:
+        start(folder, replica)
+    dist.destroy_process_group()
+    return str(refused.value)
+
+
+def test_a_model_that_is_wrapped_already_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"wrapped in DataParallel: .*\nGive Run the model itself"):
+        start(tmp_path / "run", nn.DataParallel(network()))
+    answers = run_ranks(lambda: refusal_of_a_replica(tmp_path / "run"), 2, start_method="fork")
+    assert all("wrapped in DistributedDataParallel" in answer for answer in answers)
+    assert not (tmp_path / "run").exists()

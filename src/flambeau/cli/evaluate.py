@@ -15,7 +15,7 @@ from flambeau.cli.reading_flags import (
 from flambeau.terminal import say
 
 if TYPE_CHECKING:
-    from flambeau.trainer.evaluation.figures import Evaluation
+    from flambeau.trainer.evaluation.evaluation_result import Evaluation
 
 HELP = "measure the model of a run or an export on labelled images"
 

@@ -26,7 +26,6 @@ HELP = "find the settings with which a training runs fastest here"
 TAKES_REST = True
 """What is no flag of this command belongs to the script, or to train."""
 
-"""Marks a file as ours, which may be replaced."""
 
 _EXAMPLES = """\
 flambeau tune photos/ --model resnet18 --budget 5min   (the arguments of flambeau train)

@@ -26,7 +26,7 @@ from flambeau.run.options.option import declares
 from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
-from flambeau.trainer.evaluation.figures import Evaluation
+from flambeau.trainer.evaluation.evaluation_result import Evaluation
 from flambeau.trainer.prediction.predictor import Predictor
 from flambeau.trainer.prediction.trained_model import (
     Trained,
@@ -250,8 +250,8 @@ def train(
         accumulate: forward passes whose gradients are accumulated into one optimizer step (at least 1).
         optimizer: sgd uses Nesterov momentum; muon updates the inner weight matrices and adamw everything
             else (one of sgd, adam, adamw, nadam, radam, adamax, adagrad, rmsprop, muon).
-        momentum: momentum of sgd, rmsprop and muon; from 0 to below 1 (None: sgd and rmsprop 0.9, muon 0.95;
-            at least 0 and below 1).
+        momentum: momentum of sgd, rmsprop and muon (None: sgd and rmsprop 0.9, muon 0.95; at least 0 and
+            below 1).
         betas: the two betas of adam, adamw, nadam, radam and adamax, such as 0.9,0.98 (None: 0.9,0.999).
         lr: peak learning rate (None: grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet
             1.6), adamw 0.001; pretrained or weights a tenth, qat a hundredth; above 0).
@@ -265,7 +265,7 @@ def train(
         patience: for plateau: epochs without a better val_accuracy before the learning rate falls (None: 3;
             at least 0).
         plateau_factor: for plateau: factor by which the learning rate falls (None: 0.1; above 0 and below 1).
-        label_smoothing: label smoothing; from 0 to below 1 (at least 0 and below 1).
+        label_smoothing: label smoothing (at least 0 and below 1).
         class_weights: weight of each class in the loss: auto uses the inverse of its share of the images; or
             a JSON file with one number per class.
         mixup: alpha of mixup; 0 is off (0 or from 1e-06 to 1e+06).

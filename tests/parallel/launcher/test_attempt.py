@@ -5,7 +5,7 @@ import os
 import socket
 from pathlib import Path
 
-from flambeau.parallel.launcher.attempt import Round
+from flambeau.parallel.launcher.attempt import Attempt
 from flambeau.parallel.launcher.rank_processes import RankProcesses
 from flambeau.parallel.preemption import OUT_OF_MEMORY
 from flambeau.parallel.watchdog.watchdog import LOST_PEER
@@ -24,7 +24,7 @@ def test_a_rank_that_failed_before_the_first_look_is_a_failure(tmp_path: Path) -
     ranks = RankProcesses(tmp_path / "1", 1, {})
     report(ranks.folder, 0, code=3)
     ranks.poll()  # as the launcher does until somebody has started
-    watched = Round(
+    watched = Attempt(
         ranks, None, rendezvous="here", signals=[], num_restarts=(0, 0), say=lambda text: None
     )
     assert ranks.started and watched.poll()
@@ -34,13 +34,13 @@ def test_a_rank_that_failed_before_the_first_look_is_a_failure(tmp_path: Path) -
     assert watched.outcome.line == line
 
 
-def restarted(folder: Path, *, can_halve: bool) -> tuple[Round, list[str]]:
+def restarted(folder: Path, *, can_halve: bool) -> tuple[Attempt, list[str]]:
     """Rank 1 has run out of memory, and rank 0 has lost it."""
     ranks, said = RankProcesses(folder, 2, {}), list[str]()
     report(ranks.folder, 0, code=LOST_PEER)
     report(ranks.folder, 1, code=OUT_OF_MEMORY)
     ranks.poll()
-    watched = Round(
+    watched = Attempt(
         ranks, None, rendezvous="here", signals=[], num_restarts=(0, 0), can_halve=can_halve, say=said.append
     )  # fmt: skip
     assert watched.poll()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from flambeau.parallel.launcher.rank_processes import RankProcesses
-from flambeau.parallel.launcher.rendezvous_store import NEVER_AGAIN, Ending, RoundStatus
+from flambeau.parallel.launcher.rendezvous_store import NEVER_AGAIN, AttemptStatus, Ending
 from flambeau.parallel.preemption import EXIT_CODE, INTERRUPTED, OUT_OF_MEMORY
 from flambeau.parallel.watchdog.watchdog import LOST_PEER
 
@@ -29,7 +29,7 @@ class Outcome(NamedTuple):
     line: str | None = None
 
 
-class Round:
+class Attempt:
     """Watches the ranks of this machine, and ends all of them if one fails, here or elsewhere.
 
     Args:
@@ -45,7 +45,7 @@ class Round:
     def __init__(
         self,
         ranks: RankProcesses,
-        status: RoundStatus | None,
+        status: AttemptStatus | None,
         *,
         rendezvous: str,
         signals: Sequence[signal.Signals],
@@ -69,7 +69,7 @@ class Round:
         self._host = socket.gethostname()
 
     def poll(self) -> bool:
-        """Do what is due; returns whether the round is over."""
+        """Do what is due; returns whether the attempt is over."""
         self._ranks.poll()
         for number in sorted(self._ranks.codes.keys() - self._noted):
             self._noted.add(number)

@@ -24,11 +24,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flambeau.errors import InputError
 from flambeau.parallel.launcher import rank_supervisor, rendezvous_store
-from flambeau.parallel.launcher.attempt import Outcome, Round, stopped
+from flambeau.parallel.launcher.attempt import Attempt, Outcome, stopped
 from flambeau.parallel.launcher.job_spec import JobSpec
 from flambeau.parallel.launcher.rank_processes import RankProcesses
 from flambeau.parallel.launcher.rendezvous_address import Rendezvous
-from flambeau.parallel.launcher.rendezvous_store import Background, Ending, RoundStatus
+from flambeau.parallel.launcher.rendezvous_store import AttemptStatus, Background, Ending
 from flambeau.parallel.preemption import OUT_OF_MEMORY
 
 _POLL_S = 0.05
@@ -39,7 +39,7 @@ _PATIENCE_S = 5.0  # of waiting for other nodes, before the user is warned
 
 
 class Job:
-    """Runs a job round by round.
+    """Runs a job, attempt by attempt.
 
     Args:
         rendezvous: where the nodes meet.
@@ -61,7 +61,7 @@ class Job:
         self._signals, self._say, self._note_loss = signals, say, note_lost_rank
         self._store: Store | None = None
         self._is_host = True
-        self._num_rounds = self._num_restarts = self._num_halvings = 0
+        self._num_attempts = self._num_restarts = self._num_halvings = 0
         self._shape: tuple[int, int] | None = None
         self._last_line = ""
 
@@ -76,7 +76,7 @@ class Job:
             if outcome is None and self._rendezvous.port:
                 outcome = self._open_store()
             while outcome is None:
-                outcome = self._next_round()
+                outcome = self._next_attempt()
             return outcome
 
     def _stopped(self) -> Outcome | None:
@@ -125,18 +125,18 @@ class Job:
             call.join(_POLL_S)
         return not self._signals
 
-    # ---------------------------------------------------------------- a round
+    # ---------------------------------------------------------------- an attempt
 
-    def _next_round(self) -> Outcome | None:
+    def _next_attempt(self) -> Outcome | None:
         """Start the ranks and wait for their end; None if they are to be started again."""
-        number = self._num_rounds
+        number = self._num_attempts
         spec = self._spec
         status = None
         if self._store is not None:
             store = self._store
             node_rank = spec.node_rank if spec.is_ordered else None
             joining = Background(
-                lambda: rendezvous_store.join_round(store, spec.nodes[1], node_rank)
+                lambda: rendezvous_store.join_attempt(store, spec.nodes[1], node_rank)
             )
             if not self._wait_for(joining):
                 return self._stopped()
@@ -147,10 +147,10 @@ class Job:
                 line = "the job is over; it had as many nodes as it takes without this one"
                 return Outcome(0, line)
             number = joined
-            status = RoundStatus(self._store, joined)
-        self._num_rounds += 1
-        # Not named after the round: a node that was left behind may join the same one again.
-        folder = self._folder / f"{self._num_rounds}"
+            status = AttemptStatus(self._store, joined)
+        self._num_attempts += 1
+        # Not named after the attempt: a node that was left behind may join the same one again.
+        folder = self._folder / f"{self._num_attempts}"
         variables = {"TORCHELASTIC_RESTART_COUNT": f"{number}", "TORCHELASTIC_RUN_ID": spec.job_id}
         ranks = RankProcesses(folder, spec.procs, variables)
         agent = Background(lambda: self._launch(number, folder))
@@ -167,7 +167,7 @@ class Job:
         return outcome
 
     def _wait_for_start(
-        self, ranks: RankProcesses, status: RoundStatus | None, agent: Background[None]
+        self, ranks: RankProcesses, status: AttemptStatus | None, agent: Background[None]
     ) -> Outcome | None:
         """Wait until there are ranks, or it is known why there will be none."""
         started_at = time.monotonic()
@@ -194,13 +194,13 @@ class Job:
         return None
 
     def _watch(
-        self, ranks: RankProcesses, status: RoundStatus | None, agent: Background[None]
+        self, ranks: RankProcesses, status: AttemptStatus | None, agent: Background[None]
     ) -> Outcome | None:
         first = next(iter(ranks.started.values()))
         if status is not None:
             status.ranks_started(first.node, first.num_nodes, self._rendezvous.local_name)
         self._say_shape((first.world, first.num_nodes))
-        watched = Round(
+        watched = Attempt(
             ranks,
             status,
             rendezvous=str(self._rendezvous),
@@ -237,7 +237,7 @@ class Job:
         self._shape = shape
 
     def _launch(self, number: int, folder: Path) -> None:
-        """Torch's launch of one round; `RankProcesses.release` ends its processes."""
+        """Torch's launch of one attempt; `RankProcesses.release` ends its processes."""
         spec, rendezvous = self._spec, self._rendezvous
         supervise = (
             "import runpy, sys; sys.exit(runpy.run_path(sys.argv[1])['supervise'](sys.argv[2:]))"

@@ -1,7 +1,7 @@
 """What the launchers of a job exchange, in the store that torch's rendezvous also uses.
 
 Torch's rendezvous only brings the nodes together; this exchanges why ranks have ended, whether all are done,
-and who is lost. A job has rounds: each is one rendezvous and one start of the ranks.
+and who is lost. A job has attempts: each is one rendezvous and one start of the ranks.
 """
 
 import json
@@ -26,7 +26,7 @@ STORE_S = 20  # timeout of a call to the store
 _SILENT_S = 30.0  # a node that is silent for this time is lost; twice torch's own limit
 _POLL_S = 0.5
 _POLLS_PER_BEAT = 4
-_LEFT_BEHIND_S = 5.0  # nodes of a round start their ranks within a second of each other
+_LEFT_BEHIND_S = 5.0  # nodes of an attempt start their ranks within a second of each other
 _GOODBYE_S = 5.0  # for which the node that serves the store waits for the others to read it
 _T = TypeVar("_T")
 
@@ -123,15 +123,15 @@ def _tcp_store(rendezvous: Rendezvous, *, is_host: bool) -> TCPStore:
     )
 
 
-def join_round(store: Store, most_nodes: int, node_rank: int | None) -> int | None:
-    """Find the round that this node can join; wait as a spare while the job has all its nodes.
+def join_attempt(store: Store, most_nodes: int, node_rank: int | None) -> int | None:
+    """Find the attempt that this node can join; wait as a spare while the job has all its nodes.
 
     Args:
         most_nodes: the maximum number of nodes of the job.
         node_rank: of this node, if the nodes have given ranks.
 
     Returns:
-        The number of the round; None if the job is over.
+        The number of the attempt; None if the job is over.
     """
     number = int(store.compare_set("round", "", "0"))
     if store.check([f"{number}/nodes"]):  # its ranks run
@@ -146,13 +146,13 @@ def join_round(store: Store, most_nodes: int, node_rank: int | None) -> int | No
                 time.sleep(_POLL_S)
         except RuntimeError:  # the node that serves the store has ended
             return None
-        return join_round(store, most_nodes, node_rank)
+        return join_attempt(store, most_nodes, node_rank)
     _claim(store, number, node_rank)
     return number
 
 
 def _claim(store: Store, number: int, node_rank: int | None) -> None:
-    """Claim a rank among the nodes; on a conflict the round ends for all."""
+    """Claim a rank among the nodes; on a conflict the attempt ends for all."""
     way = "torch's order" if node_rank is None else "--node-rank"
     wrong = ""
     if store.compare_set(f"{number}/order", "", way).decode() != way:
@@ -163,11 +163,11 @@ def _claim(store: Store, number: int, node_rank: int | None) -> None:
         store.set(f"{number}/ending", json.dumps(asdict(Ending(wrong, 2, 0, is_final=True))))
 
 
-class RoundStatus:
+class AttemptStatus:
     """Polls the store twice a second, in a thread.
 
     Attributes:
-        ending: of the round, if a node has published one.
+        ending: of the attempt, if a node has published one.
         everyone_is_done: the ranks of all nodes are done.
         silent_node: in words, a node that has been silent for too long.
         is_done: set from outside: the ranks of this node are done.
@@ -204,7 +204,7 @@ class RoundStatus:
         return self._node < 0 and time.monotonic() - self._others_began_at > _LEFT_BEHIND_S
 
     def ranks_started(self, node: int, num_nodes: int, name: str) -> None:
-        """Set the number of this node in the round; from now on it writes heartbeats."""
+        """Set the number of this node in the attempt; from now on it writes heartbeats."""
         self.num_nodes, self._name, self._node = num_nodes, name, node
 
     def publish(self, ending: Ending) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
@@ -78,6 +79,11 @@ def make_parts(
         given: options that differ from their defaults.
     """
     plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    if isinstance(plain, DistributedDataParallel | nn.DataParallel):
+        raise InputError(
+            f"the model is wrapped in {type(plain).__name__}: gradients would be averaged twice, in a race\n"
+            "Give Run the model itself, model.module: Run averages gradients over the ranks"
+        )
     _check_optimizer(plain, optimizer)
     sharded = is_sharded(plain)
     # Before anything uses the optimizer's parameters: this replaces them by pieces.
@@ -107,7 +113,7 @@ def make_parts(
     _check_ready_batches(loader, data, given)
     plan, schedule = _plan(options, loader.batches_per_epoch)
     for group in optimizer.param_groups:
-        group.setdefault("initial_lr", group["lr"])
+        group.setdefault("initial_lr", float(group["lr"]))  # a tensor is written to
     metrics = EvaluationMetrics(options.metrics or {}, device=amp.device, ranks=ranks)
     return RunParts(
         plain,

@@ -211,7 +211,7 @@ class ResumableState:
         if self.amp.precision == "fp16":
             row["loss_scale"] = self.amp.loss_scale()
             halted = halted or int(row["loss_scale"] < _SCALE_FLOOR)
-        rates = [group["lr"] for group in self.optimizer.param_groups]
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         row["learning_rate"] = max(rates)
         if len(set(rates)) > 1:
             row["learning_rates"] = rates

@@ -168,7 +168,11 @@ class TrainingStep:
             raise RuntimeError(_NO_GRADIENT)
         multiplier = self.schedule(state.step) * state.lr_scale
         for group in groups:
-            group["lr"] = group["initial_lr"] * multiplier
+            rate = group["initial_lr"] * multiplier
+            if isinstance(group["lr"], Tensor):  # which a compiled or captured step reads
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         state.amp.step(watch=losses)
         self.loop.halted_steps += state.amp.halted
         if state.ema is not None:

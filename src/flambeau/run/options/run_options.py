@@ -11,7 +11,7 @@ from flambeau.data.loading.batch_plan import Order
 from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.run.options.advice import Advice
-from flambeau.run.options.durations import parse_seconds
+from flambeau.run.options.durations import parse_duration, parse_seconds
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import AT_LEAST_1, Range, check_value, option, typed
 from flambeau.run.options.shared_options import SharedOptions
@@ -224,6 +224,8 @@ class RunOptions(SharedOptions):
             value = typed(field, getattr(self, field.name))
             check_value(field, value)
             object.__setattr__(self, field.name, value)
+        if parse_duration(self.duration, name="duration").amount <= 0:
+            raise InputError(f"duration must be above 0, got {self.duration!r}")
         if self.parts is not None:
             self._check_parts()
         if self.stop_within is not None:

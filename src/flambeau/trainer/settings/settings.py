@@ -311,8 +311,8 @@ class Settings(SharedOptions):
     )
     momentum: float | None = option(
         None,
-        "momentum of sgd, rmsprop and muon; from 0 to below 1",
-        "sgd、rmsprop 和 muon 的动量；从 0 到小于 1",
+        "momentum of sgd, rmsprop and muon",
+        "sgd、rmsprop 和 muon 的动量",
         group="optimization",
         auto=("sgd and rmsprop 0.9, muon 0.95", "sgd 和 rmsprop 为 0.9，muon 为 0.95"),
         range=SHARE_BELOW_1,
@@ -402,8 +402,8 @@ class Settings(SharedOptions):
     )
     label_smoothing: float = option(
         0.1,
-        "label smoothing; from 0 to below 1",
-        "标签平滑系数；从 0 到小于 1",
+        "label smoothing",
+        "标签平滑系数",
         group="optimization",
         range=SHARE_BELOW_1,
     )

@@ -18,7 +18,7 @@ from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
-from flambeau.trainer.evaluation.figures import ClassFigures, Evaluation, ImagePredictions
+from flambeau.trainer.evaluation.evaluation_result import ClassFigures, Evaluation, ImagePredictions
 from flambeau.trainer.evaluation.sample_history import SampleHistory, label_suspects
 from flambeau.trainer.evaluation.sample_results import (
     SampleResults,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.source import Source
-from flambeau.trainer.evaluation.figures import Evaluation
+from flambeau.trainer.evaluation.evaluation_result import Evaluation
 from flambeau.trainer.evaluation.sample_history import SampleHistory
 from flambeau.trainer.evaluation.sample_results import SampleResults, SampleResultsMetric
 

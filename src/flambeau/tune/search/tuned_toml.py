@@ -12,7 +12,7 @@ from flambeau.run.options.toml_file import as_toml
 from flambeau.trainer.settings.settings import FIELDS
 from flambeau.tune.search.search import SearchResult
 
-FIRST_LINE = "# flambeau tune"
+FIRST_LINE = "# flambeau tune"  # marks a file that may be replaced
 
 
 def check_replaceable(file: Path) -> None:
