@@ -555,7 +555,7 @@ def _manifest_bytes(entries: Mapping[str, Mapping[str, Any]], meta: Mapping[str,
     manifest = {"format": _FORMAT, "meta": dict(meta), "files": dict(entries)}
     text = json.dumps(manifest, indent=2, allow_nan=False)
     if json.loads(text) != manifest:
-        raise TypeError("meta must have only string keys, and lists in location of tuples")
+        raise TypeError("meta must have only string keys, and lists in place of tuples")
     return _sealed(text.removesuffix("\n}").encode() + b',\n  "sha256": "')
 
 

@@ -2,7 +2,7 @@
 
 基于 pickle 的检查点里有什么以及其中的权重，不执行它指名的任何东西。
 
-Source: own. The opcodes are those of Python's pickletools; the containers are those of torch.save.
+Source: original. The opcodes are those of Python's pickletools; the containers are those of torch.save.
 A pickle is a program. `torch.load(weights_only=True)` runs it with a short list of allowed calls. Here
 the opcodes are only followed: a global stays a name, a call is recorded, and a table in this file builds
 tensors, numbers and dicts from that record. Nothing that the file names is imported.

@@ -85,8 +85,8 @@ def prune_channels(
     loses whole groups. The example shows which channels belong together: every channel is numbered, and its
     number is followed through each operation. Channels stay if they are inputs or outputs of the model, or
     enter an operation that sees all channels at once (LayerNorm, attention, softmax) or has their number in
-    its code. At the end the smaller model is compared in float64 with the original one whose weights for the
-    removed channels are 0.
+    its code. At the end the smaller model is compared in float64 with the original one in which the weights
+    that read the removed channels are 0.
 
     A channel's importance is the mean, over its layers, of its norm divided by the layer's mean norm; for
     'bn', the mean absolute weight in its BatchNorms, as training with an L1 penalty makes them.

@@ -267,7 +267,7 @@ class RecordWriter:
         if len(data) > _MAX_LENGTH:
             raise ValueError(f"a record has at most {_MAX_LENGTH} bytes, got {len(data)}; split it")
         if key is not None and self._idx is None:
-            raise ValueError(f"key {key} has no place: the writer was made without an index")
+            raise ValueError(f"key {key} cannot be kept: the writer was made without an index")
         key = len(self._offsets) if key is None else operator.index(key)
         if key in self._offsets or not -(1 << 63) <= key < 1 << 63:
             raise ValueError(f"a key is a 64-bit integer that is not taken yet, got {key}")

@@ -139,8 +139,8 @@ class BalancedSampler(WeightedSampler):
     Args:
         labels: (M,) integers of at least 0, the class of each sample.
         num_samples: drawn per epoch; by default M.
-        strength: in [0, 1]: a class of n samples has a probability proportional to n ** (1 - strength). With 1
-            all classes are equally likely, and 0.5 halves the differences on a logarithmic scale.
+        strength: in [0, 1]: the probability of a class of n samples is proportional to n ** (1 - strength),
+            so 1 makes all classes equally likely, and 0.5 halves the differences on a logarithmic scale.
 
     Raises:
         ValueError: no labels, a label below 0, or a strength outside [0, 1].

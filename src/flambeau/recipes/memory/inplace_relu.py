@@ -45,8 +45,8 @@ def use_inplace_relu(model: nn.Module, *example: Any) -> InplaceReport:
 
     All are tried together on a copy; if a result changes, the group is halved, down to single modules.
     Compared are outputs, gradients of parameters and inputs, buffers and the inputs themselves, in training
-    and eval mode. The input of an activation is also filled with NaN after the activation has read it, so that
-    another reader shows even if the example has no negative numbers there.
+    and eval mode. An activation's input is also filled with NaN after the activation has read it, so that any
+    other reader shows, even if the example has no negative numbers there.
 
     Args:
         model: on the device of the example; two more copies must fit beside it.
@@ -163,17 +163,12 @@ def _run(model: nn.Module, example: Sequence[Any]) -> list[Tensor]:
     leaves = [t for t in leaves if t.requires_grad]
     roots = [out for out in outputs if out.requires_grad]
     # Uneven weights: the plain sum of a normalized output has no gradient.
-    weights = [torch.arange(out.numel(), device=out.device).cos().view(out.shape) for out in roots]
-    grads = (
-        torch.autograd.grad(
-            roots,
-            leaves,
-            [w.to(out.dtype) for w, out in zip(weights, roots, strict=True)],
-            allow_unused=True,
-        )
-        if roots and leaves
-        else ()
-    )
+    weights = [
+        torch.arange(out.numel(), device=out.device).cos().view(out.shape).to(out.dtype)
+        for out in roots
+    ]
+    has_gradients = roots and leaves
+    grads = torch.autograd.grad(roots, leaves, weights, allow_unused=True) if has_gradients else ()
     results = [*outputs, *(g for g in grads if g is not None)]
     results += [value for value in inputs if isinstance(value, Tensor)]
     return [tensor.detach().clone() for tensor in results]

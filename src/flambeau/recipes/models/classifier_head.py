@@ -27,8 +27,8 @@ class Head(NamedTuple):
 def find_head(model: nn.Module) -> Head:
     """Name the layers that compute the class scores, and their parameters.
 
-    A model of timm names them by `get_classifier()`. In any other, the head is the last module with parameters
-    (by `named_modules()`, except auxiliary heads), if that is a Linear layer or a convolution of kernel 1, and
+    A model of timm names them by `get_classifier()`. In others, the head is the last module with parameters
+    (by `named_modules()`, except auxiliary heads), if that is a Linear layer or a convolution of kernel 1 and
     no other layer could be the head too.
 
     Args:

@@ -174,7 +174,7 @@ def _cgroup_limits(
 ) -> Iterator[list[str]]:
     """The limits of the process's cgroups and of all their parents.
 
-    `files` names the file of version 2, then those of version 1; `memberships` is the kernel's list of cgroups.
+    `files` names the file of version 2, then those of version 1; `memberships` is the kernel's list.
     """
     for line in memberships.splitlines():
         _, controllers, name = line.split(":", 2)

@@ -130,7 +130,7 @@ class Muon(Optimizer):
             raise ValueError(f"{len(missing)} of {count} matrices are in no parameter group")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; for AdamW, unless it has only matrices and `muon` True."""
+        """Add a group for AdamW, or for Muon if it has only matrices and `muon` True."""
         super().add_param_group({"muon": False, **param_group})
         group = self.param_groups[-1]
         if not group["muon"]:
