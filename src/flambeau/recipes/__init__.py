@@ -1,1 +1,1 @@
-"""One technique per file, torch only: what the rest of flambeau is made of, and what anyone may copy."""
+"""One technique per file, importing only torch; flambeau is built from them, and anyone may copy them."""

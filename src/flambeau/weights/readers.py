@@ -19,7 +19,11 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     latest_checkpoint,
     read_checkpoint,
 )
-from flambeau.recipes.checkpoints.checkpoint_tensors import places_in, state_dicts_in, tensors_in
+from flambeau.recipes.checkpoints.checkpoint_tensors import (
+    nested_items,
+    state_dicts_in,
+    tensors_in,
+)
 from flambeau.recipes.checkpoints.safe_pickle import (
     Foreign,
     PickleRefused,
@@ -207,7 +211,7 @@ def _tensor_of(array: Any) -> Any:
 
 def _lost(value: Any) -> Iterator[str]:
     """Paths of objects that were not made and hold nothing, and of arrays."""
-    for location, item in places_in(value):
+    for location, item in nested_items(value):
         if isinstance(item, Foreign) and not item.state:
             yield f"{location[:200] or 'the object itself'} ({item.name})"
         elif type(item).__name__ == "ndarray":

@@ -321,9 +321,9 @@ LEFT = [  # forward, and the reason why 'first' stays
     (lambda m, x: m.last(m.first(x).softmax(1)), "softmax: softmax sees all channels at once"),
     (lambda m, x: m.last(m.norm(m.first(x))), "norm: LayerNorm sees all channels at once"),
     (lambda m, x: m.linear(m.first(x).view(-1, 128)), "first: all its channels go together"),
-    (lambda m, x: m.last(m.first(x)[:, [1, 0, 2, 3, 4, 5, 6, 7]]), "getitem: getitem at a place"),
-    (lambda m, x: m.first(x)[:, :4].mean(), "getitem: getitem at a place"),
-    (lambda m, x: m.last(torch.cat(m.first(x).split(4, 1), 1)), "split: split at a place"),
+    (lambda m, x: m.last(m.first(x)[:, [1, 0, 2, 3, 4, 5, 6, 7]]), "getitem: getitem at an index"),
+    (lambda m, x: m.first(x)[:, :4].mean(), "getitem: getitem at an index"),
+    (lambda m, x: m.last(torch.cat(m.first(x).split(4, 1), 1)), "split: split at an index"),
     (lambda m, x: m.last(m.first(x) @ x.new_ones(4, 4)), "matmul: matmul sees all channels"),
     (lambda m, x: m.last(m.first(x)) + m.first.weight.sum(), "first: forward reads its weights"),
 ]

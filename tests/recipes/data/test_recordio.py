@@ -678,7 +678,7 @@ def test_settings_that_contradict_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"cannot both be .*a\.idx"):
         RecordWriter(tmp_path / "a.idx")
     with RecordWriter(tmp_path / "a.rec", index_path=False) as writer:
-        with pytest.raises(ValueError, match="key 3 has no place"):
+        with pytest.raises(ValueError, match="key 3 cannot be kept"):
             writer.write(b"x", key=3)
         writer.write(b"x")
     with RecordWriter(tmp_path / "c.rec", tmp_path / "elsewhere.txt") as writer:

@@ -48,9 +48,9 @@ def trained(
     found: list[Tensor | None] = []
     for step in range(3):
         of_step = parts - (step == 2 and parts > 1)
-        for part in tree.own:
+        for part in tree.local_parts:
             if part < of_step:
-                if early and part == min(tree.own.stop, of_step) - 1:
+                if early and part == min(tree.local_parts.stop, of_step) - 1:
                     tree.expect_last(parts=of_step)
                 gradients_of_part(model, part, step)
                 tree.take()
@@ -84,11 +84,11 @@ def sent_in_passes(layers: nn.Module, x: Tensor) -> list[int]:
     """How many of the buckets were sent within the last pass of each of three batches."""
     tree, found = FixedOrderSum(layers.parameters(), parts=4, bucket_bytes=1), []
     for _ in range(3):
-        for part in tree.own:
-            if part == tree.own[-1]:
+        for part in tree.local_parts:
+            if part == tree.local_parts[-1]:
                 tree.expect_last()
             layers(x * (part + 1)).sum().backward()
-            if part == tree.own[-1]:
+            if part == tree.local_parts[-1]:
                 found.append(tree._num_sent)
             tree.take()
         tree.give()
@@ -116,8 +116,8 @@ def test_one_in_pieces_is_found_beside_one_that_never_comes() -> None:
     model.unused = nn.Linear(3, 3)
     tree = FixedOrderSum(model.parameters(), parts=2)
     for _ in range(2):
-        for part in tree.own:
-            if part == tree.own[-1]:
+        for part in tree.local_parts:
+            if part == tree.local_parts[-1]:
                 tree.expect_last()
             model(torch.ones(2, 3)).sum().backward()
             tree.take()
@@ -130,8 +130,8 @@ def sums_of(model: nn.Module) -> tuple[list[Tensor], list[bool]]:
     """The gradients of three batches of four parts; and of each own part, whether autograd adds to them."""
     tree, found, held = FixedOrderSum(model.parameters(), parts=4, bucket_bytes=1), [], []
     for batch in range(3):
-        for part in tree.own:
-            if part == tree.own[-1]:
+        for part in tree.local_parts:
+            if part == tree.local_parts[-1]:
                 tree.expect_last()
             generator = torch.Generator().manual_seed(10 * batch + part)
             model(torch.randn(5, 3, generator=generator)).tanh().sum().backward()
@@ -187,8 +187,8 @@ def told_two_numbers() -> None:
     layer = nn.Linear(3, 3)
     tree = FixedOrderSum(layer.parameters(), parts=4, bucket_bytes=1)
     for batch in range(2):
-        for part in tree.own[: 1 if batch else None]:
-            if part == tree.own[-1] or batch:
+        for part in tree.local_parts[: 1 if batch else None]:
+            if part == tree.local_parts[-1] or batch:
                 tree.expect_last()
             layer(torch.ones(3)).sum().backward()
             tree.take()
@@ -196,7 +196,7 @@ def told_two_numbers() -> None:
             with pytest.raises(
                 RuntimeError, match="expect_last was called with another number of parts"
             ):
-                tree.give(parts=3 if tree.own.start else 1)
+                tree.give(parts=3 if tree.local_parts.start else 1)
         else:
             tree.give()
             layer.zero_grad()
@@ -221,7 +221,7 @@ def test_the_order_is_that_of_a_tree_with_the_last_ones_first_where_parts_are_le
     parts = torch.randn(7, 200, generator=torch.Generator().manual_seed(0))
     parts *= torch.tensor([1e-3, 1e3, 1.0, 1e5, 1e-2, 1e4, 10.0])[:, None]
     tree = FixedOrderSum([leaf], parts=7)
-    for part in tree.own:
+    for part in tree.local_parts:
         leaf.grad = parts[part].clone()
         tree.take()
     tree.give()
@@ -235,7 +235,7 @@ def test_the_order_is_that_of_a_tree_with_the_last_ones_first_where_parts_are_le
 def test_no_more_gradients_are_held_than_levels_of_the_tree() -> None:
     leaf = nn.Parameter(torch.zeros(3))
     tree, most = FixedOrderSum([leaf], parts=64), 0
-    for _ in tree.own:
+    for _ in tree.local_parts:
         leaf.grad = torch.ones(3)
         tree.take()
         most = max(most, len(tree._buckets[0].tree.sums))
@@ -247,7 +247,7 @@ def test_no_more_gradients_are_held_than_levels_of_the_tree() -> None:
 def channels_last_sum() -> Tensor:
     layer = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     tree = FixedOrderSum(layer.parameters(), parts=2)
-    for part in tree.own:
+    for part in tree.local_parts:
         layer(torch.full((1, 3, 5, 5), part + 1.0)).sum().backward()
         tree.take()
     tree.give()
@@ -270,12 +270,12 @@ def of_a_subgroup() -> list[float]:
     leaf = nn.Parameter(torch.zeros(1))
     mine = groups[dist.get_rank() // 2]
     tree = FixedOrderSum([leaf], parts=4, group=mine)
-    for part in tree.own:
+    for part in tree.local_parts:
         leaf.grad = torch.tensor([10.0**part])
         tree.take()
     tree.give()
     assert leaf.grad is not None
-    return [*tree.own, leaf.grad.item()]
+    return [*tree.local_parts, leaf.grad.item()]
 
 
 def test_a_group_of_some_processes_adds_apart_from_the_others(start_ranks: StartRanks) -> None:

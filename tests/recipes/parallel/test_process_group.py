@@ -237,8 +237,8 @@ def test_timeout_must_be_positive(timeout_s: float) -> None:
     ("device", "message"),
     [
         ("mps", "device must be 'cpu' or 'cuda', got 'mps'"),
-        ("cuda", "cuda:1 is asked for, and this process sees 1 CUDA devices: start fewer"),
-        ("cuda:7", "cuda:7 is asked for"),
+        ("cuda", "cuda:1 is requested, but this process sees 1 CUDA devices: start fewer"),
+        ("cuda:7", "cuda:7 is requested"),
     ],
 )
 def test_device_is_refused(device: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

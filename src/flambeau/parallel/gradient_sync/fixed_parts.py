@@ -72,7 +72,7 @@ class FixedParts:
     @property
     def _has_any(self) -> bool:
         """Whether this rank has a part in this step; otherwise it computes a stand-in."""
-        return any(part < self._dealt for part in self._sum.own)
+        return any(part < self._dealt for part in self._sum.local_parts)
 
     def after_part(self) -> None:
         if not self._is_checked:

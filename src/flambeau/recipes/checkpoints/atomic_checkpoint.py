@@ -2,9 +2,9 @@
 
 检查点：要么完整写入，要么完全不写；每次读取都校验。
 
-Source: own; why each sync stands where it does: Pillai et al., "All File Systems Are Not Created
+Source: original; the order of writes and syncs follows Pillai et al., "All File Systems Are Not Created
 Equal: On the Complexity of Crafting Crash-Consistent Applications", OSDI 2014.
-Whatever touches the disk takes the file operations as `disk=`, so that a test can replace them.
+Functions that touch the disk take its operations as `disk=`, so that a test can replace them.
 Not for tensors sharded over many ranks (`torch.distributed.checkpoint` writes those in parallel),
 and not for a file system without rename and fsync, such as an object store.
 """
@@ -33,9 +33,9 @@ _STEP = re.compile(r"step-([0-9]+)")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|removed)")
 _VERIFY_BYTES = 1 << 20  # memory of a verification; chosen, untested
-_READ_BYTES = 1 << 30  # up to here a file is read by one call, so that nothing is joined or copied
-# These say that the checkpoint is damaged (bad sectors, a broken file tree). Any other OSError
-# (no permission, too many open files) says nothing about it and is passed on to the caller.
+_READ_BYTES = 1 << 30  # a file up to this size is read by one call, without joining or copying
+# Errors of a damaged checkpoint (bad sectors, a broken file tree). Any other OSError (no permission,
+# too many open files) says nothing about the checkpoint and is passed on to the caller.
 _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO} | {
     getattr(errno, name, errno.EIO)
     for name in ("EBADMSG", "EUCLEAN")  # not on every system
@@ -43,7 +43,7 @@ _DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO} | {
 
 
 class CheckpointDamaged(ValueError):
-    """A checkpoint that is not what was saved: `folder`, `name` of the file, `what` is wrong."""
+    """A checkpoint differs from what was saved: in `folder`, file `name`, `what` is wrong."""
 
     def __init__(self, folder: Path, name: str, what: str) -> None:
         super().__init__(folder, name, what)
@@ -55,7 +55,7 @@ class CheckpointDamaged(ValueError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint: `meta` as it was given, and the content of each file by its name."""
+    """A verified checkpoint: `meta` as it was saved, and the content of each file by name."""
 
     folder: Path
     meta: dict[str, Any]
@@ -63,9 +63,9 @@ class Checkpoint:
 
 
 class Disk:
-    """Every file operation of this module, one system call per method: a test can fail any of them.
+    """Every file operation of this module, one system call per method, so that a test can fail each.
 
-    Python itself repeats a call that a signal interrupted (PEP 475); a short write is the caller's.
+    Python repeats a call that a signal interrupted (PEP 475); the caller handles a short write.
 
     Example:
         >>> class FullDisk(Disk):
@@ -79,16 +79,16 @@ class Disk:
     """
 
     def make_folder(self, path: Path) -> None:
-        """Make one new folder."""
+        """Make a folder."""
         path.mkdir()
 
     def create(self, path: Path) -> int:
-        """Make a new file, never open an old one, and open it to be written."""
+        """Make a new file and open it for writing; an existing file is an error."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         return os.open(path, flags, 0o666)
 
     def write(self, file: int, data: memoryview) -> int:
-        """Write the start of `data`, and say how many bytes."""
+        """Write the start of `data`, and return how many bytes."""
         return os.write(file, data)
 
     def sync(self, file: int) -> None:
@@ -96,11 +96,11 @@ class Disk:
         os.fsync(file)
 
     def open(self, path: Path) -> int:
-        """Open a file to be read."""
+        """Open a file for reading."""
         return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
 
     def read(self, file: int, size: int) -> bytes:
-        """Read at most `size` bytes, none at the end of the file."""
+        """Read at most `size` bytes; none at the end of the file."""
         return os.read(file, size)
 
     def close(self, file: int) -> None:
@@ -110,7 +110,7 @@ class Disk:
     def sync_folder(self, path: Path) -> None:
         """Wait until the folder's list of names is on the disk."""
         if os.name == "nt":
-            return  # Windows opens no folder as a file, so there is nothing to call
+            return  # Windows cannot open a folder as a file
         file = os.open(path, os.O_RDONLY)
         try:
             os.fsync(file)
@@ -121,7 +121,7 @@ class Disk:
             os.close(file)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give a file or folder another name; a file of that name is replaced."""
+        """Rename a file or folder; an existing file `target` is replaced."""
         source.replace(target)
 
     def remove(self, path: Path) -> None:
@@ -140,17 +140,17 @@ class Disk:
 def save_checkpoint(
     folder: Path, files: Mapping[str, bytes], *, meta: Mapping[str, Any], disk: Disk | None = None
 ) -> None:
-    """Save files as one checkpoint that, when this returns, outlives a power failure.
+    """Save files as one checkpoint; once this returns, it survives a power failure.
 
     Args:
-        folder: the folder to make, such as `checkpoints/step-00001200`; so are its parents.
-        files: content of each file; names of letters, digits, '_', '-' and '.'.
-        meta: what JSON holds exactly: string keys, lists rather than tuples, finite numbers.
+        folder: the folder to make, such as `checkpoints/step-00001200`; parents are made too.
+        files: content by file name; names have letters, digits, '_', '-' and '.'.
+        meta: what JSON stores exactly: string keys, lists rather than tuples, finite numbers.
 
     Raises:
         FileExistsError: `folder` exists; a checkpoint is never overwritten.
-        OSError: the disk is full or failing; `folder` and the temporary one are gone again, as far
-            as the disk allows, and older checkpoints are as they were.
+        OSError: the disk is full or failing; `folder` and the temporary folder are removed as far as
+            the disk allows, and older checkpoints are unchanged.
         TypeError, ValueError: a file's name or content, or `meta`, cannot be saved.
 
     Example:
@@ -179,14 +179,14 @@ def save_checkpoint(
 
 
 class CheckpointWriter:
-    """One checkpoint in the making, for files that come one by one or from several processes.
+    """Writes one checkpoint whose files come one by one or from several processes.
 
     Args:
-        folder: as of `save_checkpoint`.
-        temporary: what `start` has given in another process, which this one only writes files for.
+        folder: as for `save_checkpoint`.
+        temporary: the folder that `start` returned in another process, for a process that only writes files.
 
     Attributes:
-        entries: size and SHA-256 of what was written, by name; `finish` lists them in the manifest.
+        entries: size and SHA-256 of each written file by name; `finish` lists them in the manifest.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -209,7 +209,7 @@ class CheckpointWriter:
         self._renamed = False
 
     def start(self) -> Path:
-        """Make the hidden folder that becomes the checkpoint, and return it."""
+        """Make the hidden folder that will become the checkpoint, and return its path."""
         folder, disk = self._folder, self._disk
         _make_folders(disk, folder.parent)
         if folder.name in disk.names(folder.parent):
@@ -220,18 +220,18 @@ class CheckpointWriter:
         return temporary
 
     def write(self, name: str, data: bytes) -> None:
-        """Write a file; its content is on the disk then, its name may not be."""
+        """Write a file; its content is then on the disk, its name perhaps not yet."""
         assert self._temporary is not None
         _write_synced(self._disk, self._temporary / name, data, self._folder / name)
         self.entries[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def read_back(self) -> None:
-        """See what the disk has made of the files that were written here; raises `CheckpointDamaged`."""
+        """Verify the files written so far; raises `CheckpointDamaged`."""
         assert self._temporary is not None
         _verify(self._disk, self._temporary, self.entries)
 
     def finish(self, meta: Mapping[str, Any]) -> None:
-        """Write the manifest of all entries, and give the folder its name."""
+        """Write the manifest of all entries, and rename the folder to its final name."""
         assert self._temporary is not None
         manifest = _manifest_bytes(self.entries, meta)
         _write_synced(self._disk, self._temporary / MANIFEST, manifest, self._folder / MANIFEST)
@@ -242,7 +242,7 @@ class CheckpointWriter:
         self._disk.sync_folder(self._folder.parent)
 
     def undo(self) -> None:
-        """Leave nothing of what failed, as far as the disk allows."""
+        """Remove everything that was written, as far as the disk allows."""
         if self._temporary is not None:
             with suppress(OSError):  # the first error is the one to report
                 if self._renamed:
@@ -253,18 +253,18 @@ class CheckpointWriter:
 def read_checkpoint(
     folder: Path, *, only: Callable[[str], bool] | None = None, disk: Disk | None = None
 ) -> Checkpoint:
-    """Read a checkpoint and verify it; what is returned is the very bytes that were verified.
+    """Read a checkpoint and verify it; the returned bytes are the verified ones.
 
     Args:
         folder: a checkpoint; files that its manifest does not name are not read.
-        only: whether to read a file of this name, and so to verify it; by default all are.
+        only: decides by name which files are read and verified; by default all.
 
     Returns:
-        The checkpoint, what was read of it in memory.
+        The checkpoint, with the content of the files in memory.
 
     Raises:
-        CheckpointDamaged: something is missing or not as it was saved.
-        OSError: it could not be read for a reason that says nothing about it.
+        CheckpointDamaged: a file is missing or differs from what was saved.
+        OSError: reading failed for another reason, such as permissions.
 
     Example:
         >>> try:
@@ -284,7 +284,7 @@ def read_checkpoint(
 
 
 def verify_checkpoint(folder: Path, *, disk: Disk | None = None) -> dict[str, Any]:
-    """Verify a checkpoint as `read_checkpoint` does, with the same errors, in little memory.
+    """Verify a checkpoint as `read_checkpoint` does, with the same errors, but in little memory.
 
     Args:
         folder: a checkpoint.
@@ -312,13 +312,13 @@ def _verify(disk: Disk, folder: Path, entries: Mapping[str, Mapping[str, Any]]) 
 
 
 def checkpoint_folders(root: Path, *, disk: Disk | None = None) -> list[Path]:
-    """The checkpoints of a folder: what is named `step-` and a number, whole or damaged.
+    """List the checkpoints in a folder, whole or damaged: all names of `step-` and a number.
 
     Args:
         root: the folder that holds them; it need not exist.
 
     Returns:
-        Their paths, the lowest step first.
+        Their paths, by rising step.
 
     Example:
         >>> checkpoint_folders(Path("no-such-folder"))
@@ -331,16 +331,16 @@ def checkpoint_folders(root: Path, *, disk: Disk | None = None) -> list[Path]:
 def latest_checkpoint(
     root: Path, *, disk: Disk | None = None
 ) -> tuple[Checkpoint | None, list[CheckpointDamaged]]:
-    """The checkpoint of the highest step that verifies, and those that were skipped.
+    """Read the checkpoint with the highest step that verifies, and list the damaged ones after it.
 
     Args:
         root: the folder that holds the checkpoints; it need not exist.
 
     Returns:
-        The checkpoint, or None, and an error of one line for each damaged one of a higher step.
+        The checkpoint, or None, and a one-line error for each damaged checkpoint with a higher step.
 
     Raises:
-        OSError: one could not be read for a reason that says nothing about it.
+        OSError: reading failed for another reason than damage, such as permissions.
 
     Example:
         >>> latest_checkpoint(Path("no-such-folder"))
@@ -351,12 +351,12 @@ def latest_checkpoint(
         try:
             return read_checkpoint(folder, disk=disk), damaged
         except CheckpointDamaged as error:
-            damaged.append(error.with_traceback(None))  # its frames hold what was read so far
+            damaged.append(error.with_traceback(None))  # its frames hold the bytes read so far
     return None, damaged
 
 
 def set_aside(folder: Path, *, disk: Disk | None = None) -> Path:
-    """Rename a damaged checkpoint, so that its step can be saved again and nothing is deleted.
+    """Rename a damaged checkpoint, so that its step can be saved again without deleting anything.
 
     Args:
         folder: a checkpoint.
@@ -382,7 +382,7 @@ def set_aside(folder: Path, *, disk: Disk | None = None) -> Path:
 
 
 def remove_leftovers(root: Path, *, disk: Disk | None = None) -> list[Path]:
-    """Remove what killed saves, removals and `write_file` left behind, while nobody else writes.
+    """Remove the leftovers of killed saves, removals and `write_file` calls; nobody else may be writing.
 
     Args:
         root: the folder that holds the checkpoints; it need not exist.
@@ -404,22 +404,22 @@ def remove_leftovers(root: Path, *, disk: Disk | None = None) -> list[Path]:
 def prune_checkpoints(
     root: Path, *, keep_last: int, keep: Collection[str] = (), disk: Disk | None = None
 ) -> list[Path]:
-    """Remove old checkpoints, but none of the newest `keep_last` of those that verify now.
+    """Remove old checkpoints, but keep the newest `keep_last` that verify now.
 
-    A damaged checkpoint does not count, and is removed only where it is older than all of those.
+    A damaged checkpoint does not count, and is removed only if it is older than all that are kept.
     A killed removal leaves hidden names for `remove_leftovers`, never a damaged checkpoint.
 
     Args:
         root: the folder that holds the checkpoints.
         keep_last: how many to keep, at least 1.
-        keep: names to keep besides, such as the best one's, `step-00001200`.
+        keep: names to keep besides, such as that of the best one, `step-00001200`.
 
     Returns:
-        The paths that were removed. Unless there is one to remove, no checkpoint is read.
+        The removed paths. If there is nothing to remove, no checkpoint is read.
 
     Raises:
-        ValueError: `keep_last` is below 1, or `keep` holds what is no checkpoint's name.
-        OSError: the disk fails; what was to be kept is as it was.
+        ValueError: `keep_last` is below 1, or `keep` has a name that is not a checkpoint's.
+        OSError: the disk fails; the checkpoints to keep are unchanged.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -446,14 +446,14 @@ def prune_checkpoints(
     hidden = [_hidden_path(folder, "removed") for folder in removed]
     for folder, path in zip(removed, hidden, strict=True):
         disk.rename(folder, path)
-    disk.sync_folder(root)  # else a crash could bring back a name whose files are gone
+    disk.sync_folder(root)  # else a crash could restore a name whose files are gone
     for path in hidden:
         _remove_tree(disk, path)
     return removed
 
 
 def write_file(path: Path, data: bytes, *, disk: Disk | None = None) -> None:
-    """Write one file so that, whenever the machine dies, all of the old or the new one is there.
+    """Write one file atomically: whenever the machine dies, the old or the new content is whole.
 
     Args:
         path: the file to make or replace; folders that do not exist are made.
@@ -476,10 +476,10 @@ def write_file(path: Path, data: bytes, *, disk: Disk | None = None) -> None:
 
 @contextmanager
 def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
-    """`write_file` for what is not in memory at once: write and sync a new file under the hidden name given.
+    """`write_file` for content that is not in memory: the block writes and syncs the hidden path given.
 
     Raises:
-        OSError: of the disk, with `path` as its name and not the hidden one.
+        OSError: the disk fails; the error names `path`, not the hidden file.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -504,17 +504,17 @@ def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
 
 
 def to_bytes(state: Mapping[str, Any]) -> bytes:
-    """What `torch.save` writes, refusing at once what `weights_only=True` would refuse to read.
+    """Serialize with `torch.save`, but refuse at once what `weights_only=True` would refuse to read.
 
     Args:
         state: of dict, OrderedDict, Counter, list, tuple, str, bytes, int, float, bool, None,
             dtype, device, and dense tensors of any shape, dtype and device.
 
     Returns:
-        A zip file, whatever the file's suffix will be.
+        The bytes of a zip file.
 
     Raises:
-        TypeError: anything else, with its place: `optimizer.param_groups[0].lr`.
+        TypeError: any other value; the message says where: `optimizer.param_groups[0].lr`.
 
     Example:
         >>> from_bytes(to_bytes({"step": 7, "weight": torch.ones(2)}))
@@ -528,7 +528,7 @@ def to_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def from_bytes(data: bytes) -> dict[str, Any]:
-    """What `to_bytes` was given, with every tensor on the CPU; runs no code, whoever wrote it.
+    """Read a state that `to_bytes` wrote, all tensors on the CPU; code in the file never runs.
 
     Args:
         data: the content of a file that `to_bytes` or `torch.save` wrote.
@@ -537,8 +537,8 @@ def from_bytes(data: bytes) -> dict[str, Any]:
         The state.
 
     Raises:
-        pickle.UnpicklingError: it holds other objects than weights_only allows.
-        TypeError: it holds something else than a dict.
+        pickle.UnpicklingError: the data hold objects that weights_only does not allow.
+        TypeError: the data hold anything but a dict.
 
     Example:
         >>> from_bytes(to_bytes({"weight": torch.ones(2)}))["weight"].device
@@ -551,7 +551,7 @@ def from_bytes(data: bytes) -> dict[str, Any]:
 
 
 def _manifest_bytes(entries: Mapping[str, Mapping[str, Any]], meta: Mapping[str, Any]) -> bytes:
-    """The content of manifest.json, with a SHA-256 of its own."""
+    """The content of manifest.json, which ends with its own SHA-256."""
     manifest = {"format": _FORMAT, "meta": dict(meta), "files": dict(entries)}
     text = json.dumps(manifest, indent=2, allow_nan=False)
     if json.loads(text) != manifest:
@@ -560,12 +560,12 @@ def _manifest_bytes(entries: Mapping[str, Mapping[str, Any]], meta: Mapping[str,
 
 
 def _sealed(head: bytes) -> bytes:
-    # Over the bytes, not what they mean: JSON has many spellings, and each flipped bit must show.
+    # The hash is over the bytes: JSON has many spellings of one value, and each flipped bit must show.
     return head + hashlib.sha256(head).hexdigest().encode() + b'"\n}\n'
 
 
 def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """The meta of a checkpoint, and size and SHA-256 of its files by name, verified."""
+    """The verified manifest: meta, and size and SHA-256 of each file by name."""
     data = b"".join(_chunks(disk, folder, MANIFEST, _VERIFY_BYTES))
     if data != _sealed(data[: -len(_sealed(b""))]):
         raise CheckpointDamaged(folder, MANIFEST, "is not what was saved (its own SHA-256 differs)")
@@ -578,7 +578,7 @@ def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, 
         what = f"has format {version!r}, this program reads {_FORMAT}"
         raise CheckpointDamaged(folder, MANIFEST, what)
     for name in files:
-        if not _FILE_NAME.fullmatch(name):  # a checksum is no signature: it may lead anywhere
+        if not _FILE_NAME.fullmatch(name):  # anybody can write a matching checksum for any path
             raise CheckpointDamaged(folder, MANIFEST, f"lists a file that may not be: {name!r}")
     return manifest["meta"], files
 
@@ -586,7 +586,7 @@ def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, 
 def _verified_chunks(
     disk: Disk, folder: Path, name: str, entry: Mapping[str, Any], chunk_bytes: int
 ) -> Iterator[bytes]:
-    """The content of a file in chunks; whoever takes them all knows that it is as saved."""
+    """The content of a file in chunks; verified once the last chunk was taken."""
     size = entry["size"]
     digest = hashlib.sha256()
     length = 0
@@ -620,11 +620,8 @@ def _chunks(disk: Disk, folder: Path, name: str, chunk_bytes: int) -> Iterator[b
 
 
 def _write_synced(disk: Disk, path: Path, data: bytes, final: Path) -> None:
-    """Write a new file and return when its content is on the disk; its name may not be, yet.
-
-    Errors name the file as it would be called in the end.
-    """
-    # Written and synced through one descriptor: a second one may not hear of a failed write-back.
+    """Write a new file and sync its content, not its name. Errors name the `final` path."""
+    # Through one descriptor: a second one may not report a failed write-back.
     try:
         file = disk.create(path)
         try:
@@ -635,12 +632,12 @@ def _write_synced(disk: Disk, path: Path, data: bytes, final: Path) -> None:
         finally:
             disk.close(file)
     except OSError as error:
-        error.filename = str(final)  # an operation on a descriptor knows no name
+        error.filename = str(final)  # operations on a descriptor set no file name
         raise
 
 
 def _make_folders(disk: Disk, folder: Path) -> None:
-    """Make a folder and those above it, each name on the disk on return."""
+    """Make a folder and its parents, and sync each name."""
     try:
         disk.make_folder(folder)
     except FileNotFoundError:
@@ -649,9 +646,9 @@ def _make_folders(disk: Disk, folder: Path) -> None:
         _make_folders(disk, folder.parent)
         _make_folders(disk, folder)
     except FileExistsError:
-        _sync_name(disk, folder)  # whoever made it may have been killed before doing this
+        _sync_name(disk, folder)  # the process that made it may have been killed before its sync
     else:
-        _sync_name(disk, folder.parent)  # ... and so for the lowest that was there
+        _sync_name(disk, folder.parent)  # the same holds for the parent
         _sync_name(disk, folder)
 
 
@@ -659,7 +656,7 @@ def _sync_name(disk: Disk, path: Path) -> None:
     try:
         disk.sync_folder(path.parent)
     except OSError as error:
-        # What we may not open, or what is no disk (an automount), had this name before us.
+        # A folder that we may not open, or an automount that cannot sync, existed before us.
         if error.errno not in (errno.EACCES, errno.EINVAL):
             raise
 
@@ -672,19 +669,19 @@ def _names(disk: Disk, root: Path) -> list[str]:
 
 
 def _remove_tree(disk: Disk, path: Path) -> None:
-    """Remove a folder with its files."""
-    # Removing is tried first, so that a link is never followed.
+    """Remove a file, or a folder with its files."""
+    # `remove` comes first, so that a link is never followed.
     try:
         disk.remove(path)
-    except (IsADirectoryError, PermissionError):  # macOS and Windows say the latter of a folder
+    except (IsADirectoryError, PermissionError):  # macOS and Windows raise the latter for a folder
         for name in disk.names(path):
             _remove_tree(disk, path / name)
         disk.remove_folder(path)
 
 
 def _hidden_path(path: Path, kind: str) -> Path:
-    """A name beside `path` that nobody has: of what is being written ('tmp') or removed."""
-    # Not the process id: in a container that is the same after every restart.
+    """An unused hidden name beside `path`, for a file being written ('tmp') or removed."""
+    # A process id would not do: in a container it is the same after every restart.
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.{kind}")
 
 
@@ -695,28 +692,28 @@ def _step(name: str) -> int:
     return int(match[1])
 
 
-def _check_readable(value: Any, place: str) -> None:
+def _check_readable(value: Any, location: str) -> None:
     kind = type(value)  # exactly: a subclass such as numpy.float64 is pickled as itself
     if kind in (dict, OrderedDict, Counter):
         for key, item in value.items():
-            _check_readable(key, f"{place} (a key)")
-            _check_readable(item, f"{place}.{key}" if place else str(key))
+            _check_readable(key, f"{location} (a key)")
+            _check_readable(item, f"{location}.{key}" if location else str(key))
     elif kind in (list, tuple, torch.Size):
         for index, item in enumerate(value):
-            _check_readable(item, f"{place}[{index}]")
+            _check_readable(item, f"{location}[{index}]")
     elif kind in (Tensor, torch.nn.Parameter):
         if value.layout != torch.strided or value.is_meta:
-            _refuse(place, f"a {value.layout} tensor on {value.device}")
+            _refuse(location, f"a {value.layout} tensor on {value.device}")
     elif kind not in (str, bytes, int, float, bool, type(None), torch.dtype, torch.device):
-        _refuse(place, f"of type {kind.__module__}.{kind.__qualname__}")
+        _refuse(location, f"of type {kind.__module__}.{kind.__qualname__}")
     elif (kind is bytes and not value) or (kind is int and value.bit_length() > 2039):
-        _refuse(place, "empty bytes or an int of over 2039 bits")  # opcodes that torch lacks
+        _refuse(location, "empty bytes or an int of over 2039 bits")  # opcodes that torch lacks
     for name, item in getattr(value, "__dict__", {}).items():  # pickled with the tensor or dict
-        _check_readable(item, f"{place}.{name}")
+        _check_readable(item, f"{location}.{name}")
 
 
-def _refuse(place: str, what: str) -> NoReturn:
+def _refuse(location: str, what: str) -> NoReturn:
     raise TypeError(
-        f"{place} is {what}, which torch.load(weights_only=True) cannot give back: "
+        f"{location} is {what}, which torch.load(weights_only=True) cannot give back: "
         "make it a plain number, string, list, dict or dense tensor"
     )

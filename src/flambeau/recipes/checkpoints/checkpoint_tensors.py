@@ -1,9 +1,9 @@
-"""The tensors of a checkpoint by their place, and the dicts in it that can be a model's state_dict.
+"""List the tensors of a checkpoint by path, and the dicts in it that can be a model's state_dict.
 
 检查点中的张量按位置列出，以及其中可以作为模型 state_dict 的字典。
 
-Source: own; the keys are those under which torchvision, timm, PyTorch Lightning, MMEngine, DeepSpeed,
-Ultralytics and the ImageNet example keep weights. Not for a state_dict that is plain already.
+Source: original; the keys are those under which torchvision, timm, PyTorch Lightning, MMEngine, DeepSpeed,
+Ultralytics and the ImageNet example save weights. Not needed for a file that is only a state_dict.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-_PLAIN = str, bytes, int, float, set, frozenset, type(None)  # which are not looked into
-# Characters of a name, and of all names: a file with more is not meant to be listed.
-_LONGEST, _MOST = 2000, 100_000_000
-# Averaged weights last: who needs them asks for them. Chosen by what the named projects write.
+_LEAVES = str, bytes, int, float, set, frozenset, type(None)
+# Characters of a path, and of all paths; no real checkpoint has more.
+_MAX_LENGTH, _MAX_TOTAL = 2000, 100_000_000
+# The keys of the projects above; averaged weights come last, to be chosen explicitly.
 KEYS = (
     "state_dict",
     "model_state_dict",
@@ -33,74 +33,74 @@ KEYS = (
 
 
 def tensors_in(value: Any) -> dict[str, Tensor]:
-    """Every tensor in nested data, by its place: 'optimizer.state.0.exp_avg'.
+    """List every tensor in nested data by its path, such as 'optimizer.state.0.exp_avg'.
 
     Args:
-        value: dicts, lists, tuples and objects with a dict `state` in each other; of a module that
-            `safe_pickle` has read, or a real one, the names are those of its state_dict.
+        value: nested dicts, lists, tuples and objects with a dict `state`; a module, real or read by
+            `safe_pickle`, is listed with the names of its state_dict.
 
     Returns:
-        The tensors as they are; a container that is in several places counts at the first.
+        The tensors, not copied; a container that occurs several times counts only the first time.
 
     Raises:
-        ValueError: two tensors have one name, such as {'a.b': x, 'a': {'b': y}}; or names so long that
-            the file is no checkpoint.
+        ValueError: two tensors have the same path, as in {'a.b': x, 'a': {'b': y}}; or paths are too long
+            for a checkpoint.
 
     Example:
         >>> import torch
         >>> list(tensors_in({"state_dict": {"weight": torch.ones(1)}, "lr": [0.1, torch.ones(1)]}))
         ['state_dict.weight', 'lr.1']
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     length = 0
-    for place, item in places_in(value):
+    for path, item in nested_items(value):
         if isinstance(item, Tensor):
-            length += len(place)
-            if len(place) > _LONGEST or length > _MOST:
-                raise ValueError(f"names are too long to be listed: {place[:40]!r}...")
-            if place in found:
-                raise ValueError(f"two tensors have the name {place[:80]!r}")
-            found[place] = item
-    return found
+            length += len(path)
+            if len(path) > _MAX_LENGTH or length > _MAX_TOTAL:
+                raise ValueError(f"names are too long to be listed: {path[:40]!r}...")
+            if path in tensors:
+                raise ValueError(f"two tensors have the name {path[:80]!r}")
+            tensors[path] = item
+    return tensors
 
 
-def places_in(value: Any) -> Iterator[tuple[str, Any]]:
-    """Everything in nested data with its place, as of `tensors_in`, the outermost first under ''.
+def nested_items(value: Any) -> Iterator[tuple[str, Any]]:
+    """Iterate over all objects in nested data with their paths, as in `tensors_in`; the outermost is ''.
 
     Example:
-        >>> list(places_in({"lr": [0.5]}))
+        >>> list(nested_items({"lr": [0.5]}))
         [('', {'lr': [0.5]}), ('lr', [0.5]), ('lr.0', 0.5)]
     """
     seen: set[int] = set()
-    # Iterators, so that a long name in front of a million children is not written out for each.
+    # Iterators, so that a long path before a million children is not copied for each at once.
     todo: list[tuple[str, Iterator[tuple[Any, Any]]]] = [("", iter([("", value)]))]
     while todo:
         prefix, children = todo[-1]
         for key, item in children:
-            place = f"{prefix}{key}"
+            path = f"{prefix}{key}"
             if isinstance(item, Tensor):
-                yield place, item
+                yield path, item
             elif id(item) not in seen:
                 seen.add(id(item))
-                yield place, item
-                if isinstance(item, _PLAIN):
+                yield path, item
+                if isinstance(item, _LEAVES):
                     continue
-                # A name that is too long already stays just that, however deep it goes on.
-                todo.append((f"{place[: _LONGEST + 1]}." if place else "", _children(item)))
+                # A path that is too long already does not grow further.
+                todo.append((f"{path[: _MAX_LENGTH + 1]}." if path else "", _children(item)))
                 break
         else:
             todo.pop()
 
 
 def state_dicts_in(value: Any) -> dict[str, dict[str, Tensor]]:
-    """What in a checkpoint can be the state_dict of a model, the most probable first.
+    """Find the entries of a checkpoint that can be the state_dict of a model, the most probable first.
 
     Args:
-        value: what torch.load or `safe_pickle.load_pickle` gave.
+        value: the result of torch.load or `safe_pickle.load_pickle`.
 
     Returns:
-        State dicts of tensors alone by their key; the key is '' where `value` is one itself. Entries
-        without tensors are left out; a module under a key counts as its state_dict.
+        State dicts, with only their tensors, by key; the key is '' if `value` is one itself. Entries without
+        tensors are left out; a module counts as its state_dict.
 
     Example:
         >>> import torch
@@ -112,8 +112,8 @@ def state_dicts_in(value: Any) -> dict[str, dict[str, Tensor]]:
     if _is_state_dict(value) or modules_of(value) is not None:
         return {"": tensors_in(value)} if tensors_in(value) else {}
     if not isinstance(value, dict):
-        found = tensors_in(value)
-        return {"": found} if found else {}
+        tensors = tensors_in(value)
+        return {"": tensors} if tensors else {}
     candidates = {
         str(key): tensors_in(item)
         for key, item in value.items()
@@ -127,7 +127,7 @@ def state_dicts_in(value: Any) -> dict[str, dict[str, Tensor]]:
 def _is_state_dict(value: Any) -> bool:
     if not isinstance(value, dict) or not any(isinstance(item, Tensor) for item in value.values()):
         return False
-    # Extra state (get_extra_state) and the counters of wrappers may be anything but a container.
+    # Extra state (get_extra_state) and counters of wrappers are allowed, but no dict or module with tensors.
     return all(isinstance(key, str) for key in value) and not any(
         (isinstance(item, dict) or modules_of(item) is not None) and tensors_in(item)
         for item in value.values()
@@ -135,7 +135,7 @@ def _is_state_dict(value: Any) -> bool:
 
 
 def modules_of(value: Any) -> dict[str, Any] | None:
-    """The attributes of a module, real or read by `safe_pickle`; None for something else.
+    """The attributes of a module, real or read by `safe_pickle`; None for other objects.
 
     Example:
         >>> from torch import nn

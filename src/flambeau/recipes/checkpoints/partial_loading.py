@@ -1,8 +1,9 @@
-"""Load what fits of a state dict, and report what happened to every tensor.
+"""Load the parts of a state dict that fit, and report what happened to every tensor.
 
 加载 state dict 中合适的部分，并逐个说明每个张量的去向。
 
-Source: own; positions are resampled as in Dosovitskiy et al., "An image is worth 16x16 words", ICLR 2021.
+Source: original; positions are resampled as in Dosovitskiy et al., "An image is worth 16x16 words", ICLR
+2021.
 
 Not for a checkpoint that should fit: `load_state_dict` without options is the stricter check.
 """
@@ -19,21 +20,22 @@ Resize = Callable[[Tensor, torch.Size], Tensor | None]
 
 
 class Loaded(NamedTuple):
-    """What happened to each tensor: a name of the model is in one of the first four."""
+    """What happened to each tensor; each name of the model is in one of the first four."""
 
     matched: dict[str, str]
-    """Loaded as it was: name in the model -> name in the state dict."""
+    """Loaded unchanged: name in the model -> name in the state dict."""
     resized: dict[str, str]
     """Loaded with another shape: name in the model -> what was done."""
     mismatched: dict[str, str]
-    """In both, but left alone: name in the model -> the two shapes."""
+    """In both, but not loaded: name in the model -> the two shapes."""
     missing: list[str]
-    """In the model alone: keeps its initial values; `unexpected` are in the state dict alone."""
+    """Only in the model; they keep their initial values."""
     unexpected: list[str]
+    """Only in the state dict."""
     converted: dict[str, str]
     """Loaded with another dtype: name in the model -> the two dtypes, and how many values overflow."""
     share: float
-    """Elements of the model that were loaded, in [0, 1]; each shared tensor counts once."""
+    """Fraction of the model's elements that were loaded; each shared tensor counts once."""
 
     def __str__(self) -> str:
         lines = [f"{self.share:.1%} of the model loaded: {len(self.matched)} tensors as they were"]
@@ -59,24 +61,24 @@ def load_partial(
     resize: Mapping[str, Resize] | None = None,
     min_share: float = 0.5,
 ) -> Loaded:
-    """Copy into a model the tensors of a state dict that fit by name and shape.
+    """Copy the tensors of a state dict that fit by name and shape into a model.
 
     Args:
         model: its parameters and buffers are changed in place, and keep their device and dtype.
         state: {name: tensor}, such as from `torch.load(file, weights_only=True)` or safetensors.
-        rename: {prefix in the state dict: prefix in the model}; the longest that fits counts, in whole
-            parts of a name: 'backbone' is that of 'backbone.conv1', '' that of every name.
-        resize: {name in the model: function of (tensor, shape wanted)}, asked where shapes differ; None from
-            it leaves the tensor alone. `fewer_channels` and `resampled_positions` are two.
-        min_share: refuse when fewer of the model's elements would be loaded, in (0, 1].
+        rename: {prefix in the state dict: prefix in the model}; the longest match counts. A prefix matches
+            whole parts of a name: 'backbone' matches 'backbone.conv1', '' matches every name.
+        resize: {name in the model: function}, called with (tensor, wanted shape) if the shapes differ, such
+            as `grey_filters` and `resampled_positions`; if it returns None the tensor is not loaded.
+        min_share: refuse to load if less than this fraction of the model's elements fits, in (0, 1].
 
     Returns:
         The report; as text, a table.
 
     Raises:
-        ValueError: less than `min_share` fits, two names become one, a name in `rename` or `resize` is of no
-            use, or a resized tensor still has another shape. The model is then as it was before.
-        TypeError: a value is no tensor: the state dict is one level further down.
+        ValueError: less than `min_share` fits, two names become one, a name in `rename` or `resize` has no
+            effect, or a resized tensor has a wrong shape. The model is then unchanged.
+        TypeError: a value is not a tensor: the state dict is nested in `state`.
 
     Example:
         >>> model, other = nn.Linear(4, 3), nn.Linear(4, 3)
@@ -88,39 +90,39 @@ def load_partial(
     """
     if not 0 < min_share <= 1:
         raise ValueError(f"min_share must be in (0, 1], got {min_share}")
-    own = {n: v for n, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+    targets = {n: v for n, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     sources = _renamed(state, rename or {})
-    if strange := set(resize or ()) - own.keys():
-        raise ValueError(f"resize: the model has no tensor {sorted(strange)[0]!r}")
-    if any(value.is_meta for value in (*own.values(), *state.values())):
+    if unknown := set(resize or ()) - targets.keys():
+        raise ValueError(f"resize: the model has no tensor {sorted(unknown)[0]!r}")
+    if any(value.is_meta for value in (*targets.values(), *state.values())):
         raise ValueError("the model or the state dict is on meta, without values: to_empty() first")
     report = Loaded({}, {}, {}, [], [], {}, 0.0)
     values: dict[str, Tensor] = {}
-    for name, target in own.items():
+    for name, target in targets.items():
         if name in sources:
             value = _fitting(name, state[sources[name]], target, (resize or {}).get(name), report)
             if value is not None:
                 values[name] = value
-    loaded = {id(own[name]): own[name].numel() for name in values}
+    loaded = {id(targets[name]): targets[name].numel() for name in values}
     report.matched.update({n: sources[n] for n in values if n not in report.resized})
-    # A shared tensor is often saved under one of its names: under the others it is not missing.
-    report.missing.extend(n for n, v in own.items() if n not in sources and id(v) not in loaded)
-    report.unexpected.extend(source for name, source in sources.items() if name not in own)
-    total = sum({id(value): value.numel() for value in own.values()}.values())
+    # A shared tensor is often saved under only one of its names; the others are not missing.
+    report.missing.extend(n for n, v in targets.items() if n not in sources and id(v) not in loaded)
+    report.unexpected.extend(source for name, source in sources.items() if name not in targets)
+    total = sum({id(value): value.numel() for value in targets.values()}.values())
     report = report._replace(share=sum(loaded.values()) / max(1, total))
     if report.share < min_share:
         raise ValueError(
             f"{report.share:.1%} of the model would be loaded, less than min_share={min_share}: "
-            f"the model has {_some(own)}, the state dict {_some(state)}; see rename= and resize="
+            f"the model has {_some(targets)}, the state dict {_some(state)}; see rename= and resize="
         )
     model.load_state_dict(values, strict=False)
     return report
 
 
 def grey_filters(value: Tensor, shape: torch.Size) -> Tensor | None:
-    """Sum the filters of a first convolution over its input channels: for grey images in one channel.
+    """Sum the filters of a first convolution over its input channels, for grey images with one channel.
 
-    On such an image the layer then gives what it gave for the same image in each of its channels.
+    The layer then computes what it computed for a grey image repeated in all channels.
 
     Example:
         >>> grey_filters(torch.ones(8, 3, 5, 5), torch.Size([8, 1, 5, 5])).mean().item()
@@ -133,8 +135,8 @@ def grey_filters(value: Tensor, shape: torch.Size) -> Tensor | None:
 def resampled_positions(value: Tensor, shape: torch.Size) -> Tensor | None:
     """Resample the position embeddings of a vision transformer, (1, tokens, width), for another image size.
 
-    Bicubic with antialiasing, in float32, between square grids; up to 8 tokens in front of the grid (class,
-    distillation, registers) are kept.
+    Bicubic with antialiasing, in float32, between square grids; up to 8 tokens before the grid (class,
+    distillation, registers) are copied.
 
     Example:
         >>> resampled_positions(torch.ones(1, 1 + 14 * 14, 192), torch.Size([1, 1 + 24 * 24, 192])).shape
@@ -176,7 +178,7 @@ def _renamed(state: Mapping[str, Tensor], rename: Mapping[str, str]) -> dict[str
 def _fitting(
     name: str, value: Tensor, target: Tensor, resize: Resize | None, report: Loaded
 ) -> Tensor | None:
-    """What to load, or None; the report is written."""
+    """The tensor to load, or None; also fills the report."""
     if value.shape != target.shape:
         shapes = f"{list(value.shape)} -> {list(target.shape)}"
         resized = None if resize is None else resize(value, target.shape)

@@ -1,13 +1,13 @@
-"""What a pickle-based checkpoint holds, and its weights, without running anything that it names.
+"""List what a pickle-based checkpoint holds, and load its weights, without running any of its code.
 
 基于 pickle 的检查点里有什么以及其中的权重，不执行它指名的任何东西。
 
-Source: own. The opcodes are those of Python's pickletools; the containers are those of torch.save.
-A pickle is a program. `torch.load(weights_only=True)` runs it with few things that it may call; here
-it is followed on paper: a name stays a name, a call is only recorded, and a table in this file builds
-tensors, numbers and dicts from that record. Nothing is imported on behalf of the file.
-Not for quantized, sparse and conjugated tensors and arrays of other things than numbers and text: they are
-listed, and left out; `torch.load(weights_only=True)` reads the tensors. Nor for TorchScript-only data.
+Source: original. The opcodes are those of Python's pickletools; the containers are those of torch.save.
+A pickle is a program. `torch.load(weights_only=True)` runs it with a short list of allowed calls. Here
+the opcodes are only followed: a global stays a name, a call is recorded, and a table in this file builds
+tensors, numbers and dicts from that record. Nothing that the file names is imported.
+Not for quantized, sparse or conjugated tensors, nor for arrays of anything but numbers and text: they are
+listed and left out (`torch.load(weights_only=True)` reads such tensors). Not for TorchScript-only data.
 """
 
 import codecs
@@ -32,9 +32,9 @@ import torch
 from torch import Tensor
 
 _MAX_OPS = 20_000_000  # some GB of memory at worst; a checkpoint of 10 000 tensors has 400 000
-_MAX_MADE = 1_000_000  # opcodes that make or fill something, 3 s to follow; a tensor has eight
-_MAX_DEPTH = 100  # of containers in each other; real ones stay below 40
-# Tuples as keys: hash() of one runs over all of it each time, and many of equal hash are easily made.
+_MAX_MADE = 1_000_000  # opcodes that make or fill an object, 3 s to follow; a tensor has eight
+_MAX_DEPTH = 100  # of nested containers; real ones stay below 40
+# Tuples as keys: hash() reads the whole tuple each time, and many with equal hashes are easily made.
 _MAX_KEY_PARTS, _MAX_TUPLE_KEYS = 16, 10_000
 _MAGIC = 0x1950A86A20F9469CFC6C  # what torch.save wrote first before PyTorch 1.6
 _STORAGE_DTYPES = {
@@ -61,16 +61,16 @@ _NUMPY_DTYPE = re.compile(r"[<>=|]([biufc][0-9]{1,2}|[SU][0-9]{1,9})")
 
 
 class PickleRefused(ValueError):
-    """A file that is damaged, or that names what may not be built; the message says which."""
+    """The file is damaged, or names something that may not be built; the message says which."""
 
 
 class NotSupported(PickleRefused, NotImplementedError):
-    """A file that is whole as far as it was followed, and not of a kind or size that is read here."""
+    """The file seems whole, but this module does not read its kind or size."""
 
 
 @dataclass(frozen=True)
 class Foreign:
-    """An object that was not made: the name of its class, and its attributes where they are plain."""
+    """Stands for an object that was not built: the name of its class, and its plain attributes."""
 
     name: str
     state: Any = None
@@ -84,10 +84,10 @@ class Contents:
         container: 'zip' (torch.save since 1.6), 'torch before 1.6', 'TorchScript', or 'pickle'.
         root: the class of the object, such as 'dict' or 'models.Net'.
         names: every global that unpickling would import, in order.
-        refused: those of them that `load_pickle` does not build; pickle.load would run them.
-        not_read: what is no object and yet not built, such as 'a sparse tensor'.
+        refused: the names that `load_pickle` does not build; pickle.load would run them.
+        not_read: data of known types that are not read, such as 'a sparse tensor'.
         weights_only: whether torch.load(weights_only=True) reads it without further permission.
-        value: what `load_pickle` gives with drop_objects, its tensors on 'meta' (without values) or mapped.
+        value: the result of `load_pickle(drop_objects=True)`, tensors on 'meta' (without values) or mapped.
     """
 
     container: str
@@ -103,15 +103,15 @@ def pickle_contents(path: Path, *, mapped: bool = False) -> Contents:
     """List what a pickle-based file holds; nothing is imported, called or written to disk.
 
     Args:
-        path: of torch.save (.pth, .pt, .pth.tar, .bin, of any age) or pickle.dump (Python 2 or 3).
-        mapped: with the values of the tensors, as `load_pickle` gives them if mapped, checked and dropped.
+        path: a file of torch.save (.pth, .pt, .pth.tar, .bin, any version) or pickle.dump (Python 2 or 3).
+        mapped: include the tensors' values, as `load_pickle(mapped=True, checked=True)` would.
 
     Returns:
-        Its contents; a file that names dangerous things is listed, not refused.
+        The contents; a file that names dangerous functions is listed, not refused.
 
     Raises:
-        PickleRefused: damaged, no pickle, or its tensors reach beyond what the file holds.
-        OSError: it cannot be opened.
+        PickleRefused: the file is damaged or no pickle, or a tensor reaches beyond the stored bytes.
+        OSError: the file cannot be opened.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -135,22 +135,22 @@ def pickle_contents(path: Path, *, mapped: bool = False) -> Contents:
 def load_pickle(
     path: Path, *, drop_objects: bool = False, mapped: bool = False, checked: bool = True
 ) -> Any:
-    """Load a pickle-based file; tensors come on the CPU, wherever they were, and without gradients.
+    """Load a pickle-based file; all tensors come to the CPU, without gradients.
 
     Args:
         path: as for `pickle_contents`.
-        drop_objects: let a `Foreign` stand for each object and call that may not be made (a whole
-            model, settings of a class) and for what is not read; by default such a file is refused.
-        mapped: tensors lie in the mapped file until they are used or written to, which saves memory;
-            nobody may change the file meanwhile.
-        checked: compare each record of a zip file with its CRC-32, which reads all of the file.
+        drop_objects: put a `Foreign` in place of each object or call that may not be built (a whole
+            model, settings of a class) and of data that are not read; by default such a file is refused.
+        mapped: leave tensors in the mapped file until they are used or written to, which saves memory;
+            the file must not change meanwhile.
+        checked: compare each record of a zip file with its CRC-32, which reads the whole file.
 
     Returns:
         Plain data: NumPy scalars as Python numbers, a Namespace as a dict, a path as a string, a storage
         as a tensor (N,); strings of Python 2 decoded as Latin-1, which loses nothing.
 
     Raises:
-        PickleRefused: damaged, or it names other things than weights and plain data.
+        PickleRefused: the file is damaged, or names anything but weights and plain data.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -167,10 +167,10 @@ def load_pickle(
 
 
 def plain_pickle(data: bytes) -> Any:
-    """What a pickle in memory holds, such as a record of a data set: as `load_pickle`.
+    """Load a pickle in memory, such as a record of a data set, as `load_pickle` does.
 
     Raises:
-        PickleRefused: damaged, or it names other things than plain data.
+        PickleRefused: the pickle is damaged, or names anything but plain data.
 
     Example:
         >>> import pickle
@@ -196,13 +196,13 @@ class _Storage:
 
 @dataclass(eq=False, slots=True)
 class _Made:
-    """The record of a call: of what, with what, and what was then put into its result."""
+    """A recorded call: the callable, its arguments, and what was then put into the result."""
 
     maker: Any
     args: Any
     kwargs: Any = None
     state: Any = None
-    items: Any = ()  # a list once there are some: a million empty ones are seconds of the collector
+    items: Any = ()  # a list only once it has items: a million empty lists cost the gc seconds
     pairs: Any = ()
 
     def extend(self, items: list[Any]) -> None:
@@ -211,10 +211,10 @@ class _Made:
 
 
 class _Machine:
-    """Follows the opcodes of a pickle. What they would call is noted in a `_Made`, and not called."""
+    """Follows the opcodes of a pickle; each call is recorded as a `_Made` instead of being made."""
 
     def __init__(self, file: Any, outer: "_Machine | None" = None) -> None:
-        self.file, self.outer = file, outer  # of which it reads one pickle a run
+        self.file, self.outer = file, outer  # each `run` reads one pickle of the file
         self.storages: dict[str, _Storage] = {}
         self.held: dict[str, memoryview] = {}  # the bytes of storages that lie in the pickle itself
         self.loaded: dict[int, tuple[Any, _Storage]] = {}
@@ -285,7 +285,7 @@ class _Machine:
             case "REDUCE" | "NEWOBJ" | "NEWOBJ_EX":
                 self.call(*items)
             case "BUILD":
-                items[0].state = items[1]  # which a _Made alone has
+                items[0].state = items[1]  # only a _Made has `state`
                 push(items[0])
             case "INST":
                 self.call(self.name(*argument.split(" ", 1)), tuple(items))
@@ -297,14 +297,14 @@ class _Machine:
                 push(self.name("copyreg", f"extension {argument}"))
             case "BINPERSID" | "PERSID" | "NEXT_BUFFER" | "READONLY_BUFFER":
                 push(self.persistent(items[0] if items else None))  # None is refused
-            case _:  # of a number, a string, bytes or None
+            case _:  # a number, a string, bytes or None
                 push(argument)
 
     def take(self, count: int | None) -> list[Any]:
-        """The last items off the stack; None: those behind the last mark."""
+        """Pop the last `count` items, or with None all behind the last mark."""
         start = self.marks.pop() if count is None else len(self.stack) - count
         if start < 0:
-            raise IndexError("more is taken than there is")
+            raise IndexError("the stack has fewer items")
         items, self.stack[start:] = self.stack[start:], []
         return items
 
@@ -312,22 +312,22 @@ class _Machine:
         if not (isinstance(module, str) and isinstance(name, str)):
             raise PickleRefused("the name of what it would import is no string")
         path = f"{module}.{name}"[:200]
-        path = path if path.isprintable() else ascii(path)[1:-1]  # it may be sent to a terminal
+        path = path if path.isprintable() else ascii(path)[1:-1]  # a terminal may show it
         self.names[path] = None
         return _Name(path)
 
     def call(self, maker: Any, args: Any, kwargs: Any = None) -> None:
         if maker in _RECONSTRUCTORS:
-            maker, args = args[0], ()  # class, base, state of the base: made by __new__
+            maker, args = args[0], ()  # args are class, base and state of the base
         made = _Made(maker, args, kwargs)
         self.stack.append(self.storage_in(*args) if maker == _LOADER else made)
 
     def storage_in(self, raw: Any) -> _Storage:
-        """Of bytes, as which pickle.dump writes a storage: those of torch.save before PyTorch 1.6."""
+        """The storage in bytes that pickle.dump wrote: the torch.save format before PyTorch 1.6."""
         if id(raw) not in self.loaded:
             key = f"in bytes {len(self.loaded)}"
             try:
-                if self.outer:  # each level is copied: a file of some MB could take TB
+                if self.outer:  # each level is copied: a file of a few MB could take TB
                     raise PickleRefused("bytes in bytes")
                 data = io.BytesIO(_raw(raw.args[0] if isinstance(raw, _Made) else raw))
                 parsed = _parse_stream(data, self)
@@ -343,13 +343,13 @@ class _Machine:
             if isinstance(target, dict):
                 target[self.checked_key(key)] = value
             else:
-                target.pairs = target.pairs or []  # which a _Made alone has
+                target.pairs = target.pairs or []  # only a _Made has `pairs`
                 target.pairs.append((key, value))
         return target
 
     def persistent(self, pid: Any) -> Any:
         kind = pid[0] if isinstance(pid, tuple) and pid else None
-        if kind == "module":  # a class, with its source: torch compared that and warned
+        if kind == "module":  # a class with its source, which torch compared to warn of changes
             return pid[1]
         if kind != "storage" or len(pid) not in (5, 6):
             raise NotSupported("it refers to an object outside the file that is no storage")
@@ -364,7 +364,7 @@ class _Machine:
         return storage
 
 
-def _python2_string(file: Any) -> str:  # the reader of pickletools knows ASCII alone
+def _python2_string(file: Any) -> str:  # the reader of pickletools takes only ASCII
     raw = cast(bytes, pickletools.read_stringnl(file, decode=False))
     return codecs.escape_decode(raw)[0].decode("latin-1")
 
@@ -372,8 +372,8 @@ def _python2_string(file: Any) -> str:  # the reader of pickletools knows ASCII 
 _OPCODES: dict[bytes, tuple[str, Any]] = {
     o.code.encode("latin-1"): (o.name, o.arg and o.arg.reader) for o in pickletools.opcodes
 } | {b"S": ("STRING", _python2_string)}
-# A table by opcode; opcodes that take alike share a line.
-_TAKES = {  # how many items opcodes take off the stack; None: all behind the last mark
+# Opcodes that pop equally many items share a line.
+_TAKES = {  # how many items an opcode pops; None: all behind the last mark
     **dict.fromkeys(("EMPTY_TUPLE", "EMPTY_LIST", "EMPTY_DICT", "EMPTY_SET"), 0),
     **dict.fromkeys(("TUPLE1", "APPEND", "BINPERSID"), 1), "TUPLE3": 3, "NEWOBJ_EX": 3,
     **dict.fromkeys(("TUPLE2", "SETITEM", "BUILD", "STACK_GLOBAL", "REDUCE", "NEWOBJ"), 2),
@@ -381,16 +381,15 @@ _TAKES = {  # how many items opcodes take off the stack; None: all behind the la
     **dict.fromkeys(("POP_MARK", "INST", "OBJ"), None),
 }  # fmt: skip
 _SETS = {"EMPTY_SET": _Name("builtins.set"), "FROZENSET": _Name("builtins.frozenset")}
-_CALLS = ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ")  # of the first item that they take
-_LOADER = _Name("torch.storage._load_from_bytes")  # calls torch.load: only ever followed here
+_CALLS = ("REDUCE", "NEWOBJ", "NEWOBJ_EX", "OBJ")  # call the first item that they pop
+_LOADER = _Name("torch.storage._load_from_bytes")  # it would call torch.load; here it is followed
 _RECONSTRUCTORS = (_Name("copy_reg._reconstructor"), _Name("copyreg._reconstructor"))
 
 
 class _KeyCheck:
-    """Lets through what is cheap to hash: numbers and strings, and some short tuples of them.
+    """Allows keys that are cheap to hash: numbers, strings, and some short tuples of them.
 
-    Not a tuple in a tuple, of which enough make hash() overflow the stack of C; no huge number, of
-    which many can be made to collide.
+    Nested tuples could make hash() overflow the C stack, and huge numbers can be made to collide.
     """
 
     num_tuples = 0
@@ -438,7 +437,7 @@ class _Parsed:
 
 @contextmanager
 def _parsed(path: Path, checked: bool = False) -> Iterator[_Parsed]:
-    """The file, mapped copy-on-write; tensors that lie in it keep the mapping alive."""
+    """The parsed file, mapped copy-on-write; tensors in it keep the mapping alive."""
     with path.open("rb") as file:
         if not file.seek(0, 2):
             raise PickleRefused(f"{path}: the file is empty")
@@ -455,34 +454,34 @@ def _parse_zip(data: mmap.mmap, checked: bool) -> _Parsed:
         records = zipfile.ZipFile(cast(IO[bytes], data)).infolist()
     except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError, struct.error) as error:
         raise PickleRefused(f"a damaged or truncated zip file ({error})") from error
-    places: dict[str, memoryview] = {}
+    contents: dict[str, memoryview] = {}
     end = 0
     for record in sorted(records, key=lambda record: record.header_offset):
-        if record.header_offset < end:  # some MB laid under many names could become TB in memory
+        if record.header_offset < end:  # a few MB shared by many names could become TB in memory
             raise PickleRefused(f"record {record.filename!r} lies over another one")
         end = record.header_offset + record.compress_size
-        if record.filename in places:
+        if record.filename in contents:
             raise PickleRefused(f"two records {record.filename!r}: a reader may take either")
-        if "/code/" not in record.filename:  # of TorchScript, which is never looked at
-            places[record.filename] = _place(memoryview(data), record)
+        if "/code/" not in record.filename:  # TorchScript code is never read
+            contents[record.filename] = _record_bytes(memoryview(data), record)
     # torch.serialization.set_crc32_options(False) writes zeros.
     sums = {record.filename: record.CRC for record in records if checked}
-    for name, place in places.items() if any(sums.values()) else ():
-        if zlib.crc32(place) != sums[name]:
+    for name, content in contents.items() if any(sums.values()) else ():
+        if zlib.crc32(content) != sums[name]:
             raise PickleRefused(f"record {name!r} is not what was saved: its CRC-32 differs")
     prefix = records[0].filename.partition("/")[0] if records else ""
-    if f"{prefix}/data.pkl" not in places:
+    if f"{prefix}/data.pkl" not in contents:
         raise NotSupported("a zip file without data.pkl: torch.save did not write it")
-    if places.get(f"{prefix}/byteorder", sys.byteorder.encode()) != sys.byteorder.encode():
+    if contents.get(f"{prefix}/byteorder", sys.byteorder.encode()) != sys.byteorder.encode():
         raise NotSupported(f"written on a machine whose byte order is not {sys.byteorder}")
-    machine = _Machine(io.BytesIO(places[f"{prefix}/data.pkl"]))
+    machine = _Machine(io.BytesIO(contents[f"{prefix}/data.pkl"]))
     root = machine.run()
-    held = {k: places.get(f"{prefix}/data/{k}", memoryview(b"")) for k in machine.storages}
-    kind = "TorchScript" if f"{prefix}/constants.pkl" in places else "zip"
+    held = {k: contents.get(f"{prefix}/data/{k}", memoryview(b"")) for k in machine.storages}
+    kind = "TorchScript" if f"{prefix}/constants.pkl" in contents else "zip"
     return _Parsed(kind, root, machine.names, held | machine.held, machine.protocol)
 
 
-def _place(data: memoryview, record: zipfile.ZipInfo) -> memoryview:
+def _record_bytes(data: memoryview, record: zipfile.ZipInfo) -> memoryview:
     if record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1:
         raise NotSupported(f"record {record.filename!r} is compressed, as torch.save never does")
     header = bytes(data[record.header_offset : record.header_offset + 30])
@@ -522,21 +521,21 @@ def _parse_stream(data: Any, outer: _Machine | None = None) -> _Parsed:
 
 
 class _Builder:
-    """Makes values of what the machine noted, by `_MAKERS`; tensors may be on 'meta'."""
+    """Builds values from what the machine recorded, by `_MAKERS`."""
 
     def __init__(self, parsed: _Parsed, *, drop: bool, mapped: bool | None = False) -> None:
-        self.parsed, self.drop, self.mapped = parsed, drop, mapped  # None: no values at all
+        self.parsed, self.drop, self.mapped = parsed, drop, mapped  # mapped=None: tensors on 'meta'
         self.done: dict[int, Any] = {}
         self.not_read: dict[str, None] = {}
-        self.storages: dict[str, Tensor] = {}  # their bytes, whatever types they are read as
-        self.keys: dict[int, int] = {}  # objects as keys, by number
+        self.storages: dict[str, Tensor] = {}  # as uint8, whatever dtype they are read as
+        self.keys: dict[int, int] = {}  # objects used as keys get a number, by id
         self.checked_key = _KeyCheck()
         self.depth = 0
 
     def build(self, value: Any) -> Any:
         if isinstance(value, _Name):
             return _DTYPES.get(value.path, Foreign(value.path))
-        if isinstance(value, _Storage):  # that no tensor holds
+        if isinstance(value, _Storage):  # a storage outside any tensor
             if "q" in str(value.dtype):
                 return self.left_out("a quantized storage")
             return self.storage(value, value.dtype)
@@ -568,9 +567,9 @@ class _Builder:
 
     def key(self, key: Any) -> Any:
         built = self.build(key)
-        if isinstance(built, Tensor):  # as in the state of an optimizer that was saved whole
+        if isinstance(built, Tensor):  # the state of an optimizer object has tensors as keys
             built = self.left_out("a tensor as a key")
-        if isinstance(built, Foreign):  # of several in one dict none may stand for another
+        if isinstance(built, Foreign):  # a dict may have several of one class
             built = f"{built.name} {self.keys.setdefault(id(key), len(self.keys))}"
         return self.checked_key(built)
 
@@ -591,7 +590,7 @@ class _Builder:
     def _foreign(self, made: _Made, name: str) -> Any:
         if not self.drop:
             raise PickleRefused(f"it would call {name}; nothing was run")
-        if made.pairs or made.items:  # a class made of dict or list; what it holds is what counts
+        if made.pairs or made.items:  # a subclass of dict or list: its items are what counts
             return dict(self.pairs(made.pairs)) or [self.build(item) for item in made.items]
         self.done[id(made)] = foreign = Foreign(name, {})
         for part in made.state if isinstance(made.state, tuple) else (made.state,):
@@ -600,7 +599,7 @@ class _Builder:
         return foreign
 
     def left_out(self, what: str) -> Foreign:
-        """What stands for data that are not read here, where objects are dropped."""
+        """A `Foreign` in place of data that are not read."""
         if not self.drop:
             raise NotSupported(f"it holds {what}, not read here")
         self.not_read[what] = None
@@ -617,8 +616,8 @@ class _Builder:
             whole = torch.empty(size_bytes, dtype=torch.uint8, device=device)
             if size_bytes and device == "cpu":
                 whole = torch.frombuffer(held, dtype=torch.uint8, count=size_bytes)
-            is_in_place = self.mapped and whole.data_ptr() % 8 == 0
-            self.storages[key] = whole if is_in_place else whole.clone()
+            stays_mapped = self.mapped and whole.data_ptr() % 8 == 0
+            self.storages[key] = whole if stays_mapped else whole.clone()
         return self.storages[key][: size_bytes // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
@@ -643,7 +642,7 @@ def _data(builder: _Builder, made: _Made) -> Any:
 
 
 def _typed(builder: _Builder, made: _Made) -> Any:
-    function, _type, args, _state = made.args  # a tensor with attributes of its own, which are left
+    function, _type, args, _state = made.args  # a tensor with attributes, which are dropped
     maker = _MAKERS[function.path]
     if maker not in (_tensor, _data):
         return builder.left_out(f"a tensor made by {function.path}")
@@ -653,12 +652,12 @@ def _typed(builder: _Builder, made: _Made) -> Any:
 def _mapping(builder: _Builder, made: _Made) -> Any:
     mapping: OrderedDict[Any, Any] = OrderedDict()
     builder.done[id(made)] = mapping
-    given = made.args[-1] if made.args else ()  # items, or the factory of a defaultdict
-    if not isinstance(given, _Name | None):
-        mapping.update(builder.pairs(given.items() if isinstance(given, dict) else given))
+    initial = made.args[-1] if made.args else ()  # items, or the factory of a defaultdict
+    if not isinstance(initial, _Name | None):
+        mapping.update(builder.pairs(initial.items() if isinstance(initial, dict) else initial))
     mapping.update(builder.pairs(made.pairs))
     state = made.state or {}
-    if state.keys() - {"_metadata"}:  # which a state_dict has
+    if state.keys() - {"_metadata"}:  # an attribute of every state_dict
         raise PickleRefused(f"it would set attributes of {made.maker.path}")
     vars(mapping).update(builder.build(state))
     return mapping
@@ -670,7 +669,7 @@ def _set(builder: _Builder, made: _Made) -> Any:
 
 
 def _raw(data: Any = b"") -> bytes:
-    # Python 2 had bytes in its strings, and Python 3 writes them so for it.
+    # Strings of Python 2 hold bytes, and Python 3 writes bytes as such strings for old protocols.
     return data.encode("latin-1") if isinstance(data, str) else bytes(memoryview(data))
 
 
@@ -687,7 +686,7 @@ def _numpy_array(builder: _Builder, made: _Made) -> Any:
     if made.args[0] != _Name("numpy.ndarray"):
         raise PickleRefused(f"it would make a {_class_of(made.args[0])}")
     dtype = builder.build(made.state[2])
-    if isinstance(dtype, Foreign):  # of objects, records or dates
+    if isinstance(dtype, Foreign):  # objects, records or dates
         return dtype
     _, shape, _, fortran, raw = map(builder.build, made.state)
     return _array(raw, dtype, shape, "F" if fortran else "C")
@@ -740,7 +739,7 @@ _MAKERS: dict[str, Callable[[_Builder, _Made], Any]] = {
     "torch._utils._rebuild_meta_tensor_no_storage": lambda b, made: b.left_out("a tensor on meta"),
 }
 _OLD_NAMES = {n.replace("._core.", ".core.").replace("builtins", "__builtin__"): n for n in _MAKERS}
-_ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to make an object
+_ARGUMENTS = {  # allowed only as arguments of the makers above
     "numpy.ndarray",
     "torch.Tensor",
     "copy_reg._reconstructor",
@@ -749,7 +748,7 @@ _ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to m
     "torch.per_tensor_affine",
     "torch.per_channel_affine",
     _LOADER.path,
-    # Python 3 writes the int and str of a defaultdict under their names of Python 2.
+    # Python 3 writes the int or str of a defaultdict under its Python 2 name.
     *(
         f"{b}.{t}"
         for b in ("__builtin__", "builtins")
@@ -767,7 +766,7 @@ _ARGUMENTS = {  # only ever an argument of the above, or of one of the ways to m
         )
     ),
 }
-_TORCH = {  # of those outside torch, what torch.load(weights_only=True) takes too
+_TORCH = {  # the names outside torch that torch.load(weights_only=True) accepts too
     "builtins.set",
     "builtins.bytearray",
     "builtins.complex",

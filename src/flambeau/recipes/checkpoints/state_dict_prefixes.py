@@ -1,10 +1,10 @@
-"""Names of a state_dict without the prefixes that wrappers put before or into them, or with a model's.
+"""Remove the prefixes of wrappers from the names of a state_dict, or rename it to fit a model.
 
 去掉包装器加在 state_dict 名字前面或中间的前缀，或者换成某个模型的名字。
 
 Source: torch: `DataParallel.module`, `torch.compile`'s `_orig_mod`, FSDP's `_fsdp_wrapped_module`,
 `CheckpointWrapper._checkpoint_wrapped_module`, `AveragedModel` with its `n_averaged`.
-Not for flat parameters of FSDP (`_flat_param`), which are no tensors of a model: save those by
+Not for flat parameters of FSDP (`_flat_param`), which are not tensors of a model: save such a model with
 `torch.distributed.checkpoint.state_dict.get_model_state_dict`.
 """
 
@@ -14,26 +14,26 @@ from typing import Any
 
 from torch import nn
 
-# Names that torch keeps for itself: wherever one of them is a part of a name, a wrapper stood there.
+# Names that only torch uses: as a part of a name, each is a wrapper's.
 _ANYWHERE = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-# A name that users give too: it is a wrapper's where all names begin with it.
+# A name that users use too: it is a wrapper's if all names begin with it.
 _AT_START = "module"
-_COUNTER = "n_averaged"  # of AveragedModel, beside the module that it wraps
+_COUNTER = "n_averaged"  # of AveragedModel, beside the wrapped module
 
 
 def strip_prefixes(state_dict: Mapping[str, Any]) -> "OrderedDict[str, Any]":
-    """A state_dict under the names of the model without its wrappers.
+    """Rename a state_dict to the names of the model without its wrappers.
 
     Args:
         state_dict: of DataParallel, DDP, FSDP, torch.compile, AveragedModel, activation checkpoints, in
-            any order and depth; of a plain model it comes back as it is.
+            any order and depth; the names of a plain model stay the same.
 
     Returns:
-        A new dict with the same values, in the same order, and `_metadata` renamed likewise. The
-        counter of AveragedModel is left out with its prefix.
+        A new dict with the same values in the same order, and `_metadata` renamed likewise. The counter of
+        AveragedModel is removed with its prefix.
 
     Raises:
-        ValueError: two names would become one, or a parameter is a flat one of FSDP.
+        ValueError: two names would become equal, or there is a flat parameter of FSDP.
 
     Example:
         >>> list(strip_prefixes({"module._orig_mod.sub_module.weight": 1, "module.0._orig_mod.bias": 2}))
@@ -45,20 +45,20 @@ def strip_prefixes(state_dict: Mapping[str, Any]) -> "OrderedDict[str, Any]":
 
 
 def names_like(state_dict: Mapping[str, Any], model: nn.Module) -> "OrderedDict[str, Any]":
-    """A state_dict under the names of a model, whichever of the two is wrapped, and how.
+    """Rename a state_dict to the names of a model, however the two are wrapped.
 
-    The model decides what no name can tell: whether a `module` in it is a wrapper or the user's.
+    The names of the model decide whether a `module` in a name is a wrapper's or the user's.
 
     Args:
-        state_dict: of the same network, wrapped otherwise.
+        state_dict: of the same network, wrapped differently.
         model: it is not changed.
 
     Returns:
-        A new dict with the same values; what the model has no place for keeps its name without
-        prefixes, so that `load_state_dict` says so.
+        A new dict with the same values; names that the model does not have only lose their prefixes, so that
+        `load_state_dict` reports them.
 
     Raises:
-        ValueError: two names would become one, or a name has two places in the model.
+        ValueError: two names would become equal, or a name fits two names of the model.
 
     Example:
         >>> state = nn.Sequential(nn.DataParallel(nn.Linear(2, 2))).state_dict()
@@ -74,21 +74,21 @@ def names_like(state_dict: Mapping[str, Any], model: nn.Module) -> "OrderedDict[
     def rename(name: str) -> str | None:
         if name in exact:
             return name
-        places = targets.get(_core(name), [])
-        if len(places) > 1:
+        matches = targets.get(_core(name), [])
+        if len(matches) > 1:
             raise ValueError(
-                f"{name!r} may be any of {sorted(places)} of the model; rename it yourself"
+                f"{name!r} may be any of {sorted(matches)} of the model; rename it yourself"
             )
-        return places[0] if places else strip(name)
+        return matches[0] if matches else strip(name)
 
     renamed = _renamed(state_dict, rename)
-    if hasattr(renamed, "_metadata"):  # the paths of modules; the model has its own
+    if hasattr(renamed, "_metadata"):  # paths of modules, which the model has anyway
         del renamed._metadata
     return renamed
 
 
 def add_prefix(state_dict: Mapping[str, Any], prefix: str) -> "OrderedDict[str, Any]":
-    """A state_dict for a wrapper: every name with a prefix, `_metadata` too.
+    """Add a prefix to every name of a state_dict, and to its `_metadata`, for a wrapper.
 
     Args:
         state_dict: of the model.
@@ -110,7 +110,7 @@ def add_prefix(state_dict: Mapping[str, Any], prefix: str) -> "OrderedDict[str, 
 
 
 def _stripper(names: Iterable[str]) -> Callable[[str], str | None]:
-    """The function that strips what all of these names are wrapped in; None is for what goes with it."""
+    """A function that strips the wrappers of all these names; it returns None for the counter."""
     rest = [_without_reserved(name).split(".") for name in names if name != _COUNTER]
     depth = 0
     while rest and all(len(p) > depth + 1 and p[depth] == _AT_START for p in rest):
@@ -129,7 +129,7 @@ def _without_reserved(name: str) -> str:
 
 
 def _core(name: str) -> str:
-    """What is left of a name if every part that can be a wrapper is one."""
+    """A name without any part that can be a wrapper's."""
     return ".".join(part for part in _without_reserved(name).split(".") if part != _AT_START)
 
 
@@ -152,7 +152,7 @@ def _renamed(
         result[new], origin[new] = value, name
     metadata = getattr(state_dict, "_metadata", None)
     if metadata is not None:
-        # Paths of modules, '' for the outermost: the innermost of those that become one is the model's.
+        # Paths of modules, '' for the outermost. If several become equal, the innermost is the model's.
         paths = sorted(metadata, key=lambda path: path.count("."))
         moved = {(rename(f"{path}.") or "").rstrip("."): metadata[path] for path in paths}
         result._metadata = OrderedDict(moved)  # type: ignore[attr-defined]

@@ -1,13 +1,13 @@
-"""Train with the rounding of eight bits in place, with learned ranges; ONNX gets QuantizeLinear of it.
+"""Quantization-aware training with learned ranges; exports to ONNX as QuantizeLinear and DequantizeLinear.
 
 带着八位取整训练（QAT），取值范围可学习；导出到 ONNX 时成为 QuantizeLinear 与 DequantizeLinear。
 
 Source: Esser et al., "Learned step size quantization", ICLR 2020 (arXiv:1902.08153), section 2, for step and
 gradients; Bhalgat et al., "LSQ+", CVPR workshops 2020 (arXiv:2004.09576), for the learned zero point.
 
-Fold BatchNorm into the convolutions first (`fold_batchnorm` beside this file): a BatchNorm that is left is
-computed in floating point, and what is folded after the training is not what was trained. Not for speed in
-torch, where the layers still compute in floating point: that is what the export is for.
+Fold BatchNorm into the convolutions first (recipe `fold_batchnorm`): a BatchNorm that is left is computed in
+floating point, and folding after the training changes the trained model. Not for speed in torch, where the
+layers still compute in floating point; export the model for that.
 """
 
 import copy
@@ -21,11 +21,11 @@ from torch.nn.utils import parametrize
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.Linear)
-_NUM_KEPT = 1 << 16  # values of an activation that a range is chosen from; chosen, untested
+_NUM_KEPT = 1 << 16  # values per activation from which a range is chosen; chosen, untested
 
 
 class _Round(torch.autograd.Function):
-    """Rounds half to even, as ONNX does; the gradient passes."""
+    """Rounds half to even, as ONNX does; the gradient passes unchanged."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -48,22 +48,22 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def _least(dtype: torch.dtype) -> float:
-    """The least scale, above 0 in the dtype: float16 has nothing like 1e-12."""
+    """The smallest allowed scale; float16 cannot represent 1e-12."""
     return max(1e-12, torch.finfo(dtype).tiny)
 
 
 class FakeQuantize(nn.Module):
-    """Rounds to whole steps of a learned size within a range of `bits` bits, in floating point.
+    """Rounds to multiples of a learned scale within a range of `bits` bits, in floating point.
 
-    x -> (clip(round(x / scale) + zero_point, low, high) - zero_point) * scale. Gradients are those of LSQ: of
-    x 1 inside the range and 0 outside; of the scale round(x / scale) - x / scale inside and the end of the
-    range outside, times 1 / sqrt(values * high). `observe` chooses the first range.
+    x -> (clip(round(x / scale) + zero_point, low, high) - zero_point) * scale. Gradients are those of LSQ:
+    for x, 1 inside the range and 0 outside; for the scale, round(x / scale) - x / scale inside and the end of
+    the range outside, times 1 / sqrt(values * high). `observe` chooses the initial range.
 
     Args:
         bits: 2 to 8.
         symmetric: zero_point stays 0 and codes are signed, without the lowest one; else codes are unsigned
             and the zero point is learned too.
-        num_channels: scales, one per channel of dimension `axis`; None for one in all.
+        num_channels: number of scales, one per channel of dimension `axis`; None for a single scale.
         axis: of the channels.
 
     Raises:
@@ -102,13 +102,13 @@ class FakeQuantize(nn.Module):
         return f"bits={self.bits}, {kind}, scales={self.scale.numel()}"
 
     def along(self, values: Tensor, ndim: int) -> Tensor:
-        """Values per channel, shaped to meet a tensor of `ndim` dimensions."""
+        """Values per channel, shaped to broadcast with a tensor of `ndim` dimensions."""
         if not values.ndim:
             return values
         return values.view([-1 if dim == self.axis % ndim else 1 for dim in range(ndim)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any shape and floating dtype, to the same."""
+        """Round x, of any shape and floating dtype, to the same shape and dtype."""
         if torch.onnx.is_in_onnx_export():
             return self._as_onnx(x)
         scale, zero_point = self.scale, self.zero_point
@@ -117,7 +117,7 @@ class FakeQuantize(nn.Module):
             factor = 1 / math.sqrt(max(1, count) * self.high)
             scale = _ScaleGradient.apply(scale, factor)
             zero_point = _ScaleGradient.apply(zero_point, factor)
-        # A step that training has made negative rounds as its absolute value does.
+        # Training may make a scale negative; its absolute value is used.
         scale = scale.abs().clamp(min=_least(x.dtype))
         zero_point = _Round.apply(zero_point.clamp(self.low, self.high))
         scale, zero_point = (self.along(t, x.ndim).to(x.dtype) for t in (scale, zero_point))
@@ -131,7 +131,7 @@ class FakeQuantize(nn.Module):
     def observe(self, x: Tensor) -> None:
         """Choose scale and zero point for these values: of 64 ranges the one with the least squared error.
 
-        The ranges are parts of the one that holds all values; it always holds 0, which padding needs.
+        The ranges are fractions of the one that holds all values and 0, which padding needs.
 
         Args:
             x: at least one value per channel, not NaN; of any floating dtype.
@@ -149,15 +149,15 @@ class FakeQuantize(nn.Module):
             zero = (self.low - bottom * part / scale).round().clamp(self.low, self.high)
             zero = zero * (not self.symmetric)
             codes = (rows / scale[:, None]).round() + zero[:, None]
-            given = (codes.clamp(self.low, self.high) - zero[:, None]) * scale[:, None]
-            error = (given - rows).square().sum(1)
+            rounded = (codes.clamp(self.low, self.high) - zero[:, None]) * scale[:, None]
+            error = (rounded - rows).square().sum(1)
             better = error < best
             best = torch.where(better, error, best)
             for old, new in ((self.scale, scale), (self.zero_point, zero)):
                 old.copy_(torch.where(better, new, old.view(-1)).view_as(old))
 
     def codes(self, x: Tensor) -> Tensor:
-        """The whole numbers: int8 where symmetric, else uint8; of the shape of x."""
+        """The integer codes of x: int8 if symmetric, else uint8; of the shape of x."""
         scale, zero_point = (self.along(t, x.ndim) for t in self._numbers())
         codes = ((x.detach() / scale).round() + zero_point).clamp(self.low, self.high)
         return codes.to(torch.int8 if self.symmetric else torch.uint8)
@@ -168,21 +168,21 @@ class FakeQuantize(nn.Module):
         return scale, zero_point.clamp(self.low, self.high).round()
 
     def from_codes(self, codes: Tensor) -> Tensor:
-        """(codes - zero_point) * scale; DequantizeLinear in an export to ONNX."""
+        """(codes - zero_point) * scale; exported to ONNX as DequantizeLinear."""
         scale, zero_point = self._numbers()
         if torch.onnx.is_in_onnx_export():
-            found: Tensor = torch.onnx.ops.symbolic(
+            values: Tensor = torch.onnx.ops.symbolic(
                 "DequantizeLinear",
                 (codes, scale, zero_point.to(codes.dtype)),
                 self._onnx_axis(codes.ndim),
                 dtype=scale.dtype,
                 shape=codes.shape,
             )
-            return found
+            return values
         return (codes - self.along(zero_point, codes.ndim)) * self.along(scale, codes.ndim)
 
     def _as_onnx(self, x: Tensor) -> Tensor:
-        """QuantizeLinear saturates at the ends of 8 bits: a narrower range is clipped before it."""
+        """Clip a range of fewer than 8 bits first, because QuantizeLinear saturates at 8 bits."""
         scale, zero_point = self._numbers()
         if self.bits < 8 or self.symmetric:
             low, high = (
@@ -204,13 +204,13 @@ class FakeQuantize(nn.Module):
 
 
 class QuantizedLayer(nn.Module):
-    """A convolution or linear layer with rounded inputs and weights; `fake_quantize` puts it in its place.
+    """A convolution or linear layer with rounded inputs and weights, as `fake_quantize` inserts it.
 
-    `layer` has the exact weights, which the optimizer changes; after `store_codes` it has none, and
-    `weight_codes` has the rounded ones, one byte each.
+    `layer` has the exact weights, which the optimizer updates; after `store_codes` only the rounded weights
+    remain, in `weight_codes`, one byte each.
 
     Args:
-        layer: with a `weight` whose output channels are dimension 0, of transposed convolutions 1.
+        layer: its `weight` has output channels in dimension 0, or 1 for transposed convolutions.
         weight_bits, input_bits: 2 to 8.
 
     Example:
@@ -228,7 +228,7 @@ class QuantizedLayer(nn.Module):
         weight = layer.get_parameter("weight")
         axis = int(isinstance(layer, _TRANSPOSED))
         channels = None
-        # There a row belongs to several channels
+        # In a grouped transposed convolution a row belongs to several channels.
         if not (axis and getattr(layer, "groups", 1) > 1):
             channels = weight.shape[axis]
         self.quantize_input = FakeQuantize(bits=input_bits, symmetric=False)
@@ -238,7 +238,7 @@ class QuantizedLayer(nn.Module):
         self.register_buffer("weight_codes", None)
 
     def forward(self, *args: Any) -> Any:
-        """As the layer's."""
+        """The same arguments and result as the layer."""
         if self.weight_codes is None:
             weight = self.quantize_weight(self.layer.weight)
         else:
@@ -247,14 +247,14 @@ class QuantizedLayer(nn.Module):
         return torch.func.functional_call(self.layer, {"weight": weight}, (x, *args[1:]))
 
     def store_codes(self) -> None:
-        """Keep the rounded weights alone, as int8: a quarter of the bytes, and no more training."""
+        """Keep only the rounded weights, as int8: a quarter of the bytes, but no more training."""
         weight = self.layer.get_parameter("weight")
         self.weight_codes = self.quantize_weight.codes(weight)
         self.layer.weight = nn.Parameter(weight.new_empty(0), requires_grad=False)
 
 
 class Prepared(NamedTuple):
-    """What `fake_quantize` gives.
+    """The result of `fake_quantize`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
@@ -265,9 +265,9 @@ class Prepared(NamedTuple):
     model: nn.Module
     """A copy; each layer is a QuantizedLayer under its old name."""
     quantized: list[str]
-    """Names of the layers that round now."""
+    """Names of the quantized layers."""
     left: dict[str, str]
-    """Names of the other convolutions and linear layers, and why."""
+    """Names of the other convolutions and linear layers, with the reason."""
 
 
 def fake_quantize(
@@ -278,24 +278,24 @@ def fake_quantize(
     input_bits: int = 8,
     skip: Iterable[str] = (),
 ) -> Prepared:
-    """Put learned rounding at the inputs and weights of all convolutions and linear layers.
+    """Add learned rounding to the inputs and weights of all convolutions and linear layers.
 
-    Weights are symmetric with one range per output channel (one in all for grouped transposed convolutions),
-    inputs affine with one range. Train the result with a small learning rate, and no weight decay for what is
-    called `scale` and `zero_point`; then `to_integers`.
+    Weights get a symmetric range per output channel (a single one for grouped transposed convolutions),
+    inputs a single affine range. Train the result with a small learning rate and without weight decay for the
+    parameters named `scale` and `zero_point`; then call `to_integers`.
 
     Args:
         model: with its BatchNorms folded. It is not changed.
-        batches: a few, to choose the first ranges from, preprocessed as in use: tensors, or tuples of what
-            the model is called with.
+        batches: a few, preprocessed as in use, to choose the initial ranges: tensors, or tuples of the
+            model's arguments.
         weight_bits, input_bits: 2 to 8.
-        skip: names of layers that stay exact; the first and the last, where there are few bits.
+        skip: names of layers that stay exact; with few bits, usually the first and the last.
 
     Returns:
-        A new model, in the mode of the old one.
+        A new model, in the same mode, and the names of its layers.
 
     Raises:
-        ValueError: bits out of range, no batch, a name that is no layer's, or nothing to round.
+        ValueError: bits out of range, no batch, a name that is not a layer's, or nothing to quantize.
 
     Example:
         >>> model = fake_quantize(nn.Linear(4, 2), [torch.randn(8, 4)]).model
@@ -335,19 +335,19 @@ def fake_quantize(
 
 
 def to_integers(model: nn.Module) -> nn.Module:
-    """Replace the exact weights by codes of 8 bits, to store or to export.
+    """Replace the exact weights by 8-bit codes, to store or to export.
 
-    `torch.onnx.export(..., dynamo=True)` makes QuantizeLinear and DequantizeLinear of the result, and ONNX
-    Runtime integer kernels of these.
+    `torch.onnx.export(..., dynamo=True)` writes the result with QuantizeLinear and DequantizeLinear, for
+    which ONNX Runtime has integer kernels.
 
     Args:
-        model: of `fake_quantize`. It is not changed.
+        model: from `fake_quantize`. It is not changed.
 
     Returns:
-        A copy in eval mode that gives what the model gives.
+        A copy in eval mode with the same outputs.
 
     Raises:
-        ValueError: no layer of the model rounds.
+        ValueError: no layer of the model is quantized.
 
     Example:
         >>> model = fake_quantize(nn.Linear(4, 2), [torch.randn(8, 4)]).model
@@ -365,7 +365,7 @@ def to_integers(model: nn.Module) -> nn.Module:
 
 
 def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """The model with `new` in the place of `old`, under each name that it has."""
+    """The model with `new` in place of `old`, under each of its names."""
     names = [name for name, m in model.named_modules(remove_duplicate=False) if m is old]
     if "" in names:
         return new
@@ -377,7 +377,7 @@ def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 def _inputs(
     model: nn.Module, layers: dict[str, nn.Module], batches: Iterable[Any]
 ) -> dict[str, list[Tensor]]:
-    """What each layer reads in eval mode: of each batch some values, the largest and the smallest."""
+    """Inputs of each layer in eval mode: per batch some values, the largest and the smallest."""
     seen: dict[str, list[Tensor]] = {}
 
     def keep(name: str, x: Tensor) -> None:

@@ -5,8 +5,8 @@
 Source: Jacob et al., "Quantization and training of neural networks for efficient integer-arithmetic-only
 inference", CVPR 2018, section 3.2 (arXiv:1712.05877).
 
-Not before more training: a folded model has nothing left that normalizes. Not for a model whose forward takes
-a path that depends on values: torch.fx cannot follow it.
+Not before more training: a folded model no longer normalizes. Not for a model whose forward branches on
+values, which torch.fx cannot follow.
 """
 
 import copy
@@ -22,7 +22,7 @@ from torch.nn.utils import parametrize
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.Linear)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# What forward does with a torch.fx.Proxy where it asks for a value.
+# The errors that a forward raises when it needs the value of a torch.fx.Proxy.
 _NOT_TRACED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
 
 
@@ -37,30 +37,30 @@ class Folded(NamedTuple):
     """
 
     model: nn.Module
-    """A copy, of the same class; in the place of a folded BatchNorm is an nn.Identity."""
+    """A copy, of the same class, with an nn.Identity in place of each folded BatchNorm."""
     folded: dict[str, str]
-    """Names of the BatchNorms, and of the layers that do their work now."""
+    """Names of the folded BatchNorms, and of the layers that they were folded into."""
     left: dict[str, str]
-    """Names of the other BatchNorms, and why they are still there."""
+    """Names of the other BatchNorms, with the reason."""
 
 
 def fold_batchnorm(model: nn.Module, *example: Any) -> Folded:
-    """Fold what can be folded, and say why the rest is left.
+    """Fold all BatchNorms that can be folded, and report why the others are left.
 
-    A pair is folded where the output of a layer (Conv1d to 3d, transposed or not, grouped or not; Linear)
-    goes to one BatchNorm and nowhere else, where both are called once, and where the folded layer gives in
-    float64 what the pair gives. That is measured on the example, so a layer of a class of its own is folded
-    if its output is linear in its weight. Of timm's BatchNormAct2d the activation stays.
+    A BatchNorm is folded if its input is the output of a layer (Conv1d to 3d, transposed or not, grouped or
+    not; Linear) that nothing else reads, if both are called once, and if the folded layer equals the pair in
+    float64. This is measured on the example, so a layer of a custom class is folded if its output is linear
+    in its weight. timm's BatchNormAct2d leaves its activation.
 
     Args:
         model: in eval mode; a BatchNorm in training mode is left. It is not changed.
-        example: what the model is called with; a small batch is enough. On the device of the model.
+        example: the arguments of the model, on its device; a small batch is enough.
 
     Returns:
-        A new model, of the same dtypes and on the same devices, and what was and was not folded.
+        A new model, of the same dtypes and on the same devices, with the folded and the other BatchNorms.
 
     Raises:
-        ValueError: torch.fx cannot follow `forward`, or the folded model gives something else.
+        ValueError: torch.fx cannot follow `forward`, or the outputs of the folded model differ.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
@@ -92,12 +92,12 @@ def fold_batchnorm(model: nn.Module, *example: Any) -> Folded:
 
 
 def fold_pair(layer: nn.Module, norm: nn.Module) -> nn.Module:
-    """A copy of a layer that also does the work of the BatchNorm behind it.
+    """Copy a layer and fold the BatchNorm after it into the copy.
 
-    BatchNorm gives (y - mean) * factor + beta with factor = gamma / sqrt(var + eps); computed in float64.
+    BatchNorm is (y - mean) * factor + beta with factor = gamma / sqrt(var + eps), computed in float64.
 
     Args:
-        layer: a convolution, a transposed one, or linear, of C output channels; with or without bias.
+        layer: a convolution, transposed convolution or Linear with C output channels, with or without bias.
         norm: with running statistics of C channels; in either mode, with or without weight and bias.
 
     Returns:
@@ -105,7 +105,7 @@ def fold_pair(layer: nn.Module, norm: nn.Module) -> nn.Module:
 
     Raises:
         TypeError: another kind of layer.
-        ValueError: no running statistics, or of another number of channels.
+        ValueError: no running statistics, or the numbers of channels differ.
 
     Example:
         >>> layer, norm = nn.ConvTranspose2d(4, 6, 2, groups=2), nn.BatchNorm2d(6).eval()
@@ -142,7 +142,7 @@ def fold_pair(layer: nn.Module, norm: nn.Module) -> nn.Module:
 
 
 def _replace(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put a module in the place of another, under each name that it has."""
+    """Replace a module by another, under each of its names."""
     for name, module in list(model.named_modules(remove_duplicate=False)):
         if module is old:
             model.set_submodule(name, new)
@@ -153,14 +153,14 @@ def _kind(value: object) -> str:
 
 
 def _what_stays(norm: nn.Module) -> nn.Module:
-    """The dropout and the activation that timm's BatchNormAct2d holds; of BatchNorm itself, nothing."""
+    """The dropout and activation of timm's BatchNormAct2d; an nn.Identity for BatchNorm itself."""
     parts = [part for part in norm.children() if not isinstance(part, nn.Identity)]
     rest: nn.Module = nn.Sequential(*parts) if parts else nn.Identity()
     return rest.train(norm.training)
 
 
 class _Tracer(fx.Tracer):
-    """Keeps layers and BatchNorms of any class whole, and each module that torch.fx cannot follow."""
+    """Does not enter layers, BatchNorms (subclasses too) and modules that torch.fx cannot follow."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         whole = isinstance(m, (*_LAYERS, *_NORMS))
@@ -178,13 +178,12 @@ class _Tracer(fx.Tracer):
 
 def _trace(model: nn.Module, example: tuple[Any, ...]) -> fx.Graph:
     try:
-        called = inspect.signature(model.forward).bind(*example)
-        called.apply_defaults()
-        tensors = [name for name, value in called.arguments.items() if isinstance(value, Tensor)]
+        bound = inspect.signature(model.forward).bind(*example)
+        bound.apply_defaults()
         fixed = {
             name: value
-            for name, value in called.arguments.items()
-            if name not in tensors and value not in ((), {})
+            for name, value in bound.arguments.items()
+            if not isinstance(value, Tensor) and value not in ((), {})
         }
         return _Tracer().trace(model, concrete_args=fixed or None)
     except _NOT_TRACED as error:
@@ -195,7 +194,7 @@ def _trace(model: nn.Module, example: tuple[Any, ...]) -> fx.Graph:
 
 
 def _pairs(model: nn.Module, graph: fx.Graph) -> tuple[dict[str, str], dict[str, str]]:
-    """BatchNorms with the layer before each, and those that have none, with the reason."""
+    """BatchNorms with the layer to fold them into, and the others with the reason."""
     modules = dict(model.named_modules(remove_duplicate=False))
     calls = Counter(modules[n.target] for n in graph.nodes if n.op == "call_module")
     names = {m: name for name, m in model.named_modules() if isinstance(m, _NORMS)}
@@ -225,7 +224,7 @@ def _obstacles(
     calls: Counter[nn.Module],
     read: set[str],
 ) -> Iterator[str]:
-    """Why a layer and the BatchNorm behind it are not one."""
+    """Reasons why a BatchNorm cannot be folded into the layer before it."""
     for module, node in zip(pair, nodes, strict=True):
         if calls[module] > 1:
             yield f"{node.target!r} is called {calls[module]} times"
@@ -248,7 +247,7 @@ def _obstacles(
 def _measure(
     exact: nn.Module, pairs: dict[str, str], inputs: list[Any]
 ) -> tuple[dict[str, str], list[Tensor]]:
-    """The pairs that a folded layer does not equal, with the reason; and the outputs of the model."""
+    """The pairs whose folded layer computes something else, with the reason; and the model's outputs."""
     seen: dict[str, Any] = {}
     unequal = {}
 
@@ -285,7 +284,7 @@ def _measure(
 def _run(model: nn.Module, inputs: list[Any]) -> list[Tensor]:
     devices = {p.device: p for p in model.parameters() if p.is_cuda}
     with torch.no_grad(), torch.random.fork_rng(list(devices)):
-        torch.manual_seed(0)  # the same dropout, where a part is in training mode
+        torch.manual_seed(0)  # the same dropout, if a module is in training mode
         return _flat(model(*inputs))
 
 

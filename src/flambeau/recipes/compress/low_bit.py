@@ -7,7 +7,7 @@ networks", 2016 (arXiv:1605.04711); Hubara et al., "Binarized neural networks", 
 (arXiv:1602.02830); Rastegari et al., "XNOR-Net", ECCV 2016 (arXiv:1603.05279).
 
 Not for speed in torch, which has no kernels for such weights: they are unpacked and multiplied as floats. For
-8 bits that other programs compute with, take `fake_quantize` beside this file.
+8-bit models that other runtimes execute, see `fake_quantize`.
 """
 
 import copy
@@ -23,7 +23,7 @@ Method = Literal["dorefa", "twn", "bnn", "xnor"]
 
 
 class _Sign(torch.autograd.Function):
-    """+1 from 0 on, else -1; no gradient where |x| > 1."""
+    """+1 where x >= 0, else -1; no gradient where |x| > 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -68,9 +68,9 @@ class _RoundGradient(torch.autograd.Function):
 
 
 def round_gradient(x: Tensor, bits: int, *, generator: torch.Generator | None = None) -> Tensor:
-    """x itself; its gradient is rounded to `bits` bits with noise, which makes it right on average.
+    """Return x; its gradient is rounded to `bits` bits after adding noise, which keeps it unbiased.
 
-    Equation 12 of DoReFa: the range is that of the largest gradient of each sample, dimension 0.
+    Equation 12 of DoReFa; the range is given by the largest gradient of each sample (dimension 0).
 
     Args:
         x: floating, (N, ...).
@@ -83,12 +83,12 @@ def round_gradient(x: Tensor, bits: int, *, generator: torch.Generator | None = 
         >>> x.grad[0, 0].item(), x.grad[0, 3].item()
         (3.0, -3.0)
     """
-    found: Tensor = _RoundGradient.apply(x, bits, generator)
-    return found
+    result: Tensor = _RoundGradient.apply(x, bits, generator)
+    return result
 
 
 def round_unit(x: Tensor, bits: int) -> Tensor:
-    """x clipped to [0, 1] and rounded to 2^bits values; the gradient is that of the clipping.
+    """Clip x to [0, 1] and round it to 2^bits values; the gradient is that of the clipping.
 
     Args:
         x: floating, of any shape.
@@ -100,25 +100,25 @@ def round_unit(x: Tensor, bits: int) -> Tensor:
     """
     steps = 2**bits - 1
     clipped = x.clamp(0, 1)
-    found: Tensor = _Replace.apply(clipped, (clipped * steps).round() / steps)
-    return found
+    result: Tensor = _Replace.apply(clipped, (clipped * steps).round() / steps)
+    return result
 
 
 # ---------------------------------------------------------------- bits in bytes
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Whole numbers side by side without a gap, the lowest bit first.
+    """Pack integers of a few bits without gaps, the lowest bit first.
 
     Args:
         codes: uint8, of any shape, below 2^bits.
         bits: 1 to 8.
 
     Returns:
-        uint8, of ceil(codes * bits / 8) bytes, on the same device.
+        uint8, (ceil(codes.numel() * bits / 8),), on the same device.
 
     Raises:
-        ValueError: a code that needs more bits.
+        ValueError: a code needs more bits.
 
     Example:
         >>> pack_bits(torch.tensor([1, 0, 3, 2], dtype=torch.uint8), 2).tolist()
@@ -126,8 +126,8 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
     """
     if codes.numel() and int(codes.max()) >= 2**bits:
         raise ValueError(f"{int(codes.max())} does not fit into {bits} bits")
-    places = torch.arange(bits, dtype=torch.uint8, device=codes.device)
-    stream = ((codes.reshape(-1, 1) >> places) & 1).flatten()
+    shifts = torch.arange(bits, dtype=torch.uint8, device=codes.device)
+    stream = ((codes.reshape(-1, 1) >> shifts) & 1).flatten()
     stream = F.pad(stream, (0, -len(stream) % 8)).view(-1, 8)
     return (
         (stream << torch.arange(8, dtype=torch.uint8, device=codes.device)).sum(1).to(torch.uint8)
@@ -135,7 +135,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(packed: Tensor, bits: int, shape: Iterable[int]) -> Tensor:
-    """The codes that `pack_bits` was given.
+    """Unpack the codes that `pack_bits` packed.
 
     Args:
         packed: uint8, one dimension.
@@ -146,7 +146,7 @@ def unpack_bits(packed: Tensor, bits: int, shape: Iterable[int]) -> Tensor:
         uint8, of that shape.
 
     Raises:
-        ValueError: another number of bytes than that shape needs.
+        ValueError: the number of bytes does not fit the shape.
 
     Example:
         >>> unpack_bits(torch.tensor([177], dtype=torch.uint8), 2, (2, 2)).tolist()
@@ -167,23 +167,23 @@ def unpack_bits(packed: Tensor, bits: int, shape: Iterable[int]) -> Tensor:
 
 
 class LowBitLayer(nn.Module):
-    """A convolution or linear layer whose weights have few values, in training and afterwards.
+    """A convolution or linear layer whose weights take few values, in training and afterwards.
 
-    'dorefa': 2^bits values of tanh(weight), and of one bit the sign times the mean size; 'twn': -s, 0 and s;
-    'bnn': -1 and 1; 'xnor': -s and s, with s of each output channel. 'bnn' and 'xnor' also read the sign of
-    their input, 'xnor' times its local mean size; 'dorefa' reads `input_bits` of the input in [0, 1]. What
-    comes before is therefore BatchNorm, without ReLU, except for 'twn'.
+    'dorefa': 2^bits values of tanh(weight), with one bit the sign times the mean magnitude; 'twn': -s, 0, s;
+    'bnn': -1 and 1; 'xnor': -s and s, with one s per output channel. 'bnn' and 'xnor' also reduce their input
+    to its sign, 'xnor' times the local mean magnitude; 'dorefa' rounds the input in [0, 1] to `input_bits`.
+    So a BatchNorm without ReLU should come before, except with 'twn'.
 
     Args:
-        layer: nn.Conv2d with zero padding, or nn.Linear; its weight stays the one that trains.
+        layer: nn.Conv2d with zero padding, or nn.Linear; its exact weight is still the trained parameter.
         method: see above.
-        bits: of a weight, 1 to 8; for 'dorefa' alone.
-        input_bits: of the input, 1 to 8, None for an exact one; for 'dorefa' alone.
-        gradient_bits: of the gradient of the output, 1 to 8; for 'dorefa' alone.
+        bits: of a weight, 1 to 8; only for 'dorefa'.
+        input_bits: of the input, 1 to 8, None for an exact one; only for 'dorefa'.
+        gradient_bits: of the gradient of the output, 1 to 8; only for 'dorefa'.
 
     Raises:
         TypeError: another kind of layer.
-        ValueError: bits out of range, or for a method that has its own.
+        ValueError: bits out of range, or given for a method with a fixed number of bits.
 
     Example:
         >>> layer = LowBitLayer(nn.Conv2d(3, 4, 3), "xnor")
@@ -209,11 +209,11 @@ class LowBitLayer(nn.Module):
             or getattr(layer, "padding_mode", "zeros") != "zeros"
         ):
             raise TypeError(f"nn.Conv2d with zero padding or nn.Linear, got {layer}")
-        own = {"twn": 2, "bnn": 1, "xnor": 1}
+        fixed_bits = {"twn": 2, "bnn": 1, "xnor": 1}
         given = [n for n in (bits, input_bits, gradient_bits) if n is not None]
         if (
-            method not in ("dorefa", *own)
-            or (method in own and given)
+            method not in ("dorefa", *fixed_bits)
+            or (method in fixed_bits and given)
             or (method == "dorefa" and not bits)
         ):
             raise ValueError(
@@ -222,7 +222,7 @@ class LowBitLayer(nn.Module):
         if not all(1 <= n <= 8 for n in given):
             raise ValueError(f"bits are from 1 to 8, got {given}")
         self.layer, self.method = layer, method
-        self.bits: int = own.get(method) or bits or 0
+        self.bits: int = fixed_bits.get(method) or bits or 0
         self.input_bits, self.gradient_bits = input_bits, gradient_bits
         self.shape = tuple(layer.weight.shape)
         self.register_buffer("packed", None)
@@ -232,7 +232,7 @@ class LowBitLayer(nn.Module):
         return f"method={self.method!r}, bits={self.bits}"
 
     def weight_values(self) -> Tensor:
-        """The weights as they are used, with the gradient that reaches the exact ones."""
+        """The low-bit weights; their gradient reaches the exact ones."""
         if self.packed is not None:
             assert self.scale is not None
             return self._from_codes(unpack_bits(self.packed, self.bits, self.shape), self.scale)
@@ -242,8 +242,8 @@ class LowBitLayer(nn.Module):
             return binary * self._scale(weight)
         if self.method == "twn" or self.bits == 1:
             values = self._from_codes(*self._codes(weight.detach()))
-            found: Tensor = _Replace.apply(weight, values)
-            return found
+            replaced: Tensor = _Replace.apply(weight, values)
+            return replaced
         return 2 * round_unit(_unit(weight), self.bits) - 1
 
     def _scale(self, weight: Tensor) -> Tensor:
@@ -273,7 +273,7 @@ class LowBitLayer(nn.Module):
         return 2 * part - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the layer's."""
+        """The same input and output shapes as the layer."""
         size = None
         if self.method in ("bnn", "xnor"):
             size = x.abs() if self.method == "xnor" else None
@@ -286,21 +286,21 @@ class LowBitLayer(nn.Module):
             y = F.linear(x, weight)
             y = y if size is None else y * size.mean(-1, keepdim=True)
         else:
-            where: dict[str, Any] = {
+            geometry: dict[str, Any] = {
                 "stride": layer.stride,
                 "padding": layer.padding,
                 "dilation": layer.dilation,
             }
-            y = F.conv2d(x, weight, groups=layer.groups, **where)
+            y = F.conv2d(x, weight, groups=layer.groups, **geometry)
             if size is not None:  # section 3.2 of XNOR-Net: K
                 box = weight.new_full((1, 1, *weight.shape[2:]), 1 / math.prod(weight.shape[2:]))
-                y = y * F.conv2d(size.mean(1, keepdim=True), box, **where)
+                y = y * F.conv2d(size.mean(1, keepdim=True), box, **geometry)
         if layer.bias is not None:
             y = y + (layer.bias if isinstance(layer, nn.Linear) else layer.bias[:, None, None])
         return y if self.gradient_bits is None else round_gradient(y, self.gradient_bits)
 
     def pack(self) -> None:
-        """Keep the packed bits and the scale alone: as small as they say, and no more training."""
+        """Keep only the packed bits and the scale, which ends training."""
         codes, scale = self._codes(self.layer.weight.detach())
         self.packed = pack_bits(codes, self.bits)
         self.scale = scale
@@ -308,7 +308,7 @@ class LowBitLayer(nn.Module):
 
 
 def _unit(weight: Tensor) -> Tensor:
-    """Equation 9 of DoReFa: in [0, 1]."""
+    """Equation 9 of DoReFa: the weight mapped to [0, 1]."""
     bent = weight.tanh()
     return bent / (2 * bent.abs().max().clamp(min=1e-12)) + 0.5
 
@@ -322,15 +322,15 @@ def low_bit(
     gradient_bits: int | None = None,
     skip: Iterable[str] = (),
 ) -> nn.Module:
-    """A copy in which each nn.Conv2d and nn.Linear has weights of few bits.
+    """Copy a model and give each nn.Conv2d and nn.Linear low-bit weights.
 
     Args:
-        model: to be trained, from the start or on.
-        method, bits, input_bits, gradient_bits: as LowBitLayer.
+        model: before or after training; the copy is to be trained.
+        method, bits, input_bits, gradient_bits: as for LowBitLayer.
         skip: names of layers that stay exact: usually the first and the last.
 
     Raises:
-        ValueError: as LowBitLayer, a name that is no layer's, or no layer is left.
+        ValueError: as LowBitLayer; or a name in `skip` is not a layer's, or no layer is left.
 
     Example:
         >>> low_bit(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), "twn", skip=["2"])[0]
@@ -360,7 +360,7 @@ def low_bit(
 
 
 def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """The model with `new` in the place of `old`, under each name that it has."""
+    """The model with `new` in place of `old`, under each of its names."""
     names = [name for name, m in model.named_modules(remove_duplicate=False) if m is old]
     if "" in names:
         return new
@@ -370,13 +370,13 @@ def _replaced(model: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
 
 
 def packed(model: nn.Module) -> nn.Module:
-    """A copy in eval mode whose low-bit weights are packed; it gives what the model gives.
+    """Copy a model in eval mode with its low-bit weights packed; the outputs stay the same.
 
     Args:
-        model: of `low_bit`; for a file's state_dict, a model of the same settings with any weights.
+        model: from `low_bit`; to load a saved packed model, one of the same settings with any weights.
 
     Raises:
-        ValueError: no layer has few bits.
+        ValueError: no layer has low-bit weights.
 
     Example:
         >>> packed(low_bit(nn.Linear(16, 4), "bnn")).packed.shape
@@ -396,12 +396,12 @@ def packed(model: nn.Module) -> nn.Module:
 
 
 class SignThreshold(nn.Module):
-    """BatchNorm in eval mode and the sign behind it as one comparison per value.
+    """BatchNorm in eval mode and the sign after it, as one comparison per value.
 
-    gamma * (x - mean) / sqrt(var + eps) + beta >= 0 is x >= threshold where gamma is above 0, x <= threshold
-    where it is below, and constant, the sign of beta, where it is 0. The threshold is computed in float64 and
-    rounded to the side on which no float32 number changes, so all x have the sign of that formula, ties too.
-    torch's BatchNorm rounds in between and may give -1e-8 instead of 0 at a tie.
+    gamma * (x - mean) / sqrt(var + eps) + beta >= 0 means x >= threshold where gamma > 0, x <= threshold
+    where gamma < 0, and the constant sign of beta where gamma = 0. The threshold is computed in float64 and
+    rounded inwards, so that each float32 x gets the sign of that formula, ties included. (torch's BatchNorm
+    rounds in between and may give -1e-8 instead of 0 at a tie.)
 
     Args:
         norm: with running statistics, with or without weight and bias.

@@ -1,4 +1,4 @@
-"""Structured pruning: channels that matter least are cut out of all layers that share them.
+"""Structured pruning: remove the least important channels from all layers that share them.
 
 结构化剪枝：把最不重要的通道从所有共享它们的层中真正去掉。
 
@@ -25,14 +25,14 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize
 
 Plan = dict[str, dict[str, list[int]]]
-"""Of layers and parameters by name, the input ('in') and output ('out') channels that stay; as JSON too."""
+"""By name of a layer or parameter, the input ('in') and output ('out') channels that stay; fits JSON."""
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _NOT_TRACED = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
 
-# What a function does to the channels, by its name without the underscore of in-place forms.
+# Functions by what they do to channels; names without the underscore of in-place forms.
 _ELEMENTWISE = re.compile(
     "relu|relu6|leaky_relu|elu|selu|celu|silu|gelu|mish|hardtanh|hardswish|hardsigmoid|sigmoid|logsigmoid|tanh"
     "|softplus|softsign|clamp|clamp_min|clamp_max|exp|log|sqrt|rsqrt|pow|abs|neg|square|i?add|i?sub|i?mul|div"
@@ -55,7 +55,7 @@ _NOT_ELEMENTWISE = re.compile(r"(Log)?Softm\w+|GLU|MultiheadAttention")
 
 
 class Pruned(NamedTuple):
-    """What `prune_channels` gives.
+    """The result of `prune_channels`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
@@ -67,9 +67,9 @@ class Pruned(NamedTuple):
     model: nn.Module
     """A copy with smaller layers, of the same classes and names."""
     plan: Plan
-    """Of each layer that became smaller, which channels it keeps."""
+    """For each layer that became smaller, the channels it keeps."""
     left: dict[str, str]
-    """Names of the layers that keep all outputs, and why: the node of the graph, and what it is."""
+    """For each layer that keeps all outputs, the reason: the node of the graph, and what it is."""
 
 
 def prune_channels(
@@ -79,33 +79,33 @@ def prune_channels(
     criterion: Literal["l1", "l2", "bn"] = "l2",
     globally: bool = False,
 ) -> Pruned:
-    """Cut the least important channels out of a model.
+    """Remove the least important channels of a model.
 
-    Channels that are added, multiplied, or convolved one by one belong together and go together; of a
-    convolution with groups, whole groups. What the graph does with them is followed on the example, as the
-    position of every channel through each operation. What cannot lose channels is left: inputs and outputs of
-    the model, and what goes into an operation that sees all channels at once (LayerNorm, attention, softmax)
-    or has their number written in it. At the end the smaller model is compared in float64 with the model in
-    which nothing reads the channels that are gone.
+    Channels that are added, multiplied or convolved depthwise are removed together; a grouped convolution
+    loses whole groups. The example shows which channels belong together: every channel is numbered, and its
+    number is followed through each operation. Channels stay if they are inputs or outputs of the model, or
+    enter an operation that sees all channels at once (LayerNorm, attention, softmax) or has their number in
+    its code. At the end the smaller model is compared in float64 with the original one in which the weights
+    that read the removed channels are 0.
 
-    Importance is the mean over a channel's layers of its norm, divided by the mean norm in that layer; for
-    'bn', the mean of the absolute weights of its BatchNorms, as training with an L1 penalty makes them.
+    A channel's importance is the mean, over its layers, of its norm divided by the layer's mean norm; for
+    'bn', the mean absolute weight in its BatchNorms, as training with an L1 penalty makes them.
 
     Args:
         model: best in eval mode. It is not changed.
-        example: what the model is called with; one image is enough, of the size that will be used.
-        amount: the part of the channels to remove, in (0, 1); or one for each layer that is named, and for
-            those that share its channels.
+        example: the arguments of the model; one image is enough, of the size that will be used.
+        amount: the fraction of channels to remove, in (0, 1); or a fraction per named layer, which the
+            layers that share its channels lose too.
         criterion: the L1 or L2 norm of a channel's weights, or 'bn'.
         globally: rank the channels of all layers together; else each layer loses `amount`. A layer keeps at
             least one channel.
 
     Returns:
-        The new model, to be trained on; the plan, for `apply_plan`; what was left.
+        The new model, to be trained further; the plan, for `apply_plan`; the layers left as they were.
 
     Raises:
-        ValueError: torch.fx cannot follow `forward`; no channel can be removed; an amount out of range or for
-            a layer that cannot be pruned; or the smaller model fails or gives something else.
+        ValueError: torch.fx cannot follow `forward`; no channel can be removed; an amount is out of range or
+            for a layer that cannot be pruned; or the smaller model fails or its outputs differ.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
@@ -131,8 +131,8 @@ def prune_channels(
     _check(amount, criterion, globally, groups, left)
     plan: Plan = {}
     gone = _choose(channels, groups, scores, amount, globally)
-    for name, place in channels.places.items():
-        for side, ids in place.items():
+    for name, sides in channels.numbered.items():
+        for side, ids in sides.items():
             kept = [i for i, root in enumerate(channels.roots(ids)) if root not in gone]
             if len(kept) < len(ids):
                 plan.setdefault(name, {})[side] = kept
@@ -141,17 +141,17 @@ def prune_channels(
 
 
 def apply_plan(model: nn.Module, plan: Plan) -> nn.Module:
-    """Make the layers of a model as small as those of the pruned one, to load its weights.
+    """Make the layers of a model as small as in the pruned one, to load its weights.
 
     Args:
-        model: of the class and settings that were pruned. It is not changed.
-        plan: of `prune_channels`.
+        model: of the same class and settings as the model that was pruned. It is not changed.
+        plan: from `prune_channels`.
 
     Returns:
-        A copy; the weights are those of the channels that stay.
+        A copy with the weights of the channels that stay.
 
     Raises:
-        ValueError: the model has no such layer or fewer channels: the plan is another model's.
+        ValueError: a layer of the plan is missing or has fewer channels: the plan is of another model.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
@@ -173,7 +173,7 @@ def apply_plan(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 class _Tracer(fx.Tracer):
-    """Keeps layers and BatchNorms of any class whole, and each module that torch.fx cannot follow."""
+    """Does not enter layers, BatchNorms (subclasses too) and modules that torch.fx cannot follow."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         whole = isinstance(m, (*_CONVS, *_NORMS, nn.Linear))
@@ -190,17 +190,17 @@ class _Tracer(fx.Tracer):
 
 
 def _trace(model: nn.Module, inputs: list[Any]) -> tuple[fx.Graph, list[Any]]:
-    """The graph on the path that the example takes, and the values of its placeholders."""
+    """The graph of the path that the example takes, and the values of its placeholders."""
     try:
-        called = inspect.signature(model.forward).bind(*inputs)
-        called.apply_defaults()
-        given = {
+        bound = inspect.signature(model.forward).bind(*inputs)
+        bound.apply_defaults()
+        arguments = {
             name: v
-            for name, v in called.arguments.items()
+            for name, v in bound.arguments.items()
             if isinstance(v, Tensor) or v not in ((), {})
         }
-        fixed = {name: v for name, v in given.items() if not isinstance(v, Tensor)}
-        return _Tracer().trace(model, concrete_args=fixed or None), list(given.values())
+        fixed = {name: v for name, v in arguments.items() if not isinstance(v, Tensor)}
+        return _Tracer().trace(model, concrete_args=fixed or None), list(arguments.values())
     except _NOT_TRACED as error:
         raise ValueError(
             f"torch.fx cannot follow the forward of {type(model).__name__}: {str(error).splitlines()[0]}; a "
@@ -209,9 +209,10 @@ def _trace(model: nn.Module, inputs: list[Any]) -> tuple[fx.Graph, list[Any]]:
 
 
 class _Channels(fx.Interpreter):
-    """Runs the graph, and beside each tensor one of the same shape that holds numbers of channels.
+    """Runs the graph, and follows for each tensor one of the same shape with the numbers of its channels.
 
-    Channels with one root in `parent` go together; those in `frozen` stay.
+    Channels with the same root in `parent` are removed together; those in `frozen` stay. `numbered` has the
+    numbers of the 'in' and 'out' channels of each layer.
     """
 
     def __init__(self, model: nn.Module, graph: fx.Graph) -> None:
@@ -220,7 +221,7 @@ class _Channels(fx.Interpreter):
         self.parent: list[int] = []
         self.frozen: dict[int, str] = {}
         self.ids: dict[fx.Node, Any] = {}
-        self.places: dict[str, dict[str, Tensor]] = {}
+        self.numbered: dict[str, dict[str, Tensor]] = {}
         self.names = {m: name for name, m in model.named_modules()}
         self.obstacles = _obstacles(model, graph)
         self.layers: dict[str, Any] = {}
@@ -242,7 +243,7 @@ class _Channels(fx.Interpreter):
         return [self.root(number) for number in ids.tolist()]
 
     def unite(self, a: Tensor, b: Tensor) -> None:
-        """Element by element."""
+        """Join the channels of `a` and `b`, element by element."""
         steps = zip(a.stride(), b.stride(), strict=True)
         cut = tuple(slice(1) if x == y == 0 else slice(None) for x, y in steps)
         pairs = torch.stack([a[cut].flatten(), b[cut].flatten()]).unique(dim=1)
@@ -250,7 +251,7 @@ class _Channels(fx.Interpreter):
             self.parent[self.root(x)] = self.root(y)
 
     def new(self, value: Tensor, dim: int) -> Tensor:
-        """Numbers for the channels of a tensor, along `dim`."""
+        """New numbers for the channels of a tensor, along `dim`."""
         size = value.shape[dim] if value.ndim else 1
         numbers = torch.arange(len(self.parent), len(self.parent) + size)
         self.parent += numbers.tolist()
@@ -265,16 +266,16 @@ class _Channels(fx.Interpreter):
                 self.frozen.setdefault(number, reason)
 
     def _unknown(self, node: Any, value: Any, reason: str) -> Any:
-        """What goes in and what comes out stays as it is."""
+        """Freeze the channels of all inputs and outputs of a node."""
         self.freeze([self.ids[n] for n in node.all_input_nodes], reason)
-        found = fx.node.map_aggregate(
+        outputs = fx.node.map_aggregate(
             value,
             lambda v: (
                 self.new(torch.zeros(1), 0)[0].expand(v.shape) if isinstance(v, Tensor) else None
             ),
         )
-        self.freeze(found, reason)
-        return found
+        self.freeze(outputs, reason)
+        return outputs
 
     def _follow(self, node: Any, value: Any) -> Any:
         if not _tensors(value):
@@ -296,9 +297,9 @@ class _Channels(fx.Interpreter):
         wide = [dim for dim, size in enumerate(value.shape) if size > 1]
         if len(wide) != 1 or node.target.rpartition(".")[0] in self.obstacles:
             return self._unknown(node, value, f"{node.name}: a parameter that forward reads itself")
-        if node.target not in self.places:
-            self.places[node.target] = {"out": self.new(value, wide[0]).flatten()}
-        return self.places[node.target]["out"].view(value.shape)
+        if node.target not in self.numbered:
+            self.numbered[node.target] = {"out": self.new(value, wide[0]).flatten()}
+        return self.numbered[node.target]["out"].view(value.shape)
 
     # ------------------------------------------------------------ modules
 
@@ -308,7 +309,7 @@ class _Channels(fx.Interpreter):
         if isinstance(module, (*_CONVS, nn.Linear)):
             return self._layer(node, module, value)
         ids = self.ids[node.all_input_nodes[0]] if len(node.all_input_nodes) == 1 else None
-        place = type(module).__module__.removeprefix("torch.nn.modules.")
+        family = type(module).__module__.removeprefix("torch.nn.modules.")
         if not isinstance(ids, Tensor) or _NOT_ELEMENTWISE.fullmatch(type(module).__name__):
             return self._unknown(node, value, reason)
         if isinstance(module, _NORMS) or (
@@ -317,9 +318,9 @@ class _Channels(fx.Interpreter):
             return self._per_channel(node, name, ids, value)
         if isinstance(module, nn.Flatten):
             return module(ids)
-        if place in ("pooling", "padding", "upsampling") and isinstance(value, Tensor):
+        if family in ("pooling", "padding", "upsampling") and isinstance(value, Tensor):
             return self._spatial(node, ids, value)
-        if isinstance(module, nn.Identity) or place in ("activation", "dropout"):
+        if isinstance(module, nn.Identity) or family in ("activation", "dropout"):
             return ids
         return self._unknown(node, value, reason)
 
@@ -327,15 +328,15 @@ class _Channels(fx.Interpreter):
         row = _row(ids, 1)
         if row is None or name in self.obstacles:
             return self._unknown(node, value, self.obstacles.get(name, _mixed(node)))
-        if name in self.places:
-            self.unite(row, self.places[name]["out"])
-        self.places[name] = {"out": row}
+        if name in self.numbered:
+            self.unite(row, self.numbered[name]["out"])
+        self.numbered[name] = {"out": row}
         if isinstance(module := self.fetch_attr(node.target), _NORMS):
             self.norms[name] = module
         return ids
 
     def _layer(self, node: Any, layer: Any, value: Tensor) -> Any:
-        """Numbers of its own for the outputs; with groups, one set of all inputs and outputs of a group."""
+        """New numbers for the outputs; all inputs and outputs of one group are joined."""
         name = self.names[layer]
         dim = -1 if isinstance(layer, nn.Linear) else 1
         source = node.all_input_nodes[0]
@@ -349,12 +350,12 @@ class _Channels(fx.Interpreter):
             self.left[name] = reason
             return self._unknown(node, value, reason)
         assert row is not None
-        if name not in self.places:
+        if name not in self.numbered:
             outputs = _row(self.new(value, dim), dim)
             assert outputs is not None
-            self.places[name] = {"in": row, "out": outputs}
+            self.numbered[name] = {"in": row, "out": outputs}
             self.layers[name] = layer
-        inputs, outputs = self.places[name]["in"], self.places[name]["out"]
+        inputs, outputs = self.numbered[name]["in"], self.numbered[name]["out"]
         self.unite(row, inputs)
         groups = getattr(layer, "groups", 1)
         if groups > 1:
@@ -370,7 +371,7 @@ class _Channels(fx.Interpreter):
 
     def _function(self, node: Any, name: str, value: Any) -> Any:
         tensors = [n for n in node.all_input_nodes if isinstance(self.ids[n], Tensor)]
-        if name == "getitem" and not tensors:  # of a tuple of tensors
+        if name == "getitem" and not tensors:  # an item of a tuple of tensors
             return self.ids[node.args[0]][node.args[1]]
         first = self.ids[tensors[0]] if tensors else None
         if first is not None and isinstance(value, Tensor):
@@ -396,7 +397,7 @@ class _Channels(fx.Interpreter):
         for ids in others:
             sizes = [1] * (value.ndim - ids.ndim) + list(ids.shape)
             if any(size == 1 and _varies(result, dim) for dim, size in enumerate(sizes)):
-                # One number for all channels: a map of attention.
+                # One channel for all others, such as an attention map.
                 self.freeze(ids, f"{name}: its channels are spread over others")
             else:
                 self.unite(ids.expand(value.shape), result)
@@ -412,21 +413,20 @@ class _Channels(fx.Interpreter):
         dims = [dims] if isinstance(dims, int) else dims
         if not dims or any(_varies(ids, dim) for dim in dims):
             return self._unknown(node, value, _mixed(node))
-        ids = ids.amax(dims, keepdim=value.ndim == ids.ndim)
-        return ids
+        return ids.amax(dims, keepdim=value.ndim == ids.ndim)
 
     def _moved(self, node: Any) -> Any:
-        """The operation itself, on the numbers."""
+        """Apply the operation itself to the numbers."""
         args, kwargs = fx.node.map_arg(
             (node.args, node.kwargs), lambda n: self.env[n] if self.ids[n] is None else self.ids[n]
         )
-        if node.op == "call_method":  # memory that is repeated has no view of another shape
+        if node.op == "call_method":  # an expanded tensor has no view of another shape
             name = "reshape" if node.target == "view" else node.target
             return getattr(args[0], name)(*args[1:], **kwargs)
         return node.target(*args, **kwargs)
 
     def _reshaped(self, node: Any) -> Tensor:
-        """A size that is written as a number stays, so all along it go together."""
+        """A size that the code writes as a number cannot change, so its channels are joined."""
         ids: Tensor = self._moved(node)
         sizes = node.args[1] if isinstance(node.args[1], list | tuple) else node.args[1:]
         for dim, size in enumerate(sizes):
@@ -435,7 +435,7 @@ class _Channels(fx.Interpreter):
         return ids
 
     def _cut(self, node: Any, name: str, ids: Tensor, value: Any) -> Any:
-        """Along channels only in equal parts, because another place is a number in the code."""
+        """Channels can only be cut into equal parts: any other index is a number in the code."""
         if name == "getitem":
             index = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
             plain = all(isinstance(i, int | slice) or i is Ellipsis for i in index)
@@ -444,9 +444,9 @@ class _Channels(fx.Interpreter):
             cut = [d for d, i in enumerate(front) if i not in (slice(None), Ellipsis)]
             cut += [d - len(after) for d, i in enumerate(after) if i != slice(None)]
         else:
-            where = 1 if name == "unbind" else 2
+            position = 1 if name == "unbind" else 2
             plain = True
-            cut = [node.args[where] if len(node.args) > where else node.kwargs.get("dim", 0)]
+            cut = [node.args[position] if len(node.args) > position else node.kwargs.get("dim", 0)]
         if plain and not any(_varies(ids, dim) for dim in cut):
             return self._moved(node)
         if name == "chunk":
@@ -456,28 +456,28 @@ class _Channels(fx.Interpreter):
                     self.unite(part, parts[0])
                 return parts
         return self._unknown(
-            node, value, f"{node.name}: {name} at a place that is written as a number"
+            node, value, f"{node.name}: {name} at an index that is written as a number"
         )
 
 
 def _obstacles(model: nn.Module, graph: fx.Graph) -> dict[str, str]:
-    """Layers whose weights are more than their own, and why they stay."""
+    """Layers whose weights something else computes, reads or shares, and the reason to keep them."""
     read = {n.target.rpartition(".")[0] for n in graph.nodes if n.op == "get_attr"}
     owners = defaultdict(list)
-    found = {}
+    reasons = {}
     for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             owners[parameter].append(name)
         if not isinstance(module, (*_CONVS, *_NORMS, nn.Linear, nn.PReLU)):
             continue
         if parametrize.is_parametrized(module):
-            found[name] = f"{name}: a parametrization computes its weights"
+            reasons[name] = f"{name}: a parametrization computes its weights"
         elif any(value for key, value in vars(module).items() if key.endswith("_hooks")):
-            found[name] = f"{name}: it has hooks"
+            reasons[name] = f"{name}: it has hooks"
         elif name in read:
-            found[name] = f"{name}: forward reads its weights itself"
+            reasons[name] = f"{name}: forward reads its weights itself"
     shared = {name: names for names in owners.values() if len(names) > 1 for name in names}
-    return found | {
+    return reasons | {
         name: f"{name}: shares weights among {', '.join(n)}" for name, n in shared.items()
     }
 
@@ -502,7 +502,7 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _small(ids: Tensor) -> Tensor:
-    """Without the dimensions along which memory is repeated."""
+    """The numbers, with size 1 in the dimensions that are expanded."""
     return ids[tuple(slice(1) if step == 0 else slice(None) for step in ids.stride())]
 
 
@@ -512,7 +512,7 @@ def _varies(ids: Tensor, dim: int) -> bool:
 
 
 def _row(ids: Any, dim: int) -> Tensor | None:
-    """The numbers along one dimension; None where they change along another."""
+    """The numbers along one dimension; None if they change along another."""
     if not isinstance(ids, Tensor) or any(
         _varies(ids, d) for d in range(ids.ndim) if d != dim % ids.ndim
     ):
@@ -523,32 +523,32 @@ def _row(ids: Any, dim: int) -> Tensor | None:
 
 
 def _is_linear(layer: Any, x: Tensor, value: Tensor) -> bool:
-    """Whether a layer of a class of its own uses its weight as it is."""
+    """Whether a layer of a custom class uses its weight unchanged: twice the weight, twice the output."""
     if type(layer).__module__.startswith("torch."):
         return True
-    double = copy.deepcopy(layer)
-    double.weight.mul_(2)
+    doubled = copy.deepcopy(layer)
+    doubled.weight.mul_(2)
     bias = layer.bias.view(-1, *[1] * (value.ndim - 2)) if layer.bias is not None else 0
-    return torch.allclose(double(x) - bias, 2 * (value - bias))
+    return torch.allclose(doubled(x) - bias, 2 * (value - bias))
 
 
 # ---------------------------------------------------------------- the choice
 
 
 class _Group(NamedTuple):
-    """Layers that share channels, and the roots of those that can go."""
+    """Layers that share channels, and the roots of the channels that can be removed."""
 
     names: set[str]
     roots: set[int]
 
 
 def _groups(channels: _Channels) -> tuple[list[_Group], dict[str, str]]:
-    """The groups, and of each layer that is in none, the reason."""
+    """The groups, and the reason for each layer that is in none."""
     frozen = {channels.root(number): reason for number, reason in channels.frozen.items()}
     groups: list[_Group] = []
     left = dict(channels.left)
     for name in channels.layers:
-        roots = channels.roots(channels.places[name]["out"])
+        roots = channels.roots(channels.numbered[name]["out"])
         free = set(roots) - frozen.keys()
         if not free:
             left[name] = frozen[roots[0]]
@@ -566,9 +566,9 @@ def _groups(channels: _Channels) -> tuple[list[_Group], dict[str, str]]:
 
 
 def _scores(channels: _Channels, criterion: str) -> dict[int, float]:
-    """Of each root the mean over the layers that have it."""
-    found = defaultdict(list)
-    for name, place in channels.places.items():
+    """The importance of each root: the mean over the layers that have it."""
+    sizes_by_root = defaultdict(list)
+    for name, sides in channels.numbered.items():
         module = channels.layers.get(name)
         if criterion == "bn":
             norm = channels.norms.get(name)
@@ -581,13 +581,13 @@ def _scores(channels: _Channels, criterion: str) -> dict[int, float]:
             sizes = sizes / sizes.mean().clamp(min=1e-30)
         else:
             continue
-        for root, size in zip(channels.roots(place["out"]), sizes.tolist(), strict=True):
-            found[root].append(size)
-    return {root: sum(sizes) / len(sizes) for root, sizes in found.items()}
+        for root, size in zip(channels.roots(sides["out"]), sizes.tolist(), strict=True):
+            sizes_by_root[root].append(size)
+    return {root: sum(sizes) / len(sizes) for root, sizes in sizes_by_root.items()}
 
 
 def _rows(layer: Any) -> Tensor:
-    """The weights of each output channel, as (channels, weights)."""
+    """The weights as (output channels, weights per channel)."""
     weight: Tensor = layer.weight.detach()
     if isinstance(layer, _TRANSPOSED):
         weight = weight.unflatten(0, (layer.groups, -1)).transpose(1, 2).flatten(0, 1)
@@ -601,17 +601,17 @@ def _choose(
     amount: float | Mapping[str, float],
     globally: bool,
 ) -> set[int]:
-    """The roots that go: the lowest scores of each group, or of all."""
+    """The roots to remove: the lowest scores of each group, or of all groups together."""
     named = amount if isinstance(amount, Mapping) else {}
     pools = []
     for names, roots in groups:
-        own = {named[name] for name in names & named.keys()}
-        if len(own) > 1:
+        amounts = {named[name] for name in names & named.keys()}
+        if len(amounts) > 1:
             raise ValueError(
                 f"{sorted(names & named.keys())} share channels, so they need one amount"
             )
-        if own or not isinstance(amount, Mapping):
-            pools.append((roots, own.pop() if own else amount))
+        if amounts or not isinstance(amount, Mapping):
+            pools.append((roots, amounts.pop() if amounts else amount))
     if globally:
         pools = [(set().union(*(group.roots for group in groups)), amount)]
     gone: set[int] = set()
@@ -620,9 +620,9 @@ def _choose(
         ranked = sorted(roots, key=lambda root: (scores[root], root))
         gone.update(ranked[: round(part * len(ranked))])
     for name in channels.layers:
-        own_roots = set(channels.roots(channels.places[name]["out"]))
-        if own_roots <= gone:
-            gone.remove(max(own_roots, key=lambda root: (scores[root], root)))
+        roots = set(channels.roots(channels.numbered[name]["out"]))
+        if roots <= gone:
+            gone.remove(max(roots, key=lambda root: (scores[root], root)))
     return gone
 
 
@@ -676,7 +676,7 @@ def _shrink_layer(layer: Any, inputs: list[int] | None, outputs: list[int] | Non
     in_name, out_name = (
         ("in_channels", "out_channels") if is_conv else ("in_features", "out_features")
     )
-    if is_conv and layer.groups > 1:  # whole groups: one dimension of the weight becomes smaller
+    if is_conv and layer.groups > 1:  # whole groups go, so only one dimension of the weight shrinks
         kept = inputs if transposed else outputs
         assert inputs is not None and outputs is not None
         _select(layer, "weight", 0, kept)
@@ -702,7 +702,7 @@ def _select(owner: nn.Module, name: str, dim: int, kept: list[int] | None) -> No
 
 
 def _prove(model: nn.Module, plan: Plan, inputs: list[Any]) -> None:
-    """The smaller model gives what the model gives when nothing reads the channels that are gone."""
+    """Check that the smaller model computes what the model computes without the removed channels."""
     masked = copy.deepcopy(model)
     for name, kept in plan.items():
         if "in" not in kept:
@@ -728,5 +728,6 @@ def _prove(model: nn.Module, plan: Plan, inputs: list[Any]) -> None:
     for a, b in zip(got, expected, strict=True):
         if a.shape != b.shape or (a - b).abs().max() > 1e-8 * b.abs().max().clamp(min=1e-3):
             raise ValueError(
-                "the smaller model gives something else: a size in its code depends on the number of channels"
+                "the smaller model computes something else: "
+                "a size in its code depends on the number of channels"
             )

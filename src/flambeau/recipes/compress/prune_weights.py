@@ -1,4 +1,4 @@
-"""Unstructured pruning: the smallest weights become 0 and stay 0 while the rest trains on.
+"""Unstructured pruning: the smallest weights become 0 and stay 0 while the others keep training.
 
 非结构化剪枝：最小的权重变为 0，在其余权重继续训练时保持为 0。
 
@@ -7,8 +7,8 @@ Han et al., "Learning both weights and connections for efficient neural networks
 (arXiv:1506.02626); Mishra et al., "Accelerating sparse deep neural networks", 2021 (arXiv:2104.08378), for 2
 of 4.
 
-Not for speed by itself: dense kernels multiply zeros too. What gets faster is 2 of 4 on GPUs that have it,
-and what gets smaller is a compressed file; smaller layers are what `prune_channels` beside this file makes.
+Not for speed by itself: dense kernels multiply zeros too. Only the 2-of-4 pattern is faster, on GPUs that
+support it, and compressed files get smaller. To make layers smaller, see the recipe `prune_channels`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,20 +25,20 @@ _LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.Linear)
 def cubic_sparsity(
     step: int, *, final: float, first_step: int, last_step: int, initial: float = 0.0
 ) -> float:
-    """The part of the weights that is 0 at a step: many go early, when many do not matter; few go late.
+    """The fraction of weights that is 0 at a step; it grows fast at first and slowly later.
 
     Equation 1 of Zhu and Gupta: final + (initial - final) * (1 - progress)^3.
 
     Args:
-        step: counted in optimizer steps from 0.
-        final, initial: parts in [0, 1).
-        first_step, last_step: between which the part grows.
+        step: optimizer steps already made, from 0.
+        final, initial: fractions in [0, 1).
+        first_step, last_step: the fraction grows between these steps.
 
     Returns:
-        A part: `initial` before `first_step`, `final` from `last_step` on.
+        The fraction: `initial` before `first_step`, `final` from `last_step` on.
 
     Raises:
-        ValueError: a part out of range, or no step between the two.
+        ValueError: a fraction is out of range, or `first_step` is not before `last_step`.
 
     Example:
         >>> [round(cubic_sparsity(s, final=0.8, first_step=0, last_step=4), 3) for s in range(6)]
@@ -53,18 +53,18 @@ def cubic_sparsity(
 
 
 class WeightMasks:
-    """Which weights of a model are 0, and keeps them so.
+    """Masks of the pruned weights of a model, which are kept at 0.
 
-    The weights themselves are set to 0, so the model, its names and its state_dict stay plain at every
-    moment: a checkpoint loads into a model that knows nothing of this. After each optimizer step `apply` sets
-    them to 0 again, because momentum would move them; `attach` does that by itself.
+    The weights themselves are set to 0, so the model, its names and its state_dict stay ordinary, and a
+    checkpoint loads into any model without masks. After each optimizer step `apply` sets pruned weights to 0
+    again, because momentum would change them; `attach` makes the optimizer call it.
 
     Args:
-        model: whose parameters are changed in place.
+        model: its parameters are changed in place.
         names: of the parameters to prune; by default the weights of convolutions and linear layers.
 
     Raises:
-        ValueError: no such parameter, or none at all.
+        ValueError: a name is not a parameter's, or there are none.
 
     Example:
         >>> model = nn.Linear(4, 2, bias=False)
@@ -78,8 +78,8 @@ class WeightMasks:
         parameters = dict(model.named_parameters())
         if names is None:
             layers = [name for name, m in model.named_modules() if isinstance(m, _LAYERS)]
-            found = [f"{name}.weight" if name else "weight" for name in layers]
-            names = [name for name in found if name in parameters]
+            weights = [f"{name}.weight" if name else "weight" for name in layers]
+            names = [name for name in weights if name in parameters]
         else:
             names = list(names)
         if missing := [name for name in names if name not in parameters]:
@@ -94,16 +94,16 @@ class WeightMasks:
 
     @property
     def sparsity(self) -> float:
-        """The part of the weights, over all layers, that is kept at 0."""
+        """The fraction of weights, over all layers, that is kept at 0."""
         kept = sum(int(mask.sum()) for mask in self.masks.values())
         return 1 - kept / sum(mask.numel() for mask in self.masks.values())
 
     @torch.no_grad()
     def prune(self, sparsity: float) -> None:
-        """Set the smallest weights of all layers together to 0; those that are 0 by now stay among them.
+        """Set the smallest weights of all layers together to 0; weights that are pruned already stay 0.
 
         Args:
-            sparsity: the part that is 0 afterwards, in [0, 1); nothing comes back where it is less than now.
+            sparsity: the fraction that is 0 afterwards, in [0, 1); below the present one nothing changes.
 
         Raises:
             ValueError: out of range.
@@ -124,12 +124,12 @@ class WeightMasks:
 
     @torch.no_grad()
     def prune_pattern(self, kept: int = 2, of: int = 4) -> list[str]:
-        """Of each `of` weights in a row over the input channels, keep the `kept` largest.
+        """Of each `of` consecutive weights along the input channels, keep the `kept` largest.
 
-        What is pruned by now stays 0, also where a row then keeps fewer.
+        Weights that are pruned already stay 0, even if fewer than `kept` then remain.
 
         Returns:
-            Names of the parameters that have the pattern now; the rest has a number of inputs (per group)
+            Names of the parameters that now have the pattern. The others have a number of inputs (per group)
             that `of` does not divide, or fewer than two dimensions.
 
         Raises:
@@ -140,7 +140,7 @@ class WeightMasks:
         names = []
         for name, weight in self._weights.items():
             layer = self._layers[name]
-            # The inputs of a transposed convolution are dimension 0, those of all its groups.
+            # In a transposed convolution, dimension 0 is the inputs of all groups.
             axis = int(not isinstance(layer, _TRANSPOSED))
             groups = 1 if axis else int(getattr(layer, "groups", 1))
             if weight.ndim < 2 or weight.shape[axis] // groups % of:
@@ -157,27 +157,27 @@ class WeightMasks:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Set to 0 what is to be 0: after each optimizer step."""
+        """Set the pruned weights to 0; call it after each optimizer step."""
         for name, weight in self._weights.items():
-            weight.masked_fill_(~self.masks[name], 0)  # also where it is infinite or NaN
+            weight.masked_fill_(~self.masks[name], 0)  # even if infinite or NaN
 
     def attach(self, optimizer: torch.optim.Optimizer) -> RemovableHandle:
-        """Apply after every step of this optimizer.
+        """Make this optimizer call `apply` after every step.
 
         Returns:
-            A handle, whose `remove()` ends it.
+            A handle; its `remove()` ends this.
         """
         return optimizer.register_step_post_hook(lambda *_: self.apply())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The masks by name, True where a weight trains."""
+        """The masks by name, True for weights that train."""
         return dict(self.masks)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the masks of a checkpoint, and apply them.
+        """Load the masks of a checkpoint, and apply them.
 
         Raises:
-            ValueError: masks of other parameters or shapes.
+            ValueError: the masks have other names or shapes.
         """
         shapes = {name: tuple(mask.shape) for name, mask in self.masks.items()}
         given = {name: tuple(mask.shape) for name, mask in state.items()}

@@ -1,11 +1,11 @@
-"""Convolutions that train as several branches and serve as one: RepVGG, ACNet, and timm's such models.
+"""Train a convolution as several branches and fuse them into one: RepVGG, ACNet, and timm's models.
 
 训练时是多个分支、部署时是一个卷积：RepVGG、ACNet，以及 timm 中的同类模型。
 
 Source: Ding et al., "RepVGG: making VGG-style ConvNets great again", CVPR 2021, section 3.3
 (arXiv:2101.03697); "ACNet: strengthening the kernel skeletons ...", ICCV 2019, section 3 (arXiv:1908.03930).
 
-Not before more training: the one convolution has no BatchNorm and trains differently.
+Not before more training: the fused convolution has no BatchNorm and trains differently.
 """
 
 import copy
@@ -19,19 +19,19 @@ from torch import Tensor, nn
 
 
 class ConvBranches(nn.Module):
-    """Convolutions of one input, each with BatchNorm, whose outputs are added; no activation.
+    """The sum of several convolutions of one input, each with BatchNorm; no activation.
 
-    Stride, groups and dilation are those of all branches, and each has the padding that keeps the centers of
-    the kernels on one pixel.
+    All branches have the same stride, groups and dilation, and the padding that centers all kernels on the
+    same pixel.
 
     Args:
         in_channels, out_channels: of the block.
         kernel_sizes: (height, width) of each branch, odd; the first is the largest in both.
-        identity: a further branch, BatchNorm of the input: needs as many channels and no stride.
-        stride, groups, dilation: as nn.Conv2d.
+        identity: add a branch with only BatchNorm; needs equal numbers of channels and stride 1.
+        stride, groups, dilation: as for nn.Conv2d.
 
     Raises:
-        ValueError: an even or too large kernel, or an identity where shapes change.
+        ValueError: an even or too large kernel, or an identity although the shape changes.
 
     Example:
         >>> block = ConvBranches(4, 8, kernel_sizes=[(5, 5), (3, 3)], stride=2).eval()
@@ -89,9 +89,9 @@ class ConvBranches(nn.Module):
         return total
 
     def fuse(self) -> nn.Conv2d:
-        """One convolution with bias that gives what the block gives in eval mode.
+        """Make a convolution with bias that computes what the block computes in eval mode.
 
-        Its kernel is the sum of theirs, each times the factor of its BatchNorm and with zeros around it;
+        Its kernel is the sum of all kernels, each times the factor of its BatchNorm and padded with zeros;
         computed in float64.
 
         Example:
@@ -128,13 +128,13 @@ class ConvBranches(nn.Module):
 def repvgg_block(
     in_channels: int, out_channels: int, *, stride: int = 1, groups: int = 1, dilation: int = 1
 ) -> ConvBranches:
-    """RepVGG's block: 3 x 3, 1 x 1, and the identity where shapes stay. The activation comes behind it.
+    """RepVGG's block: 3 x 3, 1 x 1, and the identity if the shape stays; add the activation after it.
 
     Args:
-        in_channels, out_channels, stride, groups, dilation: as nn.Conv2d.
+        in_channels, out_channels, stride, groups, dilation: as for nn.Conv2d.
 
     Returns:
-        A module; `reparameterize` makes one convolution of it.
+        A block that `reparameterize` fuses into one convolution.
 
     Example:
         >>> sum(p.numel() for p in repvgg_block(4, 4).parameters())
@@ -161,14 +161,14 @@ def acnet_block(
     groups: int = 1,
     dilation: int = 1,
 ) -> ConvBranches:
-    """ACNet's block: k x k, k x 1 and 1 x k. The activation comes behind it.
+    """ACNet's block: k x k, k x 1 and 1 x k; add the activation after it.
 
     Args:
-        in_channels, out_channels, stride, groups, dilation: as nn.Conv2d.
+        in_channels, out_channels, stride, groups, dilation: as for nn.Conv2d.
         kernel_size: k, odd.
 
     Returns:
-        A module; `reparameterize` makes one convolution of it.
+        A block that `reparameterize` fuses into one convolution.
 
     Example:
         >>> [tuple(conv.kernel_size) for conv in acnet_block(4, 8).convs]
@@ -186,7 +186,7 @@ def acnet_block(
 
 
 class Reparameterized(NamedTuple):
-    """What `reparameterize` gives.
+    """The result of `reparameterize`.
 
     Example:
         >>> model, fused = reparameterize(nn.Sequential(repvgg_block(3, 4)).eval(), torch.randn(1, 3, 8, 8))
@@ -195,27 +195,27 @@ class Reparameterized(NamedTuple):
     """
 
     model: nn.Module
-    """A copy, fused."""
+    """The fused copy."""
     fused: list[str]
-    """Names of the blocks that were fused."""
+    """Names of the fused blocks."""
 
 
 def reparameterize(model: nn.Module, *example: Any) -> Reparameterized:
-    """Fuse every block that has a way to: `fuse()`, `reparameterize()` or `switch_to_deploy()`.
+    """Fuse every block that has a method `fuse()`, `reparameterize()` or `switch_to_deploy()`.
 
-    `fuse()` returns the module that takes the place of the block, or changes the block and returns None, as
-    the other two do. These are the methods of timm's models (RepVGG, MobileOne, RepViT, GhostNet ...) and of
-    most code that came with a paper.
+    `fuse()` returns the module that replaces the block, or changes the block and returns None; the other two
+    change the block. timm's models (RepVGG, MobileOne, RepViT, GhostNet ...) and most code published with a
+    paper have one of these methods.
 
     Args:
         model: in eval mode. It is not changed.
-        example: what the model is called with; a small batch is enough.
+        example: the arguments of the model; a small batch is enough.
 
     Returns:
         A new model, and the names of the blocks.
 
     Raises:
-        ValueError: the model is in training mode, has no such block, or gives something else fused.
+        ValueError: the model is in training mode or has no such block, or its outputs differ when fused.
 
     Example:
         >>> model = nn.Sequential(acnet_block(3, 4), nn.ReLU()).eval()
@@ -237,7 +237,7 @@ def reparameterize(model: nn.Module, *example: Any) -> Reparameterized:
         got = _flat(exact(*inputs))
         result, _ = _fuse_blocks(copy.deepcopy(model), "", {})
     for a, b in zip(got, expected, strict=True):
-        # timm rounds fused weights to float32, even here; a wrong fusion is wrong in the first digits.
+        # timm rounds fused weights to float32, even in float64 models; a wrong fusion differs far more.
         if a.shape != b.shape or (a - b).abs().max() > 1e-4 * b.abs().max().clamp(min=1e-3):
             raise ValueError(
                 f"fused at {fused} the model gives something else: a block was not trained as it is fused"
@@ -248,20 +248,18 @@ def reparameterize(model: nn.Module, *example: Any) -> Reparameterized:
 def _fuse_blocks(
     module: nn.Module, name: str, done: dict[nn.Module, nn.Module]
 ) -> tuple[nn.Module, list[str]]:
-    """The module or what replaces it, and the names of the fused blocks; outer ones first, then inside.
+    """The module or its replacement, and the names of fused blocks; outer blocks come before inner ones.
 
-    Args:
-        module: of that name in the model.
-        done: modules that were here before, under another name, and what replaces them.
+    `done` maps modules that were visited under another name to their replacements.
     """
     if module in done:
         return done[module], []
     old = module
     names = []
     for method in ("fuse", "reparameterize", "switch_to_deploy"):
-        if callable(way := getattr(module, method, None)):
-            like = next(module.parameters())  # timm makes new layers in the default type
-            fused = way()
+        if callable(fuse := getattr(module, method, None)):
+            like = next(module.parameters())  # timm makes new layers in the default dtype
+            fused = fuse()
             module = (fused if isinstance(fused, nn.Module) else module).to(like.device, like.dtype)
             names.append(name)
             break

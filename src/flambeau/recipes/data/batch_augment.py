@@ -1,4 +1,4 @@
-"""Shift, mirror and cut out of a whole batch on its device, each sample from its own 64-bit seed.
+"""Shift, flip and cutout for a whole batch on its device, each sample by its 64-bit seed.
 
 在设备上对整个批次做平移裁剪、水平翻转与 cutout，每个样本只由自己的 64 位种子决定。
 
@@ -32,27 +32,27 @@ def batch_augment(
     cutout: int = 0,
     value: float | Tensor = 0.0,
 ) -> Tensor:
-    """Images padded and cropped at random, mirrored in half of the cases, with a square cut out.
+    """Pad and crop images at random, flip half of them, and cut out a square.
 
-    What happens to a sample depends on its pixels and its seed alone: not on the batch, its order, the
-    device or any generator. Nothing waits for the device.
+    The result for a sample depends only on its pixels and its seed, not on the batch, its order, the device
+    or any generator. Nothing waits for the device.
 
     Args:
         x_NCHW: (N, C, H, W), any dtype; uint8 before normalization moves the fewest bytes.
-        seeds: (N,) int64 on the device of the images, one per sample and epoch, as `sample_seeds` makes them.
-        padding: largest shift, pixels, at least 0 and below H and W; 4 for 32 x 32 is usual.
-        border: what a shift uncovers: the mirror image of what lies inside, or `value`.
-        flip: False where left and right matter.
-        cutout: side of the square that is set to `value`, pixels, 0 for none; its center is uniform over
-            the image, and what lies outside is cut off. 16 for CIFAR-10, 8 for CIFAR-100 in the paper.
+        seeds: (N,) int64 on the device of the images, one per sample and epoch, as from `sample_seeds`.
+        padding: largest shift in pixels, at least 0 and below H and W; usually 4 for 32 x 32.
+        border: how a shift fills the border: 'reflect' the image, or 'constant' with `value`.
+        flip: set False if left and right matter.
+        cutout: side in pixels of the square that is set to `value`, 0 for none; its center is uniform over
+            the image, and it is clipped at the border. 16 for CIFAR-10, 8 for CIFAR-100 in the paper.
         value: one number, or a 0-d or (C,) tensor on the device. In the paper the mean of the data, which is
             0 after normalization.
 
     Returns:
-        (N, C, H, W) of the dtype and on the device of the images, channels_last in memory.
+        (N, C, H, W) of the same dtype and device, channels_last in memory.
 
     Raises:
-        TypeError: seeds that are not int64.
+        TypeError: seeds are not int64.
         ValueError: shapes or devices that do not fit, a setting out of range.
 
     Example:
@@ -104,24 +104,24 @@ def _check(x_NCHW: Tensor, seeds: Tensor, padding: int, border: str, cutout: int
 
 
 def _integers(seeds: Tensor, stream: int, below: int) -> Tensor:
-    """One number per sample in [0, below), for each stream another one."""
+    """One number per sample in [0, below), different for each stream."""
     start = _mix(_mix(stream) ^ _GAMMA)
     bits = (seeds + 1) * _signed(_GAMMA) + _signed(start)  # wraps modulo 2**64, as it should
     bits = (bits ^ _shift(bits, 30)) * _signed(_MIX_1)
     bits = (bits ^ _shift(bits, 27)) * _signed(_MIX_2)
-    # 53 bits against a handful of values: the bias of the remainder is below 1e-13.
+    # 53 bits for a small range: the bias of the remainder is below 1e-13.
     return _shift(bits ^ _shift(bits, 31), 11) % below
 
 
 def _mix(value: int) -> int:
-    """The finalizer, as `_integers` has it for tensors."""
+    """SplitMix64's finalizer, which `_integers` computes for tensors."""
     value = (value ^ value >> 30) * _MIX_1 & 0xFFFFFFFFFFFFFFFF
     value = (value ^ value >> 27) * _MIX_2 & 0xFFFFFFFFFFFFFFFF
     return value ^ value >> 31
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
-    # torch shifts int64 arithmetically; the mask makes it the shift of an unsigned integer.
+    # torch shifts int64 arithmetically; the mask makes it a logical shift.
     return bits >> by & (1 << 64 - by) - 1
 
 
@@ -129,17 +129,17 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def _mirrored(places: Tensor, length: int) -> Tensor:
-    return (length - 1) - ((length - 1) - places.abs()).abs()
+def _mirrored(positions: Tensor, length: int) -> Tensor:
+    return (length - 1) - ((length - 1) - positions.abs()).abs()
 
 
-def _outside(places: Tensor, length: int) -> Tensor:
-    return (places < 0) | (places >= length)
+def _outside(positions: Tensor, length: int) -> Tensor:
+    return (positions < 0) | (positions >= length)
 
 
-def _near(places: Tensor, centers: Tensor, side: int) -> Tensor:
+def _near(positions: Tensor, centers: Tensor, side: int) -> Tensor:
     start = (centers - side // 2)[:, None]
-    return (places >= start) & (places < start + side)
+    return (positions >= start) & (positions < start + side)
 
 
 def _like(value: float | Tensor, x: Tensor) -> Tensor:

@@ -2,10 +2,10 @@
 
 在计算当前批次的同时，把后续批次复制到设备上。
 
-Source: own, with torch's CUDA streams; their rules are in torch's note "CUDA semantics", sections on
+Source: original, with torch's CUDA streams; their rules are in torch's note "CUDA semantics", sections on
 streams and on pinned memory buffers.
 
-Not worth it where a batch takes microseconds to copy. What is on the device already stays as it is.
+Not worth it if a batch takes microseconds to copy. Tensors that are on the device already are not copied.
 """
 
 import copy
@@ -23,21 +23,21 @@ T = TypeVar("T")
 def prefetch_to_device(
     batches: Iterable[T], device: torch.device | str, *, depth: int = 1
 ) -> Iterator[T]:
-    """The same batches in the same order, with their tensors on `device`.
+    """Yield the same batches in the same order, with their tensors on `device`.
 
-    On the CPU a batch passes through as it is, the same object. On CUDA, `depth` batches are copied ahead
-    on a stream of their own; memory that is not pinned is pinned first, which costs a copy on the host
-    that DataLoader(pin_memory=True) makes in a thread. An exception of the source comes after the good
-    batches before it. Closing this iterator closes the source.
+    On the CPU the batches are passed through unchanged. On CUDA, `depth` batches are copied ahead on a side
+    stream. Memory that is not pinned is pinned first, which costs a copy on the host;
+    DataLoader(pin_memory=True) makes that copy in a thread. An exception of the source is raised after the
+    good batches before it. Closing this iterator closes the source.
 
     Args:
-        batches: tensors in the CPU's memory, alone or in tuples, named tuples, lists and dicts, nested at
-            will. Other objects in them are left as they are.
-        device: where to.
-        depth: batches in flight beside the one in use, at least 1. Each takes its memory on the device.
+        batches: tensors in CPU memory, alone or in nested tuples, named tuples, lists and dicts. Other
+            objects are not changed.
+        device: to copy to.
+        depth: batches in flight besides the one in use, at least 1. Each takes memory on the device.
 
     Returns:
-        An iterator. Its tensors are safe on the stream that was current when the batch was asked for.
+        An iterator. Its tensors are safe on the stream that is current when the batch is taken.
 
     Raises:
         ValueError: a depth below 1.
@@ -72,7 +72,7 @@ def _copy_ahead(batches: Iterable[T], device: torch.device, depth: int) -> Itera
                     batch = next(source)
                 except StopIteration:
                     more = False
-                except Exception as error:  # raised below, after the batches before it
+                except Exception as error:  # raised below, after the earlier batches
                     failure = error
                     more = False
                 else:
@@ -89,7 +89,7 @@ def _copy_ahead(batches: Iterable[T], device: torch.device, depth: int) -> Itera
 
 
 class _Upload:
-    """To a device without streams of its own (MPS and others): torch orders the copy by itself."""
+    """Copies to a device without streams (MPS and others), where torch orders the copies itself."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -103,12 +103,12 @@ class _Upload:
 
 @functools.cache
 def _side_stream(device: int) -> torch.cuda.Stream:
-    """One for all epochs: each stream has memory of its own, which no other can use again."""
+    """One stream for all epochs, because the memory of a stream cannot be reused by others."""
     return torch.cuda.Stream(device)
 
 
 class _CudaUpload(_Upload):
-    """On a side stream, with an event after each batch for the computing stream to wait for."""
+    """Copies on a side stream, with an event after each batch for which the computing stream waits."""
 
     def __init__(self, device: torch.device) -> None:
         index = torch.cuda.current_device() if device.index is None else device.index
@@ -124,8 +124,8 @@ class _CudaUpload(_Upload):
     def _copy(self, copies: list[Tensor], t: Tensor) -> Tensor:
         if t.device == self.device:
             return t
-        # A copy from pageable memory would block the host. The allocator of pinned memory itself keeps the
-        # source from being reused before the copy has read it.
+        # A copy from pageable memory would block the host. The allocator of pinned memory does not reuse
+        # the source before the copy has read it.
         if t.device.type == "cpu" and not t.is_pinned():
             t = t.pin_memory()
         copies.append(t.to(self.device, non_blocking=True))
@@ -135,24 +135,24 @@ class _CudaUpload(_Upload):
         if copied is not None:
             copies, event = copied
             computing = torch.cuda.current_stream(self.device)
-            computing.wait_event(event)  # on the device; the host goes on
+            computing.wait_event(event)  # on the device; the host continues
             for copy_ in copies:
-                # The memory belongs to the side stream's pool: without this it could be given to a later
+                # The memory belongs to the side stream's pool. Without this it could be given to a later
                 # batch while the computing stream still reads it.
                 copy_.record_stream(computing)
         return batch
 
 
 def _map(batch: Any, function: Callable[[Tensor], Any]) -> Any:
-    """A copy of a nest of containers with `function` applied to its tensors."""
+    """A copy of nested containers with `function` applied to their tensors."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_map(value, function) for value in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(_map(value, function) for value in batch)
-    if isinstance(batch, MutableMapping):  # last: to ask an abstract class costs most
-        new = copy.copy(batch)  # keeps the type, and what a defaultdict knows
+    if isinstance(batch, MutableMapping):  # last: isinstance of an abstract class is slowest
+        new = copy.copy(batch)  # keeps the type, and the factory of a defaultdict
         new.update({key: _map(value, function) for key, value in batch.items()})
         return new
     return batch

@@ -1,14 +1,14 @@
-"""LMDB: many values in one file, each read at once by key or number; read without the lmdb package.
+"""LMDB: many values in one file, each read directly by key or number, without the lmdb package.
 
 LMDB：把许多值装进一个文件，按键或序号直接读取；读取时不需要 lmdb 包。
 
 Source: `libraries/liblmdb/mdb.c` of LMDB 0.9, structs MDB_meta, MDB_db, MDB_page and MDB_node: a B+tree of
-pages, whose leaves hold the keys in the order of their bytes and the values, or for long ones the number of
-the pages that hold nothing else. Not read through the library, which maps the file: a file cut short then
-kills the process (SIGBUS), damage goes unseen, and one process cannot open the same file twice.
+pages, whose leaves hold the keys in byte order and the values, or for a long value the number of its pages.
+The library is not used for reading, because it maps the file: a truncated file then kills the process
+(SIGBUS), damage goes unseen, and a process cannot open the same file twice.
 
-Not for files that someone writes to meanwhile, for named databases or several values per key, or where
-damage inside a value must be found: the format has no checksum (TFRecord has).
+Not for files that are written to meanwhile, for named databases or several values per key, or where damage
+inside a value must be detected: the format has no checksum (TFRecord has).
 """
 
 import bisect
@@ -25,31 +25,31 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self, SupportsIndex
 
-# Page header, MDB_meta, of its two MDB_db a part.
+# Page header, MDB_meta, and the used fields of its two MDB_db.
 _META = struct.Struct("<10xH4x 4sI16x I48x HH24xQQ 8xQ")
 _HEAD = struct.Struct("<Q2xHHH")  # page number, flags; end of the node offsets, start of the nodes
 # Size of the value (or number of the child), flags (its high bits), key size.
 _NODE = struct.Struct("<HHHH")
 _BRANCH, _LEAF, _OVERFLOW, _META_PAGE, _KINDS = 1, 2, 4, 8, 0x6F
-# Flag of a node: the value lies on pages of its own, here is the number of the first.
+# Flag of a node: the value is on separate pages, and the node holds the number of the first.
 _LONG_VALUE = 1
 _MAGIC = b"\xde\xc0\xef\xbe"
-_MAX_DEPTH = 32  # of the library too
+_MAX_DEPTH = 32  # as in the library
 _NONE = (1 << 64) - 1  # the root of an empty tree
 _FIRST_MAP_BYTES = 1 << 30  # address space, not disk; doubled whenever it is full
-_BATCH_BYTES = 1 << 26  # a transaction; chosen, untested
+_BATCH_BYTES = 1 << 26  # per transaction; chosen, untested
 
 
 class LMDBError(ValueError):
-    """A damaged or unfit file; the message names the file, the byte offset and what is wrong there."""
+    """The file is damaged or unsupported; the message names the file, the byte offset and what is wrong."""
 
 
 class LMDBUnfit(LMDBError):
-    """A file that is whole as far as it was read, and of a kind that is not read."""
+    """The file seems whole, but its kind is not supported."""
 
 
 class LMDBIndex(NamedTuple):
-    """Where the values are, in key order."""
+    """The positions of the values, in key order."""
 
     keys: Sequence[bytes]
     starts: Sequence[int]  # byte offsets of the values in the file
@@ -59,14 +59,14 @@ class LMDBIndex(NamedTuple):
 class LMDBReader:
     """The values of an LMDB file, in key order; safe in threads, after fork and after pickle.
 
-    Opening reads the keys, so it costs some microseconds each; `index` saves it.
+    Opening reads all keys, which costs a few microseconds per key; `index` saves that.
 
     Args:
         path: the file, or the folder with its data.mdb.
         index: `reader.index` of an earlier reader of the same, unchanged file.
 
     Raises:
-        LMDBError: a damaged file, one in another version or with named databases; at opening or reading.
+        LMDBError: the file is damaged, of another version or has named databases; at opening or reading.
 
     Example:
         >>> import tempfile
@@ -91,14 +91,14 @@ class LMDBReader:
         return len(self.keys)
 
     def __getitem__(self, index: SupportsIndex) -> bytes:
-        place = range(len(self))[operator.index(index)]  # IndexError, negative numbers
-        start = self.index.starts[place]
-        size = self.index.sizes[place]
+        number = range(len(self))[operator.index(index)]  # IndexError, negative numbers
+        start = self.index.starts[number]
+        size = self.index.sizes[number]
         page, inside = divmod(start, self._page_bytes)
-        if inside == _HEAD.size:  # else it lies in a leaf, which was checked with its keys
-            number, flags, *count = _HEAD.unpack(self._read(start - inside, inside))
+        if inside == _HEAD.size:  # else the value is in a leaf, which was checked with its keys
+            page_number, flags, *count = _HEAD.unpack(self._read(start - inside, inside))
             pages = -(-(inside + size) // self._page_bytes)
-            if (number, flags, count[0] | count[1] << 16) != (page, _OVERFLOW, pages):
+            if (page_number, flags, count[0] | count[1] << 16) != (page, _OVERFLOW, pages):
                 raise self._error(start - inside, f"no value of {size} bytes starts on this page")
         return self._read(start, size)
 
@@ -106,12 +106,12 @@ class LMDBReader:
         return map(self.__getitem__, range(len(self)))
 
     def get(self, key: bytes | str | SupportsIndex) -> bytes:
-        """The value of a key, made of text or a number as `lmdb_key` does; KeyError where there is none."""
+        """The value of a key, which `lmdb_key` makes of text or a number; KeyError if there is none."""
         name = lmdb_key(key)
-        place = bisect.bisect_left(self.keys, name)
-        if place == len(self) or self.keys[place] != name:
+        number = bisect.bisect_left(self.keys, name)
+        if number == len(self) or self.keys[number] != name:
             raise KeyError(f"{self.path} has no key {name!r}")
-        return self[place]
+        return self[number]
 
     def close(self) -> None:
         """Close the file; reading afterwards is a ValueError."""
@@ -132,13 +132,13 @@ class LMDBReader:
             raise self._error(0, "the file has been changed since it was opened first")
 
     def _open(self) -> tuple[int, ...]:
-        """Flags, depth, number of keys, root and transaction of the newer of the two meta pages."""
+        """Flags, depth, number of keys, root and transaction of the newer meta page."""
         self._file = self.path.open("rb", buffering=0)
-        weakref.finalize(self, self._file.close)  # a data set is rarely closed explicitly
+        weakref.finalize(self, self._file.close)  # data sets are rarely closed explicitly
         self._lock = threading.Lock()
         self._size = os.fstat(self._file.fileno()).st_size
         at = 0
-        found = []
+        metas = []
         for _ in range(2):
             head = self._read(at, _META.size)
             flags, magic, version, self._page_bytes, *facts = _META.unpack(head)
@@ -152,9 +152,9 @@ class LMDBReader:
                 raise self._error(at, f"pages of {self._page_bytes} bytes: damaged")
             if facts[1] > _MAX_DEPTH:
                 raise self._error(at, f"a tree of {facts[1]} levels: damaged")
-            found.append(tuple(facts))
+            metas.append(tuple(facts))
             at = self._page_bytes
-        return max(found, key=operator.itemgetter(-1))
+        return max(metas, key=operator.itemgetter(-1))
 
     def _walk(self) -> LMDBIndex:
         flags, depth, count, root, _ = self._meta
@@ -182,26 +182,26 @@ class LMDBReader:
                     raise self._error(at + node, f"key {key!r} comes after {keys[-1]!r}")
                 if start + (8 if flags else size) > len(page):
                     raise self._error(at + node, f"the value of {key!r} runs over the page")
-                place = at + start
+                offset = at + start
                 if flags:
                     first = int.from_bytes(page[start : start + 8], "little")
-                    place = first * self._page_bytes + _HEAD.size
-                if place + size > self._size:
+                    offset = first * self._page_bytes + _HEAD.size
+                if offset + size > self._size:
                     raise self._error(self._size, f"the file ends before the value of {key!r}")
                 keys.append(key)
-                starts.append(place)
+                starts.append(offset)
                 sizes.append(size)
         if not len(keys) == len(set(starts)) == count:
             raise self._error(0, f"{count} values promised, {len(set(starts))} found: damaged")
         return LMDBIndex(tuple(keys), starts, sizes)
 
     def _page(self, number: int, kind: int) -> tuple[int, bytes, list[tuple[int, ...]]]:
-        """Where a page is, its bytes, and its nodes: place in it, and what _NODE holds."""
+        """Byte offset and bytes of a page, and its nodes: offset in the page, and the fields of _NODE."""
         at = number * self._page_bytes
         page = self._read(at, self._page_bytes)
-        found, flags, low, high = _HEAD.unpack_from(page)
+        stored, flags, low, high = _HEAD.unpack_from(page)
         count = (low - _HEAD.size) // 2
-        if (found, flags & _KINDS) != (number, kind) or not _HEAD.size < low <= high <= len(page):
+        if (stored, flags & _KINDS) != (number, kind) or not _HEAD.size < low <= high <= len(page):
             raise self._error(at, "a page of the tree is damaged")
         offsets = struct.unpack_from(f"<{count}H", page, _HEAD.size)
         if not count or min(offsets) < high or max(offsets) > len(page) - _NODE.size:
@@ -214,7 +214,7 @@ class LMDBReader:
         if hasattr(os, "pread"):
             data = os.pread(self._file.fileno(), size, start)
         else:
-            with self._lock:  # Windows, which has no fork that could copy a held lock
+            with self._lock:  # Windows, where no fork can copy a held lock
                 self._file.seek(start)
                 data = self._file.read(size)
         if len(data) < size:
@@ -226,17 +226,17 @@ class LMDBReader:
 
 
 class LMDBWriter:
-    """Writes a single LMDB file, which gets its name only when all is written; needs the package lmdb.
+    """Writes a single LMDB file, which gets its name only when complete; needs the package lmdb.
 
-    Use it in a `with` block: an exception in it leaves nothing, a kill only a file that ends in .tmp.
+    Use it in a `with` block: an exception leaves no file, a kill leaves only a .tmp file.
 
     Args:
         path: the file to make, usually ending in .lmdb.
 
     Raises:
-        FileExistsError: it exists.
+        FileExistsError: the file exists.
         ImportError: lmdb is not installed.
-        OSError: of the disk, with what hinders it: full, a quota, a limit on the size of files.
+        OSError: the disk is full, or a quota or a limit on file sizes is reached; the error says which.
 
     Example:
         >>> import tempfile
@@ -275,12 +275,12 @@ class LMDBWriter:
         """Add a value.
 
         Args:
-            key: bytes, text or a number, see `lmdb_key`; in any order, but faster in that of their bytes.
+            key: bytes, text or a number, see `lmdb_key`; in any order, but faster in byte order.
             value: bytes-like, less than 2 GiB.
 
         Raises:
-            ValueError: a key that is there already (found at the latest when closing), or an unfit one.
-            TypeError: a value that is not bytes-like.
+            ValueError: the key is invalid or exists already (detected at the latest by `close`).
+            TypeError: the value is not bytes-like.
         """
         name = lmdb_key(key)
         data = bytes(memoryview(value))
@@ -298,7 +298,7 @@ class LMDBWriter:
         try:
             self._commit()
             with self._disk_errors_named():
-                self._env.sync(True)  # a name must not outlive a power cut without its bytes
+                self._env.sync(True)  # else a power cut could leave the name without its bytes
             self._env.close()
             self._refuse_existing()
             self._temporary.rename(self._path)
@@ -325,12 +325,12 @@ class LMDBWriter:
                             raise ValueError(f"key {key!r} is there already")
                 self._batch = {}
                 self._batch_bytes = 0
-            except self._full:  # nothing of the batch has been written
+            except self._full:  # none of the batch was written
                 self._env.set_mapsize(2 * self._env.info()["map_size"])
 
     @contextlib.contextmanager
     def _disk_errors_named(self) -> Iterator[None]:
-        """LMDB calls a write that stops short an I/O error; one more write to the file says why it did."""
+        """LMDB reports a short write as an I/O error; writing to the file once more shows the reason."""
         try:
             yield
         except self._full:
@@ -342,8 +342,8 @@ class LMDBWriter:
                     file.write(bytes(_BATCH_BYTES))
                     file.flush()
                     os.fsync(file.fileno())
-            except OSError as found:
-                number = found.errno or number
+            except OSError as reason:
+                number = reason.errno or number
             raise OSError(number, os.strerror(number), str(self._path)) from error
 
     def _discard(self) -> None:
@@ -357,11 +357,11 @@ class LMDBWriter:
 
 
 def lmdb_key(key: bytes | str | SupportsIndex) -> bytes:
-    """The bytes of a key: text as UTF-8, a number in ten digits, so that their order is that of the numbers.
+    """The bytes of a key: text as UTF-8, a number in ten digits, so that byte order is numeric order.
 
     Raises:
         ValueError: not 1 to 511 bytes, or a number below 0 or of more than ten digits.
-        TypeError: anything else.
+        TypeError: neither bytes, text nor an integer.
 
     Example:
         >>> lmdb_key("cat/1.jpg"), lmdb_key(70)

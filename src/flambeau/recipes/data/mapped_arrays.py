@@ -1,16 +1,16 @@
-"""Arrays in .npy, .npz and .pth files as tensors that are mapped, not read; and .npy files written in place.
+"""Memory-map the arrays of .npy, .npz and .pth files as tensors, and write .npy files through a map.
 
 把 .npy、.npz 和 .pth 文件中的数组映射为张量而不读取它们；也可就地逐行写出 .npy 文件。
 
 Source: numpy.lib.format (NEP 1) for .npy; APPNOTE.TXT of PKWARE, 4.3.7, for the members of an .npz;
 PyTorch's notes on serialization semantics for .pth; mmap(2).
 
-Opening takes microseconds whatever the size; what is used is read when it is touched, kept by the system's
-page cache, and shared by all processes that map the file: forked workers cost no memory.
+Opening takes microseconds whatever the size. Pages are read when they are touched, kept in the system's page
+cache, and shared by all processes that map the file, so that forked workers cost no memory.
 The map is private: writing to a tensor changes this process's copy of the page, never the file.
 
-Not for compressed arrays, which have no place to point at. Not where the file may be cut short, or the
-network drive fail, while it is mapped: touching such a page kills the process (SIGBUS).
+Not for compressed arrays, which cannot be mapped. Not where the file may be truncated, or the network drive
+fail, while it is mapped: touching such a page kills the process (SIGBUS).
 """
 
 import ast
@@ -31,10 +31,10 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-Header = tuple[str, bool, tuple[int, ...], int]  # as `npy_header` says
+Header = tuple[str, bool, tuple[int, ...], int]  # see `npy_header`
 
 _MAGIC = b"\x93NUMPY"
-_MAX_HEADER = 10_000  # bytes, as NumPy limits what it gives to ast.literal_eval
+_MAX_HEADER = 10_000  # bytes, NumPy's limit for ast.literal_eval
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 _ALIGN = 64  # numpy pads its headers to this, so that the data starts at a multiple of it
 
@@ -56,24 +56,24 @@ _DTYPES = {
 }
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
-# Linux refuses a private map larger than memory and swap unless asked not to reserve memory for writes to
-# it; Python names the flag from 3.13 on.
+# Linux refuses a private map larger than memory and swap, unless this flag says not to reserve memory for
+# writes. Python has the flag from 3.13 on.
 _ASM_GENERIC = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64", "riscv64")
 _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if _ASM_GENERIC else 0)
 
 
 def map_npy(path: str | os.PathLike[str]) -> Tensor:
-    """The array of an .npy file, mapped.
+    """Map the array of an .npy file.
 
     Args:
         path: a file of numpy.save, `write_npy` or any other writer of the format.
 
     Returns:
-        A CPU tensor of the array's shape and dtype; column-major arrays come with their strides.
+        A CPU tensor of the array's shape and dtype; column-major arrays keep their strides.
 
     Raises:
-        ValueError: no .npy file, cut short, or numbers that torch lacks (another byte order).
-        TypeError: text, objects, records, dates.
+        ValueError: not an .npy file, truncated, or of another byte order.
+        TypeError: the array holds text, objects, records or dates.
 
     Example:
         >>> import tempfile
@@ -91,19 +91,19 @@ def map_npy(path: str | os.PathLike[str]) -> Tensor:
 
 
 def map_npz(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The arrays of an .npz file that is not compressed, mapped.
+    """Map the arrays of an uncompressed .npz file.
 
-    An array whose place in the file is no multiple of its item size is copied into memory, since torch
-    reads no such tensors: labels often are, uint8 images never.
+    An array whose offset in the file is not a multiple of its item size is copied into memory, because torch
+    needs aligned tensors; this often happens to labels, never to uint8 images.
 
     Args:
         path: a file of numpy.savez.
 
     Returns:
-        CPU tensors by name; text and objects, which torch has no type for, are left out.
+        CPU tensors by name; text and objects, for which torch has no dtype, are left out.
 
     Raises:
-        ValueError: no .npz file, cut short, or compressed.
+        ValueError: not an .npz file, truncated, or compressed.
 
     Example:
         >>> import numpy, tempfile
@@ -112,7 +112,7 @@ def map_npz(path: str | os.PathLike[str]) -> dict[str, Tensor]:
         ...     map_npz(f"{folder}/a.npz")
         {'x': tensor([0, 1, 2, 3])}
     """
-    found = {}
+    tensors = {}
     with Path(path).open("rb") as file:
         memory = _map(file)
     for info, header, start in npz_members(path):
@@ -120,23 +120,23 @@ def map_npz(path: str | os.PathLike[str]) -> dict[str, Tensor]:
             raise ValueError(f"{path}: {info.filename} is compressed; use numpy.savez")
         with contextlib.suppress(TypeError):
             name = info.filename.removesuffix(".npy")
-            found[name] = _tensor(header, start, memory, f"{path}: {info.filename}")
-    return found
+            tensors[name] = _tensor(header, start, memory, f"{path}: {info.filename}")
+    return tensors
 
 
 def map_pth(path: str | os.PathLike[str]) -> Any:
-    """What torch.save has written, with its tensors mapped.
+    """Load a file of torch.save with its tensors mapped.
 
     Args:
-        path: a file of torch.save that holds tensors, numbers, text, and lists, tuples and dicts of such.
+        path: a file with tensors, numbers, text, and lists, tuples and dicts of these.
 
     Returns:
-        The same objects; tensors are on the CPU wherever they were when saved.
+        The saved objects, with all tensors on the CPU.
 
     Raises:
-        ValueError: a file of before PyTorch 1.6, which is no zip file and cannot be mapped.
-        pickle.UnpicklingError: other Python objects, such as a whole model, which would run code.
-        RuntimeError: a damaged file, or on Linux one larger than memory and swap, which torch cannot map.
+        ValueError: the file was written before PyTorch 1.6; it is no zip file and cannot be mapped.
+        pickle.UnpicklingError: it holds other Python objects, such as a whole model, which would run code.
+        RuntimeError: it is damaged, or on Linux larger than memory and swap, so that torch cannot map it.
 
     Example:
         >>> import tempfile
@@ -157,10 +157,10 @@ def map_pth(path: str | os.PathLike[str]) -> Any:
 def write_npy(
     path: str | os.PathLike[str], shape: Sequence[int], dtype: torch.dtype
 ) -> Iterator[Tensor]:
-    """Make an .npy file by filling a tensor that is mapped to it, in any order and from any process.
+    """Write an .npy file by filling a tensor that is mapped to it, in any order and from any process.
 
-    The space on the disk is taken at the start, and the file gets its name at the end of the `with` block;
-    an exception in the block leaves nothing, a kill a file that ends in .tmp.
+    The disk space is allocated at the start, and the file gets its name at the end of the `with` block; an
+    exception in the block leaves no file, a kill leaves a .tmp file.
 
     Args:
         path: the file to make.
@@ -171,9 +171,9 @@ def write_npy(
         The array, zero at first; do not write to it after the block.
 
     Raises:
-        FileExistsError: there is such a file.
-        OSError: no space for it.
-        ValueError: a dtype that the format lacks, such as bfloat16.
+        FileExistsError: the file exists.
+        OSError: not enough disk space.
+        ValueError: the format has no such dtype, such as bfloat16.
 
     Example:
         >>> import numpy, tempfile
@@ -190,7 +190,7 @@ def write_npy(
     try:
         with temporary.open("x+b") as file:
             size = len(header) + math.prod(shape) * dtype.itemsize
-            # A sparse file would do, but on a full disk writing to its map kills the process.
+            # Not sparse: on a full disk, writing to the map of a sparse file kills the process.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
             file.truncate(size)
@@ -210,14 +210,14 @@ def write_npy(
 def npz_members(
     path: str | os.PathLike[str],
 ) -> Iterator[tuple[zipfile.ZipInfo, Header, int | None]]:
-    """The arrays of an .npz file, one by one.
+    """Iterate over the arrays of an .npz file.
 
     Yields:
-        The member of the zip file, what stands before the array's data, and the byte of the file where the
-        array begins; None where it is compressed.
+        The member of the zip file, the header of the array, and the byte offset of the .npy array in the
+        file, or None if it is compressed.
 
     Raises:
-        ValueError: no .npz file, damaged, cut short, or encrypted.
+        ValueError: not an .npz file, damaged, truncated, or encrypted.
 
     Example:
         >>> import numpy, tempfile
@@ -230,7 +230,7 @@ def npz_members(
         with zipfile.ZipFile(path) as archive, Path(path).open("rb") as file:
             for info in archive.infolist():
                 if info.filename.endswith(".npy"):
-                    with archive.open(info) as member:  # looks at the member's own header, too
+                    with archive.open(info) as member:  # this checks the member's zip header too
                         header = npy_header(member, f"{path}: {info.filename}")
                     file.seek(info.header_offset + 26)
                     name, extra = struct.unpack("<HH", file.read(4))
@@ -242,18 +242,18 @@ def npz_members(
 
 
 def npy_header(file: IO[bytes], where: str) -> Header:
-    """What stands before the data of an .npy array.
+    """Read the header of an .npy array.
 
     Args:
         file: open for reading bytes, at the start of the array.
-        where: what to call it in a message.
+        where: the name of the array in error messages.
 
     Returns:
-        Its type as NumPy writes it, such as '<f4'; whether it is column-major; its shape; and how many bytes
-        stand before its data.
+        The type as NumPy writes it, such as '<f4'; whether the array is column-major; its shape; and the size
+        of the header in bytes.
 
     Raises:
-        ValueError: no .npy array, or a damaged one.
+        ValueError: not an .npy array, or damaged.
 
     Example:
         >>> import io, numpy
@@ -273,7 +273,7 @@ def npy_header(file: IO[bytes], where: str) -> Header:
         header = ast.literal_eval(text.decode("latin1").strip())
         descr, shape = header["descr"], header["shape"]
         if all(type(side) is int and side >= 0 for side in shape):
-            # Of a record with fields the type is a list.
+            # For records with fields, `descr` is a list.
             return str(descr), bool(header["fortran_order"]), tuple(shape), begin + length
         reason = f"shape {shape}"
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError) as error:
@@ -286,7 +286,7 @@ def _map(file: IO[bytes]) -> mmap.mmap:
         raise ValueError(f"{file.name} is empty")
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    # Writable, though only in this process: torch warns of read-only memory, and a write to it would crash.
+    # Writable (copy-on-write): torch warns of read-only memory, and a write to it would crash.
     return mmap.mmap(
         file.fileno(), 0, mmap.MAP_PRIVATE | _NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
     )

@@ -1,11 +1,11 @@
-"""Random erasing: a random rectangle of some images of a batch is overwritten.
+"""Random erasing: overwrite a random rectangle in some images of a batch.
 
 随机擦除：把批次中部分图像的一个随机矩形区域覆盖掉。
 
 Source: Zhong et al., "Random erasing data augmentation", AAAI 2020, algorithm 1 (arXiv:1708.04896), with
 the distribution of torchvision's RandomErasing; the hash is SplitMix64's finalizer (OOPSLA 2014).
 
-Not for images whose object is small, nor beside cutmix, which already hides a rectangle. Not for evaluation.
+Not for images with small objects, nor together with cutmix, which hides a rectangle too. Not for evaluation.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-_TRIES = 10  # as torchvision; an image that no try fits stays as it is
+_TRIES = 10  # as torchvision; an image that no try fits is not changed
 
 _GAMMA = 0x9E3779B97F4A7C15 - (1 << 64)  # SplitMix64's constants, as int64
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -33,26 +33,25 @@ def random_erasing(
 ) -> Tensor:
     """Overwrite one rectangle in each image with the given probability.
 
-    Its area is uniform, its aspect ratio log-uniform, its place uniform, all for each image by itself.
-    Nothing waits for the device. Erase after normalization: then 0 is the mean of the data.
+    For each image, the area is uniform, the aspect ratio log-uniform and the position uniform. Nothing waits
+    for the device. Erase after normalization, so that 0 is the mean of the data.
 
     Args:
         x_NCHW: (N, C, H, W), any dtype.
-        seeds: (N,) int64 on the device of the images: what happens to a sample depends on its seed alone.
-        generator: instead of seeds, on the CPU or on the device of the images; its state moves on.
+        seeds: (N,) int64 on the device of the images; a sample's rectangle depends only on its seed.
+        generator: instead of seeds, on the CPU or on the device of the images; its state advances.
         probability: that an image is erased, in [0, 1].
         scale: smallest and largest area as a fraction of the image's, in (0, 1].
         ratio: smallest and largest height over width, above 0.
-        value: what is written: a number, a 0-d or (C,) tensor on the device (the mean), or 'random', a
-            standard normal number for each pixel and channel, for floating images only.
+        value: a number, a 0-d or (C,) tensor on the device (the mean), or 'random': a standard normal number
+            for each pixel and channel, only for floating-point images.
 
     Returns:
-        (N, C, H, W) of the dtype, on the device and in the memory format of the images, which stay as they
-        were.
+        (N, C, H, W) of the same dtype, device and memory format; the images are not changed.
 
     Raises:
-        TypeError: seeds that are not int64; 'random' for integers.
-        ValueError: not one of seeds and generator, a setting out of range, shapes that do not fit.
+        TypeError: seeds are not int64; 'random' for integers.
+        ValueError: not exactly one of seeds and generator, a setting out of range, shapes that do not fit.
 
     Example:
         >>> x = torch.ones(8, 3, 32, 32)
@@ -89,7 +88,7 @@ def random_erasing(
 def _box(
     seeds: Tensor, height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[Tensor, Tensor]:
-    """(N, H) and (N, W) bool: which rows and columns are in the first rectangle that fits."""
+    """(N, H) and (N, W) bool: the rows and columns of the first rectangle that fits."""
     tries = torch.arange(_TRIES, device=seeds.device)
     share = _uniform(_numbered(_bits(seeds, 2)[:, None], tries))
     area = height * width * (scale[0] + (scale[1] - scale[0]) * share)
@@ -99,7 +98,7 @@ def _box(
     columns = torch.sqrt(area / shape).round().long()
     fits = (rows < height) & (columns < width)
     first = fits.to(torch.uint8).argmax(1, keepdim=True)
-    rows = (rows * fits).gather(1, first)  # 0 where none fits
+    rows = (rows * fits).gather(1, first)  # 0 if none fits
     columns = columns.gather(1, first)
     top = _below(_bits(seeds, 4)[:, None], height - rows + 1)
     left = _below(_bits(seeds, 5)[:, None], (width - columns).clamp(min=0) + 1)
@@ -113,36 +112,37 @@ def _box(
 
 def _with_noise(x_NCHW: Tensor, box: Tensor, bits: Tensor) -> Tensor:
     if x_NCHW.device.type != "cpu":
-        places = torch.arange(x_NCHW[0].numel(), device=x_NCHW.device)
-        noise = _normal(_numbered(bits[:, None], places)).view_as(x_NCHW)
-        # The images first: the result gets the memory format of the first full operand.
+        indices = torch.arange(x_NCHW[0].numel(), device=x_NCHW.device)
+        noise = _normal(_numbered(bits[:, None], indices)).view_as(x_NCHW)
+        # The images come first, because the result gets the memory format of the first full operand.
         return torch.where(~box, x_NCHW, noise.to(x_NCHW.dtype))
-    # The same numbers, made only where they are written: here, finding out where that is does not wait.
-    result, box = x_NCHW.clone(), box.expand_as(x_NCHW)
-    images, places = box.flatten(1).nonzero().unbind(1)
-    result[box] = _normal(_numbered(bits[images], places)).to(x_NCHW.dtype)
+    # On a CPU the same numbers are made only for erased pixels; nonzero would wait for another device.
+    result = x_NCHW.clone()
+    box = box.expand_as(x_NCHW)
+    images, indices = box.flatten(1).nonzero().unbind(1)
+    result[box] = _normal(_numbered(bits[images], indices)).to(x_NCHW.dtype)
     return result
 
 
 def _bits(seeds: Tensor, stream: int) -> Tensor:
-    """64 random bits for each seed, for each stream others."""
+    """64 random bits per seed, different for each stream."""
     return _mix(_mix(seeds + _GAMMA) + stream)
 
 
 def _numbered(bits: Tensor, numbers: Tensor) -> Tensor:
-    """64 more for each number."""
+    """64 random bits per number, derived from `bits`."""
     return _mix(bits + numbers * _GAMMA)
 
 
 def _mix(bits: Tensor) -> Tensor:
-    # int64 wraps modulo 2**64; the masks make torch's shifts those of unsigned integers.
+    # int64 wraps modulo 2**64; the masks turn torch's arithmetic shifts into logical ones.
     bits = (bits ^ bits >> 30 & (1 << 34) - 1) * _MIX_1
     bits = (bits ^ bits >> 27 & (1 << 37) - 1) * _MIX_2
     return bits ^ bits >> 31 & (1 << 33) - 1
 
 
 def _uniform(bits: Tensor) -> Tensor:
-    """float32 in [0, 1) of the highest 24 bits: as many as it holds exactly."""
+    """float32 in [0, 1) from the highest 24 bits, which it represents exactly."""
     return (bits >> 40 & (1 << 24) - 1).float() * 2.0**-24
 
 
@@ -158,7 +158,7 @@ def _below(bits: Tensor, limit: Tensor) -> Tensor:
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()  # the only host memory from which a copy never waits
+        tensor = tensor.pin_memory()  # only copies from pinned memory never wait
     return tensor.to(device, non_blocking=True)
 
 

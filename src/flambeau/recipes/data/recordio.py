@@ -1,13 +1,13 @@
-"""RecordIO: many small files in one, each read at once by number or key (MXNet's .rec and .idx).
+"""RecordIO: many small files in one, each read directly by number or key (MXNet's .rec and .idx).
 
 RecordIO：把许多小文件装进一个文件，按序号或键直接读取（MXNet 的 .rec 与 .idx）。
 
 Source: dmlc-core `include/dmlc/recordio.h` and mxnet 1.9.1 `python/mxnet/recordio.py`.
-A file is a run of parts: magic u32, word u32 = flag << 29 | length, data, zeros up to a multiple of
-4; all little-endian. Where a payload holds the magic at a multiple of 4, it is cut there and those
-4 bytes are left out; so a record is one part (flag 0), or a first (1), middle (2) and a last (3).
+A file is a sequence of parts: magic u32, word u32 = flag << 29 | length, data, zeros up to a multiple
+of 4; all little-endian. If a payload holds the magic at a multiple of 4, it is split there and those
+4 bytes are left out. So a record is one part (flag 0), or a first (1), middle (2) and a last part (3).
 
-Not for records of 512 MiB and more, for appending, or where damage inside a payload must be found:
+Not for records of 512 MiB and more, for appending, or where damage inside a payload must be detected:
 the format has no checksum (TFRecord has).
 """
 
@@ -29,34 +29,34 @@ from typing import Any, Literal, NamedTuple, Self, SupportsIndex
 
 import torch
 
-BytesLike = bytes | bytearray | memoryview  # and whatever else memoryview() takes
+BytesLike = bytes | bytearray | memoryview  # and other types that memoryview() takes
 StrPath = str | os.PathLike[str]
-_Read = Callable[[int, int], bytes]  # the bytes of the file from, up to
+_Read = Callable[[int, int], bytes]  # (start, end) to the bytes between them
 
 _MAGIC = b"\x0a\x23\xd7\xce"
 _PART = struct.Struct("<4sI")
 _IMAGE = struct.Struct("<IfQQ")
 _MAX_LENGTH = (1 << 29) - 1
-_MAX_EXTENT = 2 * _MAX_LENGTH + 8  # on disk: a payload of nothing but magics doubles
+_MAX_EXTENT = 2 * _MAX_LENGTH + 8  # on disk: a payload of only magics doubles in size
 _INDEX_LINE = re.compile(rb"(-?\d{1,19})\s+(\d{1,19})\s*")
 
 
 class RecordError(ValueError):
-    """A damaged file; the message names the file, the byte offset and what is wrong there."""
+    """The file is damaged; the message names the file, the byte offset and what is wrong there."""
 
 
 class RecordReader:
     """The records of a .rec file, in file order; safe in threads, after fork and after pickle.
 
-    Opening checks the index, and that the last record ends where the file ends; other headers are
-    checked when read. Without an index, opening walks the file and checks all headers.
+    Opening checks the index and that the last record ends at the end of the file; other headers are
+    checked when they are read. Without an index, opening reads all headers of the file.
 
     Args:
         path: the .rec file.
-        index_path: its index; by default the file beside it that ends in .idx, if there is one.
+        index_path: its index; by default the .idx file beside it, if there is one.
 
     Raises:
-        RecordError: a damaged file or index, at opening or at reading.
+        RecordError: the file or index is damaged; at opening or at reading.
 
     Example:
         >>> import tempfile
@@ -88,21 +88,21 @@ class RecordReader:
     def __getitem__(self, index: SupportsIndex) -> bytes:
         if isinstance(index, slice):
             raise TypeError("a RecordReader takes one integer, not a slice; read record by record")
-        position = range(len(self))[operator.index(index)]  # IndexError, negative numbers
-        start = self._offsets[position]
-        end = self._offsets[position + 1] if position + 1 < len(self) else self._size
+        number = range(len(self))[operator.index(index)]  # IndexError, negative numbers
+        start = self._offsets[number]
+        end = self._offsets[number + 1] if number + 1 < len(self) else self._size
         data = self._read(start, end)
-        at = start
+        position = start
         pieces = []
         for body, length in self._parts(start, end, lambda a, b: data[a - start : b - start]):
-            at = body + length + -length % 4
+            position = body + length + -length % 4
             pieces.append(data[body - start : body - start + length])
-            if any(data[body - start + length : at - start]):
+            if any(data[body - start + length : position - start]):
                 raise self._error(body + length, "the padding is not zero")
-        if at != end:
-            raise self._error(at, f"the record ends here, the index says at {end}")
-        # A wrong length can end on a later header; not so where an index proves the end of a single
-        # part, which saves this search (0.5 ms a MB).
+        if position != end:
+            raise self._error(position, f"the record ends here, the index says at {end}")
+        # A wrong length may end at a later header, but not for a single part whose end the index
+        # confirms; skipping that case saves this search (0.5 ms per MB).
         unproven = pieces if len(pieces) > 1 or not self._indexed else []
         if any(True for piece in unproven for _ in _aligned_magics(piece)):
             raise self._error(start, "a part runs over the start of another: wrong length")
@@ -112,14 +112,14 @@ class RecordReader:
         return map(self.__getitem__, range(len(self)))
 
     def get(self, key: SupportsIndex) -> bytes:
-        """The record of a key of the index; KeyError where there is none."""
+        """The record with a key of the index; KeyError if there is none."""
         if operator.index(key) not in self._positions:
             raise KeyError(f"{self.path} has no record with key {key}")
         return self[self._positions[operator.index(key)]]
 
     @functools.cached_property
     def _positions(self) -> dict[int, int]:
-        return {key: position for position, key in enumerate(self.keys)}
+        return {key: number for number, key in enumerate(self.keys)}
 
     def close(self) -> None:
         """Close the file; reading afterwards is a ValueError."""
@@ -142,7 +142,7 @@ class RecordReader:
 
     def _open(self) -> None:
         self._file = self.path.open("rb", buffering=0)
-        weakref.finalize(self, self._file.close)  # a data set is rarely closed explicitly
+        weakref.finalize(self, self._file.close)  # data sets are rarely closed explicitly
         self._size = os.fstat(self._file.fileno()).st_size
         self._lock = threading.Lock()
 
@@ -150,7 +150,7 @@ class RecordReader:
         if hasattr(os, "pread"):
             data = os.pread(self._file.fileno(), end - start, start)
         else:
-            with self._lock:  # Windows, which has no fork that could copy a held lock
+            with self._lock:  # Windows, where no fork can copy a held lock
                 self._file.seek(start)
                 data = self._file.read(end - start)
         if len(data) < end - start:
@@ -161,32 +161,36 @@ class RecordReader:
         return RecordError(f"{self.path}, byte {offset}: {reason}")
 
     def _parts(self, start: int, end: int, read: _Read) -> Iterator[tuple[int, int]]:
-        """Offset and length of the data of each part, checked, of the record from `start`."""
-        at = start
+        """Offset and length of the data of each part of the record at `start`, checked."""
+        position = start
         flag = 1
         while flag in (1, 2):
-            header = read(at, min(at + 8, end))
+            header = read(position, min(position + 8, end))
             if len(header) < 8:
-                raise self._error(at, f"truncated header of the record from byte {start}")
+                raise self._error(position, f"truncated header of the record from byte {start}")
             magic, word = _PART.unpack(header)
             flag = word >> 29
             length = word & _MAX_LENGTH
             if magic != _MAGIC:
-                raise self._error(at, f"wrong magic {magic.hex()}: no record or part starts here")
-            if flag not in ((0, 1) if at == start else (2, 3)):
-                raise self._error(at, f"flag {flag} in a record that starts at byte {start}")
-            if at + 8 + length + -length % 4 > end:
-                raise self._error(at, f"truncated: {length} bytes and padding end after {end}")
+                raise self._error(
+                    position, f"wrong magic {magic.hex()}: no record or part starts here"
+                )
+            if flag not in ((0, 1) if position == start else (2, 3)):
+                raise self._error(position, f"flag {flag} in a record that starts at byte {start}")
+            if position + 8 + length + -length % 4 > end:
+                raise self._error(
+                    position, f"truncated: {length} bytes and padding end after {end}"
+                )
             if flag in (1, 2) and length % 4:
-                raise self._error(at, f"a part before the last has {length} bytes, not 4 x n")
-            yield at + 8, length
-            at += 8 + length + -length % 4
+                raise self._error(position, f"a part before the last has {length} bytes, not 4 x n")
+            yield position + 8, length
+            position += 8 + length + -length % 4
 
-    def _walk(self, at: int) -> Iterator[int]:
-        while at < self._size:
-            yield at
-            *_, (body, length) = self._parts(at, self._size, self._read)
-            at = body + length + -length % 4
+    def _walk(self, position: int) -> Iterator[int]:
+        while position < self._size:
+            yield position
+            *_, (body, length) = self._parts(position, self._size, self._read)
+            position = body + length + -length % 4
 
     def _read_index(self, path: Path) -> dict[int, int]:
         entries: dict[int, int] = {}
@@ -214,13 +218,13 @@ class RecordReader:
 
 
 class RecordWriter:
-    """Writes a .rec file and its index, which get their names only when all is written.
+    """Writes a .rec file and its index, which get their names only when both are complete.
 
-    Use it in a `with` block: an exception in it leaves nothing, a kill only files that end in .tmp.
+    Use it in a `with` block: an exception leaves no file, a kill leaves only .tmp files.
 
     Args:
         path: the .rec file to make.
-        index_path: the index to make; by default beside it, ending in .idx; False for none.
+        index_path: the index to make; by default the .idx file beside it; False for none.
 
     Raises:
         FileExistsError: one of the files exists.
@@ -240,7 +244,7 @@ class RecordWriter:
         if self._idx == self._rec:
             raise ValueError(f"records and index cannot both be {self._rec}: name a .rec file")
         suffix = f".{secrets.token_hex(4)}.tmp"
-        # The index gets its name first: alone it is no data, a .rec alone would lack its keys.
+        # The index gets its name first: alone it is harmless, but a .rec alone would lack its keys.
         targets = [target for target in (self._idx, self._rec) if target is not None]
         self._temporary = {target: target.with_name(target.name + suffix) for target in targets}
         self._refuse_existing()
@@ -256,14 +260,14 @@ class RecordWriter:
             key: its key in the index, a 64-bit integer; by default the number of records before it.
 
         Raises:
-            TypeError: text, or another object without bytes.
-            ValueError: payload too long; key taken or out of range; a key but no index.
+            TypeError: the payload is text or another object that is not bytes-like.
+            ValueError: the payload is too long; the key is taken or out of range, or there is no index.
         """
         data = _as_bytes(payload)
         if len(data) > _MAX_LENGTH:
             raise ValueError(f"a record has at most {_MAX_LENGTH} bytes, got {len(data)}; split it")
         if key is not None and self._idx is None:
-            raise ValueError(f"key {key} has no place: the writer was made without an index")
+            raise ValueError(f"key {key} cannot be kept: the writer was made without an index")
         key = len(self._offsets) if key is None else operator.index(key)
         if key in self._offsets or not -(1 << 63) <= key < 1 << 63:
             raise ValueError(f"a key is a 64-bit integer that is not taken yet, got {key}")
@@ -284,7 +288,9 @@ class RecordWriter:
                 self._temporary[self._idx].write_bytes(b"".join(lines))
             for temporary in self._temporary.values():
                 with temporary.open("rb+") as file:
-                    os.fsync(file.fileno())  # a name must not outlive a power cut without its bytes
+                    os.fsync(
+                        file.fileno()
+                    )  # else a power cut could leave the name without its bytes
             self._refuse_existing()
             for target, temporary in self._temporary.items():
                 temporary.rename(target)
@@ -307,31 +313,31 @@ class RecordWriter:
                 raise FileExistsError(f"{target} exists: remove it or choose another name")
 
     def _discard(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk refuses the flush of what is thrown away
+        with contextlib.suppress(OSError):  # on a full disk the last flush fails
             self._file.close()
         for temporary in self._temporary.values():
             temporary.unlink(missing_ok=True)
 
 
 class IRHeader(NamedTuple):
-    """What precedes the image in an image record."""
+    """The header of an image record."""
 
-    flag: int  # number of labels that follow the header, 0 for the one in it; `pack` sets it itself
-    label: Any  # a number, or a list, array or tensor of them; float32 in the file
+    flag: int  # number of labels after the header, 0 if the label is in it; set by `pack`
+    label: Any  # a number, or a list, array or tensor of numbers; float32 in the file
     id: int  # first image number, an unsigned 64-bit integer
     id2: int  # second image number, 0 by custom
 
 
 def pack(header: IRHeader, payload: BytesLike) -> bytes:
-    """An image record: 24 bytes of header, the labels of a vector, the bytes of an image file.
+    """Make an image record: 24 bytes of header, a vector of labels if any, the bytes of an image file.
 
     Args:
-        header: its flag is not used. A label that is no plain number (a list, array or tensor, 0-d
-            ones too) is written as a vector, flat in row-major order; an empty one as the number 0.
+        header: its flag is ignored. A label that is a list, array or tensor (0-d too) is written as a
+            vector in row-major order; an empty one as the number 0.
         payload: bytes-like, usually a JPEG or PNG file.
 
     Raises:
-        TypeError: a label that is not a number or a rectangular array of them, or no bytes.
+        TypeError: the label is not a number or a rectangular array of numbers, or the payload no bytes.
         ValueError: a class number that float32 would round (above 2**24), a label beyond float32,
             or an id outside 0 .. 2**64 - 1.
 
@@ -360,10 +366,10 @@ def pack(header: IRHeader, payload: BytesLike) -> bytes:
 
 
 def unpack(record: BytesLike) -> tuple[IRHeader, bytes]:
-    """Header and payload of an image record.
+    """Split an image record into header and payload.
 
     Returns:
-        The header, whose label is a float, or where flag > 0 a (flag,) float32 tensor on the CPU;
+        The header, whose label is a float, or if flag > 0 a (flag,) float32 tensor on the CPU;
         and the payload.
 
     Raises:
@@ -387,18 +393,18 @@ def unpack(record: BytesLike) -> tuple[IRHeader, bytes]:
 
 
 def _aligned_magics(data: bytes) -> Iterator[int]:
-    at = data.find(_MAGIC)
-    while at >= 0:
-        if at % 4 == 0:
-            yield at
-        at = data.find(_MAGIC, at + 1)
+    position = data.find(_MAGIC)
+    while position >= 0:
+        if position % 4 == 0:
+            yield position
+        position = data.find(_MAGIC, position + 1)
 
 
 def _encode(data: bytes) -> Iterator[bytes]:
     done = 0
-    for at in _aligned_magics(data):
-        yield _PART.pack(_MAGIC, (2 if done else 1) << 29 | at - done) + data[done:at]
-        done = at + 4
+    for position in _aligned_magics(data):
+        yield _PART.pack(_MAGIC, (2 if done else 1) << 29 | position - done) + data[done:position]
+        done = position + 4
     yield _PART.pack(_MAGIC, (3 if done else 0) << 29 | len(data) - done)
     yield data[done:] + bytes(-len(data) % 4)
 

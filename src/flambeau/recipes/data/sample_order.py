@@ -4,8 +4,8 @@
 
 Source: SplitMix64, Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014,
 the finalizer of section 5 with the constants of `mix64variant13`.
-A permutation is the order of 64-bit hashes, so it is defined by integer arithmetic alone: the same on every
-version of torch, every device, every number of workers and every rank, and resuming needs one integer.
+A permutation is the order of 64-bit hashes, so it depends only on integer arithmetic: it is the same for all
+versions of torch, devices, numbers of workers and ranks, and resuming needs one integer.
 
 Not for data without a length (streams), and not cryptographic.
 """
@@ -19,7 +19,7 @@ _MIX_2 = 0x94D049BB133111EB
 
 
 def sample_order(length: int, *, seed: int, epoch: int) -> Tensor:
-    """The order in which epoch `epoch` visits a dataset.
+    """The order of the samples in an epoch.
 
     Args:
         length: number of samples, at least 0.
@@ -41,12 +41,12 @@ def sample_order(length: int, *, seed: int, epoch: int) -> Tensor:
     """
     if length < 0:
         raise ValueError(f"length must be at least 0, got {length}")
-    # Two samples of the same hash (chance 2**-64 a pair) keep their natural order: stable.
+    # Two samples with the same hash (probability 2**-64 per pair) keep their order: stable.
     return torch.argsort(sample_seeds(torch.arange(length), seed=seed, epoch=epoch), stable=True)
 
 
 def sample_seeds(indices: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """One seed per sample, for whatever is random about it in this epoch.
+    """One seed per sample, for everything random about it in this epoch.
 
     Args:
         indices: int64 of any shape, positions in the dataset.
@@ -54,7 +54,7 @@ def sample_seeds(indices: Tensor, *, seed: int, epoch: int) -> Tensor:
         epoch: number of the epoch, from 0.
 
     Returns:
-        int64 of the shape and on the device of `indices`, uniform over all 64-bit integers.
+        int64 of the same shape and device as `indices`, uniform over all 64-bit integers.
 
     Raises:
         TypeError: `indices` is not int64.
@@ -72,7 +72,7 @@ def sample_seeds(indices: Tensor, *, seed: int, epoch: int) -> Tensor:
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finalizer: a bijection of the 64-bit integers in which every bit moves every bit.
+    """SplitMix64's finalizer: a bijection of the 64-bit integers in which every bit affects all bits.
 
     Args:
         value: any integer; only its low 64 bits count.
@@ -97,7 +97,7 @@ def _mix_tensor(value: Tensor) -> Tensor:
 
 
 def _shift(value: Tensor, bits: int) -> Tensor:
-    # torch shifts int64 arithmetically; the mask makes it the logical shift of an unsigned integer.
+    # torch shifts int64 arithmetically; the mask makes it a logical shift.
     return value >> bits & (1 << 64 - bits) - 1
 
 

@@ -6,8 +6,8 @@ Source: SplitMix64 as in Steele, Lea and Flood, OOPSLA 2014, for the random numb
 without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information
 Processing Letters 97, 2006: the k largest of u**(1/w).
 
-Torch's own samplers draw from a generator whose state a resume would have to bring back, give each rank
-of a job another order, or repeat samples so that all ranks have as many; these do not.
+torch's samplers draw from a generator whose state a resume would have to restore, give each rank another
+order, or repeat samples so that all ranks have equally many; these do not.
 Without a sampler, `Run` and `flambeau train` shuffle by `sample_order`, in another order.
 Not for data without a length.
 """
@@ -23,16 +23,16 @@ _GAMMA = 0x9E3779B97F4A7C15
 
 
 class EpochSampler(Sampler[int]):
-    """All samples, shuffled; the others build on it.
+    """All samples, shuffled; the base of the other samplers.
 
-    In torch's DataLoader each pass over it is the next epoch. `start_at` goes to any place at no cost:
-    count what you have consumed, for with workers the sampler itself is ahead of you.
+    In torch's DataLoader each pass over it is the next epoch. `start_at` jumps to any position at no cost.
+    Count the samples you have consumed for it, because with workers the sampler itself is ahead.
 
     Args:
         length: number of samples, at least 1.
         seed: any integer.
-        rank: of this process; it gets every `world`-th sample of the epoch's order from here on.
-        world: number of processes; they get as many samples or one less, none twice.
+        rank: of this process; it gets every `world`-th sample of the epoch's order, from number `rank` on.
+        world: number of processes; their numbers of samples differ by at most one, and no sample is repeated.
 
     Raises:
         ValueError: nothing to sample from, or no such rank.
@@ -54,7 +54,7 @@ class EpochSampler(Sampler[int]):
         self.epoch, self._position = 0, 0
 
     def order(self, epoch: int) -> Tensor:
-        """What epoch number `epoch` visits, on all ranks together.
+        """The order of the samples in an epoch, of all ranks together.
 
         Returns:
             (N,) int64 on the CPU, indices of samples.
@@ -62,7 +62,7 @@ class EpochSampler(Sampler[int]):
         return torch.argsort(uniform(self._length, seed=self._seed, epoch=epoch), stable=True)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin with this epoch, from 0."""
+        """Begin with the start of this epoch (from 0)."""
         self.start_at(epoch=epoch, position=0)
 
     def start_at(self, *, epoch: int, position: int) -> None:
@@ -73,23 +73,23 @@ class EpochSampler(Sampler[int]):
         return len(range(self._rank, self._length, self._world))
 
     def __iter__(self) -> Iterator[int]:
-        own = self.order(self.epoch)[self._rank :: self._world]
+        indices = self.order(self.epoch)[self._rank :: self._world]
         start, self._position = self._position, 0
         self.epoch += 1
-        yield from own[start:].tolist()
+        yield from indices[start:].tolist()
 
 
 class WeightedSampler(EpochSampler):
-    """Samples drawn with probabilities in proportion to their weights.
+    """Samples drawn with probabilities proportional to their weights.
 
     Args:
         weights: (M,) at least 0, not all 0, finite.
-        num_samples: drawn in an epoch; by default M.
+        num_samples: drawn per epoch; by default M.
         replacement: False draws each sample at most once.
 
     Raises:
-        ValueError: a weight that is negative or not finite, all are 0, or, without replacement, fewer than
-            `num_samples` are above 0 (torch's sampler draws those of weight 0 then).
+        ValueError: a weight is negative or not finite, all are 0, or, without replacement, fewer than
+            `num_samples` are above 0 (torch's sampler then draws samples of weight 0).
 
     Example:
         >>> sorted(WeightedSampler([1.0, 0.0, 1.0], num_samples=2, replacement=False))
@@ -126,7 +126,7 @@ class WeightedSampler(EpochSampler):
         if self._replacement:
             levels = self._weights.cumsum(0)
             drawn = uniform(self._length, seed=self._seed, epoch=epoch) * levels[-1]
-            # Right: a draw of exactly a level belongs to the next sample of a weight above 0.
+            # right=True: a draw equal to a level belongs to the next sample with a weight above 0.
             return torch.searchsorted(levels, drawn, right=True).clamp_max(len(levels) - 1)
         keys = uniform(len(self._weights), seed=self._seed, epoch=epoch).log() / self._weights
         keys[self._weights == 0] = -torch.inf
@@ -134,16 +134,16 @@ class WeightedSampler(EpochSampler):
 
 
 class BalancedSampler(WeightedSampler):
-    """Each class equally often on average, whatever its size; drawn with replacement.
+    """Draws each class equally often on average, whatever its size; with replacement.
 
     Args:
         labels: (M,) integers of at least 0, the class of each sample.
-        num_samples: drawn in an epoch; by default M.
-        strength: 1 draws a class of n samples with the probability of any other; between 0 and 1 in
-            proportion to n ** (1 - strength), so 0.5 halves the differences on a logarithmic scale.
+        num_samples: drawn per epoch; by default M.
+        strength: in [0, 1]: the probability of a class of n samples is proportional to n ** (1 - strength),
+            so 1 makes all classes equally likely, and 0.5 halves the differences on a logarithmic scale.
 
     Raises:
-        ValueError: no labels, one below 0, or a strength outside [0, 1].
+        ValueError: no labels, a label below 0, or a strength outside [0, 1].
 
     Example:
         >>> labels = torch.tensor([0] * 90 + [1] * 10)
@@ -172,10 +172,10 @@ class BalancedSampler(WeightedSampler):
 
 
 class SubsetSampler(EpochSampler):
-    """Some samples, shuffled, or in the order given.
+    """Some samples, shuffled or in the given order.
 
     Args:
-        indices: (M,) integers; one that is given twice is visited twice.
+        indices: (M,) integers; a repeated index is visited repeatedly.
         shuffle: False keeps the order.
 
     Example:
@@ -195,12 +195,12 @@ class SubsetSampler(EpochSampler):
 
 
 class InfiniteSampler(Sampler[int]):
-    """One epoch of another sampler after the other, without end, for training that counts steps.
+    """The epochs of another sampler one after another without end, for training that counts steps.
 
-    Workers read ahead over the borders of epochs, so nothing waits there. It has no length.
+    Workers prefetch across the borders of epochs, so training does not wait there. It has no length.
 
     Args:
-        sampler: any of the above; it goes on from where it stands.
+        sampler: any of the above; it continues from its current position.
 
     Example:
         >>> import itertools
@@ -218,7 +218,7 @@ class InfiniteSampler(Sampler[int]):
 
 
 def uniform(count: int, *, seed: int, epoch: int) -> Tensor:
-    """Random numbers above 0 and below 1 that depend on (seed, epoch) and their place alone.
+    """Random numbers above 0 and below 1 that depend only on seed, epoch and their index.
 
     Args:
         count: how many.

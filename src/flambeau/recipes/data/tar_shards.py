@@ -1,13 +1,13 @@
-"""Tar shards of samples (WebDataset's convention): written whole, each sample read at once by its number.
+"""Tar shards of samples (WebDataset's convention): written whole, each sample read directly by number.
 
 样本的 tar 分片（WebDataset 约定）：完整写入，并可按序号直接读取任一样本。
 
 Source: POSIX.1-2017, pax, "ustar Interchange Format"; the convention: webdataset 1.0.2, tariterators.py.
-Files that follow each other and share the name up to the first dot of its last part are one sample: that is
-its key, and the rest, in lower case, is the extension: cat/1.jpg and cat/1.cls are jpg and cls of cat/1.
+Consecutive files that share the path up to the first dot of the file name are one sample. That part is its
+key and the rest, in lower case, the extension: cat/1.jpg and cat/1.cls are jpg and cls of cat/1.
 
 Not for compressed tars, which have no random access, for files of 2 GiB and more, or where damage inside a
-file must be found: tar has checksums of its headers alone.
+file must be detected: tar has checksums only of its headers.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ from typing import IO, Any, NamedTuple, Self, SupportsIndex
 
 StrPath = str | os.PathLike[str]
 
-# A hidden file (.DS_Store, ._1.jpg of a Mac) and a file without a dot are no part of a sample.
+# Hidden files (.DS_Store, ._1.jpg of a Mac) and files without a dot belong to no sample.
 _NAME = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
-_META = re.compile(r"__[^/]*__(/|$)")  # notes about a shard, which webdataset skips too
+_META = re.compile(r"__[^/]*__(/|$)")  # metadata of a shard, which webdataset skips too
 _PACKERS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zX": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_MAX_SIZE = 0x7FFFF000  # Linux reads no more at once: read(2)
-_RECORD = 20 * 512  # what the length of a tar is a multiple of, by custom
+_MAX_SIZE = 0x7FFFF000  # the most that one read(2) of Linux returns
+_RECORD = 20 * 512  # by convention the length of a tar is a multiple of this
 
 _DAMAGED = "a damaged header; copy or make the tar again"
 _CUT = "the tar was cut short or never finished: copy or make it again"
 
 
 class ShardError(ValueError):
-    """A damaged or unusable tar; the message names the file, the byte offset and what is wrong there."""
+    """The tar is damaged or unusable; the message names the file, the byte offset and what is wrong."""
 
 
 class TarIndex(NamedTuple):
-    """The files of a tar that belong to samples, in its order."""
+    """The files of a tar that belong to samples, in the order of the tar."""
 
     names: Sequence[str]
     offsets: Sequence[int]  # of their first bytes
@@ -49,18 +49,18 @@ class TarIndex(NamedTuple):
 
 
 class TarReader:
-    """The samples of a tar file, in its order; safe in threads, after fork and after pickle.
+    """The samples of a tar file, in file order; safe in threads, after fork and after pickle.
 
     Args:
         path: the tar file.
-        index: its files, or some of them, as `index_tar` finds them; by default they are looked up now.
+        index: the result of `index_tar`, or a part of it; by default the tar is indexed now.
 
     Attributes:
         path: absolute.
         keys: of the samples.
 
     Raises:
-        ShardError: a damaged tar; samples whose files do not stand together.
+        ShardError: the tar is damaged, or the files of a sample are not consecutive.
 
     Example:
         >>> import tempfile
@@ -79,19 +79,21 @@ class TarReader:
         index = index_tar(path) if index is None else index
         self._offsets, self._sizes = array("Q", index.offsets), array("Q", index.sizes)
         keys: dict[str, int] = {}  # with the number of the sample's first file
-        taken: set[str] = set()  # extensions of the sample at hand
+        taken: set[str] = set()  # extensions of the current sample
         self._extensions: list[str] = []
-        for place, name in enumerate(index.names):
+        for number, name in enumerate(index.names):
             parts = _split(name)
             if parts is None:
-                raise self._error(self._offsets[place], f"{name!r} is of no sample; index it again")
+                raise self._error(
+                    self._offsets[number], f"{name!r} is of no sample; index it again"
+                )
             key, extension = parts
             if key not in keys:
-                keys[key] = place
+                keys[key] = number
                 taken.clear()
             elif next(reversed(keys)) != key or extension in taken:
                 raise self._error(
-                    self._offsets[place],
+                    self._offsets[number],
                     f"{name!r} is of sample {key!r}, which has ended or has this extension already; sort the "
                     "files (tar --sort=name), and have no dot in a name but before its extension",
                 )
@@ -104,17 +106,17 @@ class TarReader:
         return len(self.keys)
 
     def __getitem__(self, index: SupportsIndex) -> dict[str, bytes]:
-        return {self._extensions[place]: self._read(place) for place in self._places(index)}
+        return {self._extensions[number]: self._read(number) for number in self._files(index)}
 
     def extensions(self, index: SupportsIndex) -> tuple[str, ...]:
         """The extensions of a sample, in lower case."""
-        return tuple(self._extensions[place] for place in self._places(index))
+        return tuple(self._extensions[number] for number in self._files(index))
 
     def read(self, index: SupportsIndex, extension: str) -> bytes:
-        """One file of a sample; KeyError where it has no such file."""
-        for place in self._places(index):
-            if self._extensions[place] == extension:
-                return self._read(place)
+        """One file of a sample; KeyError if the sample has no such file."""
+        for number in self._files(index):
+            if self._extensions[number] == extension:
+                return self._read(number)
         has = ", ".join(self.extensions(index))
         raise KeyError(f"{self.path}: {self.keys[operator.index(index)]} has {has}, no {extension}")
 
@@ -132,16 +134,16 @@ class TarReader:
         weakref.finalize(self, self._file.close)
         self._size = os.fstat(self._file.fileno()).st_size
 
-    def _places(self, index: SupportsIndex) -> range:
+    def _files(self, index: SupportsIndex) -> range:
         sample = range(len(self))[operator.index(index)]  # IndexError, negative numbers
         return range(self._starts[sample], self._starts[sample + 1])
 
-    def _read(self, place: int) -> bytes:
-        offset = self._offsets[place]
-        size = self._sizes[place]
+    def _read(self, number: int) -> bytes:
+        offset = self._offsets[number]
+        size = self._sizes[number]
         if hasattr(os, "pread"):
             data = os.pread(self._file.fileno(), size, offset)
-        else:  # Windows: a file of its own, as a shared cursor is not safe in threads
+        else:  # Windows: opened for this read, as a shared cursor is not safe in threads
             with self.path.open("rb", buffering=0) as file:
                 file.seek(offset)
                 data = file.read(size)
@@ -155,13 +157,14 @@ class TarReader:
 
 
 def index_tar(path: StrPath) -> TarIndex:
-    """Find the files of a tar that belong to samples; only headers are read.
+    """List the files of a tar that belong to samples; only headers are read.
 
     Args:
         path: the tar file: ustar, GNU or pax.
 
     Raises:
-        ShardError: a damaged, cut or compressed tar, data behind its end, links or sparse files in it.
+        ShardError: the tar is damaged, truncated or compressed, or has data after its end, links or sparse
+            files.
 
     Example:
         >>> import tempfile
@@ -174,15 +177,15 @@ def index_tar(path: StrPath) -> TarIndex:
     names: list[str] = []
     offsets, sizes = array("Q"), array("Q")
     with Path(path).open("rb") as file:
-        at = 0
+        offset = 0
         end = os.fstat(file.fileno()).st_size
         try:
             _refuse_packed(file.read(4), path)
             file.seek(0)
             tar = tarfile.TarFile(fileobj=file, encoding="utf-8", errors="surrogateescape")
             while member := tar.next():
-                at = member.offset
-                if tar.offset <= at:  # tarfile before 2025 follows a negative size in circles
+                offset = member.offset
+                if tar.offset <= offset:  # tarfile before 2025 loops at a negative size
                     raise ShardError(f"{_DAMAGED} ({member.name!r} has {member.size} bytes)")
                 if tar.offset > end:
                     raise ShardError(f"{member.name!r} goes on after the end of the file; {_CUT}")
@@ -191,20 +194,20 @@ def index_tar(path: StrPath) -> TarIndex:
                     names.append(member.name)
                     offsets.append(member.offset_data)
                     sizes.append(member.size)
-                tar.members.clear()  # type: ignore[attr-defined] # a kilobyte a file
-                at = tar.offset
-            _require_end(file, at)
+                tar.members.clear()  # type: ignore[attr-defined] # a kilobyte per file
+                offset = tar.offset
+            _require_end(file, offset)
         except OSError:
             raise
         except ShardError as error:
-            raise ShardError(f"{path}, byte {at}: {error}") from None
-        except Exception as error:  # of tarfile: TarError, ValueError, RecursionError ...
-            raise ShardError(f"{path}, byte {at}: {_DAMAGED} ({error})") from error
+            raise ShardError(f"{path}, byte {offset}: {error}") from None
+        except Exception as error:  # tarfile raises TarError, ValueError, RecursionError ...
+            raise ShardError(f"{path}, byte {offset}: {_DAMAGED} ({error})") from error
     return TarIndex(names, offsets, sizes)
 
 
 def _split(name: str) -> tuple[str, str] | None:
-    """Key and extension of a file, None where it is no part of a sample."""
+    """Key and extension of a file name; None if the file belongs to no sample."""
     match = _NAME.fullmatch(name)
     return (match[1], match[2].lower()) if match and not _META.match(name) else None
 
@@ -233,9 +236,9 @@ def _require_readable(member: tarfile.TarInfo) -> None:
         )
 
 
-def _require_end(file: IO[bytes], at: int) -> None:
-    """tarfile takes a damaged header, and the end of a cut file, for the end of the tar."""
-    file.seek(at)
+def _require_end(file: IO[bytes], offset: int) -> None:
+    """Check for the end mark: tarfile stops silently at a damaged header and at a cut end."""
+    file.seek(offset)
     mark = file.read(512)
     if len(mark) < 512:
         raise ShardError(f"the end mark is missing; {_CUT}")
@@ -247,9 +250,9 @@ def _require_end(file: IO[bytes], at: int) -> None:
 
 
 class TarWriter:
-    """Writes a tar of samples, which gets its name only when all is written; always the same bytes.
+    """Writes a tar of samples, which gets its name only when complete; the same samples give the same bytes.
 
-    Use it in a `with` block: an exception in it leaves nothing, a kill only a file that ends in .tmp.
+    Use it in a `with` block: an exception leaves no file, a kill leaves only a .tmp file.
 
     Args:
         path: the tar file to make.
@@ -257,10 +260,10 @@ class TarWriter:
     Attributes:
         path: absolute.
         count: samples written so far.
-        size_bytes: of them in the file.
+        size_bytes: bytes written so far.
 
     Raises:
-        FileExistsError: it exists.
+        FileExistsError: the file exists.
 
     Example:
         >>> import tempfile
@@ -288,14 +291,14 @@ class TarWriter:
             sample: bytes by extension, at least one; written in this order.
 
         Raises:
-            TypeError: values that are not bytes.
-            ValueError: a key that is taken, or names that a reader would not give back as they are.
+            TypeError: a value is not bytes.
+            ValueError: the key is taken, or a reader would split the names differently.
         """
         if key in self._keys or not sample:
             raise ValueError(f"sample {key!r} {'is there already' if sample else 'has no files'}")
         blocks = []
         for extension, value in sample.items():
-            info = tarfile.TarInfo(f"{key}.{extension}")  # of 1970, of user 0
+            info = tarfile.TarInfo(f"{key}.{extension}")  # date 1970, user 0
             if _split(info.name) != (key, extension) or "\0" in info.name:
                 raise ValueError(
                     f"{info.name!r} would not come back as key {key!r}, extension {extension!r}: a key "
@@ -318,7 +321,7 @@ class TarWriter:
                 raise OSError(f"{self.path}: an earlier write stopped inside a sample")
             self._file.write(bytes(1024 + -(self.size_bytes + 1024) % _RECORD))
             self._file.flush()
-            os.fsync(self._file.fileno())  # a name must not outlive a power cut without its bytes
+            os.fsync(self._file.fileno())  # else a power cut could leave the name without its bytes
             self._file.close()
             self._refuse_existing()
             self._temporary.rename(self.path)
@@ -327,7 +330,7 @@ class TarWriter:
             raise
 
     def _discard(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk refuses the flush of what is thrown away
+        with contextlib.suppress(OSError):  # on a full disk the last flush fails
             self._file.close()
         self._temporary.unlink(missing_ok=True)
 
@@ -346,20 +349,20 @@ class TarWriter:
 
 
 class ShardWriter:
-    """Writes samples into tars with numbers, each of which gets its name when it is full.
+    """Writes samples into numbered tars, each of which gets its name when it is full.
 
-    Use it in a `with` block: an exception in it leaves the shards before.
+    Use it in a `with` block: an exception leaves the earlier shards.
 
     Args:
-        pattern: path with a place for the number, from 0: train-%06d.tar.
+        pattern: path with a format for the number, from 0: train-%06d.tar.
         max_count: samples per shard.
-        max_bytes: bytes per shard, except for a single sample that is larger.
+        max_bytes: bytes per shard; only a single larger sample may exceed it.
 
     Attributes:
-        paths: of the shards begun, the last one maybe not finished yet.
+        paths: of the shards; the last one may be unfinished.
 
     Raises:
-        ValueError: a pattern without a number, or a limit below 1.
+        ValueError: the pattern has no number, or a limit is below 1.
 
     Example:
         >>> import tempfile
@@ -385,8 +388,8 @@ class ShardWriter:
         self.paths: list[Path] = []
 
     def write(self, key: str, sample: Mapping[str, bytes]) -> None:
-        """Append a sample, as TarWriter does; a key may come again in another shard."""
-        size = sum(1024 + len(data) for data in sample.values())  # a header, and up to a full block
+        """Append a sample, as TarWriter does; keys must differ only within a shard."""
+        size = sum(1024 + len(data) for data in sample.values())  # header and padding: up to 1024
         if self._writer is not None and (
             self._writer.count == self._max_count
             or self._writer.size_bytes + size + _RECORD > self._max_bytes

@@ -17,27 +17,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BytesLike = bytes | bytearray | memoryview  # and whatever else memoryview() takes
+BytesLike = bytes | bytearray | memoryview  # and other types that memoryview() takes
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _END, _FIXED32 = range(6)
 _BYTES_LIST, _FLOAT_LIST, _INT64_LIST = 1, 2, 3
 _MAX_DEPTH = 100  # of groups, as in protobuf
 _MAX_TAG = 0xFFFFFFFF
 
-# Number, wire type, value of a varint, and where the content starts and ends, without tag and length: plain
-# tuples, as an Example is some fifty fields and a named tuple takes as long as all else of a field.
+# Number, wire type, value of a varint, start and end of the content without tag and length. A plain tuple: an
+# Example has some fifty fields, and a named tuple would double the time per field.
 _Field = tuple[int, int, int, int, int]
 
 
 def parse_example(record: BytesLike) -> dict[str, list[bytes] | Tensor]:
-    """The features of a serialized Example, in the order in which they are stored.
+    """Parse the features of a serialized Example, in stored order.
 
     Args:
         record: bytes-like.
 
     Returns:
-        By name: a list of bytes, or (N,) float32, or (N,) int64 on the CPU. A feature without any list is
-        an empty list.
+        By name: a list of bytes, a (N,) float32 or a (N,) int64 tensor on the CPU. A feature without a list
+        is an empty list.
 
     Raises:
         ValueError: not an Example; the message names the byte and what is wrong there.
@@ -53,27 +53,27 @@ def parse_example(record: BytesLike) -> dict[str, list[bytes] | Tensor]:
         for start, end in _messages(data, features_start, features_end, 1):
             name = ""
             values = []
-            for number, wire, _, at, stop in _fields(data, start, end):
+            for number, wire, _, begin, stop in _fields(data, start, end):
                 if number == 1 and wire == _BYTES:
-                    name = _text(data, at, stop)
+                    name = _text(data, begin, stop)
                 elif number == 2 and wire == _BYTES:
-                    values.append((at, stop))  # several are merged, as protobuf does
+                    values.append((begin, stop))  # several are merged, as protobuf does
             features[name] = _parse_feature(data, values)
     return features
 
 
 def build_example(features: Mapping[str, Any]) -> bytes:
-    """A serialized Example.
+    """Serialize an Example.
 
     Args:
         features: by name a value, or an iterable of values of one kind: bytes-like; int or bool, of 64 bits;
-            float, or float and int. Tensors and arrays are flattened in the order of their rows.
+            float, or float and int. Tensors and arrays are flattened in row-major order.
 
     Returns:
-        Its bytes, with the features in the order given.
+        The bytes, with the features in the given order.
 
     Raises:
-        TypeError: text, or values of another or of several kinds.
+        TypeError: a value is text or of another kind, or kinds are mixed.
         ValueError: an integer beyond 64 bits, or a float beyond float32.
 
     Example:
@@ -144,8 +144,8 @@ def _fields(data: bytes, at: int, end: int) -> Iterator[_Field]:
 
 
 def _messages(data: bytes, start: int, end: int, number: int) -> Iterator[tuple[int, int]]:
-    for found, wire, _, content_start, content_end in _fields(data, start, end):
-        if found == number and wire == _BYTES:
+    for field_number, wire, _, content_start, content_end in _fields(data, start, end):
+        if field_number == number and wire == _BYTES:
             yield content_start, content_end
 
 
@@ -163,7 +163,7 @@ def _parse_feature(data: bytes, parts: Iterable[tuple[int, int]]) -> list[bytes]
         for number, wire, _, start, end in _fields(data, *part):
             if number in (_BYTES_LIST, _FLOAT_LIST, _INT64_LIST) and wire == _BYTES:
                 if number != kind:
-                    kind = number  # of several kinds the last one counts
+                    kind = number  # if there are several kinds, the last one counts
                     values = []
                 values += [field for field in _fields(data, start, end) if field[0] == 1]
     if kind == _FLOAT_LIST:

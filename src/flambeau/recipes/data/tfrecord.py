@@ -1,11 +1,11 @@
-"""TFRecord: many small records in one file, each with checksums, each read at once by number.
+"""TFRecord: many small records with checksums in one file, each read directly by number.
 
 TFRecord：把许多小记录装进一个文件，每条都有校验和，按序号直接读取。
 
 Source: TensorFlow `record_writer.cc` and `record_reader.cc`; CRC32C: RFC 3720, appendix B.4.
-A file is a run of records: length u64, masked CRC of the length u32, data, masked CRC of the data u32; all
-little-endian, without padding, file header or index.
-What is in a record is usually a tf.train.Example: see tf_example.py.
+A file is a sequence of records: length u64, masked CRC of the length u32, data, masked CRC of the data u32;
+all little-endian, without padding, file header or index.
+A record usually holds a tf.train.Example: see tf_example.py.
 
 Not for compressed files (GZIP, ZLIB: no random access) and not for appending.
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, SupportsIndex
 
-BytesLike = bytes | bytearray | memoryview  # and whatever else memoryview() takes
+BytesLike = bytes | bytearray | memoryview  # and other types that memoryview() takes
 StrPath = str | os.PathLike[str]
 
 _HEADER = struct.Struct("<QI")
@@ -34,31 +34,31 @@ _OVERHEAD = _HEADER.size + _FOOTER.size
 _COMPRESSED = {b"\x1f\x8b": "GZIP", b"\x78\x9c": "ZLIB", b"\x78\x01": "ZLIB", b"\x78\xda": "ZLIB"}
 
 _REVERSED = 0x82F63B78  # the polynomial of CRC32C, first bit lowest
-# Multiples of the polynomial with few terms, by their exponents, found by search. As f(x)**2 = f(x**2) over
-# two elements, all exponents doubled make a multiple too: one for every size of data.
+# Exponents of multiples of the polynomial with few terms, found by search. Because f(x)**2 = f(x**2) over
+# GF(2), doubling all exponents gives another multiple, so there is one for every size of data.
 _SPARSE = ((6777, 484, 100, 0), (563, 109, 58, 53, 31, 0))
-_CHUNK = 1 << 16  # bytes; with larger integers fresh memory for each costs up to half of the speed
+_CHUNK = 1 << 16  # bytes; larger integers lose up to half of the speed to memory allocation
 
 
 class TFRecordError(ValueError):
-    """A damaged file; the message names the file, the byte offset and what is wrong there."""
+    """The file is damaged; the message names the file, the byte offset and what is wrong there."""
 
 
 class TFRecordReader:
     """The records of a TFRecord file, in file order; safe in threads, after fork and after pickle.
 
-    Opening walks the file and checks the checksum of every length, about 2 us a record; with `offsets` it
-    checks those and the last record's length. Reading a record checks both of its checksums.
+    Opening reads every length and checks its checksum, about 2 us per record; with `offsets` it checks only
+    these and the last record's length. Reading a record checks both of its checksums.
 
     Args:
         path: the file.
-        offsets: where the records start, in bytes, as kept from the attribute of that name.
+        offsets: where the records start, in bytes: the attribute `offsets` of an earlier reader.
 
     Attributes:
-        offsets: (N,) unsigned 64-bit integers; numpy.asarray takes them as they are.
+        offsets: (N,) unsigned 64-bit integers; numpy.asarray takes them without a copy.
 
     Raises:
-        TFRecordError: a damaged file, or offsets that do not fit it, at opening or at reading.
+        TFRecordError: the file is damaged, or `offsets` do not fit it; at opening or at reading.
 
     Example:
         >>> import tempfile
@@ -119,7 +119,7 @@ class TFRecordReader:
 
     def _open(self) -> None:
         self._file = self.path.open("rb", buffering=0)
-        weakref.finalize(self, self._file.close)  # a data set is rarely closed explicitly
+        weakref.finalize(self, self._file.close)  # data sets are rarely closed explicitly
         self._size = os.fstat(self._file.fileno()).st_size
         self._lock = threading.Lock()
 
@@ -137,7 +137,7 @@ class TFRecordReader:
     def _read_some(self, start: int, end: int) -> bytes:
         if hasattr(os, "pread"):
             return os.pread(self._file.fileno(), end - start, start)
-        with self._lock:  # Windows, which has no fork that could copy a held lock
+        with self._lock:  # Windows, where no fork can copy a held lock
             self._file.seek(start)
             return self._file.read(end - start)
 
@@ -177,15 +177,15 @@ class TFRecordReader:
 
 
 class TFRecordWriter:
-    """Writes a TFRecord file, which gets its name only when all is written.
+    """Writes a TFRecord file, which gets its name only when complete.
 
-    Use it in a `with` block: an exception in it leaves nothing, a kill only a file that ends in .tmp.
+    Use it in a `with` block: an exception leaves no file, a kill leaves only a .tmp file.
 
     Args:
         path: the file to make.
 
     Raises:
-        FileExistsError: it exists.
+        FileExistsError: the file exists.
 
     Example:
         >>> import tempfile
@@ -209,7 +209,7 @@ class TFRecordWriter:
             record: bytes-like, of any length.
 
         Raises:
-            TypeError: text, or another object without bytes.
+            TypeError: the record is text or another object that is not bytes-like.
         """
         data = _as_bytes(record)
         length = len(data).to_bytes(8, "little")
@@ -226,7 +226,7 @@ class TFRecordWriter:
             if self._file.tell() != self._size:
                 raise OSError(f"{self._path}: an earlier write stopped inside a record")
             self._file.flush()
-            os.fsync(self._file.fileno())  # a name must not outlive a power cut without its bytes
+            os.fsync(self._file.fileno())  # else a power cut could leave the name without its bytes
             self._file.close()
             self._refuse_existing()
             self._temporary.rename(self._path)
@@ -248,15 +248,15 @@ class TFRecordWriter:
             raise FileExistsError(f"{self._path} exists: remove it or choose another name")
 
     def _discard(self) -> None:
-        with contextlib.suppress(OSError):  # a full disk refuses the flush of what is thrown away
+        with contextlib.suppress(OSError):  # on a full disk the last flush fails
             self._file.close()
         self._temporary.unlink(missing_ok=True)
 
 
 def crc32c(data: BytesLike) -> int:
-    """The CRC32C (Castagnoli) of bytes, by a native package where there is one.
+    """The CRC32C (Castagnoli) of bytes, by a native package if one is installed.
 
-    With 100 KB on one core of an AMD EPYC: 27 GB/s by crc32c or google-crc32c, 0.4 GB/s without.
+    For 100 KB on one core of an AMD EPYC: 27 GB/s with crc32c or google-crc32c, 0.4 GB/s without.
 
     Args:
         data: bytes-like.
@@ -297,9 +297,9 @@ def _folded_crc32c(data: bytes) -> int:
 def _update(crc: int, data: bytes) -> int:
     """The state of a CRC after more bytes.
 
-    Bytes are a polynomial over two elements, the first bit the highest power, and a CRC is its remainder.
-    A multiple x**a + x**b + ... + 1 lets the first bits be added a - b, ..., a bits further on instead:
-    integers as long as the data do that thousands of bits at a time.
+    The bits are a polynomial over GF(2), the first bit its highest power, and the CRC is the remainder. With
+    a multiple x**a + x**b + ... + 1 of the divisor, the first bits can be removed and added again a - b, ...,
+    a bits further on. With integers as long as the data, one step does that for thousands of bits.
     """
     table = _table()
     num_bits = 8 * len(data)
@@ -315,7 +315,7 @@ def _update(crc: int, data: bytes) -> int:
 
 
 def _fold(bits: int, num_bits: int, exponents: tuple[int, ...]) -> tuple[int, int]:
-    """Bits of the same remainder, at most as many as the first exponent; and their number."""
+    """Bits with the same remainder, at most as many as the first exponent; and their number."""
     for scale in range((num_bits // exponents[0]).bit_length() - 1, -1, -1):
         degree, second, *others = (exponent << scale for exponent in exponents)
         while num_bits > degree:

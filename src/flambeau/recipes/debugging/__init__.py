@@ -1,1 +1,1 @@
-"""Recipes that find what went wrong in a training."""
+"""Find what went wrong in a training."""

@@ -2,11 +2,11 @@
 
 用钩子观察激活值，不等待设备：每个模块的均值、标准差、零的比例、死单元和 NaN。
 
-Source: own; the means of several batches are merged after Chan, Golub and LeVeque, "Updating formulae and a
-pairwise algorithm for computing sample variances", 1979.
+Source: original; the means of several batches are merged after Chan, Golub and LeVeque, "Updating formulae
+and a pairwise algorithm for computing sample variances", 1979.
 
-Sums stay on the device until `read()`. Not for torch.compile, which calls no
-hooks inside (give it the model that was compiled), nor for DataParallel, whose replicas are copies.
+Sums stay on the device until `read()`. Not for compiled models, in which no hooks run (watch the model before
+compiling), nor for DataParallel, whose replicas are copies.
 """
 
 import math
@@ -26,12 +26,12 @@ class Activation:
 
     Attributes:
         name, kind: of the module.
-        calls: how often it ran, on batches that were not empty.
+        calls: number of runs on batches that were not empty.
         mean, std: of all values.
-        zeros: share of the values that were 0, in [0, 1].
-        num_units: channels or features; 0 where the output has none, or not always as many.
-        dead: how many units were 0 in every sample.
-        not_finite: how many values were NaN or infinite.
+        zeros: fraction of values that were 0, in [0, 1].
+        num_units: channels or features; 0 if the output has none, or their number varies.
+        dead: number of units that were 0 in every sample.
+        not_finite: number of values that were NaN or infinite.
     """
 
     name: str
@@ -46,19 +46,19 @@ class Activation:
 
 
 class ActivationWatch:
-    """Hooks that gather statistics of the outputs of modules inside a `with` block.
+    """Collects statistics of the outputs of modules inside a `with` block, by hooks.
 
-    Of an output that holds several tensors, the first floating one counts. A module that runs several times
+    If an output has several tensors, the first floating-point one counts. A module that runs several times
     per step, or again in the backward pass (activation checkpointing), counts each time.
 
     Args:
-        model: stays as it is, in any mode, with or without autocast and no_grad.
-        modules: names or patterns of the modules to watch; None is all that hold no others.
-        unit_dim: the dimension of units in outputs. None is 1; in outputs of three dimensions it is the last
-            (tokens), unless a Conv1d, BatchNorm1d or the like made them.
+        model: not changed; in any mode, with or without autocast and no_grad.
+        modules: names or patterns of the modules to watch; None is all modules without children.
+        unit_dim: the dimension of units in outputs. None is 1, or the last for outputs of three dimensions
+            (tokens), unless they come from a Conv1d, BatchNorm1d or similar.
 
     Raises:
-        ValueError: a pattern without a match.
+        ValueError: a pattern has no match.
         TypeError: `modules` is a single string.
 
     Example:
@@ -94,7 +94,7 @@ class ActivationWatch:
             self._handles.pop().remove()
 
     def read(self) -> list[Activation]:
-        """What ran since the last read, in order; waits for the device, and begins anew."""
+        """Return the statistics since the last read, in run order, and reset; waits for the device."""
         sums, self._sums = self._sums, {}
         return [s.activation(name) for name, s in sums.items()]
 
@@ -114,7 +114,7 @@ class ActivationWatch:
 
 
 def activation_table(activations: Sequence[Activation]) -> str:
-    """What `read` gave, as text.
+    """Format the result of `read` as a table.
 
     Example:
         >>> print(activation_table([Activation("relu", "ReLU", 9, 0.4, 0.6, 0.5, 64, 3, 0)]))
@@ -133,7 +133,7 @@ def activation_table(activations: Sequence[Activation]) -> str:
 
 @dataclass
 class _Sums:
-    """Of one module, on its device; nothing in place, for tensors of inference_mode refuse that."""
+    """Sums of one module, on its device; never in place, which tensors of inference_mode refuse."""
 
     kind: str
     calls: int = 0
@@ -141,7 +141,7 @@ class _Sums:
     mean: Any = 0.0
     squares: Any = 0.0  # sum of squared distances from the mean
     not_finite: Any = 0
-    nonzero: Any = None  # values that were not 0, per unit; all in one without units
+    nonzero: Any = None  # number of values that were not 0, per unit, or in total without units
     has_units: bool = True
 
     def add(self, x: Tensor, unit_dim: int) -> None:

@@ -1,13 +1,13 @@
-"""The first module, and the first sample, where NaN or infinity appears in a forward and backward pass.
+"""Find the first module and the samples where NaN or infinity appears in a forward and backward pass.
 
 在一次前向与反向传播中，找出最先出现 NaN 或无穷大的模块和样本。
 
-Source: own.
+Source: original.
 
-Looks at the inputs and outputs of every module, and at the gradients of the outputs, which waits for the
-device each time: for one bad batch, not for every step. A batch that is good in evaluation may be
-bad in training: keep the modes, and seed dropout as it was. Not for models in torch.compile, whose hooks do
-not see inner values: give it what was compiled. Only what the calling thread computes is looked at.
+Checks the inputs and outputs of every module and the gradients of the outputs, waiting for the device each
+time: for one bad batch, not for every step. A batch may be bad only in training mode, so keep the modes and
+the seed of dropout. Not for compiled models, whose hooks do not see inner values: pass the model before
+compiling. Only computations of the calling thread are checked.
 """
 
 import functools
@@ -23,14 +23,14 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class NotFiniteAt:
-    """One place where a value was not finite.
+    """A tensor with values that are not finite.
 
     Attributes:
         phase: 'parameter', 'input', 'forward', 'loss', 'backward' or 'gradient' (of a parameter).
-        name: of the module (or parameter), as `named_modules` has it; '' is the model itself.
+        name: of the module (or parameter), as in `named_modules`; '' is the model itself.
         kind: class of the module; empty for parameters and the loss.
-        num_values: how many values are not finite.
-        samples: rows of the first dimension that hold them; empty where rows are not samples.
+        num_values: number of values that are not finite.
+        samples: rows of the first dimension with such values; empty if rows are not samples.
     """
 
     phase: str
@@ -57,58 +57,58 @@ class NotFiniteAt:
 def first_not_finite(
     model: nn.Module, loss_of: Callable[[], Tensor], *, batch_size: int | None = None
 ) -> list[NotFiniteAt]:
-    """Run one forward and backward pass, and say where values stop being finite, in the order of events.
+    """Run one forward and backward pass, and return where values stop being finite.
 
     Args:
-        model: whose modules are watched; its gradients (`.grad`) and modes stay as they are, buffers
-            (BatchNorm statistics) go back to what they were.
+        model: its modules are watched; gradients (`.grad`) and modes are not changed, buffers (BatchNorm
+            statistics) are restored.
         loss_of: computes the loss of the batch with the model, 0-d or any shape.
-        batch_size: samples of the batch: rows of outputs with that many are samples. None takes no rows.
+        batch_size: of the batch; the rows of a tensor with that many rows are reported as samples.
 
     Returns:
-        The first bad place of each phase, in the order of events; empty if all is finite. An input comes
-        up only if no output was bad before: then something between the modules made it so, or the data
-        did. After a bad loss, which makes every gradient bad, backward is left out.
+        The first bad tensor of each phase, in the order of events; empty if all values are finite. An input
+        is reported only if no output was bad before: then the data, or an operation between the modules, made
+        it bad. After a bad loss, which makes every gradient bad, backward is not run.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
         >>> images = torch.tensor([[0.0, 1.0], [float("inf"), 1.0]])
-        >>> for place in first_not_finite(model, lambda: model(images).sum(), batch_size=2)[:1]:
-        ...     print(place)
+        >>> for bad in first_not_finite(model, lambda: model(images).sum(), batch_size=2)[:1]:
+        ...     print(bad)
         the input of the model (Sequential): 1 not finite, in sample 1
     """
-    found: dict[str, NotFiniteAt] = {}
+    first: dict[str, NotFiniteAt] = {}
 
-    def see(phase: str, name: str, kind: str, value: Any) -> None:
-        if phase in found or (phase == "input" and "forward" in found):
+    def check(phase: str, name: str, kind: str, value: Any) -> None:
+        if phase in first or (phase == "input" and "forward" in first):
             return
         for tensor in _tensors(value):
-            place = _look(phase, name, kind, tensor.detach(), batch_size)
-            if place is not None:
-                found.setdefault(phase, place)
+            bad = _not_finite(phase, name, kind, tensor.detach(), batch_size)
+            if bad is not None:
+                first.setdefault(phase, bad)
 
     for name, parameter in model.named_parameters():
-        see("parameter", name, "", parameter)
+        check("parameter", name, "", parameter)
     trained = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    with _buffers_kept(model), _watched(model, see), torch.enable_grad():
+    with _buffers_kept(model), _watched(model, check), torch.enable_grad():
         loss = loss_of()
-        see("loss", "", "", loss)
-        if "loss" in found or not trained or not loss.requires_grad:
-            return list(found.values())
+        check("loss", "", "", loss)
+        if "loss" in first or not trained or not loss.requires_grad:
+            return list(first.values())
         # Not backward(): neither `.grad` nor the hooks of DistributedDataParallel are touched.
         parameters = [p for _, p in trained]
         gradients = torch.autograd.grad(loss.sum(), parameters, allow_unused=True)
         for (name, _), gradient in zip(trained, gradients, strict=True):
-            see("gradient", name, "", gradient)
-    return list(found.values())
+            check("gradient", name, "", gradient)
+    return list(first.values())
 
 
-def _look(
+def _not_finite(
     phase: str, name: str, kind: str, tensor: Tensor, batch_size: int | None
 ) -> NotFiniteAt | None:
-    if tensor.is_sparse:  # the gradient of an embedding; what is not stored is 0
+    if tensor.is_sparse:  # the gradient of an embedding
         tensor = tensor.coalesce().values()
-    bad = ~torch.isfinite(tensor)  # all of integers are
+    bad = ~torch.isfinite(tensor)
     if not bad.any():
         return None
     rows: list[int] = []
@@ -118,23 +118,23 @@ def _look(
 
 
 @contextmanager
-def _watched(model: nn.Module, see: Callable[[str, str, str, Any], None]) -> Iterator[None]:
-    """Hooks on all modules, inner ones before outer ones, and on the gradients of what they give."""
+def _watched(model: nn.Module, check: Callable[[str, str, str, Any], None]) -> Iterator[None]:
+    """Hooks on all modules, and on the gradients of their outputs."""
 
-    own = threading.get_ident()
+    calling_thread = threading.get_ident()
 
     def watch(name: str, kind: str) -> tuple[Callable[..., None], Callable[..., None]]:
         def before(module: nn.Module, inputs: Any, named: Any) -> None:
-            if threading.get_ident() == own:
-                see("input", name, kind, (inputs, named))
+            if threading.get_ident() == calling_thread:
+                check("input", name, kind, (inputs, named))
 
         def after(module: nn.Module, inputs: Any, output: Any) -> None:
-            if threading.get_ident() != own:
+            if threading.get_ident() != calling_thread:
                 return
-            see("forward", name, kind, output)
+            check("forward", name, kind, output)
             for tensor in _tensors(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(functools.partial(see, "backward", name, kind))
+                    tensor.register_hook(functools.partial(check, "backward", name, kind))
 
         return before, after
 

@@ -1,13 +1,12 @@
-"""Which operations of a model leave the range of float16: overflow to infinity, or underflow to zero.
+"""Find the operations of a model that leave the range of float16: overflow to infinity, or underflow to zero.
 
 模型的哪些运算超出 float16 的范围：上溢为无穷大，或下溢为零。
 
-Source: own; IEEE 754 binary16: largest 65504, smallest normal 2**-14, smallest at all 2**-24.
+Source: original; IEEE 754 binary16: largest 65504, smallest normal 2**-14, smallest subnormal 2**-24.
 
-Run it in float32 to learn of all places at once, before changing anything; run it under autocast or with
-`model.half()` to learn which of them stay in float16 there. bfloat16 has the range of float32: nothing in it
-overflows that did not before. Waits for the device after each operation, so for one batch. Not for models in
-torch.compile.
+Run it in float32 to see all such operations at once; then under autocast or with `model.half()` to see which
+of them run in float16 there. bfloat16 has the range of float32, so it does not overflow where float32 does
+not. It waits for the device after each operation: use it for one batch. Not for compiled models.
 """
 
 import math
@@ -24,21 +23,21 @@ from torch.utils._pytree import tree_leaves
 LARGEST = 65504.0
 """The largest float16."""
 SMALLEST = 2.0**-24
-"""The smallest float16 above 0; what is below half of it becomes 0."""
+"""The smallest float16 above 0; values below half of it become 0."""
 
 
 @dataclass
 class Fp16Range:
-    """The values that one operation gave within one module.
+    """The results of one operation within one module.
 
     Attributes:
-        module: name, as `named_modules` has it; '' is the model itself, 'backward' all of backward.
-        operation: torch's name of it, such as 'aten.mm'.
-        dtype: that it gave.
-        largest: of the finite values, in magnitude.
-        overflowed: values that are infinite or NaN although all tensors and numbers that went in were finite.
-        num_values: how many there were.
-        num_lost: how many of them are not 0 and would be in float16.
+        module: name as in `named_modules`; '' is the model itself, 'backward' the whole backward pass.
+        operation: torch's name, such as 'aten.mm'.
+        dtype: of the results.
+        largest: magnitude of the largest finite value.
+        overflowed: number of infinite or NaN values although all inputs were finite.
+        num_values: number of values.
+        num_lost: number of values that are not 0 but would be 0 in float16.
     """
 
     module: str
@@ -51,13 +50,13 @@ class Fp16Range:
 
     @property
     def overflows(self) -> bool:
-        """Whether the values do not fit into float16, or did not."""
+        """Whether values exceed the range of float16, or overflowed."""
         return self.largest > LARGEST or self.overflowed > 0
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
-        place = f"'{self.module}'" if self.module else "the model"
-        parts = [f"{self.operation} ({kind}) in {place}: up to {self.largest:.4g}"]
+        module = f"'{self.module}'" if self.module else "the model"
+        parts = [f"{self.operation} ({kind}) in {module}: up to {self.largest:.4g}"]
         if self.overflowed:
             parts.append(f"{self.overflowed} values overflowed")
         if self.num_lost:
@@ -66,16 +65,16 @@ class Fp16Range:
 
 
 def fp16_range(model: nn.Module, work: Callable[[], object]) -> list[Fp16Range]:
-    """Watch every operation of a pass, and say how far its values are from the limits of float16.
+    """Watch every operation of a pass, and report how close its results are to the limits of float16.
 
     Args:
-        model: whose modules name the places.
-        work: does the pass: forward, or forward and backward, under autocast or not.
+        model: its modules name the entries.
+        work: runs the pass: forward, or forward and backward, with or without autocast.
 
     Returns:
-        One entry for each operation of each module, the largest values first, overflows before all others.
-        Those with `overflows` have to stay in float32, or what goes into them to be scaled. Where many
-        values of 'backward' are lost, the loss has to be scaled (torch.amp.GradScaler).
+        One entry per operation and module, overflows first, then by the largest value. Keep operations with
+        `overflows` in float32, or scale their inputs. If many values of 'backward' are lost, scale the loss
+        (torch.amp.GradScaler).
 
     Example:
         >>> class Sum(nn.Module):
@@ -91,30 +90,30 @@ def fp16_range(model: nn.Module, work: Callable[[], object]) -> list[Fp16Range]:
             stack.enter_context(_named(watch, name, module))
         stack.enter_context(watch)
         work()
-    found = watch.found.values()
-    return sorted(found, key=lambda r: (not r.overflows, -r.overflowed, -r.largest))
+    ranges = watch.ranges.values()
+    return sorted(ranges, key=lambda r: (not r.overflows, -r.overflowed, -r.largest))
 
 
 class _Watch(TorchDispatchMode):
-    """Looks at what each operation gives, within the module that is running."""
+    """Records the results of each operation under the module that is running."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.modules: list[str] = []
-        self.found: dict[tuple[str, str, torch.dtype], Fp16Range] = {}
+        self.ranges: dict[tuple[str, str, torch.dtype], Fp16Range] = {}
 
     def __torch_dispatch__(
         self, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = operation.__name__  # such as 'mm.default'
-        given = args[1:] if name.startswith("copy_.") else args  # what copy_ overwrites is no input
-        # A mask of -inf is wanted: where a number among the arguments is one, nothing overflowed.
-        were_finite = all(bool(t.isfinite().all()) for t in _floating((given, kwargs))) and all(
-            math.isfinite(x) for x in tree_leaves((given, kwargs)) if isinstance(x, float)
+        inputs = args[1:] if name.startswith("copy_.") else args  # copy_ overwrites the first
+        # Infinite numbers are checked too: filling a mask with -inf is not an overflow.
+        were_finite = all(bool(t.isfinite().all()) for t in _floating((inputs, kwargs))) and all(
+            math.isfinite(x) for x in tree_leaves((inputs, kwargs)) if isinstance(x, float)
         )
         result = operation(*args, **(kwargs or {}))
         if not operation.is_view and "empty" not in name:
-            # Of a normalization the first is what goes on, the others are statistics in float32.
+            # The first result of a normalization is its output, the others are statistics in float32.
             shown = result[0] if "_norm." in name and isinstance(result, tuple) else result
             for tensor in _floating(shown):
                 if tensor.numel():
@@ -125,7 +124,7 @@ class _Watch(TorchDispatchMode):
         module = self.modules[-1] if self.modules else ""
         if torch._C._current_graph_task_id() != -1:
             module = "backward"
-        entry = self.found.setdefault(
+        entry = self.ranges.setdefault(
             (module, operation, tensor.dtype), Fp16Range(module, operation, tensor.dtype)
         )
         values = tensor.abs() if tensor.dtype is torch.float64 else tensor.float().abs()
@@ -139,7 +138,7 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def _named(watch: _Watch, name: str, module: nn.Module) -> Iterator[None]:
-    """Keep the name of the module that is running."""
+    """Keep the name of this module in `watch` while it runs."""
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> None:
         watch.modules.pop()

@@ -1,11 +1,11 @@
-"""Gradient flow: mean and largest gradient per parameter, size of updates, without waiting for the device.
+"""Gradient flow: mean and largest gradient and size of updates per parameter, without waiting for the device.
 
 梯度流：每个参数的梯度均值与最大值，以及更新的幅度，不等待设备。
 
-Source: own.
+Source: original.
 
-Sums stay on the device until `read()`. Not for optimizers that compute gradients
-inside `step` (LBFGS), nor for sharded weights (FSDP); sparse gradients are left out.
+Sums stay on the device until `read()`. Not for optimizers that compute gradients inside `step` (LBFGS), nor
+for sharded weights (FSDP); sparse gradients are left out.
 """
 
 import math
@@ -28,9 +28,9 @@ class Gradient:
     Attributes:
         name: of the parameter.
         steps: how many gradients were seen.
-        mean, largest: of their absolute values; NaN or infinite if one was.
-        update_ratio: norm of the updates by norm of the weights, root mean square over the steps; about 1e-3
-            is usual. None where it was not asked for, or all weights were 0.
+        mean, largest: of the absolute values; NaN or infinite if one was.
+        update_ratio: norm of the updates divided by norm of the weights, root mean square over the steps;
+            about 1e-3 is usual. None without `updates=True`, or if all weights were 0.
     """
 
     name: str
@@ -41,15 +41,16 @@ class Gradient:
 
 
 class GradientWatch:
-    """Looks at gradients, and on request at updates, in each step of an optimizer inside a `with` block.
+    """Records gradients, and on request updates, in each step of an optimizer inside a `with` block.
 
-    It sees what the optimizer gets: reduced over ranks, unscaled, clipped. A step that a GradScaler skips is
-    not seen, but with a fused optimizer, which skips it on the device: there it shows as infinite or NaN.
+    It sees the gradients that the optimizer gets: reduced over ranks, unscaled, clipped. A step that a
+    GradScaler skips is not seen; only a fused optimizer, which skips on the device, shows it as infinite or
+    NaN.
 
     Args:
-        model: whose parameters are watched; stays as it is.
-        optimizer: of some or all of them. None leaves the moment to your calls of `record()`.
-        updates: also the size of updates, which costs a copy of the weights; needs `optimizer`.
+        model: its parameters are watched; not changed.
+        optimizer: of some or all of the parameters. With None, call `record()` yourself.
+        updates: record the size of updates too, which costs a copy of the weights; needs `optimizer`.
 
     Raises:
         ValueError: `updates` without `optimizer`.
@@ -92,10 +93,10 @@ class GradientWatch:
 
     @torch.no_grad()
     def record(self, *, scale: Tensor | float = 1.0) -> None:
-        """Look at the gradients as they are now: after backward, without an optimizer to do it.
+        """Record the present gradients; call it after backward if there is no `optimizer`.
 
         Args:
-            scale: by which they are too large, such as a GradScaler's.
+            scale: divide the gradients by this, such as a GradScaler's scale.
         """
         for name, parameter in self._named:
             gradient = parameter.grad
@@ -112,23 +113,23 @@ class GradientWatch:
             self._steps[name] += 1
 
     def read(self) -> list[Gradient]:
-        """What was seen since the last read, in the order of the model; waits for the device, begins anew."""
-        found = []
+        """Return the records since the last read, in model order, and reset; waits for the device."""
+        gradients = []
         for name, parameter in self._named:
             if name in self._seen:
                 total, largest = map(float, self._seen[name])
                 update, weight = map(float, self._moved.get(name, (0, 0)))
                 mean = total / (self._steps[name] * parameter.numel())
                 ratio = math.sqrt(update / weight) if weight else None
-                found.append(Gradient(name, self._steps[name], mean, largest, ratio))
+                gradients.append(Gradient(name, self._steps[name], mean, largest, ratio))
         self._seen = {}
         self._moved = {}
         self._steps = Counter()
-        return found
+        return gradients
 
     @torch.no_grad()
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        # A GradScaler leaves the unscaling to a fused optimizer, which finds the scale here.
+        # For a fused optimizer, a GradScaler does not unscale but sets grad_scale.
         scale = getattr(optimizer, "grad_scale", None)
         self.record(scale=1.0 if scale is None else scale)
         if self._updates:
@@ -146,7 +147,7 @@ class GradientWatch:
 
 
 def gradient_table(gradients: Sequence[Gradient]) -> str:
-    """What `read` gave, as text.
+    """Format the result of `read` as a table.
 
     Example:
         >>> print(gradient_table([Gradient("0.weight", 9, 0.002, 0.31, 1.2e-3)]))
@@ -163,7 +164,7 @@ def gradient_table(gradients: Sequence[Gradient]) -> str:
 
 
 def plot_gradients(gradients: Sequence[Gradient], path: str | Path) -> None:
-    """Draw what `read` gave: mean and largest |gradient| per parameter, in the order of the model.
+    """Plot the result of `read`: mean and largest |gradient| per parameter, in the order of the model.
 
     Args:
         path: NAME.png, .pdf or .svg, a new file.
@@ -189,12 +190,13 @@ def plot_gradients(gradients: Sequence[Gradient], path: str | Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("the picture needs matplotlib: pip install matplotlib") from error
-    places = range(len(gradients))
+    positions = range(len(gradients))
     figure = Figure(figsize=(2 + 0.25 * len(gradients), 5), layout="constrained")
     FigureCanvasAgg(figure)  # no window, whatever backend was chosen elsewhere
     axes = figure.add_subplot(yscale="log", ylabel="|gradient|")
-    axes.bar(places, [g.largest for g in gradients], color="lightblue", label="largest")
-    axes.bar(places, [g.mean for g in gradients], color="navy", label="mean")
-    axes.set_xticks(places, [g.name for g in gradients], rotation=90, fontsize=7, parse_math=False)
+    axes.bar(positions, [g.largest for g in gradients], color="lightblue", label="largest")
+    axes.bar(positions, [g.mean for g in gradients], color="navy", label="mean")
+    names = [g.name for g in gradients]
+    axes.set_xticks(positions, names, rotation=90, fontsize=7, parse_math=False)
     axes.legend()
     figure.savefig(path, dpi=150)

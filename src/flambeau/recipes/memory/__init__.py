@@ -1,1 +1,1 @@
-"""Activation checkpointing, memory estimates and budgets, in-place operations with proof."""
+"""Activation checkpointing, memory estimates and budgets, and in-place operations that are proven safe."""

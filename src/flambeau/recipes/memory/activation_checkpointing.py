@@ -2,12 +2,12 @@
 
 在反向传播时重新计算所选模块或各分段的激活值，而不是一直保存它们。
 
-Source: Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174, for segments
-its section 4: n layers in k segments keep k inputs, and n / k layers while one segment runs again; the
-least is at k = sqrt(n). The recomputation is torch.utils.checkpoint's without re-entrance.
+Source: Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174; for segments its
+section 4: n layers in k segments keep k inputs, plus n / k layers while one segment is recomputed, which is
+least for k = sqrt(n). The recomputation is that of torch.utils.checkpoint with use_reentrant=False.
 
-Not for memory that parameters or the optimizer take, nor for modules whose output depends on a buffer that
-every forward pass changes (spectral norm): their recomputation would start from the changed value.
+Not for the memory of parameters or optimizer, nor for modules whose output depends on a buffer that every
+forward pass changes (spectral norm): their recomputation would start from the changed value.
 """
 
 import math
@@ -26,9 +26,9 @@ from torch.utils.checkpoint import checkpoint
 
 
 class _Recomputing:
-    """Stands as `forward` on one module: no wrapper, so names, hooks and `isinstance` stay.
+    """Replaces `forward` of one module; without a wrapper, names, hooks and `isinstance` stay the same.
 
-    An object and not a closure, so that `copy.deepcopy` and pickle bind it to the copy of the module.
+    An object, not a closure, so that `copy.deepcopy` and pickle bind it to the copy of the module.
     """
 
     def __init__(self, module: nn.Module, name: str) -> None:
@@ -41,7 +41,7 @@ class _Recomputing:
 
 
 class _Segmented:
-    """The same for a Sequential, which recomputes its children in segments."""
+    """Replaces `forward` of a Sequential, and recomputes its children in segments."""
 
     def __init__(self, module: nn.Sequential, num_segments: int) -> None:
         self.module = module
@@ -52,7 +52,9 @@ class _Segmented:
         bounds = [i * len(children) // self.num_segments for i in range(self.num_segments + 1)]
         for start, end in pairwise(bounds):
             run = partial(_chain, children[start:end])
-            if end == len(children):  # the first of the backward pass: it would run again at once
+            if end == len(
+                children
+            ):  # backward needs the last segment at once: keep its activations
                 x = run(x)
             else:
                 name = f"the segment of children {start} to {end - 1}"
@@ -69,11 +71,11 @@ def _chain(modules: Sequence[nn.Module], x: Any) -> Any:
 def _recompute(
     run: Callable[..., Any], modules: Sequence[nn.Module], name: str, *args: Any, **kwargs: Any
 ) -> Any:
-    """`run(*args, **kwargs)`, which calls these modules, keeping only its inputs."""
+    """Call `run`, which runs these modules, and keep only its inputs for the backward pass."""
     if not torch.is_grad_enabled():
         return run(*args, **kwargs)
     run = partial(run, **kwargs)
-    if torch.compiler.is_compiling():  # a compiled graph writes each buffer once by itself
+    if torch.compiler.is_compiling():  # a compiled graph writes each buffer only once
         return checkpoint(run, *args, use_reentrant=False)
     before = _versions(args, kwargs)
     output = checkpoint(
@@ -89,16 +91,16 @@ def _recompute(
 
 
 def _versions(*inputs: Any) -> list[int]:
-    """How often each tensor was written to; one of inference_mode does not count that."""
+    """How often each tensor was written to; tensors of inference_mode do not count it."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
 
 class _OnCopies:
-    """Around a recomputation: it changes copies of the buffers, so that they are updated once per step.
+    """The context of a recomputation: it changes copies of the buffers, which so are updated once per step.
 
-    All buffers, since nothing shows which are changed: batch_norm leaves their version counters alone.
-    May be entered again: a graph that is retained recomputes in each backward pass.
+    All buffers are copied, because batch_norm does not raise the version counters of those it changes.
+    It can be entered several times: a retained graph recomputes in each backward pass.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -117,23 +119,24 @@ class _OnCopies:
 
 
 def checkpoint_modules(model: nn.Module, *patterns: str) -> nn.Module:
-    """Let the named modules keep only their inputs, and recompute the rest in the backward pass.
+    """Make the named modules keep only their inputs, and recompute the rest in the backward pass.
 
-    Outputs, gradients and buffers stay those of the plain model: random numbers repeat, autocast is kept,
-    and running statistics are updated once. Nothing changes where gradients are off.
+    Outputs, gradients and buffers are those of the plain model: random numbers repeat, autocast is kept,
+    and running statistics are updated once. Without gradients nothing is recomputed.
 
     Args:
-        model: any module; it is changed in place. Names and the state dict stay as they are.
-        patterns: module names as in a shell, `*` crosses dots: 'layer*.*', 'encoder.layers.*'. Of modules
-            one another the outermost is taken. A ModuleList has no forward pass; its members count.
+        model: any module; it is changed in place. Names and the state dict stay the same.
+        patterns: patterns of module names as in a shell; `*` matches dots too: 'layer*.*',
+            'encoder.layers.*'. Of nested modules the outermost is taken. A ModuleList has no forward pass;
+            match its members.
 
     Returns:
         The same model.
 
     Raises:
-        ValueError: a pattern that matches no module with a forward pass, a module inside or around one
-            that recomputes already, or one whose `forward` another library has replaced. In the first
-            forward pass: a module that changes its input in place.
+        ValueError: a pattern matches no module with a forward pass, a module is inside or around one that
+            recomputes already, or another library has replaced its `forward`. In the first forward pass: a
+            module changes its input in place.
 
     Example:
         >>> block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout())
@@ -169,32 +172,32 @@ def _matches(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
         for name, module in model.named_modules(remove_duplicate=False)
         if name and type(module).forward is not nn.Module.forward  # a ModuleList has none
     }
-    found = [(name, module) for name, module in names.items() if fnmatchcase(name, pattern)]
-    if not found:
+    matches = [(name, module) for name, module in names.items() if fnmatchcase(name, pattern)]
+    if not matches:
         near = get_close_matches(pattern, names, n=1, cutoff=0.0) or ["none"]
         raise ValueError(
             f"{pattern!r} matches no module with a forward pass; the nearest is {near[0]!r}"
         )
-    return found
+    return matches
 
 
 def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None) -> nn.Sequential:
-    """Let a Sequential keep the inputs of its segments, and recompute the rest in the backward pass.
+    """Make a Sequential keep only the inputs of its segments, and recompute the rest in the backward pass.
 
-    Outputs, gradients and buffers stay those of the plain model: random numbers repeat, autocast is kept,
-    and running statistics are updated once. Nothing changes where gradients are off.
+    Outputs, gradients and buffers are those of the plain model: random numbers repeat, autocast is kept,
+    and running statistics are updated once. Without gradients nothing is recomputed.
 
     Args:
         model: changed in place; names and the state dict stay. It may be a part of a model: `model.layers`.
-        num_segments: 1 to the number of children, as equal as possible; None is the square root of it,
-            rounded. 1 recomputes nothing, which also undoes an earlier call.
+        num_segments: 1 to the number of children, split as evenly as possible; None is the rounded square
+            root of that number. 1 recomputes nothing, and undoes an earlier call.
 
     Returns:
         The same model.
 
     Raises:
-        TypeError: no Sequential, or one with a forward pass of its own.
-        ValueError: a number of segments outside the range; later, a segment that changes its input.
+        TypeError: not a Sequential, or a subclass with another forward pass.
+        ValueError: the number of segments is out of range; later, a segment changes its input in place.
 
     Example:
         >>> model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))
@@ -202,9 +205,9 @@ def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None
         >>> model.forward.num_segments
         3
     """
-    own = model.__dict__.get("forward")
-    is_ours = isinstance(own, _Segmented)
-    if getattr(type(model), "forward", None) is not nn.Sequential.forward or (own and not is_ours):
+    replaced = model.__dict__.get("forward")
+    is_plain = getattr(type(model), "forward", None) is nn.Sequential.forward
+    if not is_plain or (replaced and not isinstance(replaced, _Segmented)):
         name = type(model).__name__
         raise TypeError(f"a plain nn.Sequential is needed, got {name} with its own forward")
     if num_segments is None:
@@ -229,7 +232,7 @@ def checkpointed_modules(model: nn.Module) -> list[str]:
 
 
 def undo_checkpoints(model: nn.Module) -> nn.Module:
-    """Let every module of the model keep its activations again; returns the same model.
+    """Make every module of the model keep its activations again; returns the same model.
 
     Example:
         >>> model = checkpoint_modules(nn.Sequential(nn.Linear(1, 1)), "0")

@@ -1,13 +1,13 @@
-"""Find the largest batch that fits into memory by trying, and tell out of memory from other errors.
+"""Find by trials the largest batch that fits into memory, and recognize out-of-memory errors.
 
 试出内存放得下的最大批次，并把内存不足与其他错误区分开。
 
-Source: own. The search is known as Lightning's BatchSizeFinder and Accelerate's find_executable_batch_size;
-here a part of the memory stays free, and on a CPU the process has a limit during a trial (setrlimit(2),
-RLIMIT_DATA): without one the kernel would kill it.
+Source: original. Similar searches are Lightning's BatchSizeFinder and Accelerate's
+find_executable_batch_size. Here a part of the memory stays free, and on a CPU the process has a limit during
+a trial (setrlimit(2), RLIMIT_DATA), because otherwise the kernel would kill it.
 
-Not for a model of which each process holds a part (FSDP): a trial that fails on one leaves the others
-waiting. A CPU needs Linux.
+Not for a sharded model (FSDP): a trial that fails on one process leaves the others waiting. On a CPU only
+for Linux.
 """
 
 import contextlib
@@ -22,22 +22,22 @@ from typing import Any
 
 import torch
 
-# Of errors that are not torch.OutOfMemoryError: of the CPU, of Apple's MPS, of CUDA and its libraries.
-_WORDS = (
+# Messages of errors that are not torch.OutOfMemoryError: of the CPU, Apple's MPS, CUDA and its libraries.
+_MESSAGES = (
     "can't allocate memory",
     "not enough memory",
     "out of memory",
     "std::bad_alloc",
     "_STATUS_ALLOC_FAILED",
-    "Cannot allocate memory",  # of the C library
+    "Cannot allocate memory",  # the C library
     "could not create a primitive",
-    "could not create a memory",  # oneDNN, which has no other words for it
+    "could not create a memory",  # oneDNN, which has no clearer message
 )
 _MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD of mallopt(3)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory has run out, on whatever device.
+    """Whether an error means that memory has run out, on any device.
 
     Example:
         >>> is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."))
@@ -48,17 +48,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return type(error) in (RuntimeError, torch.AcceleratorError) and any(
-        words in str(error) for words in _WORDS
+        message in str(error) for message in _MESSAGES
     )
 
 
 def release_memory(error: BaseException | None = None) -> None:
-    """Give back what nobody needs, after memory has run out.
+    """Release unused memory, after memory has run out.
 
     Args:
-        error: that was caught: the frames in its traceback hold all tensors of the pass that has failed. The
-            variables of functions that still run stay. With one, glibc maps tensors of 1 MiB and more on
-            their own from then on: it keeps freed ones of up to 32 MiB in pieces that fit nothing.
+        error: the caught error. The frames in its traceback hold all tensors of the failed pass and are
+            cleared; functions that still run keep theirs. With an error, glibc is also set to map tensors of
+            1 MiB and more separately: otherwise it keeps freed ones of up to 32 MiB in unusable pieces.
 
     Example:
         >>> release_memory(torch.OutOfMemoryError("CUDA out of memory"))
@@ -78,9 +78,9 @@ def release_memory(error: BaseException | None = None) -> None:
 
 
 def free_bytes() -> int:
-    """Memory that this process can still take from the machine, and from its own limits (`ulimit -v`, `-d`).
+    """Bytes that this process can still allocate, by the machine and its limits (`ulimit -v`, `-d`).
 
-    Not of a container, whose limit is a file of its cgroup.
+    The limit of a container, which is in a file of its cgroup, is not included.
 
     Raises:
         OSError: not on Linux.
@@ -89,7 +89,7 @@ def free_bytes() -> int:
         >>> free_bytes() > 2**20  # doctest: +SKIP
         True
     """
-    import resource  # Unix alone has it
+    import resource  # only on Unix
 
     left = [_size_in("/proc/meminfo", "MemAvailable")]
     for kind, used in ((resource.RLIMIT_AS, "VmSize"), (resource.RLIMIT_DATA, "VmData")):
@@ -107,7 +107,7 @@ def _size_in(file: str, name: str) -> int:
 
 @contextlib.contextmanager
 def memory_limit(num_bytes: int) -> Iterator[None]:
-    """Let this process take so many bytes more and no others: beyond, an allocation fails with an error.
+    """Let this process allocate only so many more bytes; beyond that an allocation raises an error.
 
     Example:
         >>> with memory_limit(2**20):  # doctest: +SKIP
@@ -137,22 +137,22 @@ def largest_batch(
 ) -> int | None:
     """The largest of some batch sizes with which a trial does not run out of memory.
 
-    The largest is tried first, then the search halves what is left: a size fits if a larger one does.
+    The largest is tried first, then the search bisects; a size counts as fitting if a larger one fits.
 
     Args:
-        trial: makes a training step with so many samples; what it needs later, such as the state of the
-            optimizer, must be there in it.
+        trial: makes a training step with the given number of samples, with everything that a later step
+            needs, such as the state of the optimizer.
         sizes: to choose from, in any order.
-        device: on which it computes.
-        headroom: share of the memory that stays free in a trial, from 0 to below 1.
-        limit_bytes: on a CPU, how much more memory this process may take; None is `free_bytes()`.
+        device: of the trial.
+        headroom: fraction of the memory that stays free in a trial, in [0, 1).
+        limit_bytes: on a CPU, how many more bytes this process may allocate; None is `free_bytes()`.
 
     Returns:
-        None if not even the smallest fits.
+        The size; None if not even the smallest fits.
 
     Raises:
-        ValueError: no sizes, or a share out of range.
-        OSError: on a CPU where there is no Linux.
+        ValueError: no sizes, or a headroom out of range.
+        OSError: a CPU on a system other than Linux.
 
     Example:
         >>> def trial(size):
@@ -173,13 +173,13 @@ def largest_batch(
         kept_free = partial(_ballast, device, headroom)
     fitting = -1
     failing = len(ordered)
-    at = len(ordered) - 1
+    tried = len(ordered) - 1
     while fitting + 1 < failing:
-        if _fits(partial(trial, ordered[at]), kept_free()):
-            fitting = at
+        if _fits(partial(trial, ordered[tried]), kept_free()):
+            fitting = tried
         else:
-            failing = at
-        at = (fitting + failing) // 2
+            failing = tried
+        tried = (fitting + failing) // 2
     return ordered[fitting] if fitting >= 0 else None
 
 
@@ -200,7 +200,7 @@ def _fits(trial: Callable[[], object], kept_free: contextlib.AbstractContextMana
 
 @contextlib.contextmanager
 def _ballast(device: torch.device, share: float) -> Iterator[None]:
-    """Occupy a share of the memory of a device."""
+    """Occupy a fraction of a device's memory."""
     memory_info = (
         torch.cuda.mem_get_info if device.type == "cuda" else torch.accelerator.get_memory_info
     )

@@ -1,12 +1,12 @@
-"""BatchNorm and leaky ReLU as one layer that keeps its output alone for the backward pass.
+"""BatchNorm and leaky ReLU as one layer that keeps only its output for the backward pass.
 
 BatchNorm 与 leaky ReLU 合为一层，反向传播只保存其输出。
 
 Source: Rota Bulò et al., "In-place activated BatchNorm for memory-optimized training of DNNs", CVPR 2018,
-section 3 (arXiv:1712.02616); of its two variants the one that recovers the normalized input.
+section 3 (arXiv:1712.02616), the variant that recovers the normalized input.
 
-Not for ReLU, which cannot be inverted, not for second derivatives, and not where a scale is meant to
-be 0; in half precision the gradient of the scale is coarse.
+Not for ReLU, which cannot be inverted, not for second derivatives, and not where a scale is meant to be 0.
+In half precision the gradient of the scale is coarse.
 """
 
 import copy
@@ -25,13 +25,15 @@ _MIN_SCALE = 1e-4  # chosen: float32 then recovers the normalized input to about
 class InPlaceABN(nn.Module):
     """leaky_relu(batch_norm(x)); parameters, buffers and their names are those of nn.BatchNorm2d.
 
-    BatchNorm keeps its input and leaky ReLU its own; here neither, for both are computed back from the
-    output, which the next convolution keeps anyway. It does not overwrite x, so x may be used elsewhere.
-    A scale of absolute value below 1e-4 is taken as 1e-4 of the same sign (0 as positive), for nothing can be
-    recovered from a channel times 0; the gradient passes on as if it were not. The paper takes |scale| + eps
-    for all, which changes what a negative scale means; here a trained BatchNorm stays what it is.
+    BatchNorm and leaky ReLU each keep their input. This layer keeps neither: both are recomputed from the
+    output, which the next convolution keeps anyway. x is not overwritten, so it may be used elsewhere.
+    A scale below 1e-4 in absolute value is replaced by 1e-4 of the same sign (0 counts as positive), because
+    nothing can be recovered from a channel times 0; the gradient passes as if it were not replaced. The paper
+    uses |scale| + eps for all scales, which changes the meaning of a negative one; here a trained BatchNorm
+    keeps its function.
 
-    It is no subclass of nn.BatchNorm2d on purpose: what replaces or folds those would drop the activation.
+    It is deliberately no subclass of nn.BatchNorm2d: code that replaces or folds those would drop the
+    activation.
 
     Args:
         num_features: C.
@@ -92,7 +94,7 @@ class InPlaceABN(nn.Module):
         return y
 
     def extra_repr(self) -> str:
-        """What print(module) shows of it."""
+        """The settings that print(module) shows."""
         return f"{self.num_features}, negative_slope={self.negative_slope}, eps={self.eps}"
 
 
@@ -129,7 +131,7 @@ class _ABN(torch.autograd.Function):
         grad_z = torch.where(negative, grad * ctx.slope, grad)
         x_hat = torch.where(negative, y_wide / ctx.slope, y_wide)
         x_hat.sub_(beta.view(shape)).div_(scale.view(shape))
-        # BatchNorm of the normalized input: mean 0 and deviation 1; dx lacks the true deviation then.
+        # As BatchNorm of the normalized input, with mean 0 and deviation 1; dx is multiplied by invstd below.
         zero = torch.zeros_like(invstd)
         one = torch.ones_like(invstd)
         grad_x, grad_gamma, grad_beta = torch.ops.aten.native_batch_norm_backward(
@@ -143,26 +145,26 @@ def _away_from_zero(gamma: Tensor) -> Tensor:
 
 
 def use_inplace_abn(model: nn.Module, *example: Any, relu_slope: float | None = None) -> list[str]:
-    """Put InPlaceABN where a BatchNorm2d feeds a LeakyReLU and nothing else, if the model stays the same.
+    """Replace each BatchNorm2d that feeds only a LeakyReLU by InPlaceABN, in place.
 
-    Outputs, gradients of parameters and inputs, and running statistics are compared before, on two copies in
-    float64, in training and in eval mode. Parameters and buffers are the same objects afterwards, so an
-    optimizer goes on; their names stay; the activation becomes an nn.Identity. A pair with hooks, which would
-    be lost, is left, and so is ReLU unless a slope is given for it.
+    First, outputs, gradients of parameters and inputs, and running statistics are compared on two copies in
+    float64, in training and eval mode. Parameters and buffers stay the same objects under the same names, so
+    an optimizer can continue; the activation becomes an nn.Identity. A pair with hooks, which would be lost,
+    is left, and so is a ReLU unless `relu_slope` is given.
 
     Args:
         model: on the device of the example.
-        example: what the model is called with; at least 2 images with the values of real ones.
-        relu_slope: take a ReLU behind a BatchNorm for a leaky one of this slope, as the paper does with 0.01.
-            That is another network, to be trained from the start or for a while.
+        example: the arguments of the model; at least 2 images with realistic values.
+        relu_slope: replace a ReLU after a BatchNorm too, by a leaky one of this slope, as the paper does with
+            0.01. That changes the network, which must be trained from the start or fine-tuned.
 
     Returns:
-        The names of the layers that are InPlaceABN now; empty where there is no such pair, with a UserWarning
-        where there are ReLUs.
+        The names of the layers that are now InPlaceABN; without such a pair none, with a UserWarning if the
+        model has ReLUs.
 
     Raises:
-        ValueError: the changed model would give something else, or a slope outside (0, 1]; the model is as it
-            was.
+        ValueError: the changed model would compute something else, or the slope is outside (0, 1]; the model
+            is unchanged.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.LeakyReLU(0.01))
@@ -191,7 +193,7 @@ def use_inplace_abn(model: nn.Module, *example: Any, relu_slope: float | None = 
         expected, got = (_results(m.train(training), inputs) for m in (plain, changed))
         size = max(float(t.abs().max()) for t in expected if t.numel())
         for a, b in zip(expected, got, strict=True):
-            # Gradients of the size of rounding (a bias before BatchNorm) are held against the largest.
+            # Gradients that are only rounding errors (a bias before BatchNorm) are compared with the largest.
             if not torch.allclose(a, b, rtol=1e-6, atol=1e-8 * size):
                 raise ValueError(
                     f"with InPlaceABN at {sorted(pairs)} the model gives something else: another layer reads "
@@ -202,15 +204,15 @@ def use_inplace_abn(model: nn.Module, *example: Any, relu_slope: float | None = 
 
 
 def _slope(activation: nn.Module, relu_slope: float | None) -> float:
-    """The negative slope that an activation is to have; 0 for what cannot be inverted."""
+    """The negative slope for an activation; 0 if it cannot be inverted."""
     if type(activation) is nn.LeakyReLU:
         return activation.negative_slope
     return relu_slope or 0.0 if type(activation) is nn.ReLU else 0.0
 
 
 def _pairs(model: nn.Module, inputs: list[Any], relu_slope: float | None) -> dict[str, str]:
-    """BatchNorms and the activation that reads each, as names; only where all calls are such pairs."""
-    # By id, which the tensor keeps taken, and version: a residual may have been added in place.
+    """Names of BatchNorms and of the activation that reads each, if all their calls are such pairs."""
+    # By id and version, because a residual may be added in place. Keeping the tensor keeps its id unique.
     outputs: dict[tuple[int, int], tuple[str | None, Any]] = {}
     calls: list[str | None] = []
     readers: dict[str, list[str | None]] = {}
@@ -288,8 +290,8 @@ def _results(model: nn.Module, inputs: list[Any]) -> list[Tensor]:
         torch.arange(r.numel(), device=r.device).view(r.shape).cos().to(r.dtype) for r in roots
     ]
     grads = torch.autograd.grad(roots, wanted, weights, allow_unused=True)
-    found = [*outputs, *(g for g in grads if g is not None), *model.buffers()]
-    return [t.detach().double() for t in found]
+    results = [*outputs, *(g for g in grads if g is not None), *model.buffers()]
+    return [t.detach().double() for t in results]
 
 
 def _flat(value: Any) -> list[Tensor]:

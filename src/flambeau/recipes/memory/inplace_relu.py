@@ -1,11 +1,11 @@
-"""Make ReLUs work in place, but only where outputs and gradients are proven to stay the same.
+"""Make ReLUs work in place, but only where a test shows that outputs and gradients stay the same.
 
 让 ReLU 就地计算，但只在证明输出与梯度都不变的地方启用。
 
-Source: own; what each activation keeps was measured (torch 2.11 and 2.15).
+Source: original; which tensors each activation keeps was measured (torch 2.11 and 2.15).
 
-Not for activations called as functions (F.relu), which no module's flag reaches, and not for a model
-whose path through its layers depends on the data: only the path of the example is proven.
+Not for activations called as functions (F.relu), which have no flag to set, and not for a model whose path
+through its layers depends on the data: only the path of the example is tested.
 """
 
 import copy
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-# Their in-place backward reads the output and gives the same bits. ReLU6, SiLU, Mish, Hardswish and the like
-# read the input, which torch copies first, so nothing is saved; ELU's differs in the last bit.
+# Their in-place backward reads the output and gives the same bits. ReLU6, SiLU, Mish, Hardswish and others
+# read the input, which torch copies first, so nothing is saved; ELU's result differs in the last bit.
 _FROM_OUTPUT = (nn.ReLU, nn.LeakyReLU, nn.RReLU)
 
 
 class InplaceReport(NamedTuple):
-    """What `use_inplace_relu` did.
+    """The result of `use_inplace_relu`.
 
     Example:
         >>> report = use_inplace_relu(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), torch.ones(1, 2))
@@ -30,33 +30,33 @@ class InplaceReport(NamedTuple):
     """
 
     enabled: list[str]
-    """Names of the activations that work in place now."""
+    """Names of the activations that now work in place."""
     left: dict[str, str]
-    """Names of those that do not, and why."""
+    """Names of the other activations, with the reason."""
     kept_bytes_before: int
-    """What a forward pass of the example in training keeps for backward, without parameters and inputs."""
+    """Bytes that a training forward pass of the example keeps for backward, besides parameters and inputs."""
     kept_bytes_after: int
     avoided_bytes: int
     """Outputs of the enabled activations, which a forward pass no longer allocates."""
 
 
 def use_inplace_relu(model: nn.Module, *example: Any) -> InplaceReport:
-    """Set `inplace` on the ReLU-like modules where nothing changes, to the bit.
+    """Set `inplace` on each ReLU-like module for which no result changes, to the bit.
 
-    On a copy, all are tried together; if something changes they are halved, down to one module. What is
-    compared, in training and in eval mode: outputs, gradients of parameters and inputs, buffers, and
-    the inputs themselves. Besides, what an activation reads is filled with NaN after it, so that another
-    reader shows even where the example has no negative number. A module called several times has one flag.
+    All are tried together on a copy; if a result changes, the group is halved, down to single modules.
+    Compared are outputs, gradients of parameters and inputs, buffers and the inputs themselves, in training
+    and eval mode. An activation's input is also filled with NaN after the activation has read it, so that any
+    other reader shows, even if the example has no negative numbers there.
 
     Args:
         model: on the device of the example; two more copies must fit beside it.
-        example: what the model is called with; a small batch of real images. It is not changed.
+        example: the arguments of the model; a small batch of real images. It is not changed.
 
     Returns:
-        Names and bytes. On any exception the model is as it was.
+        Names and bytes. On an exception the model is unchanged.
 
     Raises:
-        ValueError: two runs of the model as it is differ: kernels that are not deterministic, or NaN.
+        ValueError: two runs of the unchanged model differ: kernels that are not deterministic, or NaN.
 
     Example:
         >>> class Residual(nn.Module):
@@ -108,10 +108,10 @@ def _activation(model: nn.Module, name: str) -> Any:
 def _difference(
     model: nn.Module, example: Sequence[Any], names: list[str], expected: list[Tensor]
 ) -> str:
-    """Switch these on if nothing goes wrong then; else say what does."""
+    """Set the flag of these activations, or if a result changes, return the reason."""
     modules = [_activation(model, name) for name in names]
     reason = ""
-    # What they read is made NaN: whoever else reads it shows, whatever values the example has.
+    # Their inputs become NaN, so that any other reader shows, whatever the values of the example.
     handles = [module.register_forward_pre_hook(_spoil) for module in modules]
     if not _same(expected, _results(model, example)):
         reason = "its input is read elsewhere"
@@ -132,9 +132,9 @@ def _difference(
 
 
 def _spoil(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    own = inputs[0].clone()  # for the activation itself, whose backward may read its input
-    inputs[0].data.fill_(torch.nan)  # .data: autograd does not notice
-    return (own, *inputs[1:])
+    copied = inputs[0].clone()  # for the activation itself, whose backward may read its input
+    inputs[0].data.fill_(torch.nan)  # .data hides the write from autograd
+    return (copied, *inputs[1:])
 
 
 def _same(first: list[Tensor], second: list[Tensor]) -> bool:
@@ -143,17 +143,17 @@ def _same(first: list[Tensor], second: list[Tensor]) -> bool:
 
 def _results(model: nn.Module, example: Sequence[Any]) -> list[Tensor]:
     """Outputs, gradients, buffers and inputs, after a run in training and one in eval mode."""
-    # Parameters too: one that an activation reads is spoiled on purpose.
+    # Parameters too, because `_spoil` overwrites one that an activation reads.
     kept = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
-    found: list[Tensor] = []
+    results: list[Tensor] = []
     try:
         for training in (True, False):
-            found += _run(model.train(training), example)
-            found += [buffer.clone() for buffer in model.buffers()]
+            results += _run(model.train(training), example)
+            results += [buffer.clone() for buffer in model.buffers()]
     finally:
         for tensor, before in kept:
             tensor.data.copy_(before)
-    return found
+    return results
 
 
 def _run(model: nn.Module, example: Sequence[Any]) -> list[Tensor]:
@@ -163,20 +163,15 @@ def _run(model: nn.Module, example: Sequence[Any]) -> list[Tensor]:
     leaves = [t for t in leaves if t.requires_grad]
     roots = [out for out in outputs if out.requires_grad]
     # Uneven weights: the plain sum of a normalized output has no gradient.
-    weights = [torch.arange(out.numel(), device=out.device).cos().view(out.shape) for out in roots]
-    grads = (
-        torch.autograd.grad(
-            roots,
-            leaves,
-            [w.to(out.dtype) for w, out in zip(weights, roots, strict=True)],
-            allow_unused=True,
-        )
-        if roots and leaves
-        else ()
-    )
-    found = [*outputs, *(g for g in grads if g is not None)]
-    found += [value for value in inputs if isinstance(value, Tensor)]
-    return [tensor.detach().clone() for tensor in found]
+    weights = [
+        torch.arange(out.numel(), device=out.device).cos().view(out.shape).to(out.dtype)
+        for out in roots
+    ]
+    has_gradients = roots and leaves
+    grads = torch.autograd.grad(roots, leaves, weights, allow_unused=True) if has_gradients else ()
+    results = [*outputs, *(g for g in grads if g is not None)]
+    results += [value for value in inputs if isinstance(value, Tensor)]
+    return [tensor.detach().clone() for tensor in results]
 
 
 def _copies(example: Sequence[Any]) -> list[Any]:
@@ -216,7 +211,7 @@ def _measure(
         for name in names
     ]
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        outputs = _call(model.train(), inputs)  # held, so that no address is used twice
+        outputs = _call(model.train(), inputs)  # kept alive, so that no address is reused
     for handle in handles:
         handle.remove()
     del outputs

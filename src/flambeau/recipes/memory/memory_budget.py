@@ -1,15 +1,17 @@
-"""The memory of a training step: estimate it, or fit it into a budget by recomputing the cheapest blocks.
+"""Estimate the memory of a training step, or fit it into a budget by recomputing the cheapest blocks.
 
 训练步骤的内存：估计它，或让代价最小的模块重新计算，把它放进给定的预算。
 
-Source: the choice of Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174, made by
-a dynamic program over measured bytes and seconds; the bytes come from steps on tensors without data.
+Source: Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174, for recomputing
+blocks; here a dynamic program chooses them by seconds that are measured and bytes that come from steps on
+tensors without data.
 
-The recomputation itself comes in as a function, such as `checkpoint_modules` of activation_checkpointing.py.
+The function that makes blocks recompute is a parameter, such as `checkpoint_modules` of
+activation_checkpointing.py.
 
 Not for models whose forward pass depends on values of its input (`.item()`, boolean masks), nor for blocks
-that run several times, nor for the scratch space inside a kernel, the CUDA context (0.3 to 0.5 GB) or the
-allocator's fragments.
+that run several times. Not counted: scratch space inside kernels, the CUDA context (0.3 to 0.5 GB) and the
+fragmentation of the allocator.
 """
 
 import copy
@@ -38,12 +40,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 _Optimizers = Callable[[list[nn.Parameter]], Optimizer | Sequence[Optimizer]]
 _Recompute = Callable[..., nn.Module]
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
-_TIME_UNITS = 1000  # the choice knows seconds to a thousandth of those of all blocks together
+_TIME_UNITS = 1000  # the choice rounds seconds to a thousandth of the total of all blocks
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of one training step; `print` shows a table. `peak` is not the sum: not all live at once."""
+    """Bytes of one training step; `print` shows a table. `peak` is not the sum, as lifetimes differ."""
 
     parameters: int
     buffers: int
@@ -52,9 +54,9 @@ class MemoryEstimate:
     """State between steps: momentum and the like."""
     batch: int
     activations: int
-    """What the graph keeps for the backward pass, without parameters, buffers and the batch."""
+    """Tensors that the graph keeps for the backward pass, without parameters, buffers and the batch."""
     peak: int
-    """The most that lives at any moment of a step, temporaries between operations included."""
+    """The largest sum at any moment of a step, temporaries between operations included."""
 
     def __str__(self) -> str:
         rows = [(field.name, getattr(self, field.name)) for field in fields(self)]
@@ -63,7 +65,7 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class Block:
-    """One block: bytes that recomputing it frees, seconds of its forward pass."""
+    """One block: the bytes that recomputing it frees, and the seconds of its forward pass."""
 
     name: str
     freed_bytes: int
@@ -73,16 +75,16 @@ class Block:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What recomputes, and what is predicted of a step; `print` shows a table."""
+    """The blocks that recompute, and the predicted memory and time of a step; `print` shows a table."""
 
     budget_bytes: int
     peak_bytes: int
     plain_peak_bytes: int
     """The peak if nothing recomputes."""
     extra_s: float
-    """The forward passes that run again."""
+    """Seconds of the forward passes that run again."""
     step_s: float
-    """Forward and backward pass with the plan applied, measured."""
+    """Measured seconds of the forward and backward pass with the plan applied."""
     blocks: tuple[Block, ...]
 
     @property
@@ -106,7 +108,7 @@ class MemoryPlan:
 
 @dataclass
 class _Phase:
-    """From one mark to the next, in bytes that live: ('forward', name), ('backward', name) and others."""
+    """Live bytes between two marks; the label is ('forward', name), ('backward', name) or another."""
 
     label: tuple[str, str]
     start: int
@@ -115,7 +117,7 @@ class _Phase:
 
 
 class _LiveStorages(TorchDispatchMode):
-    """Counts the bytes of all storages that exist, each once, by phase."""
+    """Counts the bytes of all live storages, by phase."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -148,7 +150,7 @@ class _LiveStorages(TorchDispatchMode):
 
 
 def _reordered(args: Any) -> int:
-    """oneDNN copies into layouts of its own: input and weight, in the backward pass gradient and input."""
+    """Bytes that oneDNN copies into its own layouts: input and weight, backward gradient and input."""
     copied: list[Tensor] = list(args[:2])
     return sum(tensor.untyped_storage().nbytes() for tensor in copied)
 
@@ -168,10 +170,10 @@ def _mark_passes(module: nn.Module, name: str, live: _LiveStorages) -> None:
 
 
 def fake_tensor_mode() -> FakeTensorMode:
-    """Entered, it makes tensors of shape and dtype alone, beside those that have values.
+    """A mode in which new tensors have only shape and dtype; tensors with values may be used beside them.
 
-    Where there is no GPU, entering one makes torch believe in one, and then the first backward pass of the
-    process starts threads for it: a process forked later can run none. So that pass comes before.
+    Without a GPU, entering the mode makes torch assume one, and the first backward pass of the process then
+    starts threads for it, after which forked processes can run no backward pass. So one runs here before.
 
     Example:
         >>> with fake_tensor_mode():
@@ -185,7 +187,7 @@ def fake_tensor_mode() -> FakeTensorMode:
 
 
 def _without_data(tensor: Tensor) -> Tensor:
-    """Under a FakeTensorMode: shape, layout and device, and no memory. 'meta' counts as the CPU."""
+    """A tensor of the same shape, layout and device (CPU for 'meta') without memory, in FakeTensorMode."""
     device = "cpu" if tensor.device.type == "meta" else tensor.device
     fake = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device)
     if isinstance(tensor, nn.Parameter):
@@ -196,7 +198,7 @@ def _without_data(tensor: Tensor) -> Tensor:
 def _copied(
     model: nn.Module, batch: tuple[Any, ...], live: _LiveStorages
 ) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Model, gradients and batch without data; under a FakeTensorMode."""
+    """Copies of model, gradients and batch without data; in FakeTensorMode."""
     memo: dict[int, Any] = {id(p): _without_data(p) for p in model.parameters()}
     live.mark("buffers")
     memo.update({id(b): _without_data(b) for b in model.buffers()})
@@ -212,7 +214,7 @@ def _copied(
 def _update(
     made: Optimizer | Sequence[Optimizer], live: _LiveStorages, known: Sequence[_Phase]
 ) -> None:
-    """A step of the optimizer, or what it took in the same phase of another simulation."""
+    """Run the optimizer's step, or take its bytes from the same phase of an earlier simulation."""
     optimizers = [made] if isinstance(made, Optimizer) else made
     with live:  # not under the mode: Adam reads its step count, which is a tensor
         for one in optimizers:
@@ -235,9 +237,10 @@ def _simulate(
     recomputed: Sequence[str] = (),
     known: Sequence[_Phase] = (),
 ) -> list[_Phase]:
-    """The phases of a step in which these blocks recompute: nothing is allocated, every byte is counted.
+    """The phases of a step in which the blocks `recomputed` recompute; nothing is allocated.
 
-    `known` are those of another choice: the optimizer, more operations than the rest, takes the same there.
+    `known` are the phases of an earlier simulation, whose bytes of the optimizer's step are used again: it
+    has more operations than the rest of the step.
     """
     live = _LiveStorages()
     mode = fake_tensor_mode()
@@ -261,12 +264,12 @@ def _simulate(
         ) from error
     live.mark("end")
     _update(made, live, known)
-    del output  # kept until here, as in a loop that counts hits
+    del output  # kept until here, as in a training loop that counts hits
     return live.phases
 
 
 def _step(phases: list[_Phase]) -> list[_Phase]:
-    """Without those of the set-up."""
+    """The phases after the set-up."""
     return phases[[phase.label[0] for phase in phases].index("start") :]
 
 
@@ -284,9 +287,9 @@ def _now(device: torch.device) -> float:
 
 
 def _seconds(model: nn.Module, names: Sequence[str], run: Callable[[], object]) -> dict[str, float]:
-    """Of each block's forward pass and, as '', of the whole run: the least of three.
+    """Seconds of each block's forward pass and, as '', of the whole run: the fastest of three.
 
-    The runs are real, but buffers and the random state are as before them.
+    The runs are real; buffers and the random state are restored.
     """
     device = next(model.parameters()).device
     times: dict[str, list[float]] = {name: [] for name in ("", *names)}
@@ -322,11 +325,11 @@ def _seconds(model: nn.Module, names: Sequence[str], run: Callable[[], object]) 
 
 
 class _Choice:
-    """Which blocks recompute, by the phases of two steps: in one nothing recomputes, in the other all do.
+    """Chooses the blocks to recompute from two simulated steps: one without recomputation, one with all.
 
-    Forward passes add bytes and backward passes take them away in the reverse order. So what lives at a phase
-    of block k is a constant and what the blocks up to k keep, and a dynamic program over the blocks is exact
-    as far as the bytes of one block do not depend on the choice for another.
+    Forward passes add bytes and backward passes free them in the reverse order. So the live bytes at a phase
+    of block k are a constant plus what the blocks up to k keep, and a dynamic program over the blocks is
+    exact as long as the bytes of one block do not depend on the choice for another.
     """
 
     def __init__(self, names: Sequence[str], *both: list[_Phase]) -> None:
@@ -335,7 +338,7 @@ class _Choice:
         passes = [[mode["forward", name] for mode in modes] for name in names]
         self.kept = [[phase.end - phase.start for phase in pair] for pair in passes]
         held = [0, *accumulate(kept[0] for kept in self.kept)]
-        # After k blocks: bytes besides what those keep, and the rise above that by the mode of block k.
+        # After k blocks: bytes besides those that they keep, and the peak above that by block k's mode.
         self._checks: list[list[tuple[int, list[int]]]] = [[] for _ in held]
         k = 0
         for phase in _step(both[0]):
@@ -357,7 +360,7 @@ class _Choice:
     def within(self, limit: int, costs: Sequence[float]) -> list[str] | None:
         """The cheapest choice whose peak is at most `limit`; None if there is none."""
         unit = sum(costs) / _TIME_UNITS or 1.0
-        # By time: bytes kept, modes of the blocks
+        # By time: the bytes that are kept, and the modes of the blocks.
         states: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
         for k, checks in enumerate(self._checks):
             after: dict[int, tuple[int, list[int]]] = {}
@@ -375,7 +378,7 @@ class _Choice:
         return [name for name, mode in zip(self.names, modes, strict=True) if mode]
 
     def least(self, enough: int) -> list[str]:
-        """The choice of the least peak; the plain step needs `enough`."""
+        """The choice with the lowest peak, which is at most `enough`."""
         free = [0.0] * len(self.names)
         limits = range(enough + 1)
         least = bisect_left(limits, True, key=lambda limit: self.within(limit, free) is not None)
@@ -389,7 +392,7 @@ def _fit(
     budget_bytes: int,
     plain_peak: int,
 ) -> tuple[list[str], int]:
-    """The cheapest choice and its peak, counted again: the bytes of blocks may depend on each other a bit."""
+    """The cheapest choice, and its peak from a simulation: bytes of blocks may depend on each other a bit."""
     limit = budget_bytes
     for _ in range(5):
         recomputed = choice.within(limit, costs)
@@ -435,7 +438,7 @@ def _forward(
 
 
 def mean_of_all(output: Any) -> Tensor:
-    """A loss that every floating tensor of an output takes part in: the sum of their means.
+    """A stand-in loss that depends on every floating-point tensor of an output: the sum of their means.
 
     Example:
         >>> mean_of_all({"logits": torch.ones(2, 3), "ids": torch.zeros(2, dtype=torch.int64)})
@@ -453,13 +456,13 @@ def estimate_memory(
     optimizer: _Optimizers = AdamW,
     autocast: torch.dtype | None = None,
 ) -> MemoryEstimate:
-    """Estimate a step of `loss(model(*batch))`, its backward pass and the optimizer, gradients then freed.
+    """Estimate a step: `loss(model(*batch))`, its backward pass and the optimizer, which frees gradients.
 
     Args:
         model: on any device, 'meta' too; not changed. In training mode unless you called `eval()`.
         batch: the positional arguments of the model, tensors of any device; only shapes and dtypes count.
-        loss: of the output, a scalar; by default the mean. It may use real targets, which then exist.
-        optimizer: from the parameters that need gradients, one optimizer or several (Muon beside AdamW).
+        loss: from the output to a scalar; by default the sum of means. It may use real targets.
+        optimizer: from the parameters that need gradients to one optimizer or several (Muon beside AdamW).
         autocast: torch.bfloat16 or torch.float16 for the forward pass and the loss; None for none.
 
     Returns:
@@ -477,15 +480,15 @@ def estimate_memory(
     """
     phases = _simulate(model, batch, partial(_forward, loss, autocast), optimizer)
     grown = {phase.label[0]: phase.end - phase.start for phase in phases}
-    grown["optimizer"] += grown["gradients"]  # which are gone after it
+    grown["optimizer"] += grown["gradients"]  # the optimizer's phase ends with freeing them
     grown |= {"activations": grown["start"], "peak": _peak(phases)}
     return MemoryEstimate(**{field.name: grown[field.name] for field in fields(MemoryEstimate)})
 
 
 def top_modules(model: nn.Module) -> list[str]:
-    """Names of the outermost modules that a forward pass runs, one below the model.
+    """Names of the outermost modules inside the model that have a forward pass.
 
-    A module that is all of the model gives way to its own, and a ModuleList to its members.
+    A single module that wraps the whole model is replaced by its children, and a ModuleList by its members.
 
     Example:
         >>> model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))})
@@ -494,11 +497,11 @@ def top_modules(model: nn.Module) -> list[str]:
     """
 
     def below(prefix: str, module: nn.Module) -> list[str]:
-        found: list[str] = []
+        names: list[str] = []
         for name, child in module.named_children():
             runs = type(child).forward is not nn.Module.forward
-            found += [f"{prefix}{name}"] if runs else below(f"{prefix}{name}.", child)
-        return found
+            names += [f"{prefix}{name}"] if runs else below(f"{prefix}{name}.", child)
+        return names
 
     names = below("", model)
     while len(names) == 1 and (inner := below(f"{names[0]}.", model.get_submodule(names[0]))):
@@ -513,22 +516,22 @@ def activations_by_module(
     loss: Callable[[Any], Tensor] = mean_of_all,
     autocast: torch.dtype | None = None,
 ) -> dict[str, int]:
-    """What each of the `top_modules` leaves alive for the backward pass; nothing is allocated.
+    """The bytes that each of the `top_modules` keeps for the backward pass; nothing is allocated.
 
     Args:
-        model, batch, loss, autocast: as of `estimate_memory`.
+        model, batch, loss, autocast: as for `estimate_memory`.
 
     Returns:
-        Bytes by name, in the order of the modules; '' for what comes before the first of them. What an
-        operation between two modules keeps counts with the one before it.
+        Bytes by name, in the order of the modules; '' for operations before the first module. An operation
+        between two modules counts with the module before it.
 
     Raises:
-        ValueError: as of `estimate_memory`.
+        ValueError: as `estimate_memory`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(256, 64), nn.Tanh(), nn.Linear(64, 8))
         >>> kept = activations_by_module(model, (torch.ones(16, 256),))
-        >>> kept["0"] + kept["1"]  # Tanh keeps its output, (16, 64), and its input goes
+        >>> kept["0"] + kept["1"]  # Tanh keeps its output, (16, 64), and its input is freed
         4096
     """
     names = top_modules(model)
@@ -542,7 +545,7 @@ def activations_by_module(
 
 
 def _block_names(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """The outermost of the modules that match."""
+    """The outermost modules that match the patterns."""
     if isinstance(patterns, str):
         raise TypeError(f"blocks must be a list of patterns, got one string: [{patterns!r}]")
     names = {
@@ -550,13 +553,13 @@ def _block_names(model: nn.Module, patterns: Sequence[str]) -> list[str]:
     }
     chosen = set()
     for pattern in patterns:
-        found = {name for name in names if fnmatchcase(name, pattern)}
-        if not found:
+        matches = {name for name in names if fnmatchcase(name, pattern)}
+        if not matches:
             near = get_close_matches(pattern, names, n=1, cutoff=0.0) or ["none"]
             raise ValueError(
                 f"{pattern!r} matches no module with a forward pass; the nearest is {near[0]!r}"
             )
-        chosen |= found
+        chosen |= matches
     replaced = [name for name in names if name in chosen and "forward" in names[name].__dict__]
     if replaced:
         raise ValueError(
@@ -567,7 +570,7 @@ def _block_names(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def _in_order(phases: list[_Phase], names: Sequence[str]) -> list[str]:
-    """The blocks as they ran, without those that no gradient passes (frozen): they keep nothing."""
+    """The blocks in the order they ran, without frozen ones: no gradient passes them, they keep nothing."""
     labels = [phase.label for phase in phases]
     for name in names:
         if (count := labels.count(("forward", name))) != 1:
@@ -586,30 +589,29 @@ def fit_memory_budget(
     optimizer: _Optimizers = AdamW,
     autocast: torch.dtype | None = None,
 ) -> MemoryPlan:
-    """Let the cheapest set of blocks recompute with which a training step stays within the budget.
+    """Make the cheapest set of blocks recompute that keeps a training step within a memory budget.
 
-    The step is `loss(model(*batch))`, its backward pass and the optimizer, gradients then freed. Counted are
+    The step is `loss(model(*batch))`, its backward pass and the optimizer, which frees gradients. Counted are
     parameters, buffers, gradients, optimizer state, batch, activations and temporaries between operations.
 
     Args:
-        model: on its device, in the mode it trains in, and not recomputing yet.
+        model: on its device, in training mode, and not recomputing yet.
         batch: the positional arguments of the model: a real batch, of the largest size.
-        blocks: module names as in a shell, `*` crosses dots: ['layer*.*']. Of modules inside each other
+        blocks: patterns of module names as in a shell; `*` matches dots too: ['layer*.*']. Of nested modules
             the outermost is taken.
-        budget_bytes: of a whole step.
-        recompute: called as `recompute(model, *names)`, it lets the modules of these names recompute; it
-            changes the model in place.
-        loss: of the output, a scalar; by default the mean. It may use real targets of the batch.
-        optimizer: from the parameters that need gradients, one optimizer or several.
+        budget_bytes: the peak that a whole step may reach.
+        recompute: a function `recompute(model, *names)` that makes these modules recompute, in place.
+        loss: from the output to a scalar; by default the sum of means. It may use real targets of the batch.
+        optimizer: from the parameters that need gradients to one optimizer or several.
         autocast: torch.bfloat16 or torch.float16 for the forward pass and the loss; None for none.
 
     Returns:
-        The plan, applied already.
+        The plan, already applied.
 
     Raises:
-        ValueError: a budget below the least possible peak (which is named; nothing recomputes then), a
-            pattern without a match, a block that does not run once or recomputes already, or no parameter
-            that needs a gradient.
+        ValueError: the budget is below the lowest possible peak (the message names it; nothing recomputes
+            then), a pattern has no match, a block does not run exactly once or recomputes already, or no
+            parameter needs a gradient.
         TypeError: `blocks` is a single string.
 
     Example:

@@ -1,11 +1,11 @@
-"""Find the classifying layer of a model and replace it by one for another number of classes.
+"""Find the classifier layer of a model and replace it by one for another number of classes.
 
 找到模型的分类层，并换成适合另一类别数的新层。
 
 Source: the `reset_classifier` and `get_classifier` methods of timm's models; for others the layout of the
 classifiers of torchvision 0.29, all of which end in a Linear layer or a 1x1 convolution.
 
-Not for detectors, which predict more than a class: they are refused, as is everything ambiguous.
+Not for detectors, which predict more than a class; they and all ambiguous models are refused.
 """
 
 from typing import Any, NamedTuple
@@ -18,41 +18,41 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class Head(NamedTuple):
-    """Names of what classifies: modules, auxiliary ones last, and what they hold (for a `head_lr`)."""
+    """Names of the classifier layers, auxiliary ones last, and of their parameters (for a `head_lr`)."""
 
     layers: list[str]
     parameters: list[str]
 
 
 def find_head(model: nn.Module) -> Head:
-    """Name the layers that give the class scores, and their parameters.
+    """Name the layers that compute the class scores, and their parameters.
 
-    A model with timm's `get_classifier()` is asked. In any other, the head is the last module with parameters
-    (by `named_modules()`, auxiliary heads apart), if that is a Linear layer or a convolution of kernel 1, and
-    nothing beside it could be the head as well.
+    A model of timm names them by `get_classifier()`. In others, the head is the last module with parameters
+    (by `named_modules()`, except auxiliary heads), if that is a Linear layer or a convolution of kernel 1 and
+    no other layer could be the head too.
 
     Args:
-        model: any module; DistributedDataParallel and `torch.compile` come after this.
+        model: any module, not yet wrapped in DistributedDataParallel or compiled.
 
     Returns:
-        The names; a layer with 'aux' in its name and as many outputs is an auxiliary head.
+        The names; a layer with 'aux' in its name and equally many outputs is an auxiliary head.
 
     Raises:
-        ValueError: no head, or several possible ones, which are named.
+        ValueError: no head, or several candidates, which the message names.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(8, 10))
         >>> find_head(model)
         Head(layers=['2'], parameters=['2.weight', '2.bias'])
     """
-    own = getattr(model, "get_classifier", None)
-    if not callable(own):
+    get_classifier = getattr(model, "get_classifier", None)
+    if not callable(get_classifier):
         return _named(model, _output_layers(model))
-    found = own()
-    modules = {*found} if isinstance(found, tuple | list) else {found}
+    classifier = get_classifier()
+    modules = {*classifier} if isinstance(classifier, tuple | list) else {classifier}
     for container in model.modules():
         children = {m for m in container.children() if any(True for _ in m.parameters())}
-        # efficientvit_m and shvit name their Linear layer alone, and renew the norm before it as well.
+        # efficientvit_m and shvit return only their Linear layer, but also replace the norm before it.
         if children & modules and all(isinstance(m, nn.BatchNorm1d) for m in children - modules):
             modules |= children
     head = _owners(model, {p for module in modules for p in module.parameters()})
@@ -62,23 +62,23 @@ def find_head(model: nn.Module) -> Head:
 
 
 def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None) -> Head:
-    """Put a new, randomly initialized head in the place of the old one, on its device and in its dtype.
+    """Replace the head by a new, randomly initialized one on the same device and in the same dtype.
 
-    A model with timm's `reset_classifier()` does it itself. Elsewhere the new layer is of the same kind, with
-    torch's default initialization and a bias if the old one had one; auxiliary heads are replaced too, and an
-    attribute `num_classes` or `num_labels` of the modules around follows. The new parameters are trainable,
-    also in a frozen model, and exist from now on: make the optimizer afterwards.
+    A model of timm does this by `reset_classifier()`. In others the new layer is of the same kind, with
+    torch's default initialization, and has a bias if the old one had one; auxiliary heads are replaced too,
+    and the attributes `num_classes` and `num_labels` of the modules around are updated. The new parameters
+    are trainable, even in a frozen model; make the optimizer afterwards.
 
     Args:
-        model: changed in place. Seed torch's global generator before, for the same weights again.
+        model: changed in place. Seed torch's global generator before to get the same weights again.
         num_classes: at least 1.
-        head: name of the layer to replace, where `find_head` finds none or several.
+        head: name of the layer to replace, needed if `find_head` finds none or several.
 
     Returns:
         The new layers and all new parameters.
 
     Raises:
-        ValueError: as for `find_head`; `head` is no Linear layer or convolution of kernel 1.
+        ValueError: as for `find_head`; or `head` is not a Linear layer or convolution of kernel 1.
 
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(8, 1000)).requires_grad_(False)
@@ -112,7 +112,7 @@ def _reset(model: Any, num_classes: int) -> Head:
 
 
 def _replace(model: nn.Module, old: Any, num_classes: int) -> None:
-    """Put a new layer in the place of the old one, under each name that it has."""
+    """Replace a layer by a new one, under each of its names."""
     weight = old.weight
     settings: Any = {"bias": old.bias is not None, "device": weight.device, "dtype": weight.dtype}
     kind: Any = next(kind for kind in (nn.Linear, *_CONVOLUTIONS) if isinstance(old, kind))
@@ -144,9 +144,10 @@ def _output_layers(model: nn.Module) -> list[str]:
 
 
 def _rivals(model: nn.Module, main: str, candidates: dict[str, Any]) -> list[str]:
-    """What ends a branch beside the head, as the head of another task does.
+    """Other layers that end a branch beside the head, such as the head of another task.
 
-    A layer whose width another one takes in is inner; in a list, as many outputs as the head's are enough.
+    A layer whose number of outputs is another layer's number of inputs is not one, except in a list of layers
+    with equally many outputs as the head.
     """
     parent = main.rpartition(".")[0]
     while parent and isinstance(model.get_submodule(parent), nn.Sequential):
@@ -166,13 +167,13 @@ def _rivals(model: nn.Module, main: str, candidates: dict[str, Any]) -> list[str
 
 
 def _last(model: nn.Module) -> str:
-    """The last module that has parameters of its own, auxiliary heads apart."""
-    own = [n for n, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]
-    return next((name for name in reversed(own) if not _is_auxiliary(name)), "")
+    """The last module that holds parameters directly, except auxiliary heads."""
+    names = [n for n, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]
+    return next((name for name in reversed(names) if not _is_auxiliary(name)), "")
 
 
 def _candidates(model: nn.Module) -> dict[str, Any]:
-    """Linear layers, and convolutions that do the same at each place."""
+    """Linear layers, and convolutions that are linear layers at each pixel."""
     candidates: dict[str, Any] = {}
     for name, module in model.named_modules():
         is_linear = isinstance(module, nn.Linear)

@@ -1,17 +1,17 @@
-"""Sizes of convolutions, poolings and transposed convolutions: what comes out, and what is left over.
+"""Sizes of convolutions, poolings and transposed convolutions: the output, and which inputs are unused.
 
 卷积、池化和转置卷积的尺寸：输出多大，又有哪些输入没有用到。
 
 Source: Dumoulin, Visin, "A guide to convolution arithmetic for deep learning", arXiv 1603.07285; the
 receptive field by Araujo et al., "Computing receptive fields of convolutional neural networks", Distill 2019.
 
-One dimension at a time: height and width do not know of each other.
+One dimension at a time: height and width are independent.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_MOST_LINES = 24  # of a picture
+_MAX_LINES = 24  # of a picture
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Window:
         padding: positions added at each end.
         dilation: positions from one tap to the next.
         transposed: as nn.ConvTranspose2d.
-        output_padding: of a transposed one, positions added at the end of the output.
-        ceil_mode: as in nn.MaxPool2d: a last window may reach beyond the end, but not begin there; a pooling,
-            whose padding is at most half of its kernel.
+        output_padding: only if transposed: positions added at the end of the output.
+        ceil_mode: as in nn.MaxPool2d, only for a pooling, whose padding is at most half of its kernel: the
+            last window may reach beyond the end, but not begin there.
 
     Raises:
-        ValueError: a number out of its range.
+        ValueError: a number out of range.
 
     Example:
         >>> Window(7, stride=2, padding=3).output(224)
@@ -70,10 +70,10 @@ class Window:
         return self.dilation * (self.kernel - 1) + 1
 
     def output(self, size: int) -> int:
-        """How many positions come out of `size`.
+        """The size of the output for an input of `size` positions.
 
         Raises:
-            ValueError: none: the input with its padding is smaller than the window.
+            ValueError: the output would be empty: the padded input is smaller than the window.
         """
         room = size + 2 * self.padding - self.extent
         if self.transposed:
@@ -91,7 +91,7 @@ class Window:
         return count
 
     def unused(self, size: int) -> int:
-        """Positions of the input that no tap reads, so that their gradients are zero; 0 if transposed."""
+        """Number of input positions that no tap reads, so that their gradient is zero; 0 if transposed."""
         if self.transposed:
             return 0
         read = bytearray(size)
@@ -106,10 +106,10 @@ class Window:
 
 
 def same_padding(kernel: int, dilation: int = 1) -> int:
-    """The padding that keeps a size at stride 1.
+    """The padding that keeps the size at stride 1.
 
     Raises:
-        ValueError: there is none that is equal at both ends.
+        ValueError: no padding that is equal at both ends does.
 
     Example:
         >>> same_padding(3), same_padding(3, dilation=4)
@@ -140,14 +140,14 @@ class Stage:
 
 
 def chain(size: int, windows: Sequence[Window]) -> list[Stage]:
-    """Sizes and receptive fields of windows one after the other.
+    """Sizes and receptive fields of consecutive windows.
 
     Args:
         size: of the first input.
-        windows: in their order.
+        windows: in forward order.
 
     Raises:
-        ValueError: one does not fit what comes out of those before it; its place is in the message.
+        ValueError: a window does not fit the output of the one before; the message gives its number.
 
     Example:
         >>> resnet = [Window(7, stride=2, padding=3), Window(3, stride=2, padding=1)]
@@ -174,12 +174,12 @@ def _number(value: float) -> float:
 
 
 def picture(size: int, window: Window, *, columns: int = 78) -> str:
-    """Which positions each window covers, as text: `+` is padding, `#` a tap, `.` what lies between.
+    """Draw as text which positions each window covers: `+` is padding, `#` a tap, `.` a position between.
 
     Args:
-        size: of the input; of a transposed convolution the windows are over its output.
-        window: of many the first three and the last two are drawn.
-        columns: of the widest line; of longer ones both ends are drawn.
+        size: of the input. The windows of a transposed convolution are drawn over its output.
+        window: if there are many, the first three and the last two are drawn.
+        columns: width of the widest line; of longer lines both ends are drawn.
 
     Example:
         >>> print(picture(5, Window(3, stride=2, padding=1)))
@@ -203,7 +203,7 @@ def picture(size: int, window: Window, *, columns: int = 78) -> str:
         start = number * window.stride
         taps = {start + k * window.dilation for k in range(window.kernel)}
         lines.append("".join("#" if p in taps else "." for p in range(max(across, max(taps) + 1))))
-    lines = lines if len(lines) <= _MOST_LINES else [*lines[:4], "...", *lines[-2:]]
+    lines = lines if len(lines) <= _MAX_LINES else [*lines[:4], "...", *lines[-2:]]
     half = (columns - 5) // 2
     return "\n".join(
         line if len(line) <= columns else f"{line[:half]} ... {line[-half:]}" for line in lines

@@ -1,12 +1,12 @@
-"""A DenseNet block whose concatenations, BatchNorms and ReLUs are computed again in the backward pass.
+"""A DenseNet block whose concatenations, BatchNorms and ReLUs are recomputed in the backward pass.
 
 DenseNet 稠密块：拼接、BatchNorm 与 ReLU 的结果不保存，在反向传播时重新计算。
 
 Source: Pleiss et al., "Memory-efficient implementation of DenseNets", 2017, section 3 (arXiv:1707.06990);
 Huang et al., "Densely connected convolutional networks", CVPR 2017 (arXiv:1608.06993), for the block.
 
-Not for second derivatives, nor for BatchNorm over several processes; where memory is no problem,
-torchvision's block does the same with less code.
+Not for second derivatives, nor for BatchNorm over several processes. If memory is sufficient, torchvision's
+block does the same with less code.
 """
 
 from typing import Any
@@ -18,22 +18,23 @@ from torch.autograd.function import once_differentiable
 
 
 class DenseBlock(nn.ModuleDict):
-    """Layers that each see the output of all before them: BN-ReLU-1x1-BN-ReLU-3x3, then concatenation.
+    """Layers that each read the outputs of all before them: BN-ReLU-1x1-BN-ReLU-3x3, then concatenation.
 
-    Plain, layer i keeps its concatenated and its normalized input, so that the memory of L layers grows with
-    L squared. Here both are made again, one layer at a time: it grows with L. The statistics of BatchNorm are
-    computed and updated once. Names and shapes are those of torchvision's blocks, so their weights load.
+    In a plain block each layer keeps its concatenated and its normalized input, so that the memory of L
+    layers grows with L squared. Here both are recomputed, one layer at a time, and memory grows with L. The
+    statistics of BatchNorm are computed and updated once. Names and shapes are those of torchvision's blocks,
+    so their weights load.
 
     Args:
         num_layers: L, at least 1.
         in_channels: of the input.
-        growth_rate: k, channels that a layer adds.
-        bottleneck: the 1x1 convolution gives bottleneck * k channels.
+        growth_rate: k, channels that each layer adds.
+        bottleneck: the 1x1 convolution has bottleneck * k output channels.
         dropout: in [0, 1), on the new channels of each layer.
 
     Raises:
         ValueError: a number out of range.
-        TypeError: in forward, `norm1` of a layer is no nn.BatchNorm2d any more (SyncBatchNorm).
+        TypeError: in forward, if `norm1` of a layer is no longer an nn.BatchNorm2d (SyncBatchNorm).
 
     Example:
         >>> block = DenseBlock(3, 8, growth_rate=4)
@@ -78,7 +79,7 @@ class DenseLayer(nn.Module):
     Args:
         in_channels: of all inputs together.
         growth_rate: channels of the output.
-        bottleneck: the 1x1 convolution gives bottleneck * growth_rate channels.
+        bottleneck: the 1x1 convolution has bottleneck * growth_rate output channels.
         dropout: in [0, 1).
 
     Example:
@@ -112,7 +113,7 @@ class DenseLayer(nn.Module):
 
 
 def _settings(norm: nn.BatchNorm2d) -> tuple[tuple[bool, float, float], tuple[Any, Any]]:
-    """What nn.BatchNorm2d.forward does before it calls the kernel."""
+    """As nn.BatchNorm2d.forward before it calls the kernel: settings, and the running statistics to use."""
     momentum = norm.momentum
     if norm.training and norm.track_running_stats and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
@@ -125,7 +126,7 @@ def _settings(norm: nn.BatchNorm2d) -> tuple[tuple[bool, float, float], tuple[An
 
 
 class _CatNormReluConv(torch.autograd.Function):
-    """conv1x1(relu(batch_norm(cat(features)))): keeps the features alone, which live anyway."""
+    """conv1x1(relu(batch_norm(cat(features)))); keeps only the features, which are alive anyway."""
 
     @staticmethod
     def forward(
@@ -142,7 +143,7 @@ class _CatNormReluConv(torch.autograd.Function):
         z, mean, invstd = torch.native_batch_norm(
             joined, gamma, beta, *stats, training, momentum, eps
         )
-        # Copies of a few numbers: the running ones may move before the backward pass
+        # Small copies, because the running statistics may change before the backward pass.
         if not training:
             mean = stats[0].clone()
             invstd = torch.rsqrt(stats[1] + eps)
@@ -156,10 +157,10 @@ class _CatNormReluConv(torch.autograd.Function):
         gamma, beta, kernel, mean, invstd, *features = ctx.saved_tensors
         training, eps = ctx.training, ctx.eps
         joined = torch.cat(features, 1)
-        # Normalized by the numbers of the forward pass, which does not touch the running ones.
+        # With the statistics of the forward pass, and without updating the running ones.
         var = invstd.square().reciprocal()
         z = torch.native_batch_norm(joined, gamma, beta, mean, var, False, 0.0, 0.0)[0].relu_()
-        # Under autocast the convolution ran in another type than its weight is kept in.
+        # Under autocast the convolution ran in another dtype than that of its weight.
         cast = z.to(grad.dtype)
         weight = kernel.to(grad.dtype)
         one, zero = [1, 1], [0, 0]

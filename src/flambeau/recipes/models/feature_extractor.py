@@ -1,12 +1,12 @@
-"""The outputs of any layers of any model, by name, without a change to the model.
+"""Get the outputs of any layers of any model by name, without changing the model.
 
 按名字取出任意模型中任意若干层的输出，而不改动模型。
 
 Source: forward hooks as in the documentation of torch.nn.Module.register_forward_hook; the names are those
 of `named_modules()`.
 
-Not for values that no module returns (`x + y` in a forward): torchvision.models.feature_extraction finds them
-by tracing. Not for hooks into a compiled, scripted or FSDP-wrapped model: take the features before wrapping.
+Not for values that no module returns (`x + y` in a forward): torchvision.models.feature_extraction gets them
+by tracing. Not for compiled, scripted or FSDP-wrapped models: take the features before wrapping.
 """
 
 import contextlib
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 
-class _Enough(BaseException):
-    """Ends a forward; no `except Exception` of a model catches it."""
+class _StopForward(BaseException):
+    """Ends a forward; no `except Exception` in a model catches it."""
 
 
 def feature_extractor(
@@ -31,24 +31,24 @@ def feature_extractor(
     grad: bool = False,
     stop_early: bool = False,
 ) -> Callable[..., dict[str, Any]]:
-    """A function that runs the model in eval mode and returns the outputs of some of its layers.
+    """Make a function that runs the model in eval mode and returns the outputs of some of its layers.
 
-    Each call puts the model into eval mode and gives every module its own mode back, so BatchNorm statistics
-    stay as they are and dropout does nothing. Between calls the model carries no hook.
+    Each call puts the model into eval mode and restores every module's mode afterwards, so BatchNorm
+    statistics stay the same and dropout does nothing. Between calls the model has no hooks.
 
     Args:
-        model: any module; not copied, so later changes of its weights count.
+        model: any module; not copied, so later changes of its weights have an effect.
         layers: names as in `named_modules()`; 'name#1' is the second run of a layer that runs several times.
-        grad: whether to record the graph, as for a perceptual loss; otherwise `torch.no_grad()`.
-        stop_early: end the forward after the last layer wanted, which saves the rest. A layer that would
-            have run once more after that is not noticed: the bare name is then its first run.
+        grad: record the graph, as for a perceptual loss; otherwise `torch.no_grad()`.
+        stop_early: end the forward after the last of these layers, which saves the rest. Later runs of a
+            layer are then not noticed, so that a name without '#' means its first run.
 
     Returns:
-        A function of the model's own arguments that returns {name: output} in the order of `layers`.
-        An output is what the layer returned, on its device and in its dtype: a tensor, tuple, list or dict.
+        A function of the model's arguments that returns {name: output} in the order of `layers`. An output
+        is what the layer returned, on its device and in its dtype: a tensor, tuple, list or dict.
 
     Raises:
-        ValueError: a name that the model lacks. The returned function raises what `captured` raises.
+        ValueError: the model has no such layer. The returned function raises what `captured` raises.
         TypeError: `layers` is a single string.
 
     Example:
@@ -64,7 +64,7 @@ def feature_extractor(
             _evaluating(model),
             contextlib.nullcontext() if grad else torch.no_grad(),
             _capturing(model, layers, stop_early=stop_early) as features,
-            contextlib.suppress(_Enough),
+            contextlib.suppress(_StopForward),
         ):
             model(*args, **kwargs)
         return features
@@ -74,11 +74,11 @@ def feature_extractor(
 
 @contextlib.contextmanager
 def captured(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Inside, the outputs of some layers are kept; on exit they are in the dict and the hooks are gone.
+    """Capture the outputs of some layers in the `with` block; at its end they are in the dict.
 
-    It watches the forward that you run and changes nothing about it, neither mode nor gradients: for a loss
-    on inner layers while training. What it keeps is a copy (through which gradients flow), because what comes
-    next may write into the tensor itself: `nn.ReLU(inplace=True)`, `out += identity`.
+    It changes neither mode nor gradients of the forward that you run: for a loss on inner layers while
+    training. It keeps copies (through which gradients flow), because the next operation may write into the
+    tensor: `nn.ReLU(inplace=True)`, `out += identity`.
 
     Args:
         model: any module.
@@ -88,9 +88,9 @@ def captured(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Any]
         A dict that is empty until the block ends, then {name: output} in the order of `layers`.
 
     Raises:
-        ValueError: a name that the model lacks.
-        TypeError: `layers` is a single string, or an output is none of tensor, tuple, list and dict.
-        RuntimeError: a layer did not run, or ran several times and no 'name#0' says which run is meant.
+        ValueError: the model has no such layer.
+        TypeError: `layers` is a single string, or an output is not a tensor, tuple, list or dict.
+        RuntimeError: a layer did not run, or ran several times and no '#' says which run is meant.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True))
@@ -109,14 +109,14 @@ def _capturing(
 ) -> Iterator[dict[str, Any]]:
     wanted = _find(model, layers)
     num_runs = dict.fromkeys(wanted, 0)
-    found: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
 
     def keep(name: str, run: int | None, module: nn.Module, args: Any, output: Any) -> None:
         if run is None or run == num_runs[name]:
-            found[name] = _copied(output, name)
+            outputs[name] = _copied(output, name)
         num_runs[name] += 1
-        if stop_early and len(found) == len(wanted):
-            raise _Enough
+        if stop_early and len(outputs) == len(wanted):
+            raise _StopForward
 
     features: dict[str, Any] = {}
     with contextlib.ExitStack() as hooks:
@@ -125,7 +125,7 @@ def _capturing(
             hooks.callback(handle.remove)
         yield features
     for name, (_, run) in wanted.items():
-        if name not in found:
+        if name not in outputs:
             raise RuntimeError(
                 f"layer {name!r} did not run, or not that often: its parent uses its weights directly, the "
                 "forward went another way, or the model was compiled or scripted before"
@@ -135,7 +135,7 @@ def _capturing(
                 f"layer {name!r} ran {num_runs[name]} times: ask for '{name}#0', "
                 f"... or '{name}#{num_runs[name] - 1}'"
             )
-        features[name] = found[name]
+        features[name] = outputs[name]
 
 
 def _find(model: nn.Module, layers: Sequence[str]) -> dict[str, tuple[nn.Module, int | None]]:
@@ -156,7 +156,7 @@ def _find(model: nn.Module, layers: Sequence[str]) -> dict[str, tuple[nn.Module,
 
 
 def _unknown(layer: str, modules: dict[str, nn.Module]) -> str:
-    """The nearest names, and those beside it: a ResNet50 has 151 in all."""
+    """A message with the nearest names and those on the same level, not all 151 of a ResNet50."""
     parent = layer
     while parent not in modules:
         parent = parent.rpartition(".")[0]
@@ -174,19 +174,19 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        model.train(modes[model])  # for modules that do more in train() than set a flag
+        model.train(modes[model])  # some modules do more in train() than set a flag
         for module, mode in modes.items():
             module.training = mode
 
 
 def _copied(output: Any, name: str) -> Any:
-    """The same structure with a copy of each tensor in it."""
+    """The same structure with copies of its tensors."""
     if isinstance(output, Tensor):
         return output.clone()
     if output is None or isinstance(output, bool | int | float | str):
         return output
     if isinstance(output, dict):
-        copied = copy.copy(output)  # also of a subclass, such as the outputs of transformers
+        copied = copy.copy(output)  # keeps a subclass, such as the outputs of transformers
         for key, value in output.items():
             copied[key] = _copied(value, name)
         return copied

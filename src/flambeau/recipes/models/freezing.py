@@ -1,12 +1,12 @@
-"""Freeze parts of a model by name, BatchNorm statistics too, and keep them frozen under `model.train()`.
+"""Freeze parts of a model by name, including BatchNorm statistics, and keep them frozen in `model.train()`.
 
 按名字冻结模型的一部分，连同 BatchNorm 的统计量，并且在 `model.train()` 之后仍保持冻结。
 
 Source: gradual unfreezing after Howard and Ruder, "Universal language model fine-tuning for text
 classification", ACL 2018, section 3.3.
 
-Not for a model that DistributedDataParallel wraps already: it looks at `requires_grad` once, when it is made.
-Freeze before it, and after `convert_sync_batchnorm`, which makes new modules.
+Not for a model that is wrapped in DistributedDataParallel, which reads `requires_grad` only when it is made.
+Freeze before wrapping, and after `convert_sync_batchnorm` of torch, which makes new modules.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 
 class Frozen(NamedTuple):
-    """How much of a model is frozen; a parameter with several names counts once."""
+    """Counts of frozen and trainable parameters; one with several names counts once."""
 
     num_frozen: int
     num_trainable: int
@@ -36,26 +36,26 @@ class Frozen(NamedTuple):
 
 
 def freeze(model: nn.Module, patterns: Collection[str], *, but: Collection[str] = ()) -> Frozen:
-    """Take what matches out of training: no gradient, and no update of running statistics.
+    """Freeze matching modules and parameters: no gradients, and no updates of running statistics.
 
-    A norm layer with running statistics (BatchNorm) inside a matched module, or with all of its own
-    parameters frozen, goes into eval mode, and stays there whoever calls `train()` on the model. Dropout in
-    frozen parts goes on. Old gradients are dropped, so that no optimizer still applies one.
+    A norm layer with running statistics (BatchNorm) goes into eval mode if it is in a matched module or all
+    its parameters are frozen, and stays in it when the model's `train()` is called. Dropout in frozen parts
+    stays active. Old gradients are dropped, so that no optimizer still applies them.
 
     Args:
         model: changed in place.
-        patterns: as in a shell, compared with the names of modules and of parameters, case included; `*`
-            also matches dots. 'layer1' is the module, 'layer*' all four, '*bn*' each norm, '*.bias' each
+        patterns: as in a shell, compared with the names of modules and parameters, case-sensitive; `*`
+            matches dots too. 'layer1' is the module, 'layer*' all four, '*bn*' each norm, '*.bias' each
             bias, '*' everything.
-        but: patterns of what stays as it is: `freeze(model, ["*"], but=["fc"])` leaves the head. A norm
-            layer stays, statistics included, if it or all of its parameters match.
+        but: patterns of exceptions: `freeze(model, ["*"], but=["fc"])` does not freeze the head. A norm layer
+            is an exception, with its statistics, if it or all of its parameters match.
 
     Returns:
         The counts for the whole model; as text, one line.
 
     Raises:
-        ValueError: a pattern that matches nothing; the model is then unchanged.
-        TypeError: a single string in the place of patterns.
+        ValueError: a pattern matches nothing; the model is then unchanged.
+        TypeError: a single string instead of patterns.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(2, 3))
@@ -70,29 +70,29 @@ def freeze(model: nn.Module, patterns: Collection[str], *, but: Collection[str] 
         parameter.requires_grad_(False)
         parameter.grad = None
     for norm in _norms(model):
-        own = set(norm.parameters())
-        all_frozen = bool(own) and not any(parameter.requires_grad for parameter in own)
-        is_kept = norm in kept_norms or (bool(own) and own <= kept_parameters)
+        affine = set(norm.parameters())
+        all_frozen = bool(affine) and not any(parameter.requires_grad for parameter in affine)
+        is_kept = norm in kept_norms or (bool(affine) and affine <= kept_parameters)
         if not is_kept and (norm in norms or all_frozen):
             norm.eval()
-            # An attribute of the instance hides the method; a partial can be copied and pickled.
+            # An instance attribute hides the method; a partial can be copied and pickled.
             vars(norm)["train"] = functools.partial(_stay_in_eval, norm)
     return count_frozen(model)
 
 
 def unfreeze(model: nn.Module, patterns: Collection[str]) -> Frozen:
-    """Take what matches back into training, with the running statistics of its norm layers.
+    """Make matching modules and parameters trainable again, with the running statistics of their norms.
 
     Args:
         model: changed in place.
-        patterns: as for `freeze`. Parameters that are not floating point are left alone.
+        patterns: as for `freeze`. Integer parameters are not changed.
 
     Returns:
         The counts for the whole model.
 
     Raises:
-        ValueError: a pattern that matches nothing; the model is then unchanged.
-        TypeError: a single string in the place of patterns.
+        ValueError: a pattern matches nothing; the model is then unchanged.
+        TypeError: a single string instead of patterns.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -114,17 +114,17 @@ def unfreeze(model: nn.Module, patterns: Collection[str]) -> Frozen:
 def unfreeze_gradually(
     model: nn.Module, stages: Sequence[str], *, epoch: int, every: int = 1
 ) -> Frozen:
-    """Set the stages of a model as of an epoch: all frozen at first, then one more trained, the last first.
+    """Freeze the stages of a model at first, then unfreeze one more every few epochs, from the last stage on.
 
-    A function of the epoch alone: call it at the beginning of each, also after a resume. What no stage
-    matches (the head) is left alone. Give the optimizer all parameters from the start: it skips those without
-    a gradient.
+    The result depends only on the epoch: call this at the beginning of each, also after a resume. Parts that
+    no stage matches (the head) are not changed. Give the optimizer all parameters from the start; it skips
+    those without gradients.
 
     Args:
         model: changed in place.
         stages: patterns from the input to the output, as for `freeze`; where two overlap, frozen wins.
-        epoch: from 0, in which all stages are frozen.
-        every: epochs between two stages, at least 1.
+        epoch: from 0; in epoch 0 all stages are frozen.
+        every: epochs from one stage to the next, at least 1.
 
     Returns:
         The counts for the whole model.
@@ -141,13 +141,13 @@ def unfreeze_gradually(
     if epoch < 0 or every < 1:
         raise ValueError(f"epoch must be at least 0 and every at least 1, got {epoch} and {every}")
     num_frozen = max(0, len(stages) - epoch // every)
-    _matching(model, stages)  # refuses a wrong one in the first epoch, not in the fifth
+    _matching(model, stages)  # refuses a wrong pattern in the first epoch already
     unfreeze(model, stages[num_frozen:])
     return freeze(model, stages[:num_frozen])
 
 
 def count_frozen(model: nn.Module) -> Frozen:
-    """Count what is frozen now, by whomever.
+    """Count frozen and trainable parameters, and frozen norm layers.
 
     Example:
         >>> count_frozen(nn.Linear(2, 3))
@@ -164,14 +164,14 @@ def _stay_in_eval(norm: nn.Module, mode: bool = True) -> nn.Module:
 
 
 def _norms(model: nn.Module) -> Iterator[nn.Module]:
-    """Whatever owns running statistics: BatchNorm of any kind, InstanceNorm that tracks them."""
+    """Modules with running statistics: BatchNorm of any kind, InstanceNorm that tracks them."""
     for module in model.modules():
         if module._buffers.get("running_mean") is not None:
             yield module
 
 
 def _matching(model: nn.Module, patterns: Collection[str]) -> tuple[set[Parameter], set[nn.Module]]:
-    """The parameters that match or lie in a module that matches, and all modules that do."""
+    """The parameters that match or are in a matching module; and all matching modules with their children."""
     if isinstance(patterns, str):
         raise TypeError(f"patterns must be a list, got one string: [{patterns!r}]")
     modules = dict(model.named_modules(remove_duplicate=False))

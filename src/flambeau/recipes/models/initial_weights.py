@@ -1,4 +1,4 @@
-"""Initial weights the standard way, Kaiming, Xavier, norms at 1 and 0, and weights from a tensor of your own.
+"""Initialize weights the standard way (Kaiming, Xavier, norms at 1 and 0), or from your own tensor.
 
 按标准方法初始化权重：Kaiming、Xavier、归一化层取 1 和 0，以及用自己的张量作为权重。
 
@@ -6,8 +6,8 @@ Source: He et al., "Delving deep into rectifiers", ICCV 2015, section 2.2; Gloro
 the difficulty of training deep feedforward neural networks", AISTATS 2010, equation 12; the last norm of a
 block at 0: Goyal et al., "Accurate, large minibatch SGD", 2017, section 5.1.
 
-Not for models that come with rules of their own (most transformers: a normal with std 0.02), and not for
-pretrained ones: what is trained would be overwritten.
+Not for models with special rules (most transformers: a normal distribution with std 0.02), and not for
+pretrained models, whose weights would be overwritten.
 """
 
 import math
@@ -44,30 +44,31 @@ def initialize_weights(
 ) -> tuple[str, ...]:
     """Set the weights of a model's convolutions, linear layers and norms, in place.
 
-    Convolutions and linear layers: a normal distribution after Kaiming, for a (leaky) ReLU behind them, or
-    Xavier; biases 0. Norms: weight 1, bias 0, running statistics as new. A parameter that several layers
-    share is drawn once. Left alone: what is frozen, and parameters that a module of another kind holds (also
+    Convolutions and linear layers get Kaiming's normal distribution for a (leaky) ReLU after them, or
+    Xavier's, and biases 0. Norms get weight 1, bias 0 and fresh running statistics. A parameter that several
+    layers share is drawn once. Frozen parameters stay, and so do parameters of all other modules (including
     an embedding that shares its weight with a linear layer).
 
-    The fans are those of one group; a stride divides the fan_in of a transposed convolution, since so many
-    fewer taps meet in each output. torch.nn.init, which sees the shape alone, has both wrong.
+    The fans are those of one group, and the fan_in of a transposed convolution is divided by its stride,
+    because that many fewer taps meet in each output. torch.nn.init, which only sees the shape, gets both
+    wrong.
 
     Args:
-        mode: 'fan_in' keeps the size of activations, 'fan_out' that of gradients.
-        negative_slope: of the leaky ReLU behind the layers; 0 is ReLU.
-        xavier: names of layers, or patterns, that get Xavier instead (before tanh, sigmoid, or nothing).
-        zero_norms: names of norms, or patterns, whose weight becomes 0: the last of each residual block,
+        mode: 'fan_in' preserves the size of activations, 'fan_out' that of gradients.
+        negative_slope: of the leaky ReLU after the layers; 0 is ReLU.
+        xavier: names or patterns of layers that get Xavier instead (before tanh, sigmoid, or no activation).
+        zero_norms: names or patterns of norms whose weight becomes 0: the last norm of each residual block,
             which then begins as the identity.
-        generator: on any device. With one on the CPU the weights are the same wherever the model is; None is
-            torch's own of each weight's device.
+        generator: on any device; with one on the CPU the weights do not depend on the model's device. None is
+            torch's default generator of each weight's device.
 
     Returns:
-        The names of the parameters that were not touched.
+        The names of the parameters that were not changed.
 
     Raises:
         ValueError: a pattern without a match, a parameter that is lazy or on the meta device, or a weight
-            computed from others (weight_norm, spectral_norm, pruning); nothing was changed then.
-        TypeError: a single string where patterns belong.
+            computed from others (weight_norm, spectral_norm, pruning); nothing is changed then.
+        TypeError: a single string instead of patterns.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.PReLU())
@@ -110,17 +111,17 @@ def initialize_weights(
 
 
 def set_weight(parameter: nn.Parameter, values: Tensor) -> None:
-    """Write values of your own into a parameter, in place, so that an optimizer that holds it trains it on.
+    """Copy your own values into a parameter in place, so that an optimizer which has it keeps training it.
 
-    `layer.weight = nn.Parameter(values)` would leave the optimizer with the old one, which nothing uses.
+    `layer.weight = nn.Parameter(values)` would leave the optimizer with the old parameter, which is unused.
 
     Args:
         parameter: of any shape; it keeps its device, memory format and `requires_grad`.
         values: of the same shape and dtype, on any device; copied.
 
     Raises:
-        TypeError: no parameter (the weight of a parametrized layer is computed), or another dtype.
-        ValueError: another shape, or no values (lazy, or on the meta device).
+        TypeError: not a parameter (the weight of a parametrized layer is computed), or another dtype.
+        ValueError: another shape, or a tensor without values (lazy, or on the meta device).
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -161,14 +162,14 @@ def _matching(modules: Collection[str], patterns: Collection[str], setting: str)
 
 
 def _check(name: str, module: Any, *, needs_weight: bool) -> None:
-    own = dict(module.named_parameters(recurse=False))
+    parameters = dict(module.named_parameters(recurse=False))
     for key in ("weight", "bias"):
-        if key not in own and getattr(module, key, None) is not None:
+        if key not in parameters and getattr(module, key, None) is not None:
             raise ValueError(
                 f"the {key} of '{name}' is computed from other parameters (weight_norm, spectral_norm, "
                 "pruning): initialize before that is applied"
             )
-    if needs_weight and "weight" not in own:
+    if needs_weight and "weight" not in parameters:
         raise ValueError(f"zero_norms: '{name}' has no weight (affine=False)")
 
 
@@ -196,6 +197,6 @@ def _std(layer: Any, mode: str, negative_slope: float, *, xavier: bool) -> float
 
 def _draw(weight: Tensor, std: float, generator: torch.Generator | None) -> None:
     device = weight.device if generator is None else generator.device
-    dtype = torch.promote_types(weight.dtype, torch.float32)  # the same draw for half precision
+    dtype = torch.promote_types(weight.dtype, torch.float32)  # half precision gets the same draw
     values = torch.empty(weight.shape, dtype=dtype, device=device)
     weight.copy_(values.normal_(0, std, generator=generator))

@@ -1,11 +1,11 @@
-"""A learning rate for each layer: smaller towards the input, and one of its own for the head.
+"""A learning rate for each layer: smaller towards the input, and a separate one for the head.
 
 逐层的学习率：越靠近输入越小，分类头可以单独设定。
 
 Source: Clark et al., "ELECTRA", ICLR 2020, appendix B, and Bao et al., "BEiT", ICLR 2022, appendix (lr times
-decay^k, k layers below the head); timm's models say themselves where their layers begin (`group_matcher`).
+decay^k, k layers below the head); timm's models define their layers by `group_matcher`.
 
-Not for schedulers that multiply by a group's `lr_scale` (timm's own): here `lr` holds the scaled rate, which
+Not for schedulers that multiply by a group's `lr_scale`, as timm's do: here `lr` is the scaled rate, which
 torch's schedulers and any `initial_lr * multiplier` keep in proportion (OneCycleLR needs a list of `max_lr`).
 """
 
@@ -22,15 +22,16 @@ _ROW = "{:10} {:>7} {:>11} {:>9} {:>12}  {}"
 
 
 def layer_depths(model: nn.Module) -> dict[str, int]:
-    """Number the layers of a model from the input, 0, to the head, and say in which each parameter lies.
+    """Number the layers of a model from the input (0) to the head, and map each parameter to its layer.
 
-    A model of timm answers itself. In any other, stacks of blocks (Sequential, ModuleList, ModuleDict, and
-    what holds one) are opened, and what is inside counts in the order of registration: a block, or a single
-    layer with the norms behind it. Embeddings, and parameters of an opened module itself (class token), are
-    layer 0. For a model that registers its parts in another order, write such a dict yourself.
+    timm's models define their layers themselves. In others, stacks of blocks (Sequential, ModuleList,
+    ModuleDict, and modules that contain one) are opened, and their children are the layers in the order of
+    registration: a block, or a single layer with the norms after it. Embeddings, and parameters directly in
+    an opened module (class token), are layer 0. If a model registers its parts in another order, write such a
+    dict yourself.
 
     Returns:
-        {parameter name: depth}, with each name of a shared parameter.
+        {parameter name: depth}, with all names of a shared parameter.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8, 2))
@@ -47,12 +48,12 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
     depths = dict.fromkeys(names, 0)
     deepest = -1
     for prefix, module in _units(model):
-        own = [f"{prefix}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)]
+        inside = [f"{prefix}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)]
         is_embedding = isinstance(module, nn.Embedding)
         is_norm = not list(module.children()) and all(p.ndim < 2 for p in module.parameters())
-        if own and not is_embedding and (not is_norm or deepest < 0):
+        if inside and not is_embedding and (not is_norm or deepest < 0):
             deepest += 1
-        depths.update(dict.fromkeys(own, 0 if is_embedding else deepest))
+        depths.update(dict.fromkeys(inside, 0 if is_embedding else deepest))
     return depths
 
 
@@ -66,25 +67,25 @@ def layerwise_lr(
     head_lr: float | None = None,
     depths: Mapping[str, int] | None = None,
 ) -> list[dict[str, Any]]:
-    """Split parameter groups by layer and give each part its learning rate: lr * layer_decay^(depth below).
+    """Split parameter groups by layer, with learning rate lr * layer_decay^k for k layers below the deepest.
 
-    The parts keep what else their group holds (`weight_decay`); every parameter stays in exactly once.
+    The new groups keep the other settings of theirs (`weight_decay`); every parameter stays in exactly once.
 
     Args:
         groups: dicts with `params`, as for an optimizer; one with an `lr` keeps that as its base rate.
         model: to which the parameters belong.
         lr: of the deepest layer, at least 0.
-        layer_decay: in (0, 1]. 1 is the same rate everywhere; 0.65 to 0.9 are usual.
+        layer_decay: in (0, 1]. 1 gives all layers the same rate; 0.65 to 0.9 are usual.
         head: names or patterns of the parameters that get `head_lr`, whatever their depth.
         head_lr: at least 0.
-        depths: as from `layer_depths`, which is asked otherwise; a name that it lacks counts as deepest.
+        depths: by default those of `layer_depths`; parameters that are not in it count as deepest.
 
     Returns:
-        Groups with `params`, `lr` and `name` added, from the input to the head within each of the old; equal
-        rates are one group, because a fused step is launched per group.
+        Groups with `params`, `lr` and `name`, ordered from input to head within each old group. Equal rates
+        share a group, because a fused optimizer step is launched per group.
 
     Raises:
-        ValueError: a number out of its range, a pattern without a match, one of `head` and `head_lr` alone, a
+        ValueError: a number out of range, a pattern without a match, only one of `head` and `head_lr`, a
             parameter of another model, or a decay for a model of one layer.
         TypeError: `head` is a single string.
 
@@ -108,7 +109,7 @@ def layerwise_lr(
         for parameter in _listed(group["params"]):
             if parameter not in names:
                 raise ValueError(f"not of this model: a parameter of {list(parameter.shape)}")
-            # The least: a weight that embedding and output share lies in the embedding.
+            # The smallest: a weight that embedding and output share belongs to the embedding.
             depth = min(depths.get(name, deepest) for name in names[parameter])
             depth = deepest + 1 if parameter in in_head else depth if layer_decay < 1 else deepest
             split.setdefault(depth, []).append(parameter)
@@ -121,13 +122,14 @@ def layerwise_lr(
 
 
 def group_table(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> str:
-    """Parameter groups as text: name, tensors, parameters, rate and decay, and what is in none or in two.
+    """Format parameter groups as a table of name, tensors, parameters, learning rate and weight decay.
 
     Args:
-        groups: of an optimizer (`optimizer.param_groups`) or for one; model: whose names count.
+        groups: of an optimizer (`optimizer.param_groups`), or for one.
+        model: gives the names of the parameters.
 
     Returns:
-        One line per group; then the trainable parameters that no optimizer would change, if there are any.
+        One line per group; then the trainable parameters in no group and those in several, if there are any.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
@@ -147,8 +149,8 @@ def group_table(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> str:
         name = group.get("name", str(index))
         first = next((names.get(p, ["of another model"])[0] for p in parameters), "-")
         lines.append(_ROW.format(name, len(parameters), size, rate, decay, first))
-    lost = [own[0] for p, own in names.items() if p.requires_grad and p not in seen]
-    twice = [own[0] for p, own in names.items() if seen[p] > 1]
+    lost = [aliases[0] for p, aliases in names.items() if p.requires_grad and p not in seen]
+    twice = [aliases[0] for p, aliases in names.items() if seen[p] > 1]
     for where, which in (("no group", lost), ("several groups", twice)):
         lines += [f"in {where}: {', '.join(which)}"] if which else []
     return "\n".join(lines)
@@ -163,13 +165,13 @@ def _units(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]
 
 
 def _is_stack(module: nn.Module) -> bool:
-    """Two blocks of one class, or more layers than a block has in one Sequential (VGG)."""
+    """A container with two blocks of one class, or with more layers than a block has (VGG)."""
     if not isinstance(module, _CONTAINERS):
         return False
     children = [child for child in module.children() if any(True for _ in child.parameters())]
     blocks = Counter(type(child) for child in children if list(child.children()))
     repeated = any(n > 1 and not issubclass(kind, _CONTAINERS) for kind, n in blocks.items())
-    return repeated or len(children) - blocks.total() > 4  # what a block of torchvision has at most
+    return repeated or len(children) - blocks.total() > 4  # the most in a block of torchvision
 
 
 def _check(lr: float, layer_decay: float, head: Collection[str], head_lr: float | None) -> None:
@@ -192,9 +194,9 @@ def _names(model: nn.Module) -> dict[Parameter, list[str]]:
 def _matching(names: dict[Parameter, list[str]], patterns: Collection[str]) -> set[Parameter]:
     matched: set[Parameter] = set()
     for pattern in patterns:
-        found = {p for p, own in names.items() if any(fnmatchcase(n, pattern) for n in own)}
-        matched |= found
-        if not found:
+        new = {p for p, aliases in names.items() if any(fnmatchcase(n, pattern) for n in aliases)}
+        matched |= new
+        if not new:
             raise ValueError(f"head: {pattern!r} matches none of the model's parameter names")
     return matched
 

@@ -1,11 +1,11 @@
-"""Parameter groups with weight decay on weights alone, and no parameter lost.
+"""Parameter groups with weight decay only on weights, and no parameter lost.
 
 只对权重做权重衰减的参数分组，一个参数也不会遗漏。
 
 Source: He et al., "Bag of tricks for image classification with convolutional neural networks", CVPR 2019,
 section 3.1 (no decay on biases and norms), with the `no_weight_decay()` convention of timm's models.
 
-Not for optimizers that need more than a decay per group (Muon needs matrices apart from the rest).
+Not for optimizers that need other groups too (Muon needs a group of matrices).
 """
 
 from collections.abc import Collection, Iterator
@@ -19,21 +19,21 @@ from torch.nn.parameter import Parameter, is_lazy
 def param_groups(
     model: nn.Module, *, weight_decay: float, no_decay: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Sort the trainable parameters into those with and those without weight decay.
+    """Split the trainable parameters into those with and those without weight decay.
 
-    Without decay: every parameter of at most one dimension, every bias, everything in a LayerNorm or RMSNorm,
-    what the model's own `no_weight_decay()` names, and what `no_decay` matches. All others decay, embedding
-    tables too. A parameter with several names (tied weights) is listed once; one matching name is enough.
-    Frozen parameters (`requires_grad` False) are left out: set them before.
+    Without decay are parameters of at most one dimension, biases, all parameters of a LayerNorm or RMSNorm,
+    those that the model's `no_weight_decay()` names, and those that `no_decay` matches. All others decay,
+    including embedding tables. A parameter with several names (tied weights) is listed once; one matching
+    name is enough. Frozen parameters (`requires_grad` False) are left out, so freeze before.
 
     Args:
         model: any module with initialized parameters.
         weight_decay: at least 0, for the first group.
-        no_decay: patterns as in a shell ('*embed*'), compared with whole parameter names, case included.
+        no_decay: patterns as in a shell ('*embed*'), compared with whole parameter names, case-sensitive.
 
     Returns:
-        One dict a group with `params` (in the order of the model) and `weight_decay`; no group is empty.
-        Add `lr` to a group to give it a learning rate of its own.
+        One dict per group with `params` (in the order of the model) and `weight_decay`; no group is empty.
+        Add `lr` to a group to give it another learning rate.
 
     Raises:
         ValueError: a negative decay, a pattern without a match, no trainable parameter, or a lazy one.
@@ -51,31 +51,31 @@ def param_groups(
         raise ValueError(f"weight_decay must be at least 0, got {weight_decay}")
     if isinstance(no_decay, str):
         raise TypeError(f"no_decay must be a list of patterns, got one string: [{no_decay!r}]")
-    spared = _spared(model, no_decay)
+    without_decay = _without_decay(model, no_decay)
     groups: dict[float, list[Parameter]] = {weight_decay: [], 0.0: []}
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"{name} has no shape yet: run one batch through the model first")
         if parameter.requires_grad:
-            decays = parameter.ndim > 1 and parameter not in spared
+            decays = parameter.ndim > 1 and parameter not in without_decay
             groups[weight_decay if decays else 0.0].append(parameter)
     if not any(groups.values()):
         raise ValueError("no parameter of the model is trainable: set requires_grad on some")
     return [{"params": group, "weight_decay": wd} for wd, group in groups.items() if group]
 
 
-def _spared(model: nn.Module, patterns: Collection[str]) -> set[Parameter]:
-    """The parameters that one of their names, or their module, keeps from decay."""
+def _without_decay(model: nn.Module, patterns: Collection[str]) -> set[Parameter]:
+    """The parameters without decay because of a name or their module."""
     names = dict(model.named_parameters(remove_duplicate=False))
 
     def matching(pattern: str) -> set[Parameter]:
         return {parameter for name, parameter in names.items() if fnmatchcase(name, pattern)}
 
-    spared = set().union(_in_norms(model), *map(matching, _own_choice(model)))
+    parameters = set().union(_in_norms(model), *map(matching, _model_patterns(model)))
     for name, parameter in names.items():
-        # 'bias' as a word of the last part: also in_proj_bias, bias_hh_l0, relative_position_bias_table.
+        # 'bias' as a word in the last part: also in_proj_bias, bias_hh_l0, relative_position_bias_table.
         if "bias" in name.rpartition(".")[2].split("_"):
-            spared.add(parameter)
+            parameters.add(parameter)
     for pattern in patterns:
         matched = matching(pattern)
         if not matched:
@@ -83,25 +83,25 @@ def _spared(model: nn.Module, patterns: Collection[str]) -> set[Parameter]:
                 f"no_decay: {pattern!r} matches none of the model's {len(names)} parameter names, "
                 f"such as {next(iter(names), None)!r}"
             )
-        spared |= matched
-    return spared
+        parameters |= matched
+    return parameters
 
 
 def _in_norms(model: nn.Module) -> Iterator[Parameter]:
     for module in model.modules():
-        # Of torch's norms only these two can have weights of more than one dimension.
+        # Of torch's norms, only these two can have weights of more than one dimension.
         if isinstance(module, nn.LayerNorm | nn.RMSNorm):
             yield from module.parameters()
 
 
-def _own_choice(model: nn.Module) -> set[str]:
-    """Patterns from `no_weight_decay()` of the model and of any module inside (a wrapped backbone).
+def _model_patterns(model: nn.Module) -> set[str]:
+    """Patterns from `no_weight_decay()` of the model and all modules inside (a wrapped backbone).
 
-    They may match nothing: a model names what its other variants have.
+    They may match nothing, because models also name parameters of their other variants.
     """
-    chosen = set()
+    patterns = set()
     for prefix, module in model.named_modules():
-        choose = getattr(module, "no_weight_decay", None)
-        if callable(choose):
-            chosen |= {f"{prefix}.{name}" if prefix else name for name in choose()}
-    return chosen
+        no_weight_decay = getattr(module, "no_weight_decay", None)
+        if callable(no_weight_decay):
+            patterns |= {f"{prefix}.{name}" if prefix else name for name in no_weight_decay()}
+    return patterns

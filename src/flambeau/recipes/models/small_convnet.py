@@ -2,10 +2,10 @@
 
 面向小图像的小型残差网络，用几个 CPU 核即可快速训练。
 
-Source: own; residual blocks after He et al., "Deep residual learning", CVPR 2016, initialization after
+Source: original; residual blocks after He et al., "Deep residual learning", CVPR 2016, initialization after
 He et al., "Delving deep into rectifiers", ICCV 2015, section 2.2.
 
-Not for photographs: from about 100 px on, a network that shrinks its input sooner (ResNet) is cheaper.
+Not for photographs: from about 100 px on, a network that downsamples earlier (ResNet) is cheaper.
 """
 
 import torch.nn.functional as F
@@ -15,17 +15,17 @@ _MIN_SIZE = 8  # three halvings leave one pixel
 
 
 class SmallConvNet(nn.Module):
-    """A 3x3 stem and three stages of max-pooling and one residual block, then the mean over all pixels.
+    """A 3x3 stem, three stages of max-pooling and a residual block, then the mean over all pixels.
 
-    Seven 3x3 convolutions of `width`, 2 `width` and 4 `width` channels and two 1x1 projections, each with
-    batch normalization: 308,074 parameters for one channel and ten classes at width 32. They grow with
-    the square of the width, all but those of stem and head.
+    Seven 3x3 convolutions with `width`, 2 `width` and 4 `width` channels and two 1x1 projections, each with
+    batch normalization: 308,074 parameters for one channel and ten classes at width 32. Except in stem and
+    head, their number grows with the square of the width.
 
     Args:
         in_channels: of the images, at least 1.
         num_classes: number of outputs, at least 1.
-        width: channels of the stem and of the first stage, at least 1; multiples of 16 are fast.
-        dropout: share of the pooled features that is dropped while training, in [0, 1).
+        width: channels of the stem and the first stage, at least 1; multiples of 16 are fast.
+        dropout: of the pooled features in training, in [0, 1).
 
     Raises:
         ValueError: a number outside its range.
@@ -64,10 +64,10 @@ class SmallConvNet(nn.Module):
         """Logits of shape (N, num_classes).
 
         Args:
-            x_NCHW: floating, normalized, H and W at least 8, in any memory format.
+            x_NCHW: floating-point, normalized, H and W at least 8, in any memory format.
 
         Raises:
-            ValueError: smaller images.
+            ValueError: the images are smaller.
         """
         _check_size(x_NCHW)
         features = self.stages(F.relu(self.stem(x_NCHW)))
@@ -76,7 +76,7 @@ class SmallConvNet(nn.Module):
 
 
 class _Stage(nn.Module):
-    """Halve the image, then one residual block."""
+    """Max-pooling by 2, then a residual block."""
 
     def __init__(self, in_channels: int, channels: int) -> None:
         super().__init__()

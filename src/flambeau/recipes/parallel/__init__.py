@@ -1,1 +1,1 @@
-"""Several processes and devices: groups, synchronized statistics, sums in a fixed order, models in parts."""
+"""Several processes and devices: groups, synchronized statistics, fixed-order sums, split models."""

@@ -1,14 +1,15 @@
-"""Gradients of the parts of a batch, added in one order, so to the same bits, on any number of processes.
+"""Add the gradients of a batch's parts in one order: the same bits on any number of processes.
 
 把一个批次各部分的梯度按同一顺序相加：无论多少个进程，结果逐位相同。
 
-A batch is K parts, whoever computes them. Their gradients are added in one binary tree over the parts, as
-(0 + 1) + (2 + 3). Each process adds what of the tree lies in its own parts, then the sums of all for its
-slice of the gradient; slices are exchanged. For one part per process: the bytes of a ring all-reduce.
+A batch has K parts, whichever process computes them. Their gradients are added in one binary tree over the
+parts, as (0 + 1) + (2 + 3). Each process adds the subtrees of its parts, then for its slice of the gradient
+the sums of all processes; then the slices are exchanged. With one part per process this sends as many bytes
+as a ring all-reduce.
 
 Source: Higham, "The accuracy of floating point summation", 1993 (pairwise); Li et al., "EasyScale", SC 2023;
 buckets as in Li et al., "PyTorch Distributed", VLDB 2020.
-Not for parameters in pieces (FSDP), nor for sparse gradients.
+Not for sharded parameters (FSDP), nor for sparse gradients.
 """
 
 import functools
@@ -24,15 +25,17 @@ from torch.utils.hooks import RemovableHandle
 
 _Value = TypeVar("_Value")
 _Gradients = list[Tensor | None]  # one for each parameter
-_Sums = list[tuple[int, int]]  # first part and number of parts of each
-_ALIGNED = 512  # bytes; where torch's allocators begin a tensor, on which the order of a GPU's sums depends
+_Sums = list[tuple[int, int]]  # first part and number of parts of each sum
+_ALIGNED = (
+    512  # bytes; torch's allocators align tensors so, and a GPU's order of summation depends on it
+)
 
-# Torch 2.14 has renamed it and warned of the old name, and 2.15 has both again.
+# torch 2.14 renamed it and deprecated the old name; 2.15 has both again.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 def parts_of(rank: int, world: int, parts: int) -> range:
-    """The parts of a batch that a process computes; some have none if parts are fewer.
+    """The parts of a batch that a process computes; with fewer parts than processes, some have none.
 
     Example:
         >>> [list(parts_of(rank, 3, 4)) for rank in range(3)]
@@ -42,26 +45,26 @@ def parts_of(rank: int, world: int, parts: int) -> range:
 
 
 class FixedOrderSum:
-    """Takes the gradients of part after part, and gives the parameters their sum over all processes.
+    """Collects the gradients of one part after another, and sets `p.grad` to their sum over all processes.
 
-    It holds at most log2(K) + 1 gradients at once, and on several processes what it sends and receives.
+    It holds at most log2(K) + 1 gradients at once, and on several processes the buffers to send and receive.
 
     Args:
-        parameters: those that are trained, of one dtype, on one device; the same on all processes.
-        parts: of a batch; the last batch of an epoch may have fewer.
-        group: the processes; None is all of them, or this one alone where there are no others.
+        parameters: of one dtype, on one device, the same on all processes; frozen ones are ignored.
+        parts: number of parts of a batch; the last batch of an epoch may have fewer.
+        group: the processes; None is all of them, or only this one without a process group.
         bucket_bytes: of gradients that are sent together; the sums do not depend on it.
 
     Attributes:
-        own: the parts of this process, to compute in this order.
+        local_parts: the parts of this process, to compute in this order.
 
     Raises:
-        ValueError: no parameters, or of several dtypes, or less than one part.
+        ValueError: no parameters, several dtypes, or fewer than one part.
 
     Example:
         >>> layer = torch.nn.Linear(2, 1)
         >>> total = FixedOrderSum(layer.parameters(), parts=4)
-        >>> for part in total.own:
+        >>> for part in total.local_parts:
         ...     layer(torch.full((8, 2), float(part))).mean().div(4).backward()
         ...     total.take()
         >>> total.give()
@@ -83,29 +86,31 @@ class FixedOrderSum:
         joined = dist.is_initialized()
         self._world = dist.get_world_size(group) if joined else 1
         self._parts, self._group = parts, group
-        self.own = parts_of(dist.get_rank(group) if joined else 0, self._world, parts)
+        self.local_parts = parts_of(dist.get_rank(group) if joined else 0, self._world, parts)
         size = bucket_bytes if self._world > 1 else sum(p.nbytes for p in trained)
         self._buckets = [_Bucket(some, self._world) for some in _bucketed(trained, size)]
         self._taken = self._num_sent = 0
-        self._everyones: list[_Sums] = []  # of the batch whose last own part is under way
-        # In the pass of that part: gradients that each bucket still misses, and parameters that have theirs.
+        # Each rank's sums in the current batch, from `expect_last` or `send` on.
+        self._sums_by_rank: list[_Sums] = []
+        # During the last part's backward pass: how many gradients each bucket still misses, and the ids of
+        # the parameters that have theirs.
         self._missing: list[int] | None = None
         self._seen = set[int]()
-        # Whether each gradient of a pass comes in one piece; known after the first such pass.
+        # Whether each gradient is accumulated once per backward pass; known after the first such pass.
         self._come_whole: bool | None = None
-        # A part whose gradients stay in place: autograd adds the next one's to them.
+        # A part whose gradients stay in `p.grad`, so that autograd adds the next part's to them.
         self._held: int | None = None
         self._hooks: list[RemovableHandle] = []
 
     def expect_last(self, *, parts: int | None = None) -> None:
-        """Before the backward pass of this process's last part: what it finishes is sent while it runs.
+        """Call before the backward pass of this process's last part, to send sums while that pass runs.
 
-        Optional, and of use on one process, too: the first time it is found whether each gradient comes in
-        one piece. If so, autograd adds the gradients of two parts that are neighbours in the tree, which is
-        faster; those in several pieces (reentrant checkpointing) are added apart, and not sent early.
+        Optional, and useful on one process too: the first call detects whether each gradient comes in one
+        piece. If so, autograd adds the gradients of two neighbours in the tree, which is faster. Gradients in
+        several pieces (reentrant checkpointing) are added separately and not sent early.
 
         Args:
-            parts: as `give` takes it.
+            parts: as for `give`.
         """
         if self._come_whole is None and not self._hooks:
             for number, bucket in enumerate(self._buckets):
@@ -115,13 +120,13 @@ class FixedOrderSum:
         if self._hooks:
             self._missing = [len(bucket.parameters) for bucket in self._buckets]
             self._seen.clear()
-            self._everyones = self._sums_of_all(parts)
+            self._sums_by_rank = self._all_sums(parts)
 
     def take(self) -> None:
-        """After the backward pass of the next part of this process: takes its gradients away.
+        """Call after the backward pass of each part: it takes the gradients away.
 
         Raises:
-            RuntimeError: a gradient has come after its sum was sent.
+            RuntimeError: a gradient came after its sum was sent.
         """
         for bucket in self._buckets[: self._num_sent]:
             if any(p.grad is not None for p in bucket.parameters):
@@ -129,20 +134,20 @@ class FixedOrderSum:
                     "a parameter got another gradient after its sum was sent: call expect_last() only "
                     "before a part's one backward pass, or not at all"
                 )
-        part, self._taken = self.own.start + self._taken, self._taken + 1
+        part, self._taken = self.local_parts.start + self._taken, self._taken + 1
         is_last, self._missing = self._missing is not None, None
         if is_last:
             self._come_whole = self._come_whole is not False
-            while self._world == 1 and self._hooks:  # they have done all that counts here
+            while self._world == 1 and self._hooks:  # on one process only the first pass needs them
                 self._hooks.pop().remove()
-        has_next = part % 2 == 0 and part + 1 < self.own.stop
+        has_next = part % 2 == 0 and part + 1 < self.local_parts.stop
         if self._come_whole and has_next and not is_last:
             self._held = part
         else:
             self._take_rest(part)
 
     def _take_rest(self, part: int) -> None:
-        """Take the gradients of a part, and of the one that is held, of the buckets that are not sent."""
+        """Take the gradients of a part, and of the held one, from the buckets that are not sent."""
         for bucket in self._buckets[self._num_sent :]:
             self._take_bucket(bucket, part)
         self._held = None
@@ -151,44 +156,44 @@ class FixedOrderSum:
         bucket.take(part if self._held is None else self._held, part)
 
     def send(self, *, parts: int | None = None) -> None:
-        """Begin to send what is not under way yet; other exchanges may stand between this and `give`.
+        """Start sending the remaining sums; other collectives may run between this and `give`.
 
-        Optional: `give` does it otherwise. All processes call it, or none.
+        Optional: otherwise `give` does it. All processes call it, or none.
 
         Args:
-            parts: as `give` takes it.
+            parts: as for `give`.
 
         Raises:
-            RuntimeError: as of `give`.
+            RuntimeError: as `give`.
         """
         parts = self._parts if parts is None else parts
-        due = len(self.own[: max(0, parts - self.own.start)])
+        due = len(self.local_parts[: max(0, parts - self.local_parts.start)])
         if self._taken != due:
             raise RuntimeError(
                 f"gradients of {self._taken} parts were taken, and {due} of the {parts} parts of this batch "
                 "belong to this process: call take() once after each backward pass of a part"
             )
-        if self._held is not None:  # the next part is not in this batch
+        if self._held is not None:  # the part that it was held for is not in this batch
             self._take_rest(self._held)
         if self._world == 1:
             return
-        everyones = self._sums_of_all(parts)
-        if self._num_sent and everyones != self._everyones:
+        sums_by_rank = self._all_sums(parts)
+        if self._num_sent and sums_by_rank != self._sums_by_rank:
             raise RuntimeError(f"expect_last was called with another number of parts than {parts=}")
-        self._everyones = everyones
+        self._sums_by_rank = sums_by_rank
         for bucket in self._buckets[self._num_sent :]:
-            bucket.send(everyones, self._group)
+            bucket.send(sums_by_rank, self._group)
         self._num_sent = len(self._buckets)
 
     def give(self, *, parts: int | None = None) -> None:
-        """Give each parameter its sum, or none if no part has any; all processes call it.
+        """Set each `p.grad` to the sum, or None if no part has a gradient; all processes call it.
 
         Args:
-            parts: how many this batch has, if fewer than usual: the first ones.
+            parts: number of parts of a shorter batch, which has the first ones; None for all.
 
         Raises:
-            RuntimeError: gradients were taken of more or fewer parts than this process has, or `expect_last`
-                or `send` was called with another number.
+            RuntimeError: `take` was not called once for each part of this process, or `expect_last` or `send`
+                was called with another number of parts.
         """
         self.send(parts=parts)
         self._taken = self._num_sent = 0
@@ -197,17 +202,18 @@ class FixedOrderSum:
                 bucket.set_gradients(bucket.tree.total())
             return
         for bucket in self._buckets:
-            bucket.add(self._everyones, self._group)
+            bucket.add(self._sums_by_rank, self._group)
         for bucket in self._buckets:
             bucket.set_gradients(bucket.gathered())
 
-    def _sums_of_all(self, parts: int | None) -> list[_Sums]:
+    def _all_sums(self, parts: int | None) -> list[_Sums]:
+        """The sums of each rank."""
         count = self._parts if parts is None else parts
-        dealt = (parts_of(rank, self._world, self._parts) for rank in range(self._world))
-        return [_sums_in(own, count) for own in dealt]
+        by_rank = (parts_of(rank, self._world, self._parts) for rank in range(self._world))
+        return [_sums_in(rank_parts, count) for rank_parts in by_rank]
 
     def _arrived(self, number: int, parameter: Tensor) -> None:
-        """A gradient of a bucket has been accumulated: send the next buckets of which none is missing."""
+        """Called when a gradient was accumulated: send the next buckets that are complete."""
         if self._missing is None:
             return
         if id(parameter) in self._seen:
@@ -215,20 +221,20 @@ class FixedOrderSum:
             return
         self._seen.add(id(parameter))
         self._missing[number] -= 1
-        part = self.own.start + self._taken
+        part = self.local_parts.start + self._taken
         while self._come_whole and self._num_sent < len(self._buckets):
             if self._missing[self._num_sent]:
                 return
             bucket = self._buckets[self._num_sent]
             self._take_bucket(bucket, part)
-            bucket.send(self._everyones, self._group)
+            bucket.send(self._sums_by_rank, self._group)
             self._num_sent += 1
 
 
 def _reporting(
     arrived: "weakref.WeakMethod[Callable[[int, Tensor], None]]", number: int
 ) -> Callable[[Tensor], None]:
-    """A hook of a parameter that does not keep alive whom it reports to."""
+    """A parameter's hook that does not keep the FixedOrderSum alive."""
 
     def hook(parameter: Tensor) -> None:
         if (report := arrived()) is not None:
@@ -238,13 +244,13 @@ def _reporting(
 
 
 class _Buffer(NamedTuple):
-    """Memory for the gradients of a bucket, a slice for each process.
+    """Memory for the gradients of a bucket, a slice per process.
 
     Attributes:
-        flat: all of it.
-        views: the place of each gradient, in the strides of its parameter, as autograd gives them.
-        counts: behind them: how many sums have a gradient of each.
-        received: as much memory, for the slices of others.
+        flat: the whole memory.
+        views: of `flat`, one per gradient, with the strides of its parameter, as autograd makes them.
+        counts: of `flat`, behind the views: how many sums have a gradient, per parameter.
+        received: as much memory, for the slices of other processes.
     """
 
     flat: Tensor
@@ -254,13 +260,16 @@ class _Buffer(NamedTuple):
 
     def fill(self, gradients: _Gradients) -> None:
         self.counts.fill_(1)
-        there = [number for number, gradient in enumerate(gradients) if gradient is not None]
-        for number in set(range(len(gradients))).difference(there):
-            self.views[number].zero_()
-            self.counts[number].zero_()
-        if there:
-            found = [gradient for gradient in gradients if gradient is not None]
-            torch._foreach_copy_([self.views[number] for number in there], found)
+        targets, sources = [], []
+        for number, gradient in enumerate(gradients):
+            if gradient is None:
+                self.views[number].zero_()
+                self.counts[number].zero_()
+            else:
+                targets.append(self.views[number])
+                sources.append(gradient)
+        if sources:
+            torch._foreach_copy_(targets, sources)
 
 
 class _Bucket:
@@ -269,9 +278,9 @@ class _Bucket:
     def __init__(self, parameters: Sequence[Tensor], world: int) -> None:
         self.parameters, self._world = parameters, world
         self.tree = _Tree(_add_gradients)
-        # One for each sum that is sent; the total ends in the first.
+        # One for each sum that is sent; the first also receives the total.
         self._buffers: list[_Buffer] = []
-        # What is under way: this process's slices of one sum of each sender.
+        # Pending exchanges: this process's slices of one sum per sender, and the senders.
         self._arriving: list[tuple[dist.Work, Tensor, list[int]]] = []
         self._present: list[bool] = []
         step = _ALIGNED // parameters[0].element_size()
@@ -279,7 +288,7 @@ class _Bucket:
         self._slice = -(-(self._starts[-1] + len(parameters)) // (world * step)) * step
 
     def take(self, first: int, last: int) -> None:
-        """Take away the gradients of one part, or of two neighbours that autograd has added."""
+        """Take the gradients of one part, or of two neighbours that autograd has added."""
         gradients = [p.grad for p in self.parameters]
         self.set_gradients([None] * len(gradients))
         self.tree.push(first, last - first + 1, gradients)
@@ -288,22 +297,22 @@ class _Bucket:
         for p, gradient in zip(self.parameters, gradients, strict=True):
             p.grad = gradient
 
-    def send(self, everyones: Sequence[_Sums], group: dist.ProcessGroup | None) -> None:
-        """Begin to send this process's sums, to each process its slice of them."""
-        own = [sums for _, _, sums in self.tree.sums]
+    def send(self, sums_by_rank: Sequence[_Sums], group: dist.ProcessGroup | None) -> None:
+        """Start sending each process its slice of this process's sums."""
+        local = [sums for _, _, sums in self.tree.sums]
         self.tree.sums.clear()
-        self._present = [any(g is not None for g in of_one) for of_one in zip(*own, strict=True)]
-        for turn in range(max(map(len, everyones))):
+        self._present = [any(g is not None for g in sums) for sums in zip(*local, strict=True)]
+        for turn in range(max(map(len, sums_by_rank))):
             if turn == len(self._buffers):
                 self._buffers.append(self._new_buffer())
             flat = self._buffers[turn].flat
-            sends = turn < len(own)
+            sends = turn < len(local)
             if sends:
-                self._buffers[turn].fill(own[turn])
-            senders = [rank for rank, sums in enumerate(everyones) if turn < len(sums)]
+                self._buffers[turn].fill(local[turn])
+            senders = [rank for rank, sums in enumerate(sums_by_rank) if turn < len(sums)]
             received = self._buffers[turn].received[: len(senders) * self._slice]
             size = self._slice * flat.element_size()
-            work = dist.all_to_all_single(  # as bytes: gloo does not know every dtype
+            work = dist.all_to_all_single(  # as bytes: gloo does not support every dtype
                 received.view(torch.uint8),
                 flat[: None if sends else 0].view(torch.uint8),
                 [size * (rank in senders) for rank in range(self._world)],
@@ -314,15 +323,15 @@ class _Bucket:
             assert work is not None  # since it is asynchronous
             self._arriving.append((work, received, senders))
 
-    def add(self, everyones: Sequence[_Sums], group: dist.ProcessGroup | None) -> None:
-        """Add what has arrived in the order of the tree, and begin to exchange the slices of the total."""
+    def add(self, sums_by_rank: Sequence[_Sums], group: dist.ProcessGroup | None) -> None:
+        """Add the received slices in the order of the tree, and start to gather the slices of the total."""
         arrived = []
         for work, received, senders in self._arriving:
             work.wait()
             arrived.append(dict(zip(senders, received.split(self._slice), strict=True)))
         self._arriving.clear()
         tree: _Tree[Tensor] = _Tree(Tensor.add_)
-        for rank, sums in enumerate(everyones):
+        for rank, sums in enumerate(sums_by_rank):
             for turn, (start, size) in enumerate(sums):
                 tree.push(start, size, arrived[turn][rank])
         mine = tree.total()
@@ -336,8 +345,8 @@ class _Bucket:
         views, counts = self._buffers[0].views, self._buffers[0].counts
         if self._present and all(self._present):
             return [*views]
-        there = counts.tolist()  # waits for the device, where a gradient is missing here
-        return [view if count else None for view, count in zip(views, there, strict=True)]
+        present = counts.tolist()  # waits for the device, but only if a gradient is missing here
+        return [view if count else None for view, count in zip(views, present, strict=True)]
 
     def _new_buffer(self) -> _Buffer:
         flat = self.parameters[0].new_zeros(self._world * self._slice)
@@ -349,7 +358,7 @@ class _Bucket:
 
 
 class _Tree(Generic[_Value]):
-    """Sums that come from left to right; neighbours of one size become one. `add` may change its first."""
+    """Adds values from left to right in a binary tree; `add` may change its first argument."""
 
     def __init__(self, add: Callable[[_Value, _Value], _Value]) -> None:
         self._add = add
@@ -357,14 +366,14 @@ class _Tree(Generic[_Value]):
         self.sums: list[tuple[int, int, _Value]] = []
 
     def push(self, start: int, size: int, value: _Value) -> None:
-        """The next sum; nothing between it and the last one may be missing."""
+        """Append the next sum, and add neighbours of the same size."""
         while start // size % 2 and self.sums and self.sums[-1][:2] == (start - size, size):
             start, _, left = self.sums.pop()
             size, value = 2 * size, self._add(left, value)
         self.sums.append((start, size, value))
 
     def total(self) -> _Value:
-        """Of all: what is left where their number is no power of 2 is added from the right."""
+        """The sum of all; subtrees that are left (no power of 2) are added from the right."""
         value = self.sums.pop()[2]
         while self.sums:
             value = self._add(self.sums.pop()[2], value)
@@ -372,7 +381,7 @@ class _Tree(Generic[_Value]):
 
 
 def _bucketed(parameters: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
-    """The last parameters first, whose gradients come first; a bucket ends when it has so many bytes."""
+    """Buckets of at least `size` bytes, from the last parameter on, because its gradient comes first."""
     bucket: list[Tensor] = []
     for p in reversed(parameters):
         bucket.append(p)
@@ -384,10 +393,10 @@ def _bucketed(parameters: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]
 
 
 @functools.cache
-def _sums_in(own: range, parts: int) -> _Sums:
-    """First part and size of the sums that a process has, of a batch of so many parts."""
+def _sums_in(rank_parts: range, parts: int) -> _Sums:
+    """First part and size of each sum that a process has, in a batch of `parts` parts."""
     tree: _Tree[None] = _Tree(lambda _, __: None)
-    for part in own[: max(0, parts - own.start)]:
+    for part in rank_parts[: max(0, parts - rank_parts.start)]:
         tree.push(part, 1, None)
     return [(start, size) for start, size, _ in tree.sums]
 

@@ -1,12 +1,13 @@
-"""Call a function on several ranks of this machine, from a test, a notebook or a script, and get its results.
+"""Call a function on several ranks of this machine, from a test, notebook or script, and get its results.
 
 在本机的多个 rank 上调用一个函数（用于测试、笔记本或脚本），并取回结果。
 
-Source: own; the processes are those of torch.multiprocessing.
+Source: original; the processes are those of torch.multiprocessing.
 
-It sets what torchrun sets, so that the same function runs under both; a rank that fails ends all others.
+It sets the environment variables of torchrun, so that the same function runs under both; a rank that fails
+ends all others.
 
-Not for training on several machines, nor where a failed job is to be started again: that is torchrun.
+Not for training on several machines, nor to restart failed jobs; use torchrun.
 """
 
 import os
@@ -31,19 +32,20 @@ def run_ranks(
     start_method: str = "spawn",
     timeout_s: float = 600.0,
 ) -> list[_T]:
-    """Call `work()` in `world_size` new processes, and return what each of them has returned.
+    """Call `work()` in `world_size` new processes, and return the results.
 
-    Each finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its environment,
-    and joins a process group itself, if it needs one. It computes with one thread where OMP_NUM_THREADS does
-    not say otherwise, as under torchrun.
+    Each process has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its
+    environment; if `work` needs a process group, it must join one. Without OMP_NUM_THREADS each process
+    computes with one thread, as under torchrun.
 
     Args:
-        work: its result can be pickled; tensors on the CPU.
+        work: returns a result that can be pickled, with tensors on the CPU.
         world_size: number of processes, at least 1.
-        start_method: 'spawn' imports the module of `work` anew in each process: a function of a file, called
-            below `if __name__ == "__main__":`. 'fork' copies this process, in no time and with all it has, so
-            that `work` may be of a notebook: only before CUDA is in use, and where no other thread runs.
-        timeout_s: seconds after which all are killed.
+        start_method: 'spawn' imports the module of `work` in each process, so `work` must be a function in a
+            file, and the call be below `if __name__ == "__main__":`. 'fork' copies this process at once with
+            all its objects, so `work` may be in a notebook; only before CUDA is initialized and while no
+            other thread runs.
+        timeout_s: seconds after which all processes are killed.
 
     Returns:
         The results, in the order of the ranks.
@@ -51,9 +53,9 @@ def run_ranks(
     Raises:
         torch.multiprocessing.ProcessRaisedException: with the traceback of the rank that raised.
         torch.multiprocessing.ProcessExitedException: a rank has exited or was killed.
-        TimeoutError: some have not ended in time; the message names them.
+        TimeoutError: some ranks did not end in time; the message names them.
         RuntimeError: a rank has called exit(0).
-        ValueError: a number below 1, no such start method.
+        ValueError: `world_size` below 1, a timeout not above 0, or no such start method.
 
     Example:
         >>> run_ranks(lambda: int(os.environ["RANK"]) ** 2, 3, start_method="fork")
@@ -80,7 +82,7 @@ def run_ranks(
         )
         try:
             _join(context, timeout_s)
-        finally:  # an interrupt, too, leaves nobody behind
+        finally:  # even after an interrupt no process is left
             for process in context.processes:
                 process.kill()
                 process.join()
@@ -91,7 +93,7 @@ def run_ranks(
 
 
 def _join(context: ProcessContext, timeout_s: float) -> None:
-    """Wait for all; the first that fails takes the others with it."""
+    """Wait for all processes; when one fails, the others are ended."""
     deadline = time.monotonic() + timeout_s
     while not context.join(max(0.0, deadline - time.monotonic()), grace_period=1.0):
         if time.monotonic() > deadline:
@@ -100,7 +102,7 @@ def _join(context: ProcessContext, timeout_s: float) -> None:
 
 
 def _rank(rank: int, work: Callable[[], object], environ: dict[str, str], folder: str) -> None:
-    """The life of one rank."""
+    """Run one rank."""
     os.environ.update(environ, RANK=f"{rank}", LOCAL_RANK=f"{rank}")
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

@@ -1,11 +1,11 @@
-"""Put the layers of a model that is too large for one device on several, and keep all of them busy.
+"""Split the layers of a model that is too large for one device over several, and keep all of them busy.
 
 把一台设备放不下的模型按层分到多台设备上，并让所有设备同时工作。
 
-Source: the pipeline is that of Huang et al., "GPipe", 2019, section 2.3, in one process.
+Source: the pipeline of Huang et al., "GPipe", 2019, section 2.3, in one process.
 
-Not where one device holds the model: DDP is faster. Not where single layers are too large, or where many
-devices each hold a part of every layer: FSDP2 does that.
+Not if the model fits on one device: DDP is faster. Not if single layers are too large, or if many devices
+shall each hold a part of every layer: use FSDP2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 
 def balanced_split(layer_bytes: Sequence[int], num_stages: int) -> list[int]:
-    """Cut a row of layers into stages whose largest is as small as can be.
+    """Split consecutive layers into stages, so that the largest stage is as small as possible.
 
     Args:
         layer_bytes: of each layer, 0 or more.
         num_stages: at least 1, at most the number of layers.
 
     Returns:
-        The number of layers of each stage, at least 1 each.
+        The number of layers in each stage, at least 1.
 
     Raises:
         ValueError: fewer layers than stages, or no stage.
@@ -49,21 +49,21 @@ def balanced_split(layer_bytes: Sequence[int], num_stages: int) -> list[int]:
 
 
 class ModelParallel(nn.Module):
-    """An `nn.Sequential` whose layers lie on several devices; activations travel between them.
+    """An `nn.Sequential` whose layers are on several devices; activations are sent from one to the next.
 
     Names of parameters and buffers are those of the model, so that checkpoints fit both. Each layer takes
     and returns one tensor. `devices` is the device of each layer; do not move the model afterwards.
 
     Args:
         model: its layers are moved, not copied. Make the optimizer afterwards.
-        devices: of the stages, in order, such as ["cuda:0", "cuda:1"]; one may come again.
-        layers_per_device: how many layers each one holds; None makes the bytes of parameters and buffers
-            on the fullest as few as can be. It does not count activations.
-        micro_batch_size: rows that go through together, so that a device works on one part while the next
-            one works on the part before; None sends the batch as a whole, and one device works at a time.
+        devices: of the stages, in order, such as ["cuda:0", "cuda:1"]; a device may occur several times.
+        layers_per_device: number of layers of each stage; None minimizes the bytes of parameters and buffers
+            on the fullest device, without counting activations.
+        micro_batch_size: rows that are computed together, so that a device works on one micro-batch while the
+            next device works on the one before; None does not split the batch: one device works at a time.
 
     Raises:
-        TypeError: the model is not an `nn.Sequential` with the forward pass of one.
+        TypeError: the model is not an `nn.Sequential`, or has another forward pass.
         ValueError: `layers_per_device` does not fit layers and devices; layers on different devices share
             a parameter; a micro-batch size below 1.
 
@@ -90,7 +90,7 @@ class ModelParallel(nn.Module):
             )
         if micro_batch_size is not None and micro_batch_size < 1:
             raise ValueError(f"micro_batch_size must be at least 1, got {micro_batch_size}")
-        # Not named_children(), which leaves out a layer that comes again, such as one nn.ReLU for all.
+        # Not named_children(), which omits repeated layers, such as one shared nn.ReLU.
         layers: dict[str, Any] = dict(model._modules)
         counts = layers_per_device
         if counts is None:
@@ -115,10 +115,10 @@ class ModelParallel(nn.Module):
             x: (N, ...), on any device.
 
         Returns:
-            What the model returns for it, (N, ...), on the last device.
+            The output of the model, (N, ...), on the last device.
         """
-        # Kernels of CUDA are queued, not waited for: while the second device works on one part, the first
-        # one has the next in its queue. The backward pass has a thread a device.
+        # CUDA kernels are queued: while the second device works on one part, the first one has the next in
+        # its queue. The backward pass has a thread per device.
         parts = x.split(self.micro_batch_size) if self.micro_batch_size else [x]
         outputs = [self._run(part) for part in parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -131,9 +131,9 @@ class ModelParallel(nn.Module):
 
 
 def _filled(layer_bytes: Sequence[int], capacity: int, num_stages: int) -> list[int]:
-    """The layers of each stage, if one is closed when it is full, or when each later one must have a layer.
+    """The number of layers of each stage, if stages are filled one after another up to the capacity.
 
-    More than `num_stages` of them where the capacity is too small.
+    Later stages keep at least one layer each. If the capacity is too small, there are more than `num_stages`.
     """
     counts = [0]
     used = 0
@@ -151,14 +151,14 @@ def _num_bytes(layer: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in chain(layer.parameters(), layer.buffers()))
 
 
-def _refuse_shared(layers: Mapping[str, nn.Module], places: Sequence[torch.device]) -> None:
-    """A parameter that two devices share would be two after the move, and go apart in training."""
+def _refuse_shared(layers: Mapping[str, nn.Module], devices: Sequence[torch.device]) -> None:
+    """A parameter shared by two devices would become two copies that diverge in training."""
     owners: dict[int, tuple[str, torch.device]] = {}
-    for (name, layer), device in zip(layers.items(), places, strict=True):
+    for (name, layer), device in zip(layers.items(), devices, strict=True):
         for tensor in chain(layer.parameters(), layer.buffers()):
-            owner, there = owners.setdefault(id(tensor), (name, device))
-            if there != device:
+            owner, owner_device = owners.setdefault(id(tensor), (name, device))
+            if owner_device != device:
                 raise ValueError(
-                    f"layers {owner!r} on {there} and {name!r} on {device} share a tensor of shape "
+                    f"layers {owner!r} on {owner_device} and {name!r} on {device} share a tensor of shape "
                     f"{tuple(tensor.shape)}: choose layers_per_device so that one device holds both"
                 )

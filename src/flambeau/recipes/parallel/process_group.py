@@ -1,10 +1,10 @@
-"""Join torch's process group the right way: rank, back end, device, timeout, and an end without a hang.
+"""Join torch's process group: rank, backend, device, timeout, and an end without a hang.
 
 正确地加入 torch 的进程组：rank、后端、设备、超时，以及不会卡住的退出。
 
-Source: own; the variables are those of torchrun (torch docs) and of srun (its man page).
+Source: original; the variables are those of torchrun (torch docs) and of srun (its man page).
 
-Not for starting the processes: `torchrun script.py` or `srun` does that.
+Not for starting the processes; use `torchrun script.py` or `srun`.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 _TORCHRUN = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
-# Of the step: those of the job (SLURM_NTASKS) are set in a batch script, too, which is one process.
+# Of the Slurm step; the job's (SLURM_NTASKS) are also set in a batch script, which is a single process.
 _SLURM = ["PROCID", "STEP_NUM_TASKS", "LOCALID", "STEP_TASKS_PER_NODE", "NODEID"]
 
 
@@ -40,14 +40,14 @@ class ProcessInfo:
 
 
 def process_from_environment(environ: Mapping[str, str] = os.environ) -> ProcessInfo:
-    """Read which process of the job this is; a process that no launcher has started is alone.
+    """Read which process of the job this is; without a launcher it is the only one.
 
     Args:
-        environ: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, as torchrun sets them, else those of a step
+        environ: with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE as torchrun sets them, else the variables
             of srun.
 
     Raises:
-        ValueError: some of the four are set and others are not, or they contradict each other.
+        ValueError: only some of the four variables are set, or they contradict each other.
 
     Example:
         >>> process_from_environment({})
@@ -68,22 +68,22 @@ def process_from_environment(environ: Mapping[str, str] = os.environ) -> Process
 def process_group(
     *, timeout_s: float = 600.0, device: str | torch.device | None = None
 ) -> Iterator[tuple[ProcessInfo, torch.device]]:
-    """Be in the default process group: gloo for tensors on the CPU, NCCL for those on CUDA.
+    """Join the default process group for the block: gloo for tensors on the CPU, NCCL for those on CUDA.
 
-    A process on its own gets a group of one, so that the same script runs with and without a launcher.
-    A group that is there already is used, with its own timeout, and left alone at the end.
+    Without a launcher the process gets a group of one, so that the same script runs with and without one.
+    An existing group is used with its timeout, and not destroyed at the end.
 
     Args:
-        timeout_s: seconds after which a collective that waits for its peers fails; above 0.
-        device: of this process; 'cuda' is the one with the number of the local rank, None is 'cuda' where
-            there is CUDA, else 'cpu'. CUDA's current device is set to it.
+        timeout_s: seconds after which a collective that waits for other ranks fails; above 0.
+        device: of this process; 'cuda' is the device with the number of the local rank, None is 'cuda' if
+            CUDA is available, else 'cpu'. It becomes CUDA's current device.
 
     Yields:
         Which process this is, and its device.
 
     Raises:
-        ValueError: a variable of the launcher is missing or contradicts the group that is there; no such
-            CUDA device; a timeout that is not above 0.
+        ValueError: a variable of the launcher is missing or contradicts the existing group; no such CUDA
+            device; the timeout is not above 0.
 
     Example:
         >>> with process_group(device="cpu") as (process, device):
@@ -93,21 +93,20 @@ def process_group(
         (1, tensor([1., 1.]))
     """
     process = process_from_environment()
-    here = _device(process, device)
+    local_device = _device(process, device)
     if dist.is_initialized():
-        if (there := (dist.get_rank(), dist.get_world_size())) != (
-            process.rank,
-            process.world_size,
-        ):
+        rank = dist.get_rank()
+        world_size = dist.get_world_size()
+        if (rank, world_size) != (process.rank, process.world_size):
             raise ValueError(
-                f"this process is rank {there[0]} of {there[1]} in the group that it has joined, but "
+                f"this process is rank {rank} of {world_size} in the group that it has joined, but "
                 f"the environment says {process}: set {', '.join(_TORCHRUN)} before joining"
             )
-        yield process, here
+        yield process, local_device
         return
-    _join(process, here, timeout_s)
+    _join(process, local_device, timeout_s)
     try:
-        yield process, here
+        yield process, local_device
     except BaseException:
         _abandon()
         raise
@@ -125,20 +124,20 @@ def _slurm_process(environ: Mapping[str, str]) -> ProcessInfo:
 
 
 def _device(process: ProcessInfo, device: str | torch.device | None) -> torch.device:
-    """The device of this process, with its number."""
-    here = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if here.type == "cpu":
-        return here
-    if here.type != "cuda":
-        raise ValueError(f"device must be 'cpu' or 'cuda', got {str(here)!r}")
-    if here.index is None:
-        here = torch.device("cuda", process.local_rank)
-    if here.index >= (count := torch.cuda.device_count()):
+    """The device of this process, with its index."""
+    result = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if result.type == "cpu":
+        return result
+    if result.type != "cuda":
+        raise ValueError(f"device must be 'cpu' or 'cuda', got {str(result)!r}")
+    if result.index is None:
+        result = torch.device("cuda", process.local_rank)
+    if result.index >= (count := torch.cuda.device_count()):
         raise ValueError(
-            f"{here} is asked for, and this process sees {count} CUDA devices: start fewer processes a "
-            "machine, or pass device='cuda:0' where each sees a GPU of its own, or device='cpu'"
+            f"{result} is requested, but this process sees {count} CUDA devices: start fewer processes "
+            "per machine, or pass device='cuda:0' if each process sees only its GPU, or device='cpu'"
         )
-    return here
+    return result
 
 
 def _join(process: ProcessInfo, device: torch.device, timeout_s: float) -> None:
@@ -147,8 +146,8 @@ def _join(process: ProcessInfo, device: torch.device, timeout_s: float) -> None:
     cuda = device if device.type == "cuda" else None
     backend = "cpu:gloo,cuda:nccl" if cuda and dist.is_nccl_available() else "gloo"
     if cuda:
-        torch.cuda.set_device(cuda)  # before anything else makes a context on device 0
-    # Alone: a store in memory; else the one at MASTER_ADDR:MASTER_PORT, which torchrun keeps.
+        torch.cuda.set_device(cuda)  # before other code makes a context on device 0
+    # A single process uses a store in memory, others that at MASTER_ADDR:MASTER_PORT.
     store = dist.HashStore() if process.world_size == 1 else None  # type: ignore[attr-defined]
     dist.init_process_group(
         backend,
@@ -161,10 +160,10 @@ def _join(process: ProcessInfo, device: torch.device, timeout_s: float) -> None:
 
 
 def _abandon() -> None:
-    """Drop the group after an error: a collective under way may wait for peers that never come.
+    """Drop the group after an error, when a pending collective may wait for ranks that never join it.
 
-    Destroying a group of gloo, even at the exit of Python, waits for it until the timeout, while the peers
-    wait for this process to die. So NCCL is aborted, and one reference to the group is never given back.
+    Destroying a gloo group, even at the exit of Python, waits for that collective until the timeout, while
+    the other ranks wait for this process to die. So NCCL is aborted, and a reference to the group is leaked.
     """
     if dist.group.WORLD is not None:
         dist.group.WORLD.abort()

@@ -5,8 +5,8 @@
 Source: Ioffe and Szegedy, "Batch Normalization", 2015; the statistics of the ranks are merged as in Chan,
 Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
 
-Not where each rank has some 16 samples or more (classification): BatchNorm of each rank's own batch is
-then as good, and waits for nobody.
+Not where each rank has some 16 samples or more (classification): ordinary BatchNorm per rank is then as
+good, and does not wait for other ranks.
 """
 
 import copy
@@ -25,24 +25,24 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
 Group = dist.ProcessGroup | Callable[[Tensor], Tensor]
-"""Ranks; or what makes of (...) of one batch (K, ...) of all batches that share statistics, in one order."""
+"""A process group, or a function from a batch's tensor (...) to (K, ...) of all batches, in one order."""
 
 
 class SyncBatchNorm(_BatchNorm):
-    """BatchNorm whose statistics in training are those of the batches of all ranks together.
+    """BatchNorm whose training statistics are over the batches of all ranks together.
 
-    In evaluation, in a world of one and without a process group it is BatchNorm to the bit. On CUDA it
-    computes with torch's own SyncBatchNorm. All ranks must call it, forward and backward.
+    In evaluation, in a world of one and without a process group it equals BatchNorm to the bit. On CUDA it
+    computes with torch's SyncBatchNorm. All ranks must call it, forward and backward.
 
     Args:
         num_features: C of the input (N, C, ...); N may differ between ranks, and be 0 on some.
-        eps, momentum, affine, track_running_stats, device, dtype: as of `nn.BatchNorm2d`.
+        eps, momentum, affine, track_running_stats, device, dtype: as for `nn.BatchNorm2d`.
         process_group: the ranks that share statistics; None is all of them. Or a function that is called
-            once in the forward pass, and once in the backward pass, with a tensor of this batch: it returns
-            those of all batches that share statistics, this one among them, stacked in one order.
+            once in the forward and once in the backward pass with a tensor of this batch, and returns the
+            tensors of all batches that share statistics, this one included, stacked in one order.
 
     Raises:
-        ValueError: an input without C channels, or a `process_group` without this rank.
+        ValueError: the input has not C channels, or `process_group` does not contain this rank.
 
     Example:
         >>> layer = SyncBatchNorm(3)
@@ -72,11 +72,11 @@ class SyncBatchNorm(_BatchNorm):
         """None: all batches count. False: this rank's is a stand-in that does not; True: another's may be."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize (N, C, ...); the result has its shape, dtype, device and memory format."""
+        """Normalize (N, C, ...) to the same shape, dtype, device and memory format."""
         if not self.training or (group := self._group()) is None:
             return super().forward(input)
-        # The class that this layer was converted from may add an activation and more: it runs as it is, but
-        # for the one call that computes statistics.
+        # The original class may add an activation and more. Its forward runs unchanged, except for the one
+        # call that computes statistics.
         with _Intercept(self, group) as intercept:
             output: Tensor = super().forward(input)
         if not intercept.met:
@@ -87,7 +87,7 @@ class SyncBatchNorm(_BatchNorm):
         return output
 
     def _group(self) -> Group | None:
-        """Whom to synchronize with, None if there are no others."""
+        """The ranks to synchronize with; None if there are no others."""
         if callable(self.process_group):
             return self.process_group
         if not dist.is_available() or not dist.is_initialized():
@@ -108,7 +108,9 @@ class SyncBatchNorm(_BatchNorm):
         return _empty, (self._original or type(self),), self.__dict__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SyncBatchNorm":
-        memo[id(self.process_group)] = self.process_group  # a handle that nothing can copy: shared
+        memo[id(self.process_group)] = (
+            self.process_group
+        )  # shared: a process group cannot be copied
         copied = memo[id(self)] = _empty(type(self))
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
@@ -119,19 +121,19 @@ def convert_sync_batchnorm(
 ) -> nn.Module:
     """Make every BatchNorm of a model a SyncBatchNorm, in place; before DDP, FSDP or torch.compile.
 
-    A layer changes its class and nothing else: parameters (and an optimizer over them), buffers, names,
-    mode, hooks and sharing stay. A subclass such as timm's BatchNormAct2d keeps its activation.
+    Only the class of a layer changes: parameters (and an optimizer over them), buffers, names, mode, hooks
+    and sharing stay. A subclass such as timm's BatchNormAct2d keeps its activation.
 
     Args:
-        model: may itself be a BatchNorm, and may be without any.
+        model: may itself be a BatchNorm, or have none.
         process_group: the ranks that share statistics; None is all of them.
 
     Returns:
-        The model. Its layers are both SyncBatchNorm and what they were.
+        The model. Its layers are instances of both SyncBatchNorm and their original class.
 
     Raises:
-        ValueError: an uninitialised lazy layer.
-        TypeError: a torch.nn.SyncBatchNorm. The model is unchanged then.
+        ValueError: a lazy layer is not initialised. The model is then unchanged.
+        TypeError: a layer is a torch.nn.SyncBatchNorm. The model is then unchanged.
 
     Example:
         >>> model = convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)))
@@ -145,7 +147,7 @@ def convert_sync_batchnorm(
                 f"{name or 'the model'} is a torch.nn.SyncBatchNorm already, which has forgotten what it "
                 "was: convert the model with this function instead of torch's or timm's"
             )
-        if isinstance(layer, LazyModuleMixin):  # it will change its class, too
+        if isinstance(layer, LazyModuleMixin):  # it changes its class itself
             raise ValueError(f"{name or 'the model'} is lazy: pass a batch through the model first")
     for _, layer in layers:
         original: Any = type(layer)
@@ -155,16 +157,16 @@ def convert_sync_batchnorm(
 
 
 def revert_sync_batchnorm(model: nn.Module) -> nn.Module:
-    """Give every converted layer of a model its own class back, in place; for export, tracing, folding.
+    """Give every converted layer its original class back, in place; for export, tracing, folding.
 
     Args:
-        model: after `convert_sync_batchnorm`; one without SyncBatchNorm stays as it is.
+        model: after `convert_sync_batchnorm`; without SyncBatchNorm it stays as it is.
 
     Returns:
         The model.
 
     Raises:
-        TypeError: a layer that was built as SyncBatchNorm; the model is unchanged then.
+        TypeError: a layer was built as SyncBatchNorm. The model is then unchanged.
 
     Example:
         >>> model = convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)))
@@ -186,7 +188,7 @@ def revert_sync_batchnorm(model: nn.Module) -> nn.Module:
 
 @functools.cache
 def _synchronised(original: type[_BatchNorm]) -> type[SyncBatchNorm]:
-    """The class that has SyncBatchNorm's forward in front of the original's."""
+    """A subclass of SyncBatchNorm and the original class, in this order."""
     if issubclass(original, SyncBatchNorm):
         return original
     body = {"_original": original, "_check_input_dim": original._check_input_dim}
@@ -194,13 +196,13 @@ def _synchronised(original: type[_BatchNorm]) -> type[SyncBatchNorm]:
 
 
 def _empty(original: Any) -> SyncBatchNorm:
-    """A layer without content, for copy and pickle: they cannot name a class made while running."""
+    """A layer without attributes, for copy and pickle, which cannot name a class made at run time."""
     kind = _synchronised(original)
     return kind.__new__(kind)
 
 
 class _Intercept(TorchFunctionMode):
-    """Inside, F.batch_norm in training computes over all ranks of a group."""
+    """A mode in which F.batch_norm in training computes over all ranks of a group."""
 
     def __init__(self, layer: SyncBatchNorm, group: Group) -> None:
         super().__init__()
@@ -230,16 +232,16 @@ class _Intercept(TorchFunctionMode):
         if not training:
             return F.batch_norm(x, *running, weight, bias, False, momentum, eps)
         if x.dim() < 2 or x.shape[1] != self.layer.num_features or not x.is_floating_point():
-            raise ValueError(  # before the others wait for this rank
+            raise ValueError(  # before the other ranks wait for this one
                 f"expected a floating input (N, {self.layer.num_features}, ...), got {x.dtype} of shape "
                 f"{tuple(x.shape)}"
             )
         if x.is_cuda and counted is None and not callable(self.group):
-            # torch sends the zeros of an empty batch in its dtype, other statistics in float32.
+            # torch sends the zeros of an empty batch in the batch's dtype, other statistics in float32.
             wide = x if x.numel() else x.float()
             world = dist.get_world_size(self.group)
             y = TorchFunction.apply(wide, weight, bias, *running, eps, momentum, self.group, world)
-            if not x.numel():  # torch leaves this rank without gradients: theirs are zeros
+            if not x.numel():  # torch gives this rank no gradients; they must be zeros
                 for parameter in (weight, bias):
                     if parameter is not None:
                         y = y + parameter.view(1, -1, *[1] * (x.dim() - 2))
@@ -254,8 +256,8 @@ class _Intercept(TorchFunctionMode):
 class _Normalise(Function):
     """BatchNorm in training over the ranks of a group: one collective forward, one backward.
 
-    Values are computed in float32 (float64 if they are), the few numbers of a channel in float64. A rank
-    that does not count adds nothing to either collective; to itself the statistics are constants.
+    Values are computed in float32 (float64 for float64 inputs), statistics per channel in float64. A rank
+    that does not count adds nothing to either collective; it takes the statistics as constants.
     """
 
     @staticmethod
@@ -271,15 +273,15 @@ class _Normalise(Function):
         counts: bool,
     ) -> Tensor:
         dims, shape, dtype = _layout(x)
-        # Around its own mean, a batch loses nothing to cancellation, in its squares or in the result.
+        # Centred on the batch's mean, neither the squares nor the result suffer from cancellation.
         shift = x.mean(dims, dtype=dtype) if x.numel() else x.new_zeros(x.shape[1], dtype=dtype)
         centred = x - shift.view(shape)
         mean, square, count = _statistics(shift, centred, counts, group)
-        # A batch of one value has no variance: it leaves the running statistics alone.
-        pace = momentum * (count > 1).double()
+        # A single value has no variance, and leaves the running statistics unchanged.
+        weight_of_new = momentum * (count > 1).double()
         for buffer, new in zip(running, (mean, square / (count - 1).clamp(min=1)), strict=True):
             if buffer is not None:
-                buffer.copy_(buffer.double().lerp(new, pace))
+                buffer.copy_(buffer.double().lerp(new, weight_of_new))
         invstd = (square / count.clamp(min=1) + eps).rsqrt()
         gain = invstd if weight is None else invstd * weight
         offset = (shift - mean) * gain
@@ -295,9 +297,9 @@ class _Normalise(Function):
         x, weight, mean, invstd, count = ctx.saved_tensors
         dims, shape, dtype = _layout(x)
         shift = mean.to(dtype)
-        rest = shift - mean  # what float32 rounds away
+        rest = shift - mean  # the rounding error of float32
         centred = x - shift.view(shape)
-        # (2, C): of dy, and of dy times the normalized x
+        # (2, C): sums of dy, and of dy times the normalized x
         sums = torch.stack([dy.sum(dims, dtype=dtype), (dy * centred).sum(dims)]).double()
         sums[1] = (sums[1] + rest * sums[0]) * invstd
         dx = None
@@ -319,7 +321,7 @@ class _Normalise(Function):
 
 
 def _layout(x: Tensor) -> tuple[list[int], list[int], torch.dtype]:
-    """Of (N, C, ...): all dimensions but C's, the shape of a (C,) beside it, the dtype to compute in."""
+    """For (N, C, ...): the dimensions without C, the shape to broadcast a (C,), the dtype to compute in."""
     dims = [0, *range(2, x.dim())]
     shape = [1, -1] + [1] * (x.dim() - 2)
     return dims, shape, torch.promote_types(x.dtype, torch.float32)
@@ -328,33 +330,33 @@ def _layout(x: Tensor) -> tuple[list[int], list[int], torch.dtype]:
 def _statistics(
     shift: Tensor, centred: Tensor, counts: bool, group: Group
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Over all ranks, in float64 and to the same bits: mean (C,), sum of squares about it (C,), values ()."""
+    """Mean (C,), sum of squared deviations (C,) and count () over all ranks, in float64, equal on all."""
     num_channels = len(shift)
-    own = shift.new_zeros(2 * num_channels + 1, dtype=torch.float64)
+    local = shift.new_zeros(2 * num_channels + 1, dtype=torch.float64)
     if counts:
         dims, _, _ = _layout(centred)
         size = centred.numel() // num_channels
-        drift = centred.sum(dims).double() / size  # the mean was rounded
-        own[:num_channels] = shift + drift
-        own[num_channels:-1] = centred.square().sum(dims)
-        own[-1] = size
-    means, squares, sizes = _gathered(own, group).split([num_channels, num_channels, 1], dim=1)
+        drift = centred.sum(dims).double() / size  # because the mean was rounded
+        local[:num_channels] = shift + drift
+        local[num_channels:-1] = centred.square().sum(dims)
+        local[-1] = size
+    means, squares, sizes = _gathered(local, group).split([num_channels, num_channels, 1], dim=1)
     count = _added(sizes[:, 0])
     mean = _added(sizes * means) / count.clamp(min=1)
     return mean, _added(squares + sizes * (means - mean).square()), count
 
 
-def _gathered(own: Tensor, group: Group) -> Tensor:
-    """Those of all that share statistics, (K, ...), in one order."""
+def _gathered(local: Tensor, group: Group) -> Tensor:
+    """The tensors of all that share statistics, (K, ...), in one order."""
     if callable(group):
-        return group(own)
-    ranks = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(ranks, own, group=group)
+        return group(local)
+    ranks = [torch.empty_like(local) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(ranks, local, group=group)
     return torch.stack(ranks)
 
 
 def _added(rows: Tensor) -> Tensor:
-    """(K, ...) to (...), in pairs: (0 + 1) + (2 + 3)."""
+    """Sum over the first dimension in pairs: (0 + 1) + (2 + 3)."""
     while len(rows) > 1:
         left, right = rows[0::2], rows[1::2]
         rows = torch.cat([left[: len(right)] + right, left[len(right) :]])

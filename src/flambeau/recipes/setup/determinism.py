@@ -1,11 +1,11 @@
-"""Make torch choose deterministic algorithms, or say which operation has none.
+"""Make torch choose deterministic algorithms, or report which operation has none.
 
 让 torch 只选用确定性算法；若某个操作没有，则明确报出。
 
-Source: own; torch's note on reproducibility, and "Results reproducibility" in NVIDIA's cuBLAS manual.
+Source: torch's note on reproducibility, and "Results reproducibility" in NVIDIA's cuBLAS manual.
 
-Two runs agree to the bit on the same hardware with the same versions of everything; across devices,
-versions or numbers of threads they do not. Seeds are another matter, and so is the order of samples.
+Two runs agree to the bit on the same hardware with the same versions of all software; with other devices,
+versions or numbers of threads they do not. Seeds and the order of samples must be set separately.
 
 Not for timing: deterministic kernels are slower, some of them many times.
 """
@@ -17,22 +17,22 @@ import torch
 import torch.utils.deterministic
 
 _VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
-_GOOD = (":4096:8", ":16:8")  # the only two values that torch and cuBLAS take as deterministic
+_DETERMINISTIC = (":4096:8", ":16:8")  # the only two values that torch and cuBLAS accept as such
 
 
 def make_deterministic(*, warn_only: bool = False) -> None:
-    """Turn every switch that torch has for determinism, for the whole process.
+    """Set all of torch's switches for determinism, for the whole process.
 
-    Call it before the first CUDA operation: cuBLAS reads its environment variable once, when it starts.
-    `torch.empty` is not filled with NaN, which deterministic mode does by default and which costs a write
-    of every new tensor: the fill shows reads of uninitialised memory, it makes nothing else deterministic.
+    Call it before the first CUDA operation, because cuBLAS reads its environment variable once, at its start.
+    `torch.empty` is not filled with NaN, as deterministic mode would by default: the fill costs a write of
+    every new tensor and only reveals reads of uninitialised memory.
 
     Args:
         warn_only: an operation without a deterministic algorithm warns and runs, instead of raising.
 
     Raises:
         ValueError: CUBLAS_WORKSPACE_CONFIG is set to a value that is not deterministic.
-        RuntimeError: CUDA is in use already without it (a UserWarning with `warn_only`).
+        RuntimeError: CUDA is initialized already without that variable (a UserWarning with `warn_only`).
 
     Example:
         >>> make_deterministic()
@@ -44,7 +44,7 @@ def make_deterministic(*, warn_only: bool = False) -> None:
     """
     _fix_cublas(warn_only=warn_only)
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    # Benchmarking picks the fastest kernel by a race, and another run may have another winner.
+    # Benchmarking picks the kernel that is fastest in a trial, which may differ from run to run.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -55,15 +55,15 @@ def _fix_cublas(*, warn_only: bool) -> None:
     if value is None and torch.cuda.is_initialized():
         message = (
             f"CUDA is in use and {_VARIABLE} is not set, so matrix products may differ from run to run: "
-            f"call make_deterministic() earlier, or start with {_VARIABLE}={_GOOD[0]}"
+            f"call make_deterministic() earlier, or start with {_VARIABLE}={_DETERMINISTIC[0]}"
         )
         if not warn_only:
             raise RuntimeError(message)
         warnings.warn(message, stacklevel=3)
         return
-    if value is not None and value not in _GOOD:
+    if value is not None and value not in _DETERMINISTIC:
         raise ValueError(
-            f"{_VARIABLE} must be one of {', '.join(_GOOD)} to be deterministic, got {value!r}"
+            f"{_VARIABLE} must be one of {', '.join(_DETERMINISTIC)} to be deterministic, got {value!r}"
         )
-    # Costs about 24 MiB of GPU memory, says NVIDIA's manual; ':16:8' costs less and is slower.
-    os.environ[_VARIABLE] = value or _GOOD[0]
+    # It costs about 24 MiB of GPU memory (NVIDIA's manual); ':16:8' costs less but is slower.
+    os.environ[_VARIABLE] = value or _DETERMINISTIC[0]

@@ -1,11 +1,11 @@
-"""What a run depends on: versions, devices, and how many CPUs this process may really use.
+"""Report what a run depends on: versions, devices, and how many CPUs this process may really use.
 
 运行环境报告：版本、设备，以及本进程真正可用的 CPU 数量。
 
-Source: own; cgroup files after the Linux kernel's documents cgroup-v2.rst (cpu.max, memory.max),
+Source: original; cgroup files after the Linux kernel's documents cgroup-v2.rst (cpu.max, memory.max),
 sched-bwc.rst (cpu.cfs_quota_us) and cgroup-v1/memory.rst.
 
-Not for live figures such as load or memory in use.
+Not for live figures such as load or used memory.
 """
 
 import math
@@ -23,7 +23,7 @@ _PACKAGES = ("torchvision", "timm", "numpy", "pillow", "safetensors")
 _CPUINFO = Path("/proc/cpuinfo")
 _CPU_FILES = ("cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
 _MEMORY_FILES = ("memory.max", "memory.limit_in_bytes")
-# What kernels of torch, oneDNN and ours are chosen by, as the kernel names it.
+# CPU features by which torch, oneDNN and flambeau choose kernels, as Linux names them.
 _FEATURES = (
     "avx2",
     "avx512f",
@@ -38,16 +38,16 @@ _FEATURES = (
 
 
 def environment(*, packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
-    """A report of software and hardware, ready for `json.dumps`.
+    """Report software and hardware, ready for `json.dumps`.
 
-    Naming GPUs starts CUDA: call `make_deterministic` and fork before, not after.
+    Naming the GPUs initializes CUDA: call `make_deterministic` and fork before, not after.
 
     Args:
-        packages: names of distributions to look up. None of them is imported.
+        packages: names of distributions to look up, without importing them.
 
     Returns:
-        Strings, numbers, booleans, lists and dicts of them, and None for what this machine does not have.
-        `cuda_build` is the CUDA that torch was built with, `driver` the version of the NVIDIA driver.
+        Strings, numbers, booleans, lists and dicts of these, and None for what this machine does not have.
+        `cuda_build` is the CUDA version of the torch build, `driver` the version of the NVIDIA driver.
 
     Example:
         >>> report = environment()
@@ -77,11 +77,11 @@ def environment(*, packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
 
 
 def default_device() -> torch.device:
-    """The accelerator that is really there, or the CPU.
+    """The accelerator of this machine, or the CPU.
 
     Returns:
-        A device without an index. `torch.accelerator.current_accelerator()` alone names the accelerator that
-        torch was built for, `cuda` on a machine without a GPU.
+        A device without an index. (`torch.accelerator.current_accelerator()` alone returns the accelerator
+        that torch was built for, so `cuda` on a machine without a GPU.)
 
     Example:
         >>> torch.ones(2, device=default_device()).sum().tolist()
@@ -91,14 +91,14 @@ def default_device() -> torch.device:
 
 
 def native_bf16(device: torch.device, *, cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether bfloat16 is computed by the hardware of a device, not emulated.
+    """Whether the hardware of a device computes bfloat16 natively, without emulation.
 
-    Imitated bfloat16 is slower than float32: up to 11 times on a CPU without AVX-512.
-    `torch.cuda.is_bf16_supported()` is True for imitation too.
+    Emulated bfloat16 is slower than float32: up to 11 times on a CPU without AVX-512.
+    `torch.cuda.is_bf16_supported()` is True for emulation too.
 
     Args:
-        device: of any type; one that is neither a CPU nor CUDA counts as not native.
-        cpuinfo: where Linux lists the features of the CPU; a missing file counts as not native.
+        device: of any type; False for types other than CPU and CUDA.
+        cpuinfo: the file in which Linux lists the features of the CPU; False if it is missing.
 
     Returns:
         True for AVX512-BF16, AMX-BF16 or Arm BF16, and for CUDA from compute capability 8.0.
@@ -120,13 +120,13 @@ def usable_cpus(
     cgroup_root: Path = Path("/sys/fs/cgroup"),
     cgroup_of_process: Path = Path("/proc/self/cgroup"),
 ) -> int:
-    """The number of threads that this process can run at once: affinity and container quota count.
+    """The number of threads that this process can run at once, by CPU affinity and container quota.
 
-    More threads than that cost up to 17 times in bfloat16 (measured, torch 2.15, two threads on one core).
+    More threads were up to 17 times slower in bfloat16 (measured, torch 2.15, two threads on one core).
 
     Args:
-        cgroup_root: where cgroups of version 1 or 2 are mounted; nothing there means no quota.
-        cgroup_of_process: the kernel's list of the cgroups that this process is in.
+        cgroup_root: where cgroups of version 1 or 2 are mounted; if nothing is there, no quota counts.
+        cgroup_of_process: the kernel's list of the cgroups of this process.
 
     Returns:
         At least 1; a quota of 1.5 CPUs counts as 2.
@@ -136,7 +136,7 @@ def usable_cpus(
         True
     """
     count = os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):  # Linux; cpusets and taskset both show here
+    if hasattr(os, "sched_getaffinity"):  # Linux; includes cpusets and taskset
         count = min(count, len(os.sched_getaffinity(0)))
     limits = _cgroup_limits("cpu", _CPU_FILES, cgroup_root, _read(cgroup_of_process))
     return min([count, *(math.ceil(int(quota) / int(period)) for quota, period in limits)])
@@ -147,16 +147,16 @@ def usable_memory(
     cgroup_root: Path = Path("/sys/fs/cgroup"),
     cgroup_of_process: Path = Path("/proc/self/cgroup"),
 ) -> int | None:
-    """Bytes that this process may have: the machine's, or the limit of its container if that is lower.
+    """Bytes of memory that this process may use: the machine's, or a lower limit of its container.
 
-    Above that limit the kernel kills, usually a data worker.
+    Above that limit the kernel kills a process, usually a data worker.
 
     Args:
-        cgroup_root: where cgroups of version 1 or 2 are mounted; nothing there means no limit.
-        cgroup_of_process: the kernel's list of the cgroups that this process is in.
+        cgroup_root: where cgroups of version 1 or 2 are mounted; if nothing is there, no limit counts.
+        cgroup_of_process: the kernel's list of the cgroups of this process.
 
     Returns:
-        None where the system does not tell (Windows).
+        The number of bytes; None where the system does not report it (Windows).
 
     Example:
         >>> usable_memory() is None or usable_memory() > 2**20
@@ -172,42 +172,38 @@ def usable_memory(
 def _cgroup_limits(
     controller: str, files: tuple[str, ...], root: Path, memberships: str
 ) -> Iterator[list[str]]:
-    """The numbers in the files of the process's cgroups, on the way up to the root of each.
+    """The limits of the process's cgroups and of all their parents.
 
-    Args:
-        controller: 'cpu' or 'memory'.
-        files: the one of version 2, then those of version 1.
-        root: where cgroups are mounted.
-        memberships: the kernel's list.
+    `files` names the file of version 2, then those of version 1; `memberships` is the kernel's list.
     """
     for line in memberships.splitlines():
         _, controllers, name = line.split(":", 2)
         inner = PurePosixPath(name.lstrip("/"))
-        # '..' is a cgroup outside this container's view; then its root is all that can be read.
+        # '..' is a cgroup outside this container's view; then only the root can be read.
         parts = () if ".." in inner.parts else inner.parts
         folders = [PurePosixPath(*parts[:depth]) for depth in range(len(parts) + 1)]
         if not controllers:  # version 2
             fields = [_read(root / folder / files[0]).split() for folder in folders]
         elif controller in controllers.split(","):
-            # Version 1: 'cpu,cpuacct', often a link 'cpu' to it.
+            # Version 1: the folder is 'cpu,cpuacct', often with a link 'cpu'.
             mounts = [root / mount / f for mount in {controllers, controller} for f in folders]
             fields = [[_read(mount / file).strip() for file in files[1:]] for mount in mounts]
         else:
             continue
-        # No limit is 'max' in version 2 and -1 in version 1; no file is ''.
+        # Without a limit the value is 'max' in version 2 and -1 in version 1; without a file ''.
         yield from (field for field in fields if field and field[0].isdecimal())
 
 
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # no such file on this system, or not for us to read
+    except OSError:  # the file does not exist on this system or is not readable
         return ""
 
 
 def _cpuinfo_line(name: str, cpuinfo: Path) -> str | None:
-    found = re.search(rf"^(?:{name})[ \t]*:[ \t]*(.*)$", _read(cpuinfo), re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(rf"^(?:{name})[ \t]*:[ \t]*(.*)$", _read(cpuinfo), re.MULTILINE)
+    return match[1] if match else None
 
 
 def _cpu_model() -> str:
@@ -220,8 +216,8 @@ def _cpu_features(cpuinfo: Path = _CPUINFO) -> list[str]:
 
 
 def _driver(path: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    found = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _read(path))
-    return found[1] if found else None
+    match = re.search(r"Kernel Module.*?\s(\d+\.[\d.]+)", _read(path))
+    return match[1] if match else None
 
 
 def _version(name: str) -> str | None:

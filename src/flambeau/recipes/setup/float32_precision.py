@@ -1,13 +1,13 @@
-"""Float32 products on CUDA in full precision or as TF32: set, read and put back by one family of switches.
+"""Compute float32 products on CUDA in full precision or as TF32: set, read and restore the switches.
 
 CUDA 上的 float32 乘法用全精度还是 TF32：只用一套开关来设置、读取和恢复。
 
-Source: torch.backends.*.fp32_precision (torch 2.9 and later). The older family (allow_tf32 and
-set_float32_matmul_precision) is set to the same: where the two differ its getters raise RuntimeError, and
-torch.export and torch.compile ask them.
+Source: torch.backends.*.fp32_precision (torch 2.9 and later). The older switches (allow_tf32 and
+set_float32_matmul_precision) are set to the same, because if the two differ the older getters, which
+torch.export and torch.compile call, raise RuntimeError.
 
-TF32 keeps float32's range and 10 bits of its mantissa; sums stay in float32. It exists on NVIDIA GPUs from
-Ampere on and does nothing elsewhere. Not needed under autocast, which leaves few products in float32.
+TF32 has float32's range and 10 bits of its mantissa; sums stay in float32. NVIDIA GPUs have it from Ampere
+on; elsewhere it has no effect. Not needed under autocast, which leaves few products in float32.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _KINDS = ("matmul", "convolution", "rnn")
 
 
 def float32_precision() -> dict[str, str]:
-    """What float32 products are computed in on CUDA.
+    """The precision of float32 products on CUDA.
 
     Returns:
         'ieee' (full float32) or 'tf32' for each of 'matmul', 'convolution' and 'rnn'. torch starts with
@@ -35,40 +35,40 @@ def float32_precision() -> dict[str, str]:
 
 
 def set_float32_precision(precision: Precision) -> None:
-    """Compute matrix products, convolutions and recurrent layers of float32 so, from now on.
+    """Set the precision of float32 matrix products, convolutions and recurrent layers.
 
     Args:
-        precision: 'ieee' for full float32, 'tf32' for TF32 where the GPU has it.
+        precision: 'ieee' for full float32, 'tf32' for TF32 if the GPU has it.
 
     Raises:
-        ValueError: another word.
+        ValueError: another value.
 
     Example:
-        >>> with float32_precision_as("ieee"):  # puts back what was set before
+        >>> with float32_precision_as("ieee"):  # restores the previous setting at the end
         ...     set_float32_precision("tf32")
         ...     print(float32_precision())
         {'matmul': 'tf32', 'convolution': 'tf32', 'rnn': 'tf32'}
     """
     if precision not in ("ieee", "tf32"):
         raise ValueError(f"precision must be 'ieee' or 'tf32', got {precision!r}")
-    # One by one: what is set for all backends does not reach a kind that has a setting of its own,
+    # Each kind separately: the setting for all backends has no effect on a kind with a specific setting,
     # and convolution and rnn have one from the start.
     word = {"ieee": "highest", "tf32": "high"}[precision]
     on_cpu = _cpu_matmul()
-    if on_cpu != "none":  # 'high' and 'medium' have set it, and the older getters want it to fit
+    if on_cpu != "none":  # 'high' and 'medium' set it, and the older getters require that it agrees
         on_cpu = precision
     _set(dict.fromkeys(_KINDS, precision), word=word, on_cpu=on_cpu)
 
 
 @contextmanager
 def float32_precision_as(precision: Precision) -> Iterator[None]:
-    """Compute float32 so within the block, then as before.
+    """Set the precision for the `with` block, and restore the previous setting after it.
 
     Args:
         precision: 'ieee' or 'tf32'.
 
     Raises:
-        ValueError: another word.
+        ValueError: another value.
 
     Example:
         >>> with float32_precision_as("ieee"):
@@ -82,7 +82,7 @@ def float32_precision_as(precision: Precision) -> Iterator[None]:
 
 @contextmanager
 def float32_precision_kept() -> Iterator[None]:
-    """After the block float32 is computed as before, whatever was set in it.
+    """Restore the present setting after the `with` block.
 
     Example:
         >>> with float32_precision_kept():
@@ -93,7 +93,7 @@ def float32_precision_kept() -> Iterator[None]:
     before = {kind: _backend(kind).fp32_precision for kind in _KINDS}
     on_cpu = _cpu_matmul()
     word: str | None = None
-    with suppress(RuntimeError):  # where the families differ already
+    with suppress(RuntimeError):  # if older and newer switches differ already
         word = torch.get_float32_matmul_precision()
     try:
         yield
@@ -102,8 +102,8 @@ def float32_precision_kept() -> Iterator[None]:
 
 
 def _set(values: dict[str, str], *, word: str | None, on_cpu: str) -> None:
-    """Both families; `word` is the older one's for matmul, and writes what a CPU does, too."""
-    if word is not None:  # the older family first: it writes the newer one
+    """Set newer and older switches; `word` is the older setting for matmul, which also affects the CPU."""
+    if word is not None:  # first, because it overwrites the newer switches
         torch.set_float32_matmul_precision(word)
     torch.backends.cudnn.allow_tf32 = values["convolution"] == "tf32"
     torch.backends.mkldnn.matmul.fp32_precision = on_cpu  # type: ignore[attr-defined]
@@ -121,9 +121,9 @@ def _backend(kind: str) -> Any:
 
 
 def _in_effect(kind: str) -> str:
-    """'none' means: as is set for all backends, and full precision if nothing is."""
-    own = str(_backend(kind).fp32_precision)
-    if own != "none":
-        return own
+    """The setting of this kind, else that for all backends, else full precision."""
+    specific = str(_backend(kind).fp32_precision)
+    if specific != "none":
+        return specific
     everywhere = str(torch.backends.fp32_precision)  # type: ignore[attr-defined]
     return "ieee" if everywhere == "none" else everywhere

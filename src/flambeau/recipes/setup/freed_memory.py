@@ -1,54 +1,53 @@
-"""Keep the memory of freed tensors in the process, so that no step has to get and clear its pages again.
+"""Keep the memory of freed tensors in the process, so that steps do not allocate and clear pages again.
 
 让进程保留已释放张量的内存，每一步就不必重新取得并清零内存页。
 
-Source: own; the parameters are those of mallopt(3) of the GNU C library.
+Source: original; the parameters are those of mallopt(3) of the GNU C library.
 
-By default the GNU C library gives large blocks and the end of its heap back to the system as soon as they are
-free. The next step gets the same pages again, one page fault for each 4 KiB, and the system clears them. How
-much of that happens depends on where a small block happens to lie, so the same command may take one time or
-another.
+By default the GNU C library returns large blocks and the end of its heap to the system as soon as they are
+free. The next step gets the same pages again, with one page fault per 4 KiB, and the system clears them. How
+often that happens depends on the position of small blocks, so that the time of the same command varies.
 
-Not for a process that runs on for long after a peak and should become small again, nor under `ulimit -v` or
-`-d`; of no use with jemalloc or tcmalloc, on other systems than Linux, or for the memory of a GPU.
+Not for a process that runs long after a peak and should become small again, nor under `ulimit -v` or `-d`.
+No effect with jemalloc or tcmalloc, on systems other than Linux, or on GPU memory.
 """
 
 import ctypes
 import sys
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-_NEVER = 2**31 - 1  # bytes that are free at the end of the heap, from which on they are given back
-_LARGEST = 2**30  # bytes of a block, from which on it is mapped by itself and given back
-_LARGEST_BEFORE = 2**25  # that older versions of the library take
-# Where they refuse the one, the other alone does harm: each block of 128 KiB is mapped anew.
-KEEP_FREED = {"MALLOC_TRIM_THRESHOLD_": f"{_NEVER}", "MALLOC_MMAP_THRESHOLD_": f"{_LARGEST_BEFORE}"}
-"""Environment variables that do so for a script that cannot be changed; blocks up to 32 MiB are kept."""
+_NEVER = 2**31 - 1  # free bytes at the end of the heap above which they are returned
+_MAX_KEPT = 2**30  # bytes; larger blocks are mapped separately and returned
+_MAX_KEPT_OLD = 2**25  # the limit of older versions of the library
+# Older versions refuse larger values, and the other variable alone is harmful: it maps each block of 128 KiB.
+KEEP_FREED = {"MALLOC_TRIM_THRESHOLD_": f"{_NEVER}", "MALLOC_MMAP_THRESHOLD_": f"{_MAX_KEPT_OLD}"}
+"""Environment variables with this effect, for scripts that cannot be changed; keep blocks up to 32 MiB."""
 
 
 def can_keep_freed() -> bool:
-    """Whether this process has the C library of GNU, and no limit of its own (`ulimit -v`, `-d`).
+    """Whether this process uses the GNU C library, and has no memory limit (`ulimit -v`, `-d`).
 
-    To such a limit counts what is kept, and oneDNN's code, which cannot use it, finds no room any more.
+    Kept memory would count towards such a limit, and leave too little for the code that oneDNN generates.
 
     Example:
         >>> keep_freed_memory() <= can_keep_freed()
         True
     """
-    if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"):  # musl has none
+    if sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "mallopt"):  # musl has no mallopt
         return False
-    import resource  # Unix alone has it
+    import resource  # only on Unix
 
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
     return all(limit == resource.RLIM_INFINITY for limit in limits)
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what is freed from now on, for the whole process and what it forks.
+    """Make the C library keep freed memory from now on, in this process and its forks.
 
-    Call it before the first step. What a process holds is then close to the most that it ever needed.
+    Call it before the first step. The memory of the process then stays close to its peak.
 
     Returns:
-        Whether it can, see `can_keep_freed`.
+        Whether the memory is kept; see `can_keep_freed`.
 
     Example:
         >>> is_kept = keep_freed_memory()
@@ -56,6 +55,6 @@ def keep_freed_memory() -> bool:
     if not can_keep_freed():
         return False
     libc = ctypes.CDLL(None)
-    takes = bool(libc.mallopt(_MMAP_THRESHOLD, _LARGEST))
-    takes = takes or bool(libc.mallopt(_MMAP_THRESHOLD, _LARGEST_BEFORE))
-    return takes and bool(libc.mallopt(_TRIM_THRESHOLD, _NEVER))
+    is_set = bool(libc.mallopt(_MMAP_THRESHOLD, _MAX_KEPT))
+    is_set = is_set or bool(libc.mallopt(_MMAP_THRESHOLD, _MAX_KEPT_OLD))
+    return is_set and bool(libc.mallopt(_TRIM_THRESHOLD, _NEVER))

@@ -2,15 +2,15 @@
 
 为进程中的所有随机数发生器设定种子，并逐比特地保存与恢复它们的状态。
 
-Source: own; the generators are those of torch, of Python's `random` and of `numpy.random` (legacy, global).
+Source: original; the generators are those of torch, of Python's `random` and of `numpy.random` (legacy,
+global).
 
-PYTHONHASHSEED is left alone on purpose: Python reads it once, before the first line of a program runs,
-so setting it from inside changes nothing in this process. Where the order of a set of strings matters,
-sort the set, or start the program with `PYTHONHASHSEED=0 python ...`.
+PYTHONHASHSEED is deliberately not set: Python reads it once, before the first line of a program runs, so
+setting it later changes nothing in this process. If the order of a set of strings matters, sort the set, or
+start the program with `PYTHONHASHSEED=0 python ...`.
 
-Not for generators of your own (`torch.Generator`, `numpy.random.default_rng`, `random.Random`), each of
-which has a state to save, nor for the workers of a DataLoader, which are processes with generators of
-their own.
+Not for generators that you make (`torch.Generator`, `numpy.random.default_rng`, `random.Random`), each of
+which has a state to save, nor for the workers of a DataLoader, which have generators in their processes.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ _KEYS = frozenset({"torch", "cuda", "python", "numpy"})
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch on every device, Python's `random`, and NumPy where it is installed.
+    """Seed torch on every device, Python's `random`, and NumPy if it is installed.
 
     Args:
-        seed: in [0, 2**64). torch's generator on the CPU uses its low 32 bits, all others use all of it.
+        seed: in [0, 2**64). torch's generator on the CPU uses the low 32 bits, all others use all bits.
 
     Raises:
-        ValueError: a seed outside that range.
-        TypeError: a seed that is not an integer.
+        ValueError: the seed is outside that range.
+        TypeError: the seed is not an integer.
 
     Example:
         >>> seed_everything(7)
@@ -44,7 +44,7 @@ def seed_everything(seed: int) -> None:
         raise TypeError(f"seed must be an int, got {type(seed).__name__}")
     if not 0 <= seed < 2**64:
         raise ValueError(f"seed must be in [0, 2**64), got {seed}")
-    torch.manual_seed(seed)  # CUDA too: remembered until CUDA starts, if it has not yet
+    torch.manual_seed(seed)  # CUDA too, even if it is not initialized yet
     random.seed(seed)
     try:
         import numpy as np
@@ -58,12 +58,12 @@ def rng_state() -> dict[str, Any]:
     """The states of all global generators, as data that `torch.load(weights_only=True)` reads.
 
     Returns:
-        `torch`: uint8 tensor; `cuda`: a uint8 tensor for each visible device, none before CUDA is in use
-        (asking would start it); `python`: [version, int64 tensor, cached gaussian or None]; `numpy`: the
-        same idea, or None without NumPy. All tensors are on the CPU.
+        `torch`: uint8 tensor; `cuda`: a uint8 tensor per visible device, empty if CUDA is not initialized
+        (reading the state would initialize it); `python`: [version, int64 tensor, cached gaussian or None];
+        `numpy`: similar, or None without NumPy. All tensors are on the CPU.
 
     Raises:
-        RuntimeError: NumPy's global generator was replaced by one that is not MT19937.
+        RuntimeError: NumPy's global generator was replaced by one other than MT19937.
 
     Example:
         >>> state = rng_state()
@@ -82,16 +82,16 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Put back what `rng_state` gave: the next draw of every generator is the same to the bit.
+    """Restore the states of `rng_state`, so that all generators draw the same numbers again.
 
-    A generator that the state does not hold (CUDA not in use then, NumPy not installed then) stays as it is.
+    A generator that is not in the state (CUDA not initialized or NumPy not installed then) is not changed.
 
     Args:
-        state: a dict from `rng_state`, from this process or from a file.
+        state: a dict from `rng_state`, of this process or from a file.
 
     Raises:
-        ValueError: not such a dict; more CUDA devices in it than are visible here.
-        ImportError: it holds NumPy's state and NumPy is not installed.
+        ValueError: not such a dict, or it has more CUDA devices than are visible here.
+        ImportError: it has NumPy's state, but NumPy is not installed.
 
     Example:
         >>> before = rng_state()
@@ -144,7 +144,7 @@ def _set_numpy_state(state: list[Any]) -> None:
 
 
 def seed_cpu(seed: int) -> None:
-    """Seed the global generators that data loading draws from, cheaply enough for every sample.
+    """Seed the global generators that data loading uses, cheaply enough for every sample.
 
     Args:
         seed: any integer. torch (CPU) and `random` use its low 64 bits, NumPy the low 32.
@@ -166,7 +166,7 @@ def seed_cpu(seed: int) -> None:
 
 @contextlib.contextmanager
 def cpu_generators_restored() -> Iterator[None]:
-    """The generators that `seed_cpu` seeds come out of the `with` block as they went in.
+    """Restore the generators that `seed_cpu` seeds at the end of the `with` block.
 
     Example:
         >>> before = torch.get_rng_state()
@@ -176,7 +176,7 @@ def cpu_generators_restored() -> Iterator[None]:
         True
     """
     states = random.getstate(), torch.default_generator.get_state()
-    numpy_state = _numpy_state_as_it_is()
+    numpy_state = _raw_numpy_state()
     try:
         yield
     finally:
@@ -186,8 +186,8 @@ def cpu_generators_restored() -> Iterator[None]:
             numpy_state[0](numpy_state[1])
 
 
-def _numpy_state_as_it_is() -> tuple[Any, Any] | None:
-    """NumPy's function that puts a state back, and the state; None where NumPy is missing."""
+def _raw_numpy_state() -> tuple[Any, Any] | None:
+    """NumPy's function that sets a state, and the state of any generator; None without NumPy."""
     try:
         import numpy as np
     except ImportError:

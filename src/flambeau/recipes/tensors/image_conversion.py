@@ -1,12 +1,12 @@
-"""Images between NumPy, PIL and tensors, right for every mode and dtype, with errors that say what to do.
+"""Convert images between NumPy, PIL and tensors, correctly for every mode and dtype, with helpful errors.
 
 图像在 NumPy、PIL 与张量之间的转换，每种模式和数据类型都正确，报错会说明该怎么做。
 
 Source: the modes of the Pillow handbook ("Concepts"); torchvision's `pil_to_tensor` and `to_pil_image`, from
-which it differs where those wrap, truncate, refuse or return palette indices. Not for batches, and not for
+which this differs where they wrap, truncate, refuse or return palette indices. Not for batches, and not for
 decoding files.
 
-Nothing shares memory: each of the four conversions between kinds returns a copy of its own.
+Each of the four conversions returns a copy; no memory is shared.
 
 C: channels, 1 to 4; H, W: height and width.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.uint16, torch.int32)
 _REALS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Modes whose values are kept as they are: what they hold, and what fits without loss (but float64 in F).
+# Modes whose values are kept: their dtype, and the dtypes that fit without loss (except float64 in F).
 _KEPT = {
     "1": (torch.bool, (torch.bool,)),
     "P": (torch.uint8, (torch.uint8,)),
@@ -39,13 +39,14 @@ def tensor_from_array(
     """Copy an array into a (C, H, W) tensor of the same dtype and values.
 
     Args:
-        array: (H, W) or of the layout, of any strides and byte order, also read-only; bool, integer or float.
-        layout: where the channels are.
-        bgr: the array is BGR or BGRA, as OpenCV reads; the tensor is RGB or RGBA.
+        array: (H, W) or as `layout` says, with any strides and byte order, even read-only; bool, integer or
+            float.
+        layout: the order of the dimensions.
+        bgr: the array is BGR or BGRA, as OpenCV reads images; the tensor is RGB or RGBA.
 
     Raises:
-        ValueError: a shape that is no image of this layout; `bgr` without 3 or 4 channels.
-        TypeError: no array, or a dtype that torch lacks.
+        ValueError: the shape is not an image of this layout; `bgr` without 3 or 4 channels.
+        TypeError: not an array, or a dtype that torch lacks.
 
     Example:
         >>> import numpy as np
@@ -77,12 +78,12 @@ def array_from_tensor(
     """Copy an image tensor into an array of the same dtype (bfloat16 becomes float32) and values.
 
     Args:
-        image: (C, H, W) or (H, W), on any device, in a graph or not.
-        layout: of the array. With HWC a single channel is (H, W), as PIL, OpenCV and Matplotlib want it.
+        image: (C, H, W) or (H, W), on any device, with or without a graph.
+        layout: of the array. With HWC a single channel is (H, W), as PIL, OpenCV and Matplotlib expect.
         bgr: the tensor is RGB or RGBA, the array BGR or BGRA.
 
     Raises:
-        ValueError: a shape that is no image; an unknown layout; `bgr` without 3 or 4 channels.
+        ValueError: the shape is not an image; an unknown layout; `bgr` without 3 or 4 channels.
 
     Example:
         >>> array_from_tensor(torch.zeros(3, 4, 5)).shape, array_from_tensor(torch.zeros(1, 4, 5)).shape
@@ -101,17 +102,17 @@ def array_from_tensor(
 
 
 def tensor_from_pil(image: "Image.Image", *, indices: bool = False) -> Tensor:
-    """Copy a PIL image into a (C, H, W) tensor of its own dtype: `to_float` scales it to [0, 1].
+    """Copy a PIL image into a (C, H, W) tensor of the image's dtype; `to_float` scales it to [0, 1].
 
-    Mode 1 gives bool, I;16 uint16, I int32, F float32, all others uint8. A palette is expanded to RGB, or to
-    RGBA where it has transparency.
+    Mode 1 becomes bool, I;16 uint16, I int32, F float32, all others uint8. A palette is expanded to RGB, or
+    to RGBA if it has transparency.
 
     Args:
         image: of any mode.
-        indices: of a palette image, the indices themselves, such as the classes of a segmentation mask.
+        indices: return the indices of a palette image, such as the classes of a segmentation mask.
 
     Raises:
-        ValueError: `indices` of an image without a palette.
+        ValueError: `indices` for an image without a palette.
 
     Example:
         >>> from PIL import Image
@@ -128,17 +129,17 @@ def tensor_from_pil(image: "Image.Image", *, indices: bool = False) -> Tensor:
 
 
 def pil_from_tensor(image: Tensor, *, mode: str | None = None) -> "Image.Image":
-    """Copy an image tensor into a PIL image; floats are of [0, 1] and go through `to_uint8`.
+    """Copy an image tensor into a PIL image; floats in [0, 1] go through `to_uint8`.
 
     Args:
         image: (C, H, W) or (H, W), on any device.
-        mode: one of 1, L, LA, P, RGB, YCbCr, HSV, LAB, RGBA, CMYK, I, I;16, F. By itself it is L, LA, RGB or
-            RGBA by the channels, and for one channel 1 of bool, I;16 of uint16, I of int16 and int32. Modes
-            1, P, I, I;16 and F keep the values; nothing is converted between color spaces.
+        mode: one of 1, L, LA, P, RGB, YCbCr, HSV, LAB, RGBA, CMYK, I, I;16, F. By default L, LA, RGB or RGBA
+            by the number of channels; for one channel also 1 for bool, I;16 for uint16, I for int16 and
+            int32. Modes 1, P, I, I;16 and F keep the values; color spaces are not converted.
 
     Raises:
-        ValueError: a shape that is no image, a mode of other channels or unknown, NaN.
-        TypeError: a dtype that the mode does not hold.
+        ValueError: the shape is not an image, the mode is unknown or has other channels, or NaN.
+        TypeError: the mode cannot hold the dtype.
 
     Example:
         >>> image = pil_from_tensor(torch.tensor([[[0.0, 0.5, 1.1, -0.2]]]))
@@ -173,14 +174,14 @@ def pil_from_tensor(image: Tensor, *, mode: str | None = None) -> "Image.Image":
 
 
 def to_uint8(image: Tensor) -> Tensor:
-    """Values of [0, 1] (or of bool, uint16) as 0 to 255, rounded and clamped; uint8 is returned as it is.
+    """Scale [0, 1] (or bool, uint16) to 0 to 255, rounded and clamped; uint8 is returned as it is.
 
     Args:
         image: any shape and device; floating, bool, uint8 or uint16.
 
     Raises:
-        TypeError: another integer dtype, whose white is not known.
-        ValueError: NaN; the look for it waits for the device.
+        TypeError: another integer dtype, whose value for white is not known.
+        ValueError: NaN; the check waits for the device.
 
     Example:
         >>> to_uint8(torch.tensor([-0.1, 0.999, 1.1])).tolist()
@@ -200,14 +201,14 @@ def to_uint8(image: Tensor) -> Tensor:
 
 
 def to_float(image: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values as floats of [0, 1]: uint8 divided by 255, uint16 by 65535; floats keep their values.
+    """Convert to floats in [0, 1]: uint8 divided by 255, uint16 by 65535; floats keep their values.
 
     Args:
         image: any shape and device; floating, bool, uint8 or uint16.
-        dtype: of the result; `to_uint8` gives the same uint8 back from any of 16 bits or more.
+        dtype: of the result; with 16 bits or more, `to_uint8` restores the same uint8 values.
 
     Raises:
-        TypeError: another integer dtype, whose white is not known.
+        TypeError: another integer dtype, whose value for white is not known.
 
     Example:
         >>> to_float(torch.tensor([0, 51, 255], dtype=torch.uint8))
@@ -222,7 +223,7 @@ def to_float(image: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def swap_red_blue(image: Tensor) -> Tensor:
-    """RGB to BGR and back, RGBA to BGRA and back, as a copy.
+    """Convert RGB to BGR or back, or RGBA to BGRA or back; returns a copy.
 
     Args:
         image: (..., C, H, W), C 3 or 4.

@@ -2,16 +2,16 @@
 
 任意精度下的优化器步骤：缩放、反缩放、裁剪、跳过，且从不等待设备。
 
-Source: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.2 (loss scaling), with the
-growth and back-off of torch.amp.GradScaler, which it follows number for number.
-In float32 and bfloat16 nothing is scaled, but a step with a gradient that is not finite is skipped, too.
-A fused optimizer (`fused=True`) skips and clips inside its own kernel; any other one is stepped and put
-back, which costs a copy of parameters and state; where it counts its steps on the CPU (torch's Adam with
-neither `fused` nor `capturable`), each step then waits for the device after all.
+Source: Micikevicius et al., "Mixed precision training", ICLR 2018, section 3.2 (loss scaling), with exactly
+the growth and back-off of torch.amp.GradScaler.
+In float32 and bfloat16 nothing is scaled, but a step with a gradient that is not finite is skipped too.
+A fused optimizer (`fused=True`) skips and clips inside its kernel. Any other optimizer makes the step, which
+is then undone; that costs a copy of parameters and state. If it counts its steps on the CPU (torch's Adam
+with neither `fused` nor `capturable`), each step does wait for the device.
 
-Not for optimizers that need a closure (LBFGS), nor for sparse gradients. State in plain Python numbers
-(no optimizer of torch's has any) counts skipped steps, too. SGD with dampening, which leaves out its first
-step, dampens all of them if that one was skipped.
+Not for optimizers that need a closure (LBFGS), nor for sparse gradients. State in plain Python numbers (no
+optimizer of torch has any) counts skipped steps too. SGD does not dampen its first step; if that one is
+skipped, all steps are dampened.
 """
 
 import contextlib
@@ -27,11 +27,11 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 Precision = Literal["fp32", "bf16", "fp16"]
 _run_engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-_MAX_ROOTS = 64  # weights of micro-batches that are kept as tensors; chosen
+_MAX_ROOTS = 64  # weights of micro-batches that are cached as tensors; chosen
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[Any]:
-    """The context of a precision for the forward pass and the loss; backward belongs outside it.
+    """The autocast context for the forward pass and the loss; call backward outside it.
 
     Example:
         >>> with autocast(torch.device("cpu"), "bf16"):
@@ -47,16 +47,16 @@ class AmpStep:
     """Runs backward and step for one optimizer.
 
     Args:
-        optimizer: with dense floating parameters, all on one device; state must be empty or loaded.
-        precision: 'fp32', 'bf16' or 'fp16', the type that autocast uses in the forward pass.
-        max_norm: clip the norm of all gradients together to this, after unscaling; None does not.
-        init_scale: the first loss scale of fp16 (torch's default).
-        growth_interval: fp16 steps without an overflow after which the scale doubles.
-        halt: once something was not finite, skip all later steps, too, until `halted` is zeroed. So a loop
-            can read the flag late and find the weights as they were. In fp16 only watched tensors halt.
+        optimizer: with dense floating-point parameters, all on one device; its state is empty or loaded.
+        precision: 'fp32', 'bf16' or 'fp16', the dtype that autocast uses in the forward pass.
+        max_norm: clip the global norm of the gradients to this, after unscaling; None does not clip.
+        init_scale: the first loss scale in fp16 (torch's default).
+        growth_interval: number of fp16 steps without an overflow after which the scale doubles.
+        halt: after a value that is not finite, skip all further steps until `halted` is zeroed, so that a
+            loop can read the flag later and the weights are unchanged. In fp16 only watched tensors halt.
         agree: for several processes whose gradients are averaged: replaces a 0-d flag by its maximum over
-            all of them (`all_reduce(flag, op=MAX)`), so that a loss that is not finite on one counts on all.
-            It is called in fp16; otherwise such a loss makes its gradients NaN, which the average spreads.
+            all processes (`all_reduce(flag, op=MAX)`), so that a loss that is not finite on one counts on
+            all. Called only in fp16; otherwise such a loss makes its gradients NaN, and averaging spreads it.
 
     Raises:
         ValueError: an unknown precision, no parameters, parameters on several devices, max_norm <= 0.
@@ -98,11 +98,11 @@ class AmpStep:
         self.max_norm = max_norm
         self.device = devices.pop()
         self.halted = torch.zeros((), device=self.device)
-        """0-d float32: 1 where a watched tensor, or a gradient (but in fp16), was not finite."""
+        """0-d float32: 1 if a watched tensor, or (except in fp16) a gradient, was not finite."""
         self.skipped = torch.zeros_like(self.halted) if precision == "fp16" else self.halted
-        """0-d float32: 1 where the last step changed nothing. A schedule of one's own may read it, late."""
+        """0-d float32: 1 if the last step was skipped. A schedule may read it later, without waiting."""
         self.norm = torch.zeros((), device=self.device)
-        """0-d float32: the norm of the last gradients before clipping; kept up only with `max_norm`."""
+        """0-d float32: the norm of the last gradients before clipping; updated only with `max_norm`."""
         self._parameters = parameters
         self._growth_interval, self._halt = growth_interval, halt
         self._agree = agree
@@ -114,17 +114,17 @@ class AmpStep:
         self._fused = _skips_in_kernel(optimizer)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """The context for the forward pass and the loss; backward belongs outside it."""
+        """The autocast context for the forward pass and the loss; call backward outside it."""
         return autocast(self.device, self.precision)
 
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
         """Add the gradients of `weight * loss` to the parameters, scaled in fp16.
 
-        The weight goes in as the gradient of the root, so no node is added to the graph.
+        The weight is passed as the gradient of the root, so the graph gets no extra node.
 
         Args:
-            loss: 0-d floating, on the device.
-            weight: the share of this micro-batch in its batch when gradients are accumulated.
+            loss: 0-d floating-point, on the device.
+            weight: the fraction of the batch that this micro-batch is, when gradients are accumulated.
         """
         root = self._roots.get((weight, loss.dtype))
         if root is None:
@@ -136,7 +136,7 @@ class AmpStep:
         elif self._agree is not None:
             root = root + loss.detach() * 0
         if type(loss) is Tensor and _run_engine is not None:
-            # What loss.backward() ends in, without the 20 us of looking at arguments that are known here.
+            # The last call inside loss.backward(), without its 20 us of checks of the arguments.
             _run_engine(
                 (loss,), (root,), False, False, (), allow_unreachable=True, accumulate_grad=True
             )
@@ -147,7 +147,7 @@ class AmpStep:
         """Unscale, clip, step (or skip), update the scale, and drop the gradients.
 
         Args:
-            watch: float32 tensors on the device that must be finite besides the gradients, such as the loss.
+            watch: float32 tensors on the device that must be finite too, such as the loss.
         """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         fp16 = self.precision == "fp16"
@@ -176,36 +176,36 @@ class AmpStep:
 
     @property
     def scale(self) -> Tensor | None:
-        """0-d float32 on the device: the factor of the loss in fp16; None where there is none."""
+        """0-d float32 on the device: the loss scale in fp16, else None."""
         return self._scale if self.precision == "fp16" else None
 
     def loss_scale(self) -> float:
-        """The factor of the loss in fp16 (1 otherwise). Waits for the device: not for every step."""
+        """The loss scale in fp16, else 1. It waits for the device, so do not call it in every step."""
         return float(self._scale) if self.precision == "fp16" else 1.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scale and its growth counter; tensors on the CPU."""
+        """The loss scale and its growth counter, as tensors on the CPU."""
         return {"scale": self._scale.cpu(), "growth_tracker": self._growth_tracker.cpu()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a `state_dict`."""
         self._scale.copy_(state["scale"])
         self._growth_tracker.copy_(state["growth_tracker"])
 
-    def _check(self, tensors: list[Tensor], found: Tensor, factor: Tensor) -> None:
-        """Multiply by `factor`, and set `found` where something is not finite: one kernel for each dtype."""
+    def _check(self, tensors: list[Tensor], flag: Tensor, factor: Tensor) -> None:
+        """Multiply by `factor`, and set `flag` if a value is not finite; one kernel per dtype."""
         if self._one_dtype:
             if tensors:
-                torch._amp_foreach_non_finite_check_and_unscale_(tensors, found, factor)
+                torch._amp_foreach_non_finite_check_and_unscale_(tensors, flag, factor)
             return
         for dtype in {t.dtype for t in tensors}:
             same = [t for t in tensors if t.dtype is dtype]
-            torch._amp_foreach_non_finite_check_and_unscale_(same, found, factor)
+            torch._amp_foreach_non_finite_check_and_unscale_(same, flag, factor)
 
     def _step(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
         optimizer: Any = self.optimizer
         if self._fused:
-            # The protocol of torch.amp.GradScaler: fused kernels divide by the one and obey the other.
+            # As torch.amp.GradScaler: fused kernels divide by grad_scale and skip if found_inf is 1.
             optimizer.grad_scale = divisor
             optimizer.found_inf = self.skipped
             if _unobserved(optimizer):
@@ -216,14 +216,14 @@ class AmpStep:
             return
         if divisor is not None:
             torch._foreach_div_(gradients, divisor)
-        with _put_back(optimizer, where=self.skipped):
+        with _undone_if(self.skipped, optimizer):
             optimizer.step()
 
 
 def _unobserved(optimizer: Optimizer) -> bool:
-    """Nothing would notice that the wrapper of `step` is left out, which costs 9 us: no profiler, no hook."""
+    """Whether the wrapper of `step` (9 us) can be bypassed: no profiler and no hook needs it."""
     return (
-        "step" not in optimizer.__dict__  # a scheduler of torch's puts a counter there
+        "step" not in optimizer.__dict__  # torch's schedulers replace it by a counter
         and getattr(type(optimizer).step, "hooked", False)
         and not optimizer._optimizer_step_pre_hooks
         and not optimizer._optimizer_step_post_hooks
@@ -240,8 +240,8 @@ def _skips_in_kernel(optimizer: Optimizer) -> bool:
         return True
     if any(group["momentum"] and group["dampening"] for group in optimizer.param_groups):
         return False
-    # Fused SGD allocates its momentum without filling it, and a skipped first step would leave it so.
-    # Zeros give the same first step: 0 * momentum + gradient.
+    # Fused SGD allocates its momentum uninitialized, and a skipped first step would leave it so. Zeros
+    # give the same first step: 0 * momentum + gradient.
     for group in optimizer.param_groups:
         for p in group["params"]:
             if group["momentum"] and optimizer.state[p].get("momentum_buffer") is None:
@@ -250,13 +250,13 @@ def _skips_in_kernel(optimizer: Optimizer) -> bool:
 
 
 @contextlib.contextmanager
-def _put_back(optimizer: Optimizer, *, where: Tensor) -> Iterator[None]:
-    """Undo what happens inside, on the device, if `where` is 1. State that is born inside is zeroed."""
+def _undone_if(flag: Tensor, optimizer: Optimizer) -> Iterator[None]:
+    """Undo the step in the block, on the device, if `flag` is 1; state that is new in it is zeroed."""
     with torch.no_grad():
         before = [(t, t.clone()) for t in _tensors(optimizer)]
     known = {id(t) for t, _ in before}
     yield
-    undo = where.bool()
+    undo = flag.bool()
     with torch.no_grad():
         for t, old in before:
             t.copy_(torch.where(undo.to(t.device), old, t))

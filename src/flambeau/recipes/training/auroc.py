@@ -1,10 +1,10 @@
-"""Area under the ROC curve, exact: how often a positive sample scores higher than a negative one.
+"""Exact area under the ROC curve: how often a positive sample scores higher than a negative one.
 
 ROC 曲线下面积，精确值：正样本的得分高于负样本的频率。
 
 Source: Hanley and McNeil, "The meaning and use of the area under a ROC curve", Radiology 1982: the area is
-the Mann-Whitney statistic, ties counted as one half. Of more than two classes each against the rest (Provost
-and Domingos, 2000), averaged without weights. Not for data whose scores do not fit into memory: all are kept.
+the Mann-Whitney statistic, ties counted as one half. With more than two classes, each class against the rest
+(Provost and Domingos, 2000), averaged without weights. Not for data whose scores do not fit into memory.
 
 N: samples, C: classes.
 """
@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 class AUROC:
-    """The area of two classes, or the mean of those of each class against all others.
+    """The area for two classes, or the mean of the areas of each class against all others.
 
-    It is computed from all scores, sorted, and not from bins: 4 bytes per sample (of two classes) or 4 C
-    bytes are kept on the device. So states are merged by putting them one after the other.
+    It is computed from all sorted scores, without bins: the device keeps 4 bytes per sample for two classes,
+    else 4 C bytes. States are merged by concatenation.
 
     Example:
         >>> area = AUROC()
@@ -34,13 +34,13 @@ class AUROC:
         """Keep a batch, without waiting for the device.
 
         Args:
-            logits: (N, C) floating, C at least 2; of probabilities pass the .log(). Or (N,) floating: any
-                score that is higher for class 1.
+            logits: (N, C) floating-point, C at least 2; for probabilities pass the .log(). Or (N,)
+                floating-point: any score that is higher for class 1.
             targets: (N,) int64 classes in [0, C); 0 or 1 for (N,) scores.
 
         Raises:
             ValueError: shapes that do not fit, or another C than before.
-            TypeError: targets that are not int64.
+            TypeError: targets are not int64.
         """
         if (
             logits.ndim not in (1, 2)
@@ -55,7 +55,7 @@ class AUROC:
             raise TypeError(f"targets must be int64, got {targets.dtype}")
         logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
         if logits.shape[1:] == (2,):
-            # The order of the probabilities, without their rounding to 0 and 1.
+            # In the same order as the probabilities, but not rounded to 0 and 1.
             logits = logits[:, 1] - logits[:, 0]
         elif logits.ndim == 2:
             logits = logits.log_softmax(1)
@@ -65,12 +65,12 @@ class AUROC:
         self._targets.append(targets.clone())
 
     def per_class(self) -> Tensor:
-        """The area of each class against the rest, (C,) float64; (1,) of two classes: both have the same.
+        """The area of each class against the rest, (C,) float64; (1,) for two classes, whose areas are equal.
 
-        NaN where all samples are of the class, or none. It waits for the device.
+        NaN if all samples are of the class, or none. It waits for the device.
 
         Raises:
-            ValueError: nothing was counted, or a target is no class.
+            ValueError: nothing was counted, or a target is not a class.
         """
         if not self._scores:
             raise ValueError("no samples since the last reset: there is no area")
@@ -83,7 +83,7 @@ class AUROC:
         return torch.stack([_area(scores[:, c], targets == c) for c in range(num_classes)])
 
     def compute(self) -> Tensor:
-        """The area, or the mean over the classes that have one, 0-d float64 (float32 on MPS); else NaN.
+        """The area, or the mean over classes that have one, 0-d float64 (float32 on MPS); NaN if none has.
 
         Raises:
             ValueError: as `per_class`.
@@ -96,18 +96,18 @@ class AUROC:
         self._targets.clear()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """`scores` and `targets` of all samples so far; empty where there are none."""
+        """`scores` and `targets` of all samples so far; empty if there are none."""
         if not self._scores:
             return {}
         return {"scores": torch.cat(self._scores), "targets": torch.cat(self._targets)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a `state_dict`."""
         self.reset()
         self.merge(state)
 
     def merge(self, state: dict[str, Tensor]) -> None:
-        """Add the samples of another one: its `state_dict`, such as another rank's."""
+        """Add the `state_dict` of another AUROC, such as another rank's."""
         if not state:
             return
         if state.keys() != {"scores", "targets"}:
@@ -122,12 +122,13 @@ class AUROC:
 
 
 def _area(scores: Tensor, positive: Tensor) -> Tensor:
-    """Mann-Whitney: of all pairs of a positive and a negative sample, how many are in order."""
+    """Mann-Whitney: the fraction of pairs of a positive and a negative sample that are in order."""
     real = torch.float32 if scores.device.type == "mps" else torch.float64
-    ours = scores[positive].contiguous()
-    others = scores[~positive].sort().values
-    below = torch.searchsorted(others, ours)
-    not_above = torch.searchsorted(others, ours, right=True)
-    pairs = (below + not_above).sum().to(real) / 2
-    area = pairs / (len(ours) * len(others)) if len(ours) and len(others) else pairs * torch.nan
+    positives = scores[positive].contiguous()
+    negatives = scores[~positive].sort().values
+    below = torch.searchsorted(negatives, positives)
+    not_above = torch.searchsorted(negatives, positives, right=True)
+    in_order = (below + not_above).sum().to(real) / 2
+    num_pairs = len(positives) * len(negatives)
+    area = in_order / num_pairs if num_pairs else in_order * torch.nan
     return torch.where(scores.isnan().any(), torch.nan, area)

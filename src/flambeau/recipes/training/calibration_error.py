@@ -1,10 +1,10 @@
-"""Expected calibration error: how far the probabilities of a classifier are from how often it is right.
+"""Expected calibration error: the difference between a classifier's confidence and its accuracy.
 
 期望校准误差（ECE）：分类器给出的概率与它实际答对的频率相差多少。
 
 Source: Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian Binning", AAAI
 2015; Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, section 2, equation 3, with its 15
-bins of equal width. Not for few samples: with tens per bin it is above zero for a perfect classifier too.
+bins of equal width. Not for few samples: with tens per bin it is above 0 for a perfect classifier too.
 
 N: samples, C: classes, B: bins.
 """
@@ -14,21 +14,21 @@ from torch import Tensor
 
 
 class CalibrationError:
-    """The mean of |accuracy - confidence| over bins of confidence, each weighted by its samples.
+    """The mean of |accuracy - confidence| over bins of confidence, weighted by their numbers of samples.
 
-    The confidence of a sample is the largest of its probabilities. Bin b of B holds what lies in
-    (b / B, (b + 1) / B]. Sums stay on the device, in float64 (float32 on MPS), and add up over batches.
+    The confidence of a sample is its largest probability. Bin b of B is (b / B, (b + 1) / B]. Sums over all
+    batches stay on the device, in float64 (float32 on MPS).
 
     Args:
         num_bins: B, at least 1.
-        device: where the logits and targets are.
+        device: of the logits and targets.
 
     Raises:
         ValueError: no bin.
 
     Example:
         >>> error = CalibrationError()
-        >>> certain = torch.tensor([[9.0, 0.0], [9.0, 0.0]])  # that it is class 0, and once it is not
+        >>> certain = torch.tensor([[9.0, 0.0], [9.0, 0.0]])  # of class 0, which is wrong once
         >>> error.update(certain, torch.tensor([0, 1]))
         >>> error.compute()
         tensor(0.4999, dtype=torch.float64)
@@ -46,12 +46,12 @@ class CalibrationError:
         """Count a batch, without waiting for the device.
 
         Args:
-            logits: (N, C) floating; of probabilities pass the .log().
+            logits: (N, C) floating-point; for probabilities pass the .log().
             targets: (N,) int64 classes in [0, C).
 
         Raises:
             ValueError: shapes that do not fit.
-            TypeError: targets that are not int64.
+            TypeError: targets are not int64.
         """
         if logits.ndim != 2 or targets.shape != logits.shape[:1]:
             raise ValueError(
@@ -64,23 +64,23 @@ class CalibrationError:
         self.update_confidence(confidence, predicted == targets)
 
     def update_confidence(self, confidence: Tensor, right: Tensor) -> None:
-        """Count a batch of which no more is known than these.
+        """Count a batch from confidences instead of logits.
 
         Args:
-            confidence: (N,) floating, the largest probability of each sample.
-            right: (N,) bool, whether its class is that of the sample.
+            confidence: (N,) floating-point, the largest probability of each sample.
+            right: (N,) bool, whether the predicted class is right.
         """
         confidence, right = confidence.to(self._real), right.to(self._real)
         bins = (confidence * self.num_bins).ceil().sub(1).clamp(0, self.num_bins - 1)
         rows = torch.stack([torch.ones_like(right), confidence, right], 1)
-        # A NaN has no bin: it goes into the first one, and makes the result NaN.
+        # A NaN goes into the first bin and makes the result NaN.
         self._sums.index_add_(0, bins.nan_to_num(0).long(), rows)
 
     def per_bin(self) -> dict[str, Tensor]:
-        """What a reliability diagram shows, (B,) on the device.
+        """The data of a reliability diagram, (B,) on the device.
 
         Returns:
-            `num_samples`, and `confidence` and `accuracy`, the means of the bin: NaN where it is empty.
+            `num_samples`, and the means `confidence` and `accuracy` of each bin: NaN for an empty one.
         """
         count, confidence, right = self._sums.unbind(1)
         return {
@@ -90,7 +90,7 @@ class CalibrationError:
         }
 
     def compute(self) -> Tensor:
-        """The error, from 0 to 1, 0-d on the device; NaN where nothing was counted."""
+        """The error, from 0 to 1, 0-d on the device; NaN if nothing was counted."""
         count, confidence, right = self._sums.unbind(1)
         return (right - confidence).abs().sum() / count.sum()
 
@@ -99,15 +99,15 @@ class CalibrationError:
         self._sums.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """`sums`, (B, 3), a copy: of each bin the samples, their confidences, and how many were right."""
+        """`sums`, (B, 3), a copy: per bin the numbers of samples, sum of confidences, and number right."""
         return {"sums": self._sums.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state_dict` gave, from whatever device."""
+        """Restore a `state_dict` from any device."""
         self._sums.copy_(self._checked(state))
 
     def merge(self, state: dict[str, Tensor]) -> None:
-        """Add what another one of as many bins has counted: its `state_dict`, such as another rank's."""
+        """Add the `state_dict` of another CalibrationError with equally many bins, such as another rank's."""
         self._sums.add_(self._checked(state).to(self._sums))
 
     def _checked(self, state: dict[str, Tensor]) -> Tensor:

@@ -1,10 +1,10 @@
-"""Which class was taken for which: accuracy, precision, recall, F1 and IoU from one table of counts.
+"""Confusion matrix: accuracy, precision, recall, F1 and IoU from one table of counts.
 
 哪一类被当成了哪一类：由一张计数表得到准确率、精确率、召回率、F1 和 IoU。
 
 Source: the definitions of scikit-learn's precision_recall_fscore_support with zero_division=0; mean IoU as
-PASCAL VOC's segmentation figure (Everingham et al., "The PASCAL Visual Object Classes (VOC) Challenge",
-IJCV 2010, section 4.2). Not for figures that need scores (area under a curve, calibration).
+in PASCAL VOC segmentation (Everingham et al., "The PASCAL Visual Object Classes (VOC) Challenge", IJCV 2010,
+section 4.2). Not for metrics that need scores (area under a curve, calibration).
 
 N: samples, or any shape of pixels; C: classes.
 """
@@ -14,12 +14,12 @@ from torch import Tensor
 
 
 class ConfusionMatrix:
-    """Counts of (true class, predicted class), which stay on the device and add up exactly over batches.
+    """Counts of (true class, predicted class), kept on the device and exact over any number of batches.
 
     Args:
         num_classes: C, at least 2.
-        ignore_index: the target of what does not count, such as 255 at the border of an object.
-        device: where the predictions and targets are.
+        ignore_index: a target that is not counted, such as 255 at the border of an object.
+        device: of the predictions and targets.
 
     Raises:
         ValueError: fewer than two classes.
@@ -46,12 +46,12 @@ class ConfusionMatrix:
         if num_classes < 2:
             raise ValueError(f"num_classes must be at least 2, got {num_classes}")
         self.num_classes, self._ignore_index = num_classes, ignore_index
-        # One cell more than the table has: how many were no classes, reported when the counts are read.
+        # The extra cell counts values outside [0, C), which are reported when the counts are read.
         self._cells = torch.zeros(num_classes**2 + 1, dtype=torch.int64, device=device)
 
     @property
     def device(self) -> torch.device:
-        """Where the counts are."""
+        """The device of the counts."""
         return self._cells.device
 
     @property
@@ -59,7 +59,7 @@ class ConfusionMatrix:
         """(C, C) int64 on the device, a copy: rows are the true classes, columns the predicted ones.
 
         Raises:
-            ValueError: a target or a predicted class was outside [0, C). Asking waits for the device.
+            ValueError: a target or predicted class was outside [0, C). This check waits for the device.
         """
         if num_outside := int(self._cells[-1]):
             raise ValueError(
@@ -72,8 +72,8 @@ class ConfusionMatrix:
         """Count a batch, without waiting for the device.
 
         Args:
-            predictions: (N, C) floating, or (N, C, H, W) for targets (N, H, W): logits or probabilities, of
-                which the largest decides; or int64 classes of the shape of the targets.
+            predictions: (N, C) floating-point, or (N, C, H, W) for targets (N, H, W): logits or
+                probabilities; or int64 classes of the shape of the targets.
             targets: int64 classes in [0, C), or ignore_index.
 
         Raises:
@@ -102,18 +102,17 @@ class ConfusionMatrix:
         counted = torch.ones_like(cells)
         if self._ignore_index is not None:
             counted = (targets != self._ignore_index).to(torch.int64).flatten()
-        # bincount would wait for the device to learn the length of its result.
+        # bincount would wait for the device, because its length depends on the values.
         self._cells.index_add_(0, cells, counted)
 
     def per_class(self) -> dict[str, Tensor]:
-        """Figures of each class, (C,) on the device: float64 (float32 on MPS), the counts int64.
+        """Metrics per class, (C,) on the device: float64 (float32 on MPS), counts int64.
 
         Returns:
-            `precision`, the share of what was predicted as the class that is of it; `recall`, the share of
-            what is of it that was predicted so; `f1`, their harmonic mean; `iou`, intersection over union;
-            `support`, how many are of it; `predicted`, how many were said to be. A class that has samples
-            and was never predicted has precision 0. Where a class has no sample its recall is NaN, and where
-            it was not predicted either, so are all of its figures.
+            `precision`: hits / predicted; `recall`: hits / support; `f1`: their harmonic mean; `iou`:
+            intersection over union; `support`: number of samples of the class; `predicted`: number of samples
+            predicted as the class. A class with samples that was never predicted has precision 0. Without
+            samples the recall is NaN, and if the class was not predicted either, all metrics are.
 
         Raises:
             ValueError: as `counts`.
@@ -140,11 +139,11 @@ class ConfusionMatrix:
         }
 
     def compute(self) -> dict[str, Tensor]:
-        """Figures of all classes together, 0-d on the device; NaN where nothing was counted.
+        """Metrics of all classes together, 0-d on the device; NaN if nothing was counted.
 
         Returns:
             `accuracy`; `macro_precision`, `macro_recall` (balanced accuracy) and `macro_f1`, means over the
-            classes that have samples; `mean_iou`, the mean over those that have samples or were predicted.
+            classes with samples; `mean_iou`, the mean over classes with samples or predictions.
 
         Raises:
             ValueError: as `counts`.
@@ -163,15 +162,15 @@ class ConfusionMatrix:
         self._cells.zero_()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """`cells`, (C * C + 1,) int64, a copy: the table row by row, then how many were no classes."""
+        """`cells`, (C * C + 1,) int64, a copy: the table row by row, then the number of invalid values."""
         return {"cells": self._cells.clone()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state_dict` gave, from whatever device."""
+        """Restore a `state_dict` from any device."""
         self._cells.copy_(self._checked(state))
 
     def merge(self, state: dict[str, Tensor]) -> None:
-        """Add what another one of the same classes has counted: its `state_dict`, such as another rank's."""
+        """Add the `state_dict` of another ConfusionMatrix of the same classes, such as another rank's."""
         self._cells.add_(self._checked(state).to(self._cells.device))
 
     def _checked(self, state: dict[str, Tensor]) -> Tensor:

@@ -1,18 +1,18 @@
-"""CutMix: paste a rectangle of another image, and share the label by the pixels that each has.
+"""CutMix: paste a rectangle of another image, and mix the labels in proportion to the pixels.
 
 CutMix：贴上另一张图像的矩形区域，标签按各自的像素数分配。
 
 Source: Yun et al., "CutMix: regularization strategy to train strong classifiers with localizable
 features", ICCV 2019, section 3.2 (arXiv:1905.04899); center and clipping as in the authors' code.
 
-Not for targets that belong to places (boxes, masks), for images whose object may fill a corner
-only, nor for evaluation.
+Not for targets that belong to positions (boxes, masks), nor for images whose object may be only in a
+corner, nor for evaluation.
 """
 
 import torch
 from torch import Tensor
 
-_MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6  # chosen: beyond them lam is a coin or one half, to float32
+_MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6  # chosen: beyond, lam in float32 is only 0 or 1, or one half
 
 
 def cutmix(
@@ -23,27 +23,27 @@ def cutmix(
     num_classes: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Replace one rectangle of every image by that of another image of the batch.
+    """Replace a rectangle of every image by the same rectangle of another image of the batch.
 
-    The rectangle has the shape of the image and the area share 1 - lam, lam one draw of
-    Beta(alpha, alpha) per call; its center is uniform, and what lies outside is cut off.
-    The label of the other image weighs as much as the pixels that are left of the rectangle.
-    Nothing waits for the device, whichever of the two the generator lives on.
+    The rectangle has the aspect ratio of the image and the fraction 1 - lam of its area, where lam is one
+    draw of Beta(alpha, alpha) per call; its center is uniform, and it is clipped at the border. The weight of
+    the other image's label is the fraction of pixels that are replaced. Nothing waits for the device, whether
+    the generator is on the CPU or on the device.
 
     Args:
-        images: (N, C, H, W) of any dtype: pixels are copied, never computed with.
+        images: (N, C, H, W) of any dtype; pixels are only copied.
         targets: (N,) int64 classes in [0, num_classes), or (N, num_classes) probabilities; on the
             device of the images.
-        alpha: in [1e-6, 1e6], or 0, which returns the images as they are and draws nothing.
+        alpha: in [1e-6, 1e6], or 0, which returns the same images and draws nothing.
         num_classes: at least 1.
-        generator: on the CPU or on the device of the images; its state moves on.
+        generator: on the CPU or on the device of the images; its state advances.
 
     Returns:
-        The new images, of the shape, dtype, device and memory format of `images`, which stay as
-        they were; and the soft targets, (N, num_classes) float32 on the same device.
+        The new images, of the same shape, dtype, device and memory format (`images` is not changed); and the
+        soft targets, (N, num_classes) float32 on the same device.
 
     Raises:
-        TypeError: targets that are neither int64 nor floating.
+        TypeError: targets are neither int64 nor floating-point.
         ValueError: alpha out of range, shapes that do not fit, a generator on a third device.
 
     Example:
@@ -51,7 +51,7 @@ def cutmix(
         >>> generator = torch.Generator().manual_seed(2)
         >>> cut, soft = cutmix(images, torch.tensor([0, 1]), alpha=1.0, num_classes=2,
         ...                    generator=generator)
-        >>> torch.equal(cut.mean((1, 2, 3)), soft[:, 1])  # the share of ones is the label's
+        >>> torch.equal(cut.mean((1, 2, 3)), soft[:, 1])  # the fraction of ones is the label's
         True
     """
     _check(images, alpha, generator)
@@ -61,7 +61,7 @@ def cutmix(
     height, width = images.shape[-2:]
     order = torch.randperm(len(images), generator=generator, device=generator.device)
     edges = _edges(_beta(alpha, generator), height, width, generator)
-    # One transfer for all that was drawn.
+    # A single transfer of all random numbers.
     drawn = _moved(torch.cat([order, edges]), images.device)
     order, edges = drawn[:-4], drawn[-4:]
     in_rows = _between(edges[0], edges[1], height)
@@ -72,7 +72,7 @@ def cutmix(
 
 
 def _edges(lam: Tensor, height: int, width: int, generator: torch.Generator) -> Tensor:
-    """(4,) int64 on the generator's device: top, bottom, left, right, before they are clipped."""
+    """(4,) int64 on the generator's device: top, bottom, left, right, not yet clipped."""
     edges = []
     side = torch.sqrt(1 - lam)
     for length in (height, width):
@@ -83,8 +83,8 @@ def _edges(lam: Tensor, height: int, width: int, generator: torch.Generator) -> 
 
 
 def _between(start: Tensor, stop: Tensor, length: int) -> Tensor:
-    place = torch.arange(length, device=start.device)
-    return (place >= start) & (place < stop)
+    index = torch.arange(length, device=start.device)
+    return (index >= start) & (index < stop)
 
 
 def _check(images: Tensor, alpha: float, generator: torch.Generator) -> None:
@@ -102,7 +102,7 @@ def _check(images: Tensor, alpha: float, generator: torch.Generator) -> None:
 def _beta(alpha: float, generator: torch.Generator) -> Tensor:
     """One draw of Beta(alpha, alpha), 0-d float32 on the generator's device.
 
-    G/(G + G') of two Gamma(alpha) draws, in logarithms: for a small alpha both are below float32.
+    It is G/(G + G') of two draws of Gamma(alpha), in logarithms, because both underflow for a small alpha.
     Gamma(alpha) = Gamma(alpha + 1) * U**(1/alpha) (Marsaglia and Tsang 2000, section 6), and
     -log U is exponential.
     """
@@ -116,7 +116,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device == device:
         return tensor
     if device.type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()  # the only host memory from which a copy never waits
+        tensor = tensor.pin_memory()  # only copies from pinned memory never wait
     return tensor.to(device, non_blocking=True)
 
 
@@ -124,7 +124,7 @@ def _probabilities(targets: Tensor, num_classes: int, length: int) -> Tensor:
     if targets.dtype == torch.int64:
         if targets.shape != (length,):
             raise ValueError(f"class targets must be ({length},), got {tuple(targets.shape)}")
-        # Not F.one_hot: on the CPU and some devices that one reads the targets on the host.
+        # Not F.one_hot, which on the CPU and some devices reads the targets on the host.
         soft = torch.zeros(length, num_classes, device=targets.device)
         return soft.scatter_(1, targets.unsqueeze(1), 1.0)
     if not targets.dtype.is_floating_point:

@@ -6,8 +6,8 @@ Source: Loshchilov and Hutter, "SGDR", arXiv 1608.03983, equation 5 and section 
 Smith and Topin, "Super-convergence", arXiv 1708.07120, in the form of torch's OneCycleLR, number for number.
 Each is a pure function from the step to a multiplier of the peak rate.
 
-Not for runs whose length is not known: both end with the run. Restarts pay where you keep the weights of
-each cycle's end (snapshot ensembles); for one set of weights a single cosine is the safer choice.
+Not for runs of unknown length: both end with the run. Restarts are useful if you keep the weights of each
+cycle's end (snapshot ensembles); for one set of weights a single cosine is the safer choice.
 """
 
 import math
@@ -25,15 +25,15 @@ def cosine_restarts(
 ) -> float:
     """Half a cosine wave from 1 to `end`, `cycles` times; the last one ends with the run.
 
-    The first cycle is (total_steps - warmup_steps) / (1 + m + m**2 + ...) long, m being the multiplier.
-    Borders are rounded to whole steps. From `total_steps` on it stays at `end`.
+    The length of the first cycle is (total_steps - warmup_steps) / (1 + m + m**2 + ...), m being the
+    multiplier; borders are rounded to whole steps. From `total_steps` on the value stays at `end`.
 
     Args:
         step: optimizer steps already made, from 0.
         total_steps: length of the run, at least 1.
         cycles: at least 1.
         cycle_multiplier: how much longer each cycle is than the one before, at least 1; 2 in the paper.
-        warmup_steps: in [0, total_steps]; before the first cycle only.
+        warmup_steps: in [0, total_steps]; only before the first cycle.
         end: the multiplier that each cycle falls to, at least 0.
 
     Returns:
@@ -85,20 +85,20 @@ def one_cycle(
     shape: Literal["cosine", "linear"] = "cosine",
     three_phases: bool = False,
 ) -> float:
-    """From `start` up to 1, then down to `end`, which the last step of the run has.
+    """Rise from `start` to 1, then fall to `end` at the last step of the run.
 
     Args:
         step: optimizer steps already made, from 0.
         total_steps: length of the run, at least 2.
-        rise: the share of the run in which the rate rises; the peak is at step rise * total_steps - 1,
-            perhaps between two steps.
-        start: the first multiplier, in (0, 1]: 1 / div_factor of torch.
-        end: the last one, at least 0: 1 / (div_factor * final_div_factor) of torch.
-        shape: of both ways.
-        three_phases: fall back to `start` as fast as it rose, and only then to `end`.
+        rise: the fraction of the run in which the rate rises; the peak is at step rise * total_steps - 1,
+            which may be between two steps.
+        start: the first multiplier, in (0, 1]: torch's 1 / div_factor.
+        end: the last multiplier, at least 0: torch's 1 / (div_factor * final_div_factor).
+        shape: of rise and fall.
+        three_phases: first fall back to `start` as fast as it rose, then to `end`.
 
     Returns:
-        The factor for the peak rate. After the run that of its last step.
+        The factor for the peak rate; after the run it stays at the value of the last step.
 
     Raises:
         ValueError: a number outside its range, or a rise or fall of less than one step.
@@ -123,7 +123,7 @@ def one_cycle_momentum(
     shape: Literal["cosine", "linear"] = "cosine",
     three_phases: bool = False,
 ) -> float:
-    """The momentum that belongs to `one_cycle`: lowest where the rate is highest.
+    """The momentum for `one_cycle`: lowest when the rate is highest.
 
     Args:
         step, total_steps, rise, shape, three_phases: as for `one_cycle`.
@@ -147,10 +147,10 @@ def one_cycle_momentum(
 
 
 def _turns(total_steps: int, rise: float, *, three_phases: bool) -> list[float]:
-    """Where the phases end, perhaps between two steps: as torch's OneCycleLR has it."""
+    """The ends of the phases, perhaps between two steps, as in torch's OneCycleLR."""
     top = rise * total_steps - 1.0
     turns = [0.0, top, *([2.0 * top] if three_phases else []), total_steps - 1.0]
-    # Below 1e-9 of a step is rounding: a rise of 1 / total_steps, which starts at the peak, is allowed.
+    # A rise of 1 / total_steps, which starts at the peak, is allowed up to rounding (1e-9).
     if not (top >= -1e-9 and turns[-2] < turns[-1]):
         raise ValueError(
             f"rise = {rise} of {total_steps} steps leaves a phase less than a step: take a longer run, or a "
@@ -160,7 +160,7 @@ def _turns(total_steps: int, rise: float, *, three_phases: bool) -> list[float]:
 
 
 def _path(step: int, turns: list[float], values: list[float], shape: str) -> float:
-    """From value to value, each reached at its turn."""
+    """Interpolate between the values, each of which is reached at its turn."""
     if step < 0:
         raise ValueError(f"step must be at least 0, got {step}")
     if shape not in ("cosine", "linear"):

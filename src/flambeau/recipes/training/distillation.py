@@ -1,13 +1,13 @@
-"""Distillation: train a small network on the probabilities that a large one gives.
+"""Distillation: train a small network on the probabilities of a large one.
 
 知识蒸馏：让小网络学习大网络给出的概率。
 
 Source: Hinton et al., "Distilling the knowledge in a neural network", 2015, section 2
 (arXiv:1503.02531); Zhao et al., "Decoupled knowledge distillation", CVPR 2022 (arXiv:2203.08679).
 
-Not for a teacher trained with label smoothing, which teaches less (Müller et al. 2019,
-arXiv:1906.02629), nor for a teacher that sees other pixels than the student (Beyer et al. 2022,
-arXiv:2106.05237): give it the same augmented, mixed images.
+Not for a teacher trained with label smoothing, which teaches worse (Müller et al. 2019, arXiv:1906.02629),
+nor for a teacher that sees other pixels than the student: give both the same augmented, mixed images (Beyer
+et al. 2022, arXiv:2106.05237).
 """
 
 from typing import Any, Literal
@@ -30,15 +30,15 @@ def distillation_loss(
 ) -> Tensor:
     """alpha * T^2 * KL(teacher || student), both softened by T, + (1 - alpha) * cross-entropy of the labels.
 
-    T^2 keeps the size of the first gradient independent of T (section 2.1 of Hinton et al.).
+    With T^2 the gradient of the KL term has about the same size for all T (section 2.1 of Hinton et al.).
 
     Args:
-        student_logits: (N, C) floating, unnormalised.
-        teacher_logits: (N, C), of the same classes in the same order; no gradient goes there.
+        student_logits: (N, C) floating-point, unnormalised.
+        teacher_logits: (N, C), of the same classes in the same order; they get no gradient.
         targets: (N,) int64 classes or (N, C) probabilities (mixup, cutmix), as
-            torch.nn.functional.cross_entropy takes them; None where alpha is 1.
-        temperature: T above 0; 1 to 10 is usual, 4 on CIFAR-100 in Zhao et al.
-        alpha: in [0, 1], the share of the teacher.
+            torch.nn.functional.cross_entropy takes them; None if alpha is 1.
+        temperature: T above 0; usually 1 to 10, 4 on CIFAR-100 in Zhao et al.
+        alpha: in [0, 1], the weight of the teacher.
         reduction: 'mean' over N, 'sum', or 'none'.
 
     Returns:
@@ -46,7 +46,7 @@ def distillation_loss(
 
     Raises:
         ValueError: shapes that do not fit, T or alpha out of range, targets missing or without effect.
-        TypeError: logits that are not floating.
+        TypeError: logits that are not floating-point.
 
     Example:
         >>> student, teacher = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
@@ -79,12 +79,13 @@ def decoupled_loss(
 ) -> Tensor:
     """DKD: T^2 * (alpha * KL of right against wrong + beta * KL among the wrong classes).
 
-    The KL of Hinton et al. is the same with alpha = 1 and beta = 1 - p, p the teacher's probability of the
-    right class: a sure teacher says nothing about the others there. Add the cross-entropy of the labels.
+    The KL of Hinton et al. equals this with alpha = 1 and beta = 1 - p, where p is the teacher's probability
+    of the right class, so a certain teacher teaches little about the other classes there. Add the
+    cross-entropy of the labels.
 
     Args:
-        student_logits: (N, C) floating, C at least 2.
-        teacher_logits: (N, C); no gradient goes there.
+        student_logits: (N, C) floating-point, C at least 2.
+        teacher_logits: (N, C); they get no gradient.
         targets: (N,) int64 classes in [0, C); mixed labels have no right class.
         temperature: T above 0; 4 on CIFAR-100 and 1 on ImageNet in the paper.
         alpha: at least 0; 1 in the paper.
@@ -96,7 +97,7 @@ def decoupled_loss(
 
     Raises:
         ValueError: shapes that do not fit, a number out of range.
-        TypeError: logits that are not floating, targets that are not int64.
+        TypeError: logits that are not floating-point, targets that are not int64.
 
     Example:
         >>> student, teacher = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
@@ -115,12 +116,12 @@ def decoupled_loss(
         raise ValueError(f"alpha and beta must be at least 0, got {alpha} and {beta}")
     student, teacher = student / temperature, teacher / temperature
     right = targets.unsqueeze(1)
-    # The columns but that of the class, found without a mask: a mask would wait for the device.
+    # The columns of all other classes; a mask instead would wait for the device.
     columns = torch.arange(student.shape[1] - 1, device=student.device).expand(len(student), -1)
     columns = columns + (columns >= right)
     wrong_s = student.gather(1, columns)
     wrong_t = teacher.gather(1, columns)
-    # A softmax over these two logits is the probability of right and of wrong.
+    # A softmax over these two logits gives the probabilities of right and wrong.
     binary_s = torch.cat([student.gather(1, right), wrong_s.logsumexp(1, keepdim=True)], 1)
     binary_t = torch.cat([teacher.gather(1, right), wrong_t.logsumexp(1, keepdim=True)], 1)
     loss = alpha * _kl(binary_s, binary_t) + beta * _kl(wrong_s, wrong_t)
@@ -128,13 +129,13 @@ def decoupled_loss(
 
 
 class Teacher:
-    """Holds a trained network that is only asked: always in eval mode, never with a graph.
+    """A trained network for inference only: always in eval mode, never with a graph.
 
-    It is no nn.Module, so a student that keeps it as an attribute does not register it: `student.train()`,
+    It is not an nn.Module, so a student that has it as an attribute does not register it: `student.train()`,
     `state_dict()`, `parameters()`, an optimizer and DDP do not see it, and `student.to()` does not move it.
 
     Args:
-        model: trained, on the device of the images; put in eval mode.
+        model: trained, on the device of the images; put into eval mode.
 
     Example:
         >>> teacher = Teacher(nn.Linear(4, 3))
@@ -147,14 +148,14 @@ class Teacher:
         self.model = model.eval()
 
     def __call__(self, *inputs: Any) -> Any:
-        """What the model gives for the inputs, in the ambient autocast."""
-        self.model.eval()  # somebody may have had the model, or a part of it, in hand
-        # Not inference_mode: the loss saves these probabilities for its backward.
+        """Call the model, under the surrounding autocast."""
+        self.model.eval()  # other code may have put it or a part of it into training mode
+        # Not inference_mode: the loss saves these logits for its backward.
         with torch.no_grad():
             return self.model(*inputs)
 
     def to(self, *args: Any, **kwargs: Any) -> "Teacher":
-        """Move or convert the model, as nn.Module.to; returns itself."""
+        """Move or convert the model, as nn.Module.to does; returns itself."""
         self.model.to(*args, **kwargs)
         return self
 
@@ -174,10 +175,10 @@ def _checked(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tens
 
 
 def _kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """(N,): KL(softmax(teacher) || softmax(student)); a class that the teacher rules out (-inf) adds 0."""
+    """(N,): KL(softmax(teacher) || softmax(student)); a class to which the teacher gives -inf adds 0."""
     p = teacher.softmax(1)
     terms = F.kl_div(student.log_softmax(1), p, reduction="none")
-    return terms.masked_fill(p == 0, 0.0).sum(1)  # 0 * inf where the student rules it out as well
+    return terms.masked_fill(p == 0, 0.0).sum(1)  # it is 0 * inf if the student gives -inf too
 
 
 def _reduced(loss: Tensor, reduction: str) -> Tensor:

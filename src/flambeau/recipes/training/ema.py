@@ -5,7 +5,7 @@
 Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging", 1992; the warm-up of
 the decay is that of TensorFlow's tf.train.ExponentialMovingAverage (`num_updates`).
 
-Not for sharded parameters of which a process holds a part only (FSDP): average the shards there.
+Not for sharded parameters (FSDP): average the shards there.
 """
 
 import contextlib
@@ -19,20 +19,20 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class EMA:
-    """Averages all floating parameters and persistent buffers of a model; copies the other buffers.
+    """Averages all floating-point parameters and persistent buffers of a model; copies the other buffers.
 
-    After update t, counted from 0, `shadow = d * shadow + (1 - d) * model` with d = `decay`, or with
-    min(decay, (1 + t) / (10 + t)) under `warmup`, so that the first weights are soon forgotten. Update after
-    the optimizer step. A half-precision tensor has a float32 shadow: in bfloat16 a change of less than one
-    part in 256 would be rounded away.
+    Update t, counted from 0, is `shadow = d * shadow + (1 - d) * model` with d = `decay`, or with
+    `warmup` d = min(decay, (1 + t) / (10 + t)), so that the first weights are soon forgotten. Update after
+    the optimizer step. A half-precision tensor has a float32 shadow, because bfloat16 would round away
+    changes of less than one part in 256.
 
     Args:
-        model: on its device already; without wrapper (`ddp.module`), or every name starts with 'module.'.
+        model: on its final device, without wrapper (`ddp.module`), else every name starts with 'module.'.
         decay: in (0, 1). 0.999 averages over about the last 1000 updates.
-        warmup: whether the decay begins at 0.1 and grows.
+        warmup: let the decay begin at 0.1 and grow.
 
     Raises:
-        ValueError: a decay outside (0, 1), or a `state_dict()` that holds more than parameters and buffers.
+        ValueError: the decay is outside (0, 1), or `state_dict()` has more than parameters and buffers.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -52,8 +52,8 @@ class EMA:
         self.num_updates = 0
         self.shadow: dict[str, Tensor] = {}
         """The average, with the names of `model.state_dict()`; tied names share one tensor."""
-        # Where each tensor lives, as (the dict of its module, its name there): `model.to()` and some forward
-        # passes put a new tensor in the place of a buffer.
+        # Each tensor as (the dict of its module, its name in the dict), because `model.to()` and some forward
+        # passes replace a buffer by a new tensor.
         self._averaged: list[tuple[dict[str, Any], str]] = []
         self._copied: list[tuple[dict[str, Any], str]] = []
         self._shadow_averaged: list[Tensor] = []
@@ -92,10 +92,10 @@ class EMA:
         return shadow
 
     def update(self) -> None:
-        """Take the model's present weights into the average.
+        """Update the average with the model's present weights.
 
         Raises:
-            RuntimeError: inside `applied()`, where the model holds the average itself.
+            RuntimeError: called inside `applied()`, when the model holds the average.
 
         Example:
             >>> model = nn.BatchNorm1d(2)
@@ -123,12 +123,12 @@ class EMA:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the model holds the average; after it, on any way out, the bits that it had before.
+        """Put the average into the model for the `with` block, and restore the same bits after it.
 
-        Whatever happens to the weights inside is undone. Costs a copy of the model on its device.
+        Changes of the weights inside the block are undone. It costs a copy of the model on its device.
 
         Raises:
-            RuntimeError: inside another `applied()`.
+            RuntimeError: called inside another `applied()`.
 
         Example:
             >>> model = nn.Linear(1, 1)
@@ -155,7 +155,7 @@ class EMA:
             self._is_applied = False
 
     def state_dict(self) -> dict[str, Any]:
-        """The average (the tensors themselves, not copies) and the number of updates.
+        """The average (the tensors, not copies) and the number of updates.
 
         Example:
             >>> sorted(EMA(nn.Linear(1, 1), decay=0.9).state_dict())
@@ -164,13 +164,13 @@ class EMA:
         return {"num_updates": self.num_updates, "shadow": dict(self.shadow)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave. `decay` and `warmup` are settings and stay as they are.
+        """Restore a `state_dict`, which does not contain the settings `decay` and `warmup`.
 
         Args:
             state: tensors may be on another device.
 
         Raises:
-            ValueError: names or shapes that are not those of this model; nothing is changed then.
+            ValueError: names or shapes differ from those of this model; nothing is changed then.
 
         Example:
             >>> ema = EMA(nn.Linear(1, 1), decay=0.9)

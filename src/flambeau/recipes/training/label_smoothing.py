@@ -5,9 +5,8 @@
 Source: Szegedy et al., "Rethinking the Inception architecture for computer vision", CVPR 2016,
 section 7 (arXiv:1512.00567).
 
-Not for a teacher of distillation, which smoothing makes worse (Müller et al. 2019), nor for labels
-that are not exclusive (use the binary cross-entropy), nor for the loss that is reported: evaluate
-with smoothing=0.
+Not for the teacher of a distillation, which smoothing makes worse (Müller et al. 2019), nor for classes that
+are not exclusive (use binary cross-entropy), nor for a reported loss: evaluate with smoothing=0.
 """
 
 from typing import Literal
@@ -19,7 +18,7 @@ from torch import Tensor
 Definition = Literal["uniform", "others"]
 Reduction = Literal["mean", "sum", "none"]
 
-# A class that is never there: torch leaves targets of -100 out silently, here they are errors.
+# A class that never occurs: by default torch silently ignores targets of -100; here they are errors.
 _NO_INDEX = -(2**63)
 
 
@@ -35,25 +34,24 @@ def cross_entropy(
     """The cross-entropy of softmax(logits) against smoothed targets.
 
     Args:
-        logits: (N, C) floating, unnormalised; no softmax before.
-        targets: (N,) int64 classes in [0, C), or (N, C) floating probabilities (mixup, cutmix).
-        smoothing: s in [0, 1), the share of the target that is spread.
-        definition: 'uniform' spreads s over all C classes, so that the class keeps 1 - s + s/C:
-            the paper's, and torch's `label_smoothing`.
-            'others' leaves 1 - s on the class and gives s/(C - 1) to each other one;
-            here C is at least 2 and s at most (C - 1)/C.
-        weight: (C,) floating, of each class in the sum over the classes, as torch's; None weighs all alike.
-        reduction: 'mean' over N, 'sum', or 'none'. With class indices and weights torch's 'mean' divides by
-            the weights of the batch instead, so its gradient is not the mean of those of parts of the batch.
+        logits: (N, C) floating-point, before softmax.
+        targets: (N,) int64 classes in [0, C), or (N, C) probabilities (mixup, cutmix).
+        smoothing: s in [0, 1), the probability that is spread over the classes.
+        definition: 'uniform' spreads s over all C classes, so that the right class has 1 - s + s/C, as in
+            the paper and in torch's `label_smoothing`. 'others' gives 1 - s to the right class and
+            s/(C - 1) to each other class; here C must be at least 2 and s at most (C - 1)/C.
+        weight: (C,) floating-point class weights, as torch's; None weighs all equally.
+        reduction: 'mean' over N, 'sum', or 'none'. With class indices and weights, torch's 'mean' divides by
+            the sum of weights in the batch instead, so its gradient is not the mean over parts of a batch.
 
     Returns:
         0-d, or (N,) for 'none'; on the device of `logits`; float32 for float32, bfloat16 and
         float16 logits, float64 for float64 ones.
 
     Raises:
-        TypeError: logits that are not floating, targets that are neither int64 nor floating.
-        ValueError: shapes that do not fit, smoothing out of its range, an unknown word.
-        IndexError, RuntimeError: from torch, a class outside [0, C), or weights that are not (C,); on CUDA
+        TypeError: logits are not floating-point, or targets neither int64 nor floating-point.
+        ValueError: shapes that do not fit, smoothing out of range, an unknown definition or reduction.
+        IndexError, RuntimeError: from torch, for a class outside [0, C) or weights that are not (C,); on CUDA
             its device assertion.
 
     Example:
@@ -102,8 +100,8 @@ def _smoothed(targets: Tensor, logits: Tensor, smoothing: float, definition: str
             f"wrong class would weigh more than the right one; got {smoothing} and C={num_classes}"
         )
     if targets.dtype == torch.int64:
-        # Written out, for torch's `label_smoothing` is slower on class indices: its graph has a
-        # branch for the class and another for the rest.
+        # Not torch's `label_smoothing`, which is slower on class indices: its graph has a branch for the
+        # right class and another for all classes.
         return torch.full_like(logits, off, requires_grad=False).scatter_(
             1, targets.unsqueeze(1), on
         )

@@ -1,9 +1,9 @@
-"""Learning-rate range test: a short training with a rising rate shows which ones are of use.
+"""Learning-rate range test: a short training with a rising rate shows which rates work.
 
 学习率范围测试：用逐步升高的学习率做一次短训练，看出哪些学习率合适。
 
 Source: Smith, "Cyclical Learning Rates for Training Neural Networks", arXiv 1506.01186, section 3.3.
-The rate grows geometrically, as in fastai's finder; the rule is own: see `suggested`.
+The rate grows geometrically, as in fastai's finder; the rule for the suggestion is original.
 
 Not for a loss that a rate changes only much later, such as that of a GAN or of reinforcement learning.
 """
@@ -21,15 +21,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-_FORGETS = 0.9  # weight of the past in the mean that tells a divergence, per step
-_DIVERGED = 3.0  # times the lowest of these means; above, nothing more is to be learned
-_LEAST_FALL = 0.05  # of the first losses; below, it is noise
-_SAFE = 0.5  # of the rate with the lowest loss: above it training may diverge; docs/en/train.md has figures
+_DECAY = 0.9  # of the running mean of losses that shows a divergence, per step
+_DIVERGED = 3.0  # the test ends at this multiple of the lowest running mean
+_MIN_FALL = 0.05  # of the first losses; less is noise
+_SAFE = (
+    0.5  # times the rate with the lowest loss: above it training may diverge; see docs/en/train.md
+)
 
 
 @dataclass
 class LRCurve:
-    """The losses of a range test, and what follows from them.
+    """The losses of a range test, and the rate that they suggest.
 
     Attributes:
         rates: of the steps made so far, rising.
@@ -47,41 +49,41 @@ class LRCurve:
     _lowest: float = math.inf
 
     def add(self, rate: float, loss: float) -> bool:
-        """Take the loss of one more step; False if the training has diverged: more steps are of no use."""
+        """Add the loss of one more step; False if the training has diverged and the test should end."""
         if not math.isfinite(loss):
             return False
         self.rates.append(rate)
         self.losses.append(loss)
-        self._mean = _FORGETS * self._mean + (1 - _FORGETS) * loss
-        mean = self._mean / (1 - _FORGETS ** len(self.losses))
+        self._mean = _DECAY * self._mean + (1 - _DECAY) * loss
+        mean = self._mean / (1 - _DECAY ** len(self.losses))
         self._lowest = min(self._lowest, mean)
         return mean - self._lowest <= (_DIVERGED - 1) * abs(self._lowest)
 
     @property
     def averaged(self) -> list[float]:
-        """Each loss as the mean of it and its neighbours, as many on both sides: none lags behind."""
+        """The mean of each loss and its neighbours, equally many on both sides, so without a lag."""
         losses = self.losses
         means = []
-        for at in range(len(losses)):
-            width = min(max(1, len(losses) // 20), at, len(losses) - 1 - at)
-            means.append(statistics.fmean(losses[at - width : at + width + 1]))
+        for i in range(len(losses)):
+            width = min(max(1, len(losses) // 20), i, len(losses) - 1 - i)
+            means.append(statistics.fmean(losses[i - width : i + width + 1]))
         return means
 
     @property
     def suggested(self) -> float | None:
-        """Half of the rate at which the averaged loss is lowest; None if it has hardly fallen.
+        """Half of the rate at which the averaged loss is lowest; None if the loss has hardly fallen.
 
-        That is for the highest rate of a schedule with a warm-up that falls to zero at the end.
+        Use it as the peak rate of a schedule with a warm-up that falls to zero at the end.
         """
         means = self.averaged
-        lowest = min(range(len(means)), key=lambda at: means[at], default=0)
-        if not means or means[0] - means[lowest] < _LEAST_FALL * abs(means[0]):
+        lowest = min(range(len(means)), key=lambda i: means[i], default=0)
+        if not means or means[0] - means[lowest] < _MIN_FALL * abs(means[0]):
             return None
         return _SAFE * self.rates[lowest]
 
 
 def rising_rates(low: float, high: float, steps: int) -> list[float]:
-    """Rates from the lowest to the highest, each the same multiple of the one before.
+    """Rates from `low` to `high`, each the same multiple of the one before.
 
     Raises:
         ValueError: not 0 < low < high, or fewer than two steps.
@@ -106,19 +108,19 @@ def lr_range_test(
     steps: int = 100,
     also: Sequence[Any] = (),
 ) -> LRCurve:
-    """Make training steps with a rising learning rate, and put everything back afterwards.
+    """Make training steps with a rising learning rate, and restore everything afterwards.
 
-    To the bit, also after an error or Ctrl-C: parameters, buffers, gradients, optimizer, `also`, and the
-    generators of Python and torch. Not what the step itself holds, such as its place in the data.
+    Parameters, buffers, gradients, optimizer, `also` and the generators of Python and torch are restored to
+    the bit, even after an error or Ctrl-C; state inside `step`, such as its position in the data, is not.
 
     Args:
-        step: makes one whole training step, gradients and optimizer included, and returns its loss.
-        model: whose parameters the optimizer changes.
-        optimizer: its groups keep the ratios of their rates; the rates of the curve are the largest group's.
+        step: makes one whole training step, including gradients and optimizer, and returns its loss.
+        model: the optimizer changes its parameters.
+        optimizer: its groups keep the ratios of their rates; the curve has the largest rate of all groups.
         low: rate of the first step.
-        high: rate of the last one, unless the training diverges before.
-        steps: how many.
-        also: what else changes in a step and has `state_dict`: a gradient scaler, an average of the weights.
+        high: rate of the last step, unless the training diverges before.
+        steps: number of steps.
+        also: other objects with `state_dict` that change in a step: a gradient scaler, an EMA.
 
     Raises:
         ValueError: no group has a rate above 0, or not 0 < low < high, or fewer than two steps.
@@ -153,7 +155,7 @@ def lr_range_test(
 
 
 def _set_rate(group: dict[str, Any], rate: float) -> None:
-    if isinstance(group["lr"], Tensor):  # that a captured graph reads
+    if isinstance(group["lr"], Tensor):  # a captured graph may read it
         group["lr"].fill_(rate)
     else:
         group["lr"] = rate
@@ -166,9 +168,9 @@ def _restored(model: nn.Module, optimizer: Optimizer, also: Sequence[Any]) -> It
     values = [
         (t, t.detach().clone(), t.grad if t.grad is None else t.grad.clone()) for t in tensors
     ]
-    # As they are: optimizer.load_state_dict would round what is more precise than its parameter.
+    # Not by load_state_dict, which would round state that is more precise than its parameter.
     groups = [{**group, "lr": float(group["lr"])} for group in optimizer.param_groups]
-    state = {p: copy.deepcopy(of_p) for p, of_p in optimizer.state.items()}
+    state = {p: copy.deepcopy(p_state) for p, p_state in optimizer.state.items()}
     more = [copy.deepcopy(part.state_dict()) for part in also]
     generators = random.getstate(), torch.get_rng_state()
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -185,8 +187,8 @@ def _restored(model: nn.Module, optimizer: Optimizer, also: Sequence[Any]) -> It
         for group, before in zip(optimizer.param_groups, groups, strict=True):
             _set_rate(group, before.pop("lr"))
             group.update(before)
-        for part, of_part in zip(also, more, strict=True):
-            part.load_state_dict(of_part)
+        for part, part_state in zip(also, more, strict=True):
+            part.load_state_dict(part_state)
         random.setstate(generators[0])
         torch.set_rng_state(generators[1])
         if device is not None:

@@ -2,9 +2,9 @@
 
 留在设备上的指标：按样本平均、前 k 准确率、混淆矩阵。
 
-Source: own; the sums are exact as long as float64 is (2**53 for counts).
+Source: original; counts are exact up to 2**53, the limit of float64.
 
-Nothing here waits for the device; the caller does, once, when it reads the number.
+Nothing here waits for the device; reading the number on the host does, once.
 Not for metrics that need all scores at once (area under a curve, calibration).
 """
 
@@ -13,14 +13,13 @@ from torch import Tensor
 
 
 class MeanOnDevice:
-    """A mean over all samples seen, kept as one sum on the device and one count on the host.
+    """A mean over all samples, as one sum on the device and one count on the host.
 
-    The sum is float64, which every device but Apple's MPS has: one scalar, so it costs nothing,
-    and millions of bfloat16 or bool values lose no count.
-    On MPS it is float32: counts are exact up to 2**24 samples.
+    The sum is float64, so that millions of bfloat16 or bool values are summed without loss; for one scalar
+    this costs nothing. On Apple's MPS, which has no float64, it is float32: exact up to 2**24 samples.
 
     Args:
-        device: where the values come from and the sum lives.
+        device: of the values and the sum.
 
     Example:
         >>> loss = MeanOnDevice()
@@ -42,10 +41,10 @@ class MeanOnDevice:
 
         Args:
             values: (N,) of any real dtype or bool, one per sample; or 0-d, their mean. On the device.
-            num_samples: how many samples a 0-d mean stands for, at least 1; not with (N,).
+            num_samples: number of samples of a 0-d mean, at least 1; not with (N,).
 
         Raises:
-            ValueError: a 0-d mean without its number, another shape.
+            ValueError: a 0-d mean without `num_samples`, or another shape.
         """
         values = values.detach()  # else the sum would keep the graph of every step
         if values.ndim == 1 and num_samples is None:
@@ -61,10 +60,10 @@ class MeanOnDevice:
         self.num_samples += num_samples
 
     def sums(self) -> Tensor:
-        """The sum and the count, as (2,) on the device: add those of all ranks up, then divide.
+        """The sum and the count as one tensor; add those of all ranks, then divide.
 
         Returns:
-            (2,) of the sum's dtype: a copy, ready for torch.distributed.all_reduce.
+            (2,) of the sum's dtype on the device: a copy, ready for torch.distributed.all_reduce.
         """
         return torch.stack([self._sum, torch.full_like(self._sum, self.num_samples)])
 
@@ -72,7 +71,7 @@ class MeanOnDevice:
         """The mean so far.
 
         Returns:
-            0-d float64 (float32 on MPS) on the device. Reading it on the host is what waits.
+            0-d float64 (float32 on MPS) on the device. Reading it on the host waits for the device.
 
         Raises:
             ValueError: no samples since the last reset.
@@ -91,7 +90,7 @@ class MeanOnDevice:
         return {"sum": self._sum.clone(), "num_samples": torch.tensor(self.num_samples)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state_dict` gave, from whatever device."""
+        """Restore a `state_dict` from any device."""
         if state.keys() != {"sum", "num_samples"}:
             raise ValueError(f"a state has the keys sum and num_samples, got {sorted(state)}")
         self._sum.copy_(state["sum"])
@@ -102,12 +101,12 @@ def correct(logits: Tensor, targets: Tensor, *, k: int = 1) -> Tensor:
     """Whether the class of each sample is among its k largest logits.
 
     Args:
-        logits: (N, C) floating.
-        targets: (N,) int64 classes in [0, C). Of soft targets (mixup) pass the .argmax(1).
+        logits: (N, C) floating-point.
+        targets: (N,) int64 classes in [0, C). For soft targets (mixup) pass the .argmax(1).
         k: in [1, C].
 
     Returns:
-        (N,) bool on the device of `logits`. Among equal logits torch's choice decides.
+        (N,) bool on the device of `logits`. Ties are resolved as by torch's argmax and topk.
 
     Raises:
         ValueError: shapes that do not fit, k out of range.
@@ -127,7 +126,7 @@ def correct(logits: Tensor, targets: Tensor, *, k: int = 1) -> Tensor:
 
 
 def confusion(logits: Tensor, targets: Tensor, *, num_classes: int) -> Tensor:
-    """How often each class (row) was taken for each class (column); add up over batches.
+    """Count how often each class (row) was predicted as each class (column); sum this over batches.
 
     Args:
         logits: (N, num_classes) floating.
@@ -135,7 +134,7 @@ def confusion(logits: Tensor, targets: Tensor, *, num_classes: int) -> Tensor:
         num_classes: C, at least 1.
 
     Returns:
-        (C, C) int64 on the device of `logits`; the diagonal holds the correct ones.
+        (C, C) int64 on the device of `logits`; the diagonal counts correct predictions.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -151,7 +150,7 @@ def confusion(logits: Tensor, targets: Tensor, *, num_classes: int) -> Tensor:
     if logits.shape[1] != num_classes:
         raise ValueError(f"logits must be (N, {num_classes}), got {tuple(logits.shape)}")
     cells = targets * num_classes + logits.argmax(1)
-    # bincount would wait for the device to learn the length of its result.
+    # bincount would wait for the device, because its length depends on the values.
     counts = torch.zeros(num_classes * num_classes, dtype=torch.int64, device=logits.device)
     return counts.index_add_(0, cells, torch.ones_like(cells)).view(num_classes, num_classes)
 

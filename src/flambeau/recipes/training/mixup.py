@@ -3,16 +3,15 @@
 Mixup：用两张图像的混合来训练，标签按相同比例混合。
 
 Source: Zhang et al., "mixup: beyond empirical risk minimization", ICLR 2018, section 2
-(arXiv:1710.09412); one share a batch, as in its section 2 and in the authors' code.
+(arXiv:1710.09412), with one lam per batch, as in its section 2 and in the authors' code.
 
-Not for images that are still uint8, for targets that cannot be averaged (boxes, masks), nor for
-evaluation.
+Not for uint8 images, nor for targets that cannot be averaged (boxes, masks), nor for evaluation.
 """
 
 import torch
 from torch import Tensor
 
-_MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6  # chosen: beyond them lam is a coin or one half, to float32
+_MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6  # chosen: beyond, lam in float32 is only 0 or 1, or one half
 
 
 def mixup(
@@ -23,25 +22,25 @@ def mixup(
     num_classes: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Blend every image with another one of the batch: share lam of its own, 1 - lam of the other.
+    """Blend every image with another one of the batch: lam * image + (1 - lam) * other.
 
-    lam is one draw of Beta(alpha, alpha) a call, the others are a random permutation.
-    Nothing waits for the device, whichever of the two the generator lives on.
+    lam is one draw of Beta(alpha, alpha) per call, and the other images are a random permutation. Nothing
+    waits for the device, whether the generator is on the CPU or on the device.
 
     Args:
-        images: (N, ...) floating.
+        images: (N, ...) floating-point.
         targets: (N,) int64 classes in [0, num_classes), or (N, num_classes) probabilities; on the
             device of the images.
-        alpha: in [1e-6, 1e6], or 0, which returns the images as they are and draws nothing.
+        alpha: in [1e-6, 1e6], or 0, which returns the same images and draws nothing.
         num_classes: at least 1.
-        generator: on the CPU or on the device of the images; its state moves on.
+        generator: on the CPU or on the device of the images; its state advances.
 
     Returns:
-        The blended images, of the shape, dtype, device and memory format of `images`, which stay
-        as they were; and the soft targets, (N, num_classes) float32 on the same device.
+        The blended images, of the same shape, dtype, device and memory format (`images` is not changed); and
+        the soft targets, (N, num_classes) float32 on the same device.
 
     Raises:
-        TypeError: images that are not floating, targets that are neither int64 nor floating.
+        TypeError: images are not floating-point, or targets neither int64 nor floating-point.
         ValueError: alpha out of range, shapes that do not fit, a generator on a third device.
 
     Example:
@@ -58,7 +57,7 @@ def mixup(
     lam = _beta(alpha, generator)
     order = torch.randperm(len(images), generator=generator, device=generator.device)
     lam, order = _moved(lam, images.device), _moved(order, images.device)
-    # The labels get the share that the images get, which in bfloat16 has 8 bits.
+    # The labels get the same rounded lam as the images; in bfloat16 it has 8 bits.
     lam = lam.to(images.dtype)
     mixed = torch.lerp(images[order], images, lam)
     return mixed, torch.lerp(soft[order], soft, lam.to(soft.dtype))
@@ -82,7 +81,7 @@ def _check(images: Tensor, alpha: float, generator: torch.Generator) -> None:
 def _beta(alpha: float, generator: torch.Generator) -> Tensor:
     """One draw of Beta(alpha, alpha), 0-d float32 on the generator's device.
 
-    G/(G + G') of two Gamma(alpha) draws, in logarithms: for a small alpha both are below float32.
+    It is G/(G + G') of two draws of Gamma(alpha), in logarithms, because both underflow for a small alpha.
     Gamma(alpha) = Gamma(alpha + 1) * U**(1/alpha) (Marsaglia and Tsang 2000, section 6), and
     -log U is exponential.
     """
@@ -96,7 +95,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device == device:
         return tensor
     if device.type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()  # the only host memory from which a copy never waits
+        tensor = tensor.pin_memory()  # only copies from pinned memory never wait
     return tensor.to(device, non_blocking=True)
 
 
@@ -104,7 +103,7 @@ def _probabilities(targets: Tensor, num_classes: int, length: int) -> Tensor:
     if targets.dtype == torch.int64:
         if targets.shape != (length,):
             raise ValueError(f"class targets must be ({length},), got {tuple(targets.shape)}")
-        # Not F.one_hot: on the CPU and some devices that one reads the targets on the host.
+        # Not F.one_hot, which on the CPU and some devices reads the targets on the host.
         soft = torch.zeros(length, num_classes, device=targets.device)
         return soft.scatter_(1, targets.unsqueeze(1), 1.0)
     if not targets.dtype.is_floating_point:

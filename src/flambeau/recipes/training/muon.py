@@ -4,8 +4,8 @@ Muon：对隐藏层的权重矩阵做正交化更新，其余参数用 AdamW，�
 
 Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024,
 kellerjordan.github.io/posts/muon (Nesterov momentum, five Newton-Schulz steps, convolution filters as
-matrices, input and output layers by AdamW); Liu et al., arXiv 2502.16982, section 2.2 (decoupled decay, and
-updates of AdamW's size: 0.2 sqrt(max(rows, columns))), so that one rate serves both halves.
+matrices, AdamW for input and output layers); Liu et al., arXiv 2502.16982, section 2.2 (decoupled decay, and
+updates as large as AdamW's: 0.2 sqrt(max(rows, columns))), so that both share one learning rate.
 
 Not for weights that are sharded over processes (a piece of a matrix has other singular vectors), nor for
 models without hidden matrices.
@@ -25,14 +25,14 @@ _MATRIX_MODULES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAtten
 
 
 def hidden_matrices(model: nn.Module) -> list[Parameter]:
-    """The weights that Muon is for: trainable ones of linear and convolution layers between first and last.
+    """The weights for Muon: trainable ones of linear and convolution layers between the first and the last.
 
-    Left to AdamW: the first and the last of these layers in the order of the model, frozen or not (the
-    input and the head), grouped convolutions (each group would be a matrix of its own), embeddings, biases,
-    norms, and whatever is a parameter of another module.
+    Left to AdamW are the first and the last of these layers in the order of the model, frozen or not (the
+    input and the head), grouped convolutions (each group would be a separate matrix), embeddings, biases,
+    norms, and parameters of all other modules.
 
     Args:
-        model: any module. One whose head is not its last layer: take that weight out of the list.
+        model: any module. If the head is not its last layer, remove the head's weight from the result.
 
     Returns:
         Parameters in the order of the model, each once; may be empty.
@@ -43,33 +43,34 @@ def hidden_matrices(model: nn.Module) -> list[Parameter]:
         [(12, 16)]
     """
     layers: list[Any] = [m for m in model.modules() if isinstance(m, _MATRIX_MODULES)]
-    not_mine = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}  # perhaps tied
-    not_mine |= {layer.weight for layer in layers if getattr(layer, "groups", 1) > 1}
-    # An attention has its projections in one weight, unless keys or values are of another width.
+    excluded = {m.weight for m in model.modules() if isinstance(m, nn.Embedding)}  # may be tied
+    excluded |= {layer.weight for layer in layers if getattr(layer, "groups", 1) > 1}
+    # Attention has its projections in one weight, unless keys or values have another width.
     inner = dict.fromkeys(
         m.in_proj_weight if hasattr(m, "in_proj_weight") else m.weight for m in layers
     )
     inner.pop(None, None)
-    return [w for w in list(inner)[1:-1] if w.requires_grad and w not in not_mine]
+    return [w for w in list(inner)[1:-1] if w.requires_grad and w not in excluded]
 
 
 class Muon(Optimizer):
     """Muon for the parameters in `matrices`, AdamW for the others.
 
-    Each parameter group is split in two, which keep its settings and say `muon` True or False; settings
-    of one half have no effect on the other. A parameter without a gradient is left as it is.
+    Each parameter group is split in two with the same settings and `muon` True or False; settings of one
+    optimizer have no effect on the other. A parameter without a gradient is not changed.
 
     Args:
-        params: parameters, or groups of them with an `lr` and `weight_decay` of their own.
-        matrices: those that Muon does, of at least two dimensions; all others are AdamW's.
-        lr, weight_decay: of both, above 0 and at least 0; those that are good for AdamW.
+        params: parameters, or groups of parameters, each with `lr` and `weight_decay` if it needs others.
+        matrices: the parameters for Muon, of at least two dimensions; AdamW takes all others.
+        lr, weight_decay: of both, above 0 and at least 0; values that suit AdamW.
         momentum: of Muon, with Nesterov's look-ahead, in [0, 1).
         betas, eps: of AdamW.
         ns_steps: Newton-Schulz steps, at least 1.
         ns_dtype: of these steps; None is bfloat16, as in the source, and float32 on a CPU.
 
     Raises:
-        ValueError: a number outside its range, no parameters or matrices, a vector, or one in no group.
+        ValueError: a number outside its range, no parameters or no matrices, or a matrix that has fewer than
+            two dimensions or is in no group.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 2))
@@ -98,16 +99,21 @@ class Muon(Optimizer):
                 "lr and eps must be above 0, weight_decay at least 0 and ns_steps at least 1, "
                 f"got {lr}, {eps}, {weight_decay} and {ns_steps}"
             )
-        mine = set(matrices)
+        for_muon = set(matrices)
         listed: list[Any] = list(params)
-        if not mine or not listed:
+        if not for_muon or not listed:
             raise ValueError("no matrices or no parameters: AdamW is for models without matrices")
         split = []
         for group in listed if isinstance(listed[0], dict) else [{"params": listed}]:
-            # Perhaps one tensor, a generator, or with names, as torch's optimizers take them.
-            own = [group["params"]] if isinstance(group["params"], Tensor) else [*group["params"]]
+            # One tensor, or an iterable, perhaps with names, as torch's optimizers take them.
+            given = group["params"]
+            for_group = [given] if isinstance(given, Tensor) else [*given]
             for muon in (True, False):
-                half = [p for p in own if ((p[1] if isinstance(p, tuple) else p) in mine) == muon]
+                half = [
+                    p
+                    for p in for_group
+                    if ((p[1] if isinstance(p, tuple) else p) in for_muon) == muon
+                ]
                 split += [{**group, "params": half, "muon": muon}] if half else []
         defaults = {
             "lr": lr,
@@ -119,15 +125,16 @@ class Muon(Optimizer):
             "ns_dtype": ns_dtype,
         }
         super().__init__(split, defaults)
-        if missing := mine - {p for group in self.param_groups for p in group["params"]}:
-            raise ValueError(f"{len(missing)} of {len(mine)} matrices are in no parameter group")
+        if missing := for_muon - {p for group in self.param_groups for p in group["params"]}:
+            count = len(for_muon)
+            raise ValueError(f"{len(missing)} of {count} matrices are in no parameter group")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group later on: AdamW's, unless it says `muon` True (of matrices alone)."""
+        """Add a group for AdamW, or for Muon if it has only matrices and `muon` True."""
         super().add_param_group({"muon": False, **param_group})
         group = self.param_groups[-1]
         if not group["muon"]:
-            # By 'fused' load_state_dict knows that the step count belongs on the device.
+            # load_state_dict keeps the step count on the device if 'fused' is set.
             group["fused"] = all(p.device.type in ("cpu", "cuda") for p in group["params"])
         elif vectors := [tuple(p.shape) for p in group["params"] if p.dim() < 2]:
             raise ValueError(f"Muon is for matrices, AdamW for the rest: got shapes {vectors}")
@@ -156,7 +163,7 @@ class Muon(Optimizer):
             update = gradient.lerp(buffer, group["momentum"])
             alike.setdefault((*update.shape, p.device), []).append((p, update))
         for (rows, columns, _), pairs in alike.items():
-            stack = torch.stack([update for _, update in pairs])  # few products, and large
+            stack = torch.stack([update for _, update in pairs])  # a few large products
             stack = orthogonalized(stack, steps=group["ns_steps"], dtype=group["ns_dtype"])
             size = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
             for (p, _), update in zip(pairs, stack, strict=True):
@@ -189,7 +196,7 @@ class Muon(Optimizer):
 
 
 def orthogonalized(x_BRC: Tensor, *, steps: int = 5, dtype: torch.dtype | None = None) -> Tensor:
-    """U V^T of each matrix U S V^T, roughly: singular values end in about 0.7 to 1.2, not at 1.
+    """Approximate U V^T of each matrix U S V^T: singular values end between about 0.7 and 1.2.
 
     Args:
         x_BRC: matrices, floating, (B, R, C).
@@ -208,7 +215,7 @@ def orthogonalized(x_BRC: Tensor, *, steps: int = 5, dtype: torch.dtype | None =
     tall = x.shape[-2] > x.shape[-1]
     x = x.mT if tall else x  # the Gram matrix of the shorter side
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    a, b, c = 3.4445, -4.7750, 2.0315  # of the source: steep at 0, so that small values grow fast
+    a, b, c = 3.4445, -4.7750, 2.0315  # from the source: steep at 0, so that small values grow fast
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)

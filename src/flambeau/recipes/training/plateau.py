@@ -1,15 +1,15 @@
-"""A learning rate that falls when a metric stops improving, with all of its state saved.
+"""Reduce the learning rate when a metric stops improving, with a complete state to save.
 
 指标不再改善时降低学习率，其状态全部可保存。
 
-Source: the rule of torch.optim.lr_scheduler.ReduceLROnPlateau, number for number.
+Source: the exact rule of torch.optim.lr_scheduler.ReduceLROnPlateau.
 
-It gives a multiplier in place of writing `lr`, so a warm-up or another schedule can be multiplied with it,
-and a resume continues from the numbers in its state.
+It returns a multiplier instead of writing `lr`, so it can be combined with a warm-up or another schedule, and
+a resume continues from the numbers in its state.
 
-Not for a metric that is measured rarely (each reduction waits for `patience` measurements) or on a data
-set that the result is reported on (choosing rates by it is training on it). A schedule that is a function
-of the step needs no measurement at all.
+Not for a metric that is measured rarely (each reduction waits for `patience` measurements), nor measured on
+the data set for which results are reported (choosing rates by it is training on it). A schedule that is a
+function of the step needs no measurements.
 """
 
 import math
@@ -23,10 +23,10 @@ class ReduceOnPlateau:
     Args:
         mode: 'min' for a loss, 'max' for an accuracy.
         factor: in (0, 1).
-        patience: measurements without improvement that are tolerated, at least 0; the next one reduces.
-        cooldown: measurements after a reduction that are not counted, at least 0.
-        threshold: by how much a metric must be better to count, at least 0.
-        threshold_mode: 'rel' for a share of the best value, 'abs' for a difference.
+        patience: number of measurements without improvement after which the next one reduces, at least 0.
+        cooldown: number of measurements after a reduction that are not counted, at least 0.
+        threshold: smallest difference that counts as an improvement, at least 0.
+        threshold_mode: 'rel' for a fraction of the best value, 'abs' for an absolute difference.
         min_multiplier: the multiplier never falls below it, in [0, 1].
 
     Raises:
@@ -69,25 +69,25 @@ class ReduceOnPlateau:
         self._relative = threshold_mode == "rel"
         self._min_multiplier = min_multiplier
         self.multiplier = 1.0
-        """The factor for the base rate now."""
+        """The present factor for the base rate."""
         self.best: float | None = None
-        """The best metric so far, the one that later ones are compared with; None before the first."""
+        """The best metric so far; None before the first."""
         self.num_bad = 0
-        """Measurements since then, those of a cooldown left out."""
+        """Number of measurements since the best one, without those in a cooldown."""
         self._cooldown_left = 0
 
     def step(self, metric: float) -> float:
-        """Take note of a measurement.
+        """Count a measurement.
 
         Args:
-            metric: a number, or a 0-d tensor (which is waited for, if it is on another device). Infinite
-                is no improvement, unless it is infinitely good.
+            metric: a number, or a 0-d tensor (reading it waits for its device). An infinitely bad value is
+                no improvement.
 
         Returns:
             The multiplier from now on.
 
         Raises:
-            ValueError: it is NaN: a lower rate does not fix a broken model, so nothing is counted.
+            ValueError: the metric is NaN, which a lower rate does not fix; nothing is counted.
         """
         value = float(metric)
         if math.isnan(value):
@@ -109,7 +109,7 @@ class ReduceOnPlateau:
         return self.multiplier
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; the settings are not in it."""
+        """The state as plain numbers, without the settings."""
         return {
             "multiplier": self.multiplier,
             "best": self.best,
@@ -118,7 +118,7 @@ class ReduceOnPlateau:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
+        """Restore a `state_dict`."""
         self.multiplier, self.best = state["multiplier"], state["best"]
         self.num_bad, self._cooldown_left = state["num_bad"], state["cooldown_left"]
 
@@ -127,7 +127,7 @@ class ReduceOnPlateau:
         sign = 1.0 if self._mode == "max" else -1.0
         if best is None:
             return value != -sign * math.inf
-        # As torch: a share of the best value itself, so that of a negative one the bar moves the other way.
+        # As torch: a fraction of the signed best value, so for a negative one the bar moves the other way.
         bar = (
             best * (1.0 + sign * self._threshold)
             if self._relative

@@ -1,11 +1,11 @@
-"""Sharpness-aware minimization: the gradient at the worst point near the weights, SAM and ASAM.
+"""Sharpness-aware minimization (SAM, ASAM): the gradient at the worst point near the weights.
 
 锐度感知最小化：取权重附近最差点处的梯度（SAM 与 ASAM）。
 
 Source: Foret et al., "Sharpness-aware minimization for efficiently improving generalization", ICLR 2021,
 algorithm 1 (arXiv:2010.01412); Kwon et al., "ASAM", ICML 2021, algorithm 1 (arXiv:2102.11600).
 
-Not for a budget that counts: every step costs two forward and backward passes.
+Not if training time is limited: every step costs two forward and backward passes.
 """
 
 import contextlib
@@ -18,23 +18,23 @@ from torch import Tensor, nn
 def sam_gradients(
     model: nn.Module, closure: Callable[[], Tensor], *, rho: float, adaptive: bool = False
 ) -> Tensor:
-    """Leave in `.grad` the gradient at the worst point within `rho`; clip and step as usual then.
+    """Set `.grad` to the gradient at the worst point within `rho`; then clip and step as usual.
 
-    Gradients that were there are dropped.
+    Existing gradients are dropped.
 
     Args:
-        model: what the optimizer trains; in DDP the wrapped model.
-        closure: runs forward and backward of the whole batch, in micro-batches if need be, and returns the
-            loss, 0-d or detached. It is called twice and must not zero gradients; the second time BatchNorm
-            leaves its running statistics alone.
-        rho: above 0, the radius; 0.05 in the paper of SAM, 0.5 (CIFAR-10) to 1 in that of ASAM.
-        adaptive: ASAM: the radius is measured relative to each weight.
+        model: trained by the optimizer; in DDP the wrapped model.
+        closure: runs forward and backward of the whole batch, perhaps in micro-batches, and returns the loss,
+            0-d or detached. It is called twice and must not zero gradients; in the second call BatchNorm does
+            not update its running statistics.
+        rho: the radius, above 0; 0.05 in the SAM paper, 0.5 (CIFAR-10) to 1 in the ASAM paper.
+        adaptive: ASAM: the radius is relative to each weight.
 
     Returns:
-        The loss at the weights themselves, detached.
+        The loss at the original weights, detached.
 
     Raises:
-        ValueError: rho not above 0, or no gradient after the first call.
+        ValueError: rho is not above 0, or there is no gradient after the first call.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -58,23 +58,24 @@ def sam_gradients(
 
 @contextlib.contextmanager
 def perturbed(model: nn.Module, *, rho: float, adaptive: bool = False) -> Iterator[Tensor]:
-    """Inside, the weights are at the worst point that the present gradients point to, without gradients.
+    """Move the weights to the worst point along the present gradients for the `with` block.
 
-    The second forward and backward belong inside. After it, on any way out, the weights have the bits that
-    they had before, and `.grad` is what was added inside. BatchNorm's running statistics do not move inside.
-    A gradient that is not finite makes weights, and so the gradients inside, NaN: the step is then skipped
-    by whoever checks gradients, and nothing is hidden. A loss scale (fp16) cancels out.
+    Run the second forward and backward in the block, which begins without gradients. After it, even on an
+    exception, the weights have the same bits as before, and `.grad` is the gradient from the block. BatchNorm
+    does not update its running statistics in it. If a gradient is not finite, the weights and so the
+    gradients in the block become NaN, so that code which checks gradients skips the step. A loss scale (fp16)
+    cancels out.
 
     Args:
-        model: after backward; parameters without gradient stay where they are.
+        model: after backward; parameters without gradient are not moved.
         rho: above 0.
         adaptive: ASAM.
 
     Yields:
-        The norm of the gradients (ASAM: of those times |w| + 0.01), 0-d on the device; float32 or float64.
+        The norm of the gradients (ASAM: times |w| + 0.01), 0-d on the device; float32 or float64.
 
     Raises:
-        ValueError: rho not above 0, or no gradient at all.
+        ValueError: rho is not above 0, or no parameter has a gradient.
 
     Example:
         >>> model = nn.Linear(2, 1)
@@ -89,9 +90,9 @@ def perturbed(model: nn.Module, *, rho: float, adaptive: bool = False) -> Iterat
     if not moved:
         raise ValueError("no parameter has a gradient: run backward of the first pass before")
     parameters: list[Tensor] = [p for _, p in moved]
-    backup = [p.detach().clone() for p in parameters]  # w + e - e would not be w
+    backup = [p.detach().clone() for p in parameters]  # w + e - e would not equal w
     with torch.no_grad():
-        # The gradients of the first pass are used up here, in place: no further copy of the model.
+        # The gradients of the first pass are overwritten, to save another copy of the model.
         steps = [p.grad for p in parameters if p.grad is not None]
         if adaptive:
             # |w| + 0.01, and 1 for biases: element-wise, as in the authors' code.
@@ -110,7 +111,7 @@ def perturbed(model: nn.Module, *, rho: float, adaptive: bool = False) -> Iterat
     del steps
     tracking = [m for m in model.modules() if m.training and getattr(m, _TRACKS, False)]
     for module in tracking:
-        setattr(module, _TRACKS, False)  # in training BatchNorm then sees the batch alone
+        setattr(module, _TRACKS, False)  # in training, BatchNorm then uses only the batch
     try:
         yield norm
     finally:
@@ -118,7 +119,7 @@ def perturbed(model: nn.Module, *, rho: float, adaptive: bool = False) -> Iterat
             setattr(module, _TRACKS, True)
         with torch.no_grad():
             for parameter, old in zip(parameters, backup, strict=True):
-                parameter.copy_(old)  # one by one: sharded ones (FSDP) have no _foreach_copy_
+                parameter.copy_(old)  # one by one: sharded parameters (FSDP) have no _foreach_copy_
 
 
 _TRACKS = "track_running_stats"

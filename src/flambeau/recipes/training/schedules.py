@@ -7,13 +7,13 @@ the linear scaling rule after Goyal et al., arXiv 1706.02677, sections 2.1 and 2
 al., DeepLab, arXiv 1606.00915, section 4.1 (power 0.9); warm-up-stable-decay after Hu et al., MiniCPM, arXiv
 2404.06395, section 4, its '1-sqrt' after Hägele et al., arXiv 2405.18392, section 3.
 
-With no object there is no state to save and no order to get wrong: write the multiplier of step k before
+Pure functions have no state to save and no call order to get wrong: set the multiplier of step k before
 optimizer step k, counting from 0. Warm-up step k gives (k + 1) / (warmup_steps + 1): never 0, equal
-increments, and the step after the warm-up is the first at full rate. `chain` joins any of them.
+increments, and full rate at the first step after the warm-up. `chain` joins schedules.
 
-Not for rates that follow a metric: torch.optim.lr_scheduler.ReduceLROnPlateau does that. Exponential and
-staircase suit recipes that were tuned with them (EfficientNet); for a new one a cosine or WSD asks for fewer
-choices.
+Not for rates that follow a metric: see torch.optim.lr_scheduler.ReduceLROnPlateau. Exponential and
+staircase suit recipes that were tuned with them (EfficientNet); for a new one, cosine and WSD have fewer
+settings to choose.
 """
 
 import math
@@ -201,7 +201,7 @@ def staircase(
         warmup_steps: in [0, total_steps].
 
     Returns:
-        The factor for the base rate; after the run that of its last step.
+        The factor for the base rate; after the run it stays at the value of the last step.
 
     Raises:
         ValueError: a number outside its range.
@@ -228,8 +228,8 @@ def wsd(
 ) -> float:
     """Warm-up, full rate, and a decay to `end` in the last `decay_steps` of the run, where it stays.
 
-    Until the decay the rate does not depend on `total_steps`: one long run can be continued, and branched
-    off into decays at several lengths, which a cosine cannot.
+    Until the decay the rate does not depend on `total_steps`: unlike with a cosine, one long run can be
+    continued, and decays can branch off at several lengths.
 
     Args:
         step: optimizer steps already made, from 0.
@@ -268,17 +268,17 @@ def wsd(
 
 
 def chain(pieces: Sequence[tuple[int, Schedule]], last: Schedule) -> Schedule:
-    """Join schedules: each runs for its steps, then the next one begins at its own step 0.
+    """Join schedules: each runs for its number of steps, then the next one begins at its step 0.
 
     Args:
-        pieces: (steps, schedule), each at least one step; a schedule takes steps since its piece began.
-        last: runs from there on, for ever.
+        pieces: (steps, schedule), each at least one step; a schedule takes the steps since its piece began.
+        last: the schedule of all further steps.
 
     Returns:
         A function from the step of the run to the multiplier.
 
     Raises:
-        ValueError: a piece of no steps; by the function: a step below 0.
+        ValueError: a piece has no steps; from the returned function: a step below 0.
 
     Example:
         >>> rate = chain([(2, lambda step: 1.0), (3, lambda step: 0.5 - 0.1 * step)], lambda step: 0.1)
@@ -309,7 +309,7 @@ def with_warmup(schedule: Schedule, *, warmup_steps: int) -> Schedule:
 
     Returns:
         A function from the step of the run to the multiplier; never 0 in the warm-up unless the schedule
-        begins with 0, and never growing after it unless the schedule does.
+        begins with 0, and never rising after it unless the schedule does.
 
     Raises:
         ValueError: a negative number of steps.
@@ -328,7 +328,7 @@ def with_warmup(schedule: Schedule, *, warmup_steps: int) -> Schedule:
 
 
 def piecewise_linear(step: int, *, points: Sequence[tuple[int, float]]) -> float:
-    """Straight lines from point to point; before the first and after the last it stays at their values.
+    """Straight lines from point to point, constant before the first and after the last.
 
     Args:
         step: optimizer steps already made, from 0.
@@ -338,7 +338,7 @@ def piecewise_linear(step: int, *, points: Sequence[tuple[int, float]]) -> float
         The factor for the base rate.
 
     Raises:
-        ValueError: no points, in another order, or a negative number.
+        ValueError: no points, steps that do not rise, or a negative number.
 
     Example:
         >>> [piecewise_linear(s, points=[(0, 0.5), (2, 1.0), (6, 0.0)]) for s in (0, 1, 2, 4, 6, 9)]
@@ -346,7 +346,7 @@ def piecewise_linear(step: int, *, points: Sequence[tuple[int, float]]) -> float
     """
     if step < 0:
         raise ValueError(f"step must be at least 0, got {step}")
-    steps = [at for at, _ in points]
+    steps = [position for position, _ in points]
     if not steps or any(b <= a for a, b in pairwise(steps)) or not all(v >= 0 for _, v in points):
         raise ValueError(
             f"points must be (step, multiplier) with rising steps and none negative, got {list(points)}"
@@ -361,7 +361,7 @@ def piecewise_linear(step: int, *, points: Sequence[tuple[int, float]]) -> float
 
 
 def linear_scaled_lr(base_lr: float, batch_size: int, *, reference_batch_size: int = 256) -> float:
-    """The linear scaling rule: k times the batch, k times the rate. Use it with a warm-up.
+    """The linear scaling rule: k times the batch, k times the rate; use it with a warm-up.
 
     Args:
         base_lr: a rate known to be good at `reference_batch_size`, above 0.
@@ -389,11 +389,11 @@ def linear_scaled_lr(base_lr: float, batch_size: int, *, reference_batch_size: i
 def set_lr(optimizer: Optimizer, multiplier: float) -> None:
     """Write `initial_lr * multiplier` into every group of an optimizer; call it before the step.
 
-    The first call keeps each group's `lr` as its `initial_lr`, the key that torch's own schedulers use.
-    It goes into the optimizer's state dict, so a loaded optimizer continues from the rates of its run.
+    The first call keeps each group's `lr` as its `initial_lr`, the key that torch's schedulers use too.
+    It is part of the optimizer's state dict, so a loaded optimizer continues from the same base rates.
 
     Args:
-        optimizer: with rates that are floats or 0-d tensors (those are written in place, on their device).
+        optimizer: its rates are floats or 0-d tensors (written in place, on their device).
         multiplier: from a schedule.
 
     Example:
@@ -411,13 +411,13 @@ def set_lr(optimizer: Optimizer, multiplier: float) -> None:
 
 
 def _progress(step: int, total_steps: int, warmup_steps: int) -> float:
-    """The share of the way from the end of the warm-up to the end of the run, in [0, 1]."""
+    """The fraction of the steps after the warm-up that is done, in [0, 1]."""
     if step < 0 or total_steps < 1 or not 0 <= warmup_steps <= total_steps:
         raise ValueError(
             "a schedule needs step >= 0, total_steps >= 1 and 0 <= warmup_steps <= total_steps, "
             f"got {step}, {total_steps} and {warmup_steps}"
         )
-    if step <= warmup_steps:  # perhaps all of the run
+    if step <= warmup_steps:  # the warm-up may be the whole run
         return float(step >= total_steps)
     return min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
 
