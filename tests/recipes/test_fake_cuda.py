@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from flambeau.recipes.data.batch_augment import batch_augment
+from flambeau.recipes.data.batch_crop_flip import batch_crop_flip
 from flambeau.recipes.data.random_erasing import random_erasing
 from flambeau.recipes.data.sample_order import sample_seeds
 from flambeau.recipes.memory.activation_checkpointing import checkpoint_modules
@@ -72,10 +72,10 @@ def network(device: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 AUGMENTATIONS: dict[str, Callable[[str], Any]] = {
-    "batch_augment": lambda on: batch_augment(
+    "batch_crop_flip": lambda on: batch_crop_flip(
         images(on, torch.uint8), targets(on), padding=2, cutout=5
     ),
-    "batch_augment, constant": lambda on: batch_augment(
+    "batch_crop_flip, constant": lambda on: batch_crop_flip(
         images(on), targets(on), padding=2, border="constant", value=0.5
     ),
     "random_erasing": lambda on: random_erasing(images(on), seeds=targets(on)),

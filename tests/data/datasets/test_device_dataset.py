@@ -17,7 +17,7 @@ from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader
 from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
-from flambeau.recipes.data.batch_augment import batch_augment
+from flambeau.recipes.data.batch_crop_flip import batch_crop_flip
 from flambeau.recipes.data.sample_order import sample_seeds
 from flambeau.run.run import Run
 
@@ -122,7 +122,7 @@ def test_cutout_is_the_recipes():
     (cut, _), _ = held.batch(indices, seeds)
     raw, _ = both(source, train=False)
     (x, _), _ = raw.batch(indices, seeds)
-    assert torch.equal(cut, batch_augment(x, seeds, padding=2, cutout=6))
+    assert torch.equal(cut, batch_crop_flip(x, seeds, padding=2, cutout=6))
     (whole, _), _ = plain.batch(indices, seeds)
     assert 0.05 < (cut != whole).float().mean() < 0.2
 

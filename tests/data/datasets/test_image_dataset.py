@@ -21,7 +21,7 @@ from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
 from flambeau.errors import InputError
 from flambeau.images.decode import decode
-from flambeau.recipes.data.batch_augment import batch_augment
+from flambeau.recipes.data.batch_crop_flip import batch_crop_flip
 from flambeau.recipes.data.sample_order import sample_seeds
 
 
@@ -143,7 +143,7 @@ def test_small_training_images_are_shifted_and_mirrored(mode):
     plain = torch.stack(
         [torch.from_numpy(decode(dataset.source.images[i], channels=3)) for i in (5, 2)]
     ).permute(0, 3, 1, 2)
-    same(images, batch_augment(plain, seeds_of([5, 2]), padding=2))
+    same(images, batch_crop_flip(plain, seeds_of([5, 2]), padding=2))
     assert not torch.equal(images, batch(dataset, [5, 2], epoch=1)[0][0])
 
 
@@ -224,7 +224,7 @@ def test_the_odd_one_among_small_images_is_made_to_fit(monkeypatch, padding):
             expected = expected.permute(2, 0, 1)[None]
             if train:
                 moved = 2 if padding is None else padding
-                expected = batch_augment(expected, seeds_of([2]), padding=moved, flip=False)
+                expected = batch_crop_flip(expected, seeds_of([2]), padding=moved, flip=False)
             same(images, expected)
 
 

@@ -16,7 +16,7 @@ from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.sources.source import Source
 from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
-from flambeau.recipes.data.batch_augment import batch_augment
+from flambeau.recipes.data.batch_crop_flip import batch_crop_flip
 
 # Of the device's memory: 330,000 images of 32 x 32 x 3. Chosen: small beside a model on any current GPU.
 HELD_BYTES = 1 << 30
@@ -106,7 +106,7 @@ class DeviceDataset(SeededDataset):
         used = self._on_device(used)
         x_NCHW = self._decoded.x_NHWC[used].permute(0, 3, 1, 2)
         if self.train:
-            x_NCHW = batch_augment(
+            x_NCHW = batch_crop_flip(
                 x_NCHW,
                 self._on_device(seeds),
                 padding=self.crop.padding_of(self.image_size),

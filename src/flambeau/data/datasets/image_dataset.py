@@ -16,7 +16,7 @@ from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
 from flambeau.errors import DecodeError, InputError
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
-from flambeau.recipes.data.batch_augment import batch_augment
+from flambeau.recipes.data.batch_crop_flip import batch_crop_flip
 
 # In images up to this side a random resized crop would leave too little (CIFAR 32, Tiny ImageNet 64).
 SMALL_SIDE = 64
@@ -108,7 +108,7 @@ class ImageDataset(SeededDataset):
         x_NCHW = x_NHWC.permute(0, 3, 1, 2)
         if self.train and self.small:
             padding = self.crop.padding_of(self.image_size)
-            x_NCHW = batch_augment(x_NCHW, seeds, padding=padding, flip=self.crop.flip)
+            x_NCHW = batch_crop_flip(x_NCHW, seeds, padding=padding, flip=self.crop.flip)
             self._augment(x_NCHW.permute(0, 2, 3, 1), seeds.tolist())
         return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
 

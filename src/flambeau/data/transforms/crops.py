@@ -3,7 +3,7 @@
 Source: random resized crop: Szegedy et al., "Going deeper with convolutions", CVPR 2015, section 6, with the
 distribution of torchvision's RandomResizedCrop. Resizing is torch's antialiased bilinear filter on uint8, in
 integer arithmetic: the same pixels with any instruction set and number of threads. Small images are shifted
-and mirrored by the recipe batch_augment.
+and mirrored by the recipe batch_crop_flip.
 
 No generator is used: random numbers are hashes of the seed, so that a sample looks the same in any batch and
 worker.
@@ -32,7 +32,7 @@ CROP_RATIO = (3 / 4, 4 / 3)  # width over height
 # Share of the shorter side that the evaluation crop keeps: 224 of 256, as in most published results.
 EVAL_SHARE = 0.875
 
-# Numbers of the random streams of a sample; 2 and 3 are batch_augment's. A crop takes four draws per try.
+# Numbers of the random streams of a sample; 2 and 3 are batch_crop_flip's. A crop takes four draws per try.
 _FLIP, _CROP = 1, 4
 _CROP_TRIES = 10  # as in torchvision
 

@@ -22,7 +22,7 @@ _MIX_2 = 0x94D049BB133111EB
 _FLIP, _SHIFT_DOWN, _SHIFT_RIGHT, _CUT_ROW, _CUT_COLUMN = 1, 2, 3, 1000, 1001
 
 
-def batch_augment(
+def batch_crop_flip(
     x_NCHW: Tensor,
     seeds: Tensor,
     *,
@@ -57,8 +57,8 @@ def batch_augment(
 
     Example:
         >>> x = torch.arange(2 * 16, dtype=torch.uint8).view(2, 1, 4, 4)
-        >>> both = batch_augment(x, torch.tensor([5, 6]), padding=1)
-        >>> torch.equal(both[1:], batch_augment(x[1:], torch.tensor([6]), padding=1))
+        >>> both = batch_crop_flip(x, torch.tensor([5, 6]), padding=1)
+        >>> torch.equal(both[1:], batch_crop_flip(x[1:], torch.tensor([6]), padding=1))
         True
     """
     _check(x_NCHW, seeds, padding, border, cutout)
