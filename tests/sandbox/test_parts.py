@@ -1,6 +1,9 @@
 """The parts of the sandbox: which mounts there are, what is copied, what has changed, where a run goes."""
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,6 +14,7 @@ from flambeau.sandbox.changed_files import ChangedFiles
 from flambeau.sandbox.inside_trial import MARK, folder_for_run, in_trial
 from flambeau.sandbox.mount_syscalls import read_mounts
 from flambeau.sandbox.private_copy import copy_folder
+from flambeau.sandbox.processes import processes_of
 
 MOUNTS = r"""
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -103,3 +107,31 @@ def test_a_run_in_a_trial_has_a_folder_of_its_own(
     assert folder.parent == Path("/trial/runs")
     assert folder_for_run(tmp_path / "runs" / "mine") == folder == folder_for_run(folder)
     assert folder_for_run(Path("runs/other")) != folder
+
+
+def test_a_namespace_whose_number_is_given_again_belongs_to_another_doctor(tmp_path: Path) -> None:
+    """Processes in it that do not come from this one are not those of a trial, and are not killed."""
+    inside = ["unshare", "-Urm", "sleep", "30"]
+    child = subprocess.Popen(inside)
+    start = "unshare -Urm sleep 30 >/dev/null 2>&1 & echo $!"
+    orphan = int(subprocess.run(["sh", "-c", start], capture_output=True, check=True).stdout)
+    try:
+        here = Path("/proc/self/ns/mnt").readlink()
+        namespaces = {}
+        end = time.monotonic() + 20
+        while len(namespaces) < 2 and time.monotonic() < end:
+            for process in (child.pid, orphan):
+                with contextlib.suppress(OSError):
+                    namespace = Path(f"/proc/{process}/ns/mnt").readlink()
+                    if namespace != here:
+                        namespaces[process] = str(namespace)
+            time.sleep(0.05)
+        if len(namespaces) < 2:
+            pytest.skip("no mount namespaces may be made here")
+        assert list(processes_of(tmp_path, namespaces[child.pid])) == [child.pid]
+        assert list(processes_of(tmp_path, namespaces[orphan])) == []
+    finally:
+        child.kill()
+        child.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(orphan, signal.SIGKILL)

@@ -20,7 +20,8 @@ def processes_of(folder: Path, namespace: str | None = None) -> Iterator[int]:
 
     Args:
         namespace: the mount namespace of the trial, as in /proc/PID/ns/mnt; a process that has cleared its
-            environment is still in it.
+            environment is still in it. Only descendants of this process count: once a trial has ended, the
+            kernel gives the number of its namespace to the next one, which may be of another doctor.
     """
     mark = os.fsencode(f"{MARK}={folder}")
     if namespace == _namespace_of("self"):  # the trial has no namespace
@@ -28,7 +29,8 @@ def processes_of(folder: Path, namespace: str | None = None) -> Iterator[int]:
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError):
             is_marked = mark in (entry / "environ").read_bytes().split(b"\0")
-            if is_marked or (namespace is not None and _namespace_of(entry.name) == namespace):
+            is_inside = namespace is not None and _namespace_of(entry.name) == namespace
+            if is_marked or (is_inside and _is_descendant(int(entry.name))):
                 yield int(entry.name)
 
 
@@ -37,9 +39,8 @@ def adopted_processes() -> Iterator[int]:
     session = os.getsid(0)
     for entry in _PROC.glob("[0-9]*"):
         with suppress(OSError, ValueError, IndexError):
-            # After the name, which may contain anything and ends with the last parenthesis.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == os.getpid() and int(fields[3]) != session:
+            parent, its_session = _parent_and_session(int(entry.name))
+            if parent == os.getpid() and its_session != session:
                 yield int(entry.name)
 
 
@@ -75,6 +76,22 @@ def end_processes(
         if not left:
             return
         time.sleep(0.02)
+
+
+def _is_descendant(process: int) -> bool:
+    """Whether a process comes from this one, which adopts its orphans."""
+    while process > 1:
+        if process == os.getpid():
+            return True
+        process, _ = _parent_and_session(process)
+    return False
+
+
+def _parent_and_session(process: int) -> tuple[int, int]:
+    """Their numbers; OSError if the process has ended."""
+    # After the name, which may contain anything and ends with the last parenthesis.
+    fields = (_PROC / str(process) / "stat").read_text().rpartition(")")[2].split()
+    return int(fields[1]), int(fields[3])
 
 
 def _namespace_of(process: str) -> str | None:

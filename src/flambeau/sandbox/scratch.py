@@ -13,6 +13,7 @@ from flambeau.sandbox.mount_syscalls import mount_of, read_mounts
 from flambeau.sandbox.processes import end_processes
 
 _PREFIX = "flambeau-trials-"
+_UNLOCKED = "flambeau-new-trials-"
 _LOCK = "in_use"
 
 
@@ -43,9 +44,11 @@ class Scratch:
         if self.folders and parent.parts[:2] == self.folders[0].parts[:2]:
             return
         remove_abandoned(parent)
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        lock = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        made = Path(tempfile.mkdtemp(prefix=_UNLOCKED, dir=parent))
+        lock = os.open(made / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Only now another process may ask whether it is abandoned.
+        folder = made.rename(made.with_name(_PREFIX + made.name.removeprefix(_UNLOCKED)))
         self.folders.append(folder)
         self._locks.append(lock)
 
