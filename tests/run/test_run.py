@@ -963,6 +963,12 @@ def test_a_learning_rate_that_is_a_tensor_is_written_to(tmp_path: Path) -> None:
         torch.testing.assert_close(weights["tensor"][name], tensor)
 
 
+def test_a_learning_rate_is_recorded_as_it_was_given(tmp_path: Path) -> None:
+    """A resume compares it with what earlier versions have recorded, such as lr=1."""
+    start(tmp_path / "run", lr=1).close()
+    assert "lr=1, " in (tmp_path / "run" / "config.toml").read_text()
+
+
 @pytest.mark.parametrize("duration", ["0ep", "0st"])
 def test_a_run_of_no_steps_is_refused(tmp_path: Path, duration: str) -> None:
     with pytest.raises(InputError, match=f"duration must be above 0, got '{duration}'"):

@@ -328,6 +328,15 @@ def test_the_next_one_removes_what_a_killed_one_has_left(killed: Path) -> None:
     assert not list(processes_of(killed))
 
 
+def test_a_folder_that_nobody_could_lock_is_removed_after_an_hour(tmp_path: Path) -> None:
+    new, old = tmp_path / "flambeau-new-trials-new", tmp_path / "flambeau-new-trials-old"
+    for folder in (new, old):
+        folder.mkdir()
+    os.utime(old, (time.time() - 7200,) * 2)
+    remove_abandoned(tmp_path)
+    assert new.exists() and not old.exists()
+
+
 def test_a_disk_that_becomes_full(monkeypatch: pytest.MonkeyPatch) -> None:
     with Scratch() as scratch:
         assert scratch.written_too_much() == ""

@@ -28,8 +28,8 @@ def svg_of_rates(curve: LRCurve) -> str:
         description=f"Loss over a rising learning rate. {what}",
     )
     title = "Learning-rate range test: loss over learning rate"
-    picture.words(20, 24, title, font_weight="bold", font_size=SIZE + 2)
-    picture.words(20, 24 + LINE, what)
+    picture.label(20, 24, title, font_weight="bold", font_size=SIZE + 2)
+    picture.label(20, 24 + LINE, what)
     if len(curve.rates) < 2:
         return picture.text()
     first, last = math.log10(curve.rates[0]), math.log10(curve.rates[-1])
@@ -52,7 +52,7 @@ def svg_of_rates(curve: LRCurve) -> str:
     if best is not None:
         x, bottom = position(best, low)
         picture.line((x, _TOP), (x, bottom), color="#a00")
-        picture.words(x + 4, _TOP + LINE, f"{best:.2g}", fill="#a00")
+        picture.label(x + 4, _TOP + LINE, f"{best:.2g}", fill="#a00")
     return picture.text()
 
 
@@ -62,9 +62,9 @@ def _draw_axes(
     for power in range(math.ceil(math.log10(rates[0])), math.floor(math.log10(rates[-1])) + 1):
         x, bottom = position(10.0**power, low)
         picture.line((x, _TOP), (x, bottom), color="#ddd")
-        picture.words(x, bottom + LINE, f"1e{power:+03d}", text_anchor="middle", fill="#555")
+        picture.label(x, bottom + LINE, f"1e{power:+03d}", text_anchor="middle", fill="#555")
     for quarter in range(5):
         loss = low + (high - low) * quarter / 4
         _, y = position(rates[0], loss)
         picture.line((_LEFT, y), (_LEFT + _WIDTH, y), color="#ddd")
-        picture.words(_LEFT - 6, y + 4, f"{loss:.3g}", text_anchor="end", fill="#555")
+        picture.label(_LEFT - 6, y + 4, f"{loss:.3g}", text_anchor="end", fill="#555")

@@ -35,8 +35,8 @@ def _matrix(answers: Evaluated, words: Mapping[str, str]) -> str:
     for k, name in enumerate(names):
         at = round(left + k * _CELL + _CELL * 0.7)
         to = left - _MARGIN
-        parts.append(svg.words(to, at, name, text_anchor="end"))
-        parts.append(svg.words(0, 0, name, transform=f"translate({at} {to}) rotate(-90)"))
+        parts.append(svg.label(to, at, name, text_anchor="end"))
+        parts.append(svg.label(0, 0, name, transform=f"translate({at} {to}) rotate(-90)"))
     for (label, answer), times in sorted(counts.items()):
         if times:
             share = min(1.0, times / max(1, answers.labels[label]))
@@ -69,7 +69,7 @@ def _cell(x: int, y: int, times: int, *, share: float, kind: str, said: str) -> 
     if times < 1000:
         style = "count strong" if share > 0.5 else "count"
         middle = x + _CELL / 2 - 0.5
-        number = svg.words(middle, y + _CELL * 0.66, str(times), class_=style, text_anchor="middle")
+        number = svg.label(middle, y + _CELL * 0.66, str(times), class_=style, text_anchor="middle")
     side = _CELL - 1
     opacity = 0.08 + 0.92 * share
     cell = svg.element("rect", class_=kind, x=x, y=y, width=side, height=side, fill_opacity=opacity)

@@ -82,8 +82,8 @@ def calibration(answers: Evaluated, words: Words) -> str:
     most = max((num for _, num, _, _ in answers.calibration), default=1)
     parts = [svg.element("line", class_="grid", x1=x(0), y1=y(0), x2=x(1), y2=y(1))]
     for share in (0.0, 0.5, 1.0):
-        parts.append(svg.words(low - 6, y(share) + 4, f"{share:g}", text_anchor="end"))
-        parts.append(svg.words(x(share), _PLOT + 14, f"{share:g}", text_anchor="middle"))
+        parts.append(svg.label(low - 6, y(share) + 4, f"{share:g}", text_anchor="end"))
+        parts.append(svg.label(x(share), _PLOT + 14, f"{share:g}", text_anchor="middle"))
     for _, num, confidence, right in answers.calibration:
         size = 2 + 7 * math.sqrt(num / most)
         said = words["bin"].format(images=num, confidence=f"{confidence:.1%}", right=f"{right:.1%}")

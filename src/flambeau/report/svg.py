@@ -86,9 +86,9 @@ class Picture:
         """Draw an element over those before it."""
         self._parts.append(part)
 
-    def words(self, x: float, y: float, text: str, **attributes: object) -> None:
+    def label(self, x: float, y: float, text: str, **attributes: object) -> None:
         """A line of text whose letters stand on y."""
-        self.add(words(x, y, text, **attributes))
+        self.add(label(x, y, text, **attributes))
 
     def line(self, start: tuple[float, float], end: tuple[float, float], *, color: str) -> None:
         """A straight line."""
@@ -125,7 +125,7 @@ class Picture:
         )
 
 
-def words(x: float, y: float, text: str, **attributes: object) -> str:
+def label(x: float, y: float, text: str, **attributes: object) -> str:
     """A line of text whose letters stand on y."""
     return element("text", clean(text), x=x, y=y, **attributes)
 

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from flambeau.sandbox.processes import end_processes
 
 _PREFIX = "flambeau-trials-"
 _UNLOCKED = "flambeau-new-trials-"
+_LOCKED_BY_THEN_S = 3600.0  # it takes a moment, unless the process is stopped
 _LOCK = "in_use"
 
 
@@ -103,6 +105,11 @@ def _parents() -> list[Path]:
 
 def remove_abandoned(parent: Path) -> None:
     """Remove scratch folders in `parent` whose process was killed."""
+    for folder in parent.glob(f"{_UNLOCKED}*"):  # killed before it could lock the folder
+        with suppress(OSError):
+            facts = folder.stat()
+            if facts.st_uid == os.geteuid() and time.time() - facts.st_mtime > _LOCKED_BY_THEN_S:
+                remove_tree(folder)
     for folder in parent.glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if folder.stat().st_uid != os.geteuid():

@@ -17,7 +17,7 @@ def an_optimizer() -> torch.optim.SGD:
 
 
 def test_the_optimizer_of_a_second_stage_goes_on_in_the_window(tmp_path: Path) -> None:
-    plan = Plan(watches=False, warmup_steps=1, warmup_s=0.0, steps=6, seconds=0.05)
+    plan = Plan(watches=False, warmup_steps=1, warmup_s=0.0, steps=6, seconds=0.5)
     watch = StepWatch(tmp_path, plan, LoaderClock(), lambda: None)
     first, other = an_optimizer(), an_optimizer()
     for _ in range(4):  # the first step, the one that opens the window, and two in it
@@ -31,4 +31,4 @@ def test_the_optimizer_of_a_second_stage_goes_on_in_the_window(tmp_path: Path) -
         time.sleep(0.01)
     told = json.loads(files[0].read_text())
     assert told["steps"] == len(told["times"]) == steps
-    assert steps >= 6
+    assert steps > 6

@@ -61,8 +61,8 @@ def inspect_dataset(dataset: Any) -> Takeover:
             # A class derived from Compose, or one that does more than call its Compose, has its own code.
             if type(transform) not in COMPOSED and not _only_passes_on(transform):
                 left.append(type(transform).__name__)
-    taken, left, code = (list(dict.fromkeys(names)) for names in (taken, left, code))
-    return Takeover(tuple(taken), tuple(left), tuple(code), len(pipelines))
+    names = [tuple(dict.fromkeys(one)) for one in (taken, left, code)]
+    return Takeover(names[0], names[1], names[2], len(pipelines))
 
 
 def parts_of(dataset: Any, depth: int = 0) -> Iterator[Any]:

@@ -271,7 +271,7 @@ def _bad_member(path: Path) -> str | None:
 
 
 def _has_crcs(archive: zipfile.ZipFile) -> bool:
-    """False if torch was told to write zeros as checksums."""
+    """False for archives with zeros as checksums, as torch.serialization.set_crc32_options(False) writes."""
     return any(info.CRC for info in archive.infolist())
 
 

@@ -179,7 +179,6 @@ def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
 def pil_pixels(image: Image.Image) -> NDArray[Any]:
     """Pixels, upright: PIL keeps the EXIF orientation until an image is transposed."""
     image.load()  # a PNG may have it after its pixels; a TIFF is turned here
-    image.load()  # a PNG may say it behind its pixels; a TIFF is turned here
     orientation = UPRIGHT if image.format == "TIFF" else info_orientation(image.info)
     if image.mode == "F":
         raise WrongSample(

@@ -16,7 +16,7 @@ from flambeau.inspection.graphs.autograd_graph import (
 from flambeau.inspection.graphs.layered_layout import Layout, layered_layout
 from flambeau.inspection.graphs.module_graph import ModuleGraph, ModuleNode, module_graph
 from flambeau.inspection.graphs.recorded_pass import RecordedPass, record
-from flambeau.report.svg import LINE, SIZE, Picture, element, titled, width_of, words
+from flambeau.report.svg import LINE, SIZE, Picture, element, label, titled, width_of
 
 MOST_NODES = 1500  # of a graph that is drawn: some seconds
 _GOOD = 450  # nodes up to which everything is shown, unless a depth is given
@@ -157,11 +157,11 @@ def svg_of_graphs(graphs: ModelGraphs) -> str:
         description=f"Left: {heads[0][1]}. Right: {heads[1][1]}. The forward pass goes from top to bottom.",
     )
     for number, note in enumerate(graphs.notes):
-        picture.words(_MARGIN, _MARGIN + 2 * LINE + number * LINE + SIZE, note, fill="#a00")
+        picture.label(_MARGIN, _MARGIN + 2 * LINE + number * LINE + SIZE, note, fill="#a00")
     left = _MARGIN
     for layout, boxes, head, width in zip(layouts, (modules, nodes), heads, widths, strict=True):
-        picture.words(left, _MARGIN, head[0], font_weight="bold", font_size=SIZE + 2)
-        picture.words(left, _MARGIN + LINE, head[1])
+        picture.label(left, _MARGIN, head[0], font_weight="bold", font_size=SIZE + 2)
+        picture.label(left, _MARGIN + LINE, head[1])
         _draw(picture, layout, boxes, (left + (width - layout.width) / 2, top))
         left += width + 2 * _MARGIN
     return picture.text()
@@ -213,7 +213,7 @@ def _draw(
             stroke=box.border,
         )
         lines = (
-            words(
+            label(
                 x + left,
                 corner_y + _PAD / 2 + number * LINE + SIZE,
                 text,

@@ -58,22 +58,22 @@ class Best:
         self.metric = metric
         self._sign = 1.0 if mode == "max" else -1.0
         self._value: float | None = None
-        self._others: dict[str, float] | None = {}  # None once the user has been told
+        self._others: dict[str, float] = {}
+        self._said_missing = False
         self._seen_at: int | None = None
-        self._is_twice: bool | None = False  # None once the user has been told
+        self._is_twice = False
+        self._said_twice = False
         self.step: int | None = None
         self.improved_at: int | None = None
         """The step of the last evaluation that was strictly better than all before."""
         self.metrics: dict[str, float] = {}
 
     def see(self, metrics: Mapping[str, float], *, step: int) -> None:
-        if self._others is not None:
-            self._others |= metrics
+        self._others |= metrics
         value = metrics.get(self.metric)
         if value is None or value != value:
             return
-        if self._seen_at == step and self._is_twice is False:
-            self._is_twice = True
+        self._is_twice |= self._seen_at == step
         self._seen_at = step
         if self._value is None or value * self._sign > self._value * self._sign:
             self.improved_at = step
@@ -92,13 +92,13 @@ class Best:
             is_last: the run ends here: a `best` that the user has set is then also missed without
                 evaluations.
         """
-        if self._is_twice:
-            self._is_twice = None
+        if self._is_twice and not self._said_twice:
+            self._said_twice = True
             say(
                 f"best = {self.metric!r} was logged by two evaluations of one epoch, and either may choose "
                 "the checkpoint: log the other one's by another name, such as test_accuracy"
             )
-        if self._others is None or self.step is not None or self.metric in self._others:
+        if self._said_missing or self.step is not None or self.metric in self._others:
             return
         what = f"best = {self.metric!r} was not logged within run.evaluate(), so it chooses no checkpoint"
         if self.metric in training:
@@ -110,7 +110,7 @@ class Best:
             say(f"{what}: nothing was logged there")
         else:
             return
-        self._others = None
+        self._said_missing = True
 
     def state_dict(self) -> dict[str, Any]:
         return {

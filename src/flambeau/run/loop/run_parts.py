@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -113,7 +113,9 @@ def make_parts(
     _check_ready_batches(loader, data, given)
     plan, schedule = _plan(options, loader.batches_per_epoch)
     for group in optimizer.param_groups:
-        group.setdefault("initial_lr", float(group["lr"]))  # a tensor is written to
+        lr = group["lr"]
+        # The schedule writes into a tensor, so its first value is kept as a number.
+        group.setdefault("initial_lr", lr.item() if isinstance(lr, Tensor) else lr)
     metrics = EvaluationMetrics(options.metrics or {}, device=amp.device, ranks=ranks)
     return RunParts(
         plain,

@@ -102,7 +102,7 @@ def _for_data(findings: Findings) -> Iterator[Remedy]:
         yield Remedy("prefetch=8", how, {"prefetch": 8}, _saved(waits), "data")
     images = work.shares.get("decode", 0) + work.shares.get("transform", 0)
     if images > 0.3 and _reads_images(findings):
-        how = f"from flambeau.data.fast import fast; loader = fast(loader){line}"
+        how = f"from flambeau import fast; loader = fast(loader){line}"
         yield Remedy("fast(loader)", how, {"fast": True}, _saved(waits), work.first)
     if findings.trial.trainers[0]["device"] != "cpu" and not loader["pin_memory"]:
         how = f"DataLoader(pin_memory=True), and .to(device, non_blocking=True){line}"
