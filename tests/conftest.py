@@ -113,7 +113,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case = item.nodeid.removeprefix("tests/")
         name = case.partition("[")[0]
         cases[name] += 1
-        if cases[name] > slow_cases.CASES.get(name, math.inf) or slow_cases.CASES.get(case) == 0:
+        file = name.partition("::")[0]
+        fixtures = {f"{file}::{fixture}" for fixture in getattr(item, "fixturenames", ())}
+        if (
+            cases[name] > slow_cases.CASES.get(name, math.inf)
+            or slow_cases.CASES.get(case) == 0
+            or not fixtures.isdisjoint(slow_cases.FIXTURES)
+        ):
             item.add_marker("slow")
     place = {name: number for number, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: place.get(item.path.stem, len(place)))

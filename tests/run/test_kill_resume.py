@@ -25,7 +25,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 from load_script import load_script
 
 MANY = 24
-"""Kills of `pytest -m slow`; the usual suite has eight, among them one of each kind."""
+"""Kills, among them several of each kind."""
 Storm = tuple[list[Any], list[str], Path]  # kills, differences, folder of the unkilled run
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches processes in /proc")
@@ -36,9 +36,8 @@ def bench() -> ModuleType:
     return load_script(Path(__file__).parents[2] / "bench" / "kill_storm.py")
 
 
-@pytest.fixture(scope="module", params=[8, pytest.param(MANY, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
 def storm(
-    request: pytest.FixtureRequest,
     bench: ModuleType,
     forked_command: Any,
     tmp_path_factory: pytest.TempPathFactory,
@@ -47,7 +46,7 @@ def storm(
     cores = sorted(os.sched_getaffinity(0))[:2]
     return bench.storm(
         folder,
-        kills=request.param,
+        kills=MANY,
         seed=0,
         arguments=bench.make_inputs(folder),
         cores=cores,
