@@ -282,6 +282,12 @@ def test_convolutions_in_a_row(flambeau: Any) -> None:
     ]
     assert pictures[0].splitlines()[:2] == ["+012345678+", "###........"]
     assert pictures[1:] == ["01234\n#.#.#", "01\n##"]
+    out = flambeau("inspect --conv 4,k3,s2,p1,t,o1 --conv k3,s2,ceil --json").out
+    pool = torch.nn.MaxPool2d(3, stride=2, ceil_mode=True)
+    up = torch.nn.ConvTranspose2d(1, 1, 3, stride=2, padding=1, output_padding=1)
+    image = torch.zeros(1, 1, 4, 4)
+    sizes = [stage["size"] for stage in json.loads(out)["stages"]]
+    assert sizes == [up(image).shape[-1], pool(up(image)).shape[-1]]
     out = flambeau("inspect --conv 224,k7,s2,p3 --json").out
     assert json.loads(out)["stages"] == [{"size": 112, "unused": 0, "sees": 7, "jump": 2}]
 
@@ -292,6 +298,9 @@ def test_convolutions_in_a_row(flambeau: Any) -> None:
         ("", "name a MODEL or a RUN"),
         ("resnet18 --conv 224,k7", "--conv is without MODEL"),
         ("--conv k7", r"--conv k7: give it as 224,k7,s2,p3, with d2 for a dilation, t for transposed"),
+        ("--conv 9,k3,o1", "--conv 9,k3,o1: output_padding is for a transposed convolution"),
+        ("--conv 9,k3,k4", "--conv 9,k3,k4: give it as"),
+        ("--conv 9,s2", "--conv 9,s2: give it as"),
         ("--conv 9,k3 --conv 7,k3", r"--conv 7,k3: give it as k3,s2,p1 \(the input comes "),
         ("--conv 9,k0", "--conv 9,k0: kernel must be at least 1, got 0"),
         ("--conv 9,k3 --conv k9", "--conv: window 2: a window of 9 positions does not fit 7 with 0"),

@@ -10,11 +10,14 @@ from flambeau.errors import InputError, refusing
 if TYPE_CHECKING:
     from flambeau.recipes.models.convolution_sizes import Window
 
-_CONV = (
-    r"((?P<size>\d{1,6}),)?k(?P<kernel>\d{1,6})(,s(?P<stride>\d{1,6}))?(,p(?P<padding>\d{1,6}))?"
-    r"(,d(?P<dilation>\d{1,6}))?(,(?P<transposed>t))?"
-)
-_NUMBERS = ("kernel", "stride", "padding", "dilation")
+_NUMBERS = {
+    "k": "kernel",
+    "s": "stride",
+    "p": "padding",
+    "d": "dilation",
+    "o": "output_padding",
+}
+_WORDS = {"t": "transposed", "ceil": "ceil_mode"}
 
 
 def print_convolutions(words: list[str], *, as_json: bool) -> int:
@@ -53,16 +56,27 @@ def _windows(words: list[str]) -> "tuple[int, list[Window]]":
     size = 0
     windows = []
     for number, word in enumerate(words):
-        match = re.fullmatch(_CONV, word)
-        if match is None or (match["size"] is None) != bool(number):
+        head, _, parts = word.partition(",") if number == 0 else ("0", "", word)
+        given = _arguments(parts)
+        if given is None or not re.fullmatch(r"\d{1,6}", head):
             example = "k3,s2,p1 (the input comes from the one before)" if number else "224,k7,s2,p3"
             raise InputError(
-                f"--conv {word}: give it as {example}, with d2 for a dilation, t for transposed"
+                f"--conv {word}: give it as {example}, with d2 for a dilation, t for transposed, "
+                "o1 for its output_padding, ceil for a pooling with ceil_mode"
             )
-        size = int(match["size"]) if match["size"] else size
-        given: dict[str, Any] = {
-            name: int(match[name]) for name in _NUMBERS if match[name] is not None
-        }
+        size = size if number else int(head)
         with refusing(f"--conv {word}"):
-            windows.append(Window(**given, transposed=match["transposed"] is not None))
+            windows.append(Window(**given))
     return size, windows
+
+
+def _arguments(text: str) -> dict[str, Any] | None:
+    """Arguments of Window from text such as k3,s2,p1; None if it is not so written."""
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"([kspdo])(\d{1,6})", part)
+        name = _NUMBERS[match[1]] if match else _WORDS.get(part)
+        if name is None or name in given:
+            return None
+        given[name] = int(match[2]) if match else True
+    return given if "kernel" in given else None

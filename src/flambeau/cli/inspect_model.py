@@ -64,7 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="SIZES",
         help="sizes of a convolution in the place of a model: 224,k7,s2,p3 is an input of 224 with kernel 7, "
-        "stride 2, padding 3; d2 a dilation, t a transposed one; again without the input for the next layer",
+        "stride 2, padding 3; d2 a dilation, t a transposed one, o1 its output_padding, ceil a pooling with "
+        "ceil_mode; again without the input for the next layer",
     )
     parser.add_argument(
         "--graph",

@@ -113,6 +113,29 @@ def test_the_same_pixels_in_another_file_are_a_copy(folder: Path) -> None:
     assert found(checked, "copies").count == 1
 
 
+def test_a_fine_texture_is_looked_at_in_full(tmp_path: Path) -> None:
+    """A JPEG that is decoded at an eighth shows the means of squares of eight pixels, here all equal."""
+    y, x = np.mgrid[:256, :256]
+    textures = {
+        "train/cat/checks": (x + y) % 2,
+        "train/dog/rows": y % 2,
+        "val/cat/columns": x % 2,
+        "val/dog/twos": (x // 2 + y // 2) % 2,
+    }
+    for name, texture in textures.items():
+        (tmp_path / name).parent.mkdir(parents=True)
+        image = Image.fromarray(np.where(texture, 200, 56).astype(np.uint8))
+        image.save(tmp_path / f"{name}.jpg", quality=95)
+    draw = np.random.default_rng(0)
+    for number, label in enumerate(("train/cat", "train/dog", "val/dog") * 2):
+        coarse = np.asarray(picture(number // 3, 256), int) // 2 + 64
+        dots = draw.permuted(np.tile([60, -60], (128 * 32, 2)), axis=1).reshape(128, 128)
+        texture = np.kron(dots, np.ones((2, 2), int))[..., None]
+        image = Image.fromarray((coarse + texture).astype(np.uint8))
+        image.save(tmp_path / label / f"{number}.jpg", quality=95)
+    assert [f for f in check(tmp_path).findings if f.kind in HARMFUL] == []
+
+
 def test_copies_with_two_labels_all_leave(folder: Path) -> None:
     cat, dog = files(folder, "train", "cat")[0], files(folder, "train", "dog")[0]
     dog.write_bytes(cat.read_bytes())
@@ -130,7 +153,7 @@ def test_copies_with_two_labels_all_leave(folder: Path) -> None:
 def test_a_copy_of_a_copy_that_left_is_kept() -> None:
     """What is near to an image that is left out anyway is not left out for it."""
     facts = measure_images(PixelSet("set", np.zeros((5, 8, 8), np.uint8), [0] * 5, ["a"]))
-    pairs = [NearPair(1, 0, False, 0.1, 0.97), NearPair(2, 1, False, 0.1, 0.97)]
+    pairs = [NearPair(1, 0, False, (6, 0, 0, 0), 0.97), NearPair(2, 1, False, (0, 0, 0, 6), 0.97)]
     same = SamePictures([[2, 3]], pairs, {})
     (copies, near) = copy_findings(same, [0] * 5, ["a"], facts, np.zeros(5, bool))
     assert (copies.drop, near.drop) == ({3}, {1})

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.data.check import near_copies as module
-from flambeau.data.check.image_facts import SIDE, measure_images
+from flambeau.data.check.fine_detail import detail_agrees
+from flambeau.data.check.image_facts import SIDE, STEPS, measure_images
 from flambeau.data.check.near_copies import NearPair, near_pairs
 from flambeau.data.check.small_pictures import (
     PARTS,
-    STEPS,
     aligned,
     part_spectra,
     whole_spectra,
@@ -92,9 +92,36 @@ def test_a_changed_copy_is_found_among_others(changes: list[Change]) -> None:
     copies = []
     for original in originals[:30]:
         copies.append(functools.reduce(lambda image, change: change(image), changes, original))
-    found = pairs_of([*originals, *copies])
+    images = [*originals, *copies]
+    found = pairs_of(images)
     assert {frozenset(pair[:2]) for pair in found} == {frozenset((n, 60 + n)) for n in range(30)}
     assert {pair.is_mirrored for pair in found} == {mirror in changes}
+    for pair in found:
+        assert detail_agrees(images[pair.first], images[pair.second], pair)
+
+
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_another_fine_texture_is_no_copy(changes: list[Change]) -> None:
+    """The pictures that are compared when small are the same in both."""
+    for seed in range(5):
+        coarse = picture(seed, (320, 240))
+        one, other = (textured(coarse, k) for k in (seed, 100 + seed))
+        copy = functools.reduce(lambda image, change: change(image), changes, one)
+        (pair,) = pairs_of([coarse, functools.reduce(lambda i, change: change(i), changes, coarse)])
+        images = [one, copy] if pair.first == 0 else [copy, one]
+        assert detail_agrees(*images, pair)
+        images = [other, copy] if pair.first == 0 else [copy, other]
+        assert not detail_agrees(*images, pair)
+
+
+def textured(image: Image.Image, seed: int) -> Image.Image:
+    """With dots of four pixels, 60 levels up or down, as many up as down in each square of eight."""
+    draw = np.random.default_rng(seed)
+    rows, columns = image.height // 8, image.width // 8
+    quarters = draw.permuted(np.tile([1, 1, -1, -1], (rows * columns, 1)), axis=1)
+    dots = quarters.reshape(rows, columns, 2, 2).transpose(0, 2, 1, 3).reshape(2 * rows, -1)
+    texture = np.kron(dots, np.full((4, 4), 60))[..., None]
+    return Image.fromarray((np.asarray(image, int) + texture).clip(0, 255).astype(np.uint8))
 
 
 def test_the_pair_says_what_was_done() -> None:

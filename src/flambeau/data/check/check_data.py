@@ -1,5 +1,6 @@
 """All checks of labelled images before a training."""
 
+import functools
 import os
 import time
 from collections.abc import Collection, Sequence
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flambeau.data.check.finding import KINDS, Finding, Row
+from flambeau.data.check.fine_detail import with_equal_detail
 from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
@@ -82,7 +84,12 @@ def check_data(
         facts = measure_images(source, threads=threads, advance=bar.update)
     middle = time.perf_counter()
     with CountBar(len(source), unit="images compared", shown=progress) as bar:
-        same = same_pictures(facts, is_val, advance=bar.update)
+        same = same_pictures(
+            facts,
+            is_val,
+            advance=bar.update,
+            confirmed=functools.partial(with_equal_detail, source, threads=threads),
+        )
     end = time.perf_counter()
     findings = all_findings(same, facts, names, train, val)
     leaked = sorted(number - len(train) for number in same.leaked)

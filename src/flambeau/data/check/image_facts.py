@@ -3,6 +3,7 @@
 import hashlib
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,16 @@ from flambeau.images.thread_pool import DecodePool
 
 SIDE = 32
 """Pixels of the small grey picture."""
+
+STEPS = 64
+"""A part of a picture is given by what is cut off at its top, bottom, left and right, in steps of 1/64 of the
+side: half a cell of the small picture."""
+
+# All chosen: images that should be looked at, not removed unseen.
+BLANK = 3.0
+"""Standard deviation, levels; JPEG noise on one color has less."""
+DARK, BRIGHT = 40, 215
+"""Levels that 99 % of the pixels do not reach."""
 
 # A JPEG may be decoded down to this: the small picture is a mean over cells of at least 2 x 2 pixels.
 _LEAST_SIDE = 2 * SIDE
@@ -64,7 +75,7 @@ class ImageFacts:
 def measure_images(
     source: Source, *, threads: int | None = None, advance: Callable[[], object] = lambda: None
 ) -> ImageFacts:
-    """Read each image once, JPEGs at a small scale."""
+    """Read each image once, JPEGs at a small scale, and again in full what then looks like a copy."""
     kind = pixel_kind(source)
     facts = empty_facts(len(source))
 
@@ -73,7 +84,26 @@ def measure_images(
 
     everything = range(len(source))
     read_each(source, everything, note, facts.problems, threads=threads, advance=advance)
+    _compare_in_full(source, facts, kind, threads)
     return facts
+
+
+def _compare_in_full(
+    source: Source, facts: ImageFacts, kind: PixelKind, threads: int | None
+) -> None:
+    """Hash all pixels of different files that agree at a small scale."""
+    files: dict[int, set[int]] = defaultdict(set)
+    seen = np.flatnonzero(facts.is_read).tolist()
+    for number in seen:
+        files[int(facts.pixel_hash[number])].add(int(facts.file_hash[number]))
+
+    def note(number: int, stored: Stored) -> None:
+        pixels = np.ascontiguousarray(Picture(stored).pixels(channels=3))
+        width = int(facts.width[number])
+        facts.pixel_hash[number] = _pixel_hash(facts, number, width, pixels)
+
+    alike = [number for number in seen if len(files[int(facts.pixel_hash[number])]) > 1]
+    read_each(source, alike, note, facts.problems, threads=threads)
 
 
 def empty_facts(count: int) -> ImageFacts:
@@ -136,10 +166,39 @@ def record_facts(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind
     picture = Picture(stored)
     is_grey = picture.grey  # before the pixels, whose decoding closes the image
     scale = picture.scale_eighths_for(picture.height, picture.width, least=_LEAST_SIDE)
-    pixels = picture.pixels(channels=3, scale_eighths=scale)
-    shape = f"{picture.width} {picture.height} {is_grey} "
-    facts.pixel_hash[number] = content_hash(shape.encode(), np.ascontiguousarray(pixels).data)
-    image = Image.fromarray(np.ascontiguousarray(_of_8_bits(pixels, kind)))
+    pixels = np.ascontiguousarray(picture.pixels(channels=3, scale_eighths=scale))
+    facts.is_grey[number] = is_grey
+    facts.height[number] = picture.height
+    image = Image.fromarray(_of_8_bits(pixels, kind))
+    _note_levels(facts, number, image)
+    if scale < 8 and (
+        facts.spread[number] < BLANK
+        or facts.brightest[number] < DARK
+        or facts.darkest[number] > BRIGHT
+    ):
+        _note_levels(facts, number, Image.fromarray(full_levels(stored, kind)))
+    small = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR).convert("YCbCr")
+    parts = np.asarray(small)
+    facts.small[number] = parts[:, :, 0]
+    facts.chroma[number] = parts[:, :, 1:].mean((0, 1))
+    facts.pixel_hash[number] = _pixel_hash(facts, number, picture.width, pixels)
+    facts.width[number] = picture.width  # last: an image with a width counts as read
+
+
+def full_levels(stored: Stored, kind: PixelKind) -> NDArray[np.uint8]:
+    """(H, W, 3) uint8, contiguous: all pixels of an image, upright."""
+    pixels = np.ascontiguousarray(Picture(stored).pixels(channels=3))
+    levels: NDArray[np.uint8] = _of_8_bits(pixels, kind)
+    return levels
+
+
+def _pixel_hash(facts: ImageFacts, number: int, width: int, pixels: Pixels) -> int:
+    shape = f"{width} {facts.height[number]} {facts.is_grey[number]} "
+    return content_hash(shape.encode(), pixels.data)
+
+
+def _note_levels(facts: ImageFacts, number: int, image: Image.Image) -> None:
+    """Fill in what the histogram of an RGB image says."""
     counts = np.reshape(image.histogram(), (3, 256))
     area = image.width * image.height
     levels = np.arange(256)
@@ -149,13 +208,6 @@ def record_facts(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind
     shares = counts.cumsum(1) / area
     facts.darkest[number] = (shares <= 0.01).sum(1).min()
     facts.brightest[number] = (shares < 0.99).sum(1).max()
-    small = image.resize((SIDE, SIDE), Image.Resampling.BILINEAR).convert("YCbCr")
-    parts = np.asarray(small)
-    facts.small[number] = parts[:, :, 0]
-    facts.chroma[number] = parts[:, :, 1:].mean((0, 1))
-    facts.is_grey[number] = is_grey
-    facts.height[number] = picture.height
-    facts.width[number] = picture.width  # last: an image with a width counts as read
 
 
 def _of_8_bits(pixels: Pixels, kind: PixelKind) -> Pixels:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flambeau.data.check.image_facts import STEPS
 from flambeau.data.check.small_pictures import (
     COARSE,
     NUM_QUERIES,
@@ -49,15 +50,21 @@ class NearPair(NamedTuple):
 
     Attributes:
         first, second: numbers of the images; `second` shows all or a part of `first`.
-        cut: share of the first that the second does not show, 0 to 1.
+        cuts: what the second does not show at the top, bottom, left and right of the first, in 1/STEPS.
         likeness: cosine of the two, up to 1.
     """
 
     first: int
     second: int
     is_mirrored: bool
-    cut: float
+    cuts: tuple[int, int, int, int]
     likeness: float
+
+    @property
+    def cut(self) -> float:
+        """The share of the first that the second does not show, 0 to 1."""
+        top, bottom, left, right = self.cuts
+        return 1 - (1 - (top + bottom) / STEPS) * (1 - (left + right) / STEPS)
 
 
 class _Candidates(NamedTuple):
@@ -133,10 +140,10 @@ def _each_once(kept: list[tuple[Tensor, ...]], reference: Tensor) -> list[NearPa
     for query, match, is_mirrored, cuts, score in kept:
         distance = 1 - torch.maximum(reference[query], reference[match])
         stands_out = ((1 - score) <= _NEARER * distance) | (score >= _IDENTICAL)
-        shown = (1 - cuts[:, :2].sum(1) / 64) * (1 - cuts[:, 2:].sum(1) / 64)
-        columns = (query, match, is_mirrored, 1 - shown, score.clamp(max=1))
+        columns = (query, match, is_mirrored, cuts, score.clamp(max=1))
         for row in zip(*(column[stands_out].tolist() for column in columns), strict=True):
-            pair = NearPair(*row)
+            first, second, mirrored, parts, likeness = row
+            pair = NearPair(first, second, mirrored, tuple(parts), likeness)
             key = (min(pair[:2]), max(pair[:2]))
             if key not in best or pair.likeness > best[key].likeness:
                 best[key] = pair

@@ -32,9 +32,17 @@ class SamePictures:
 
 
 def same_pictures(
-    facts: ImageFacts, is_val: NDArray[np.bool_], *, advance: Callable[[int], object]
+    facts: ImageFacts,
+    is_val: NDArray[np.bool_],
+    *,
+    advance: Callable[[int], object],
+    confirmed: Callable[[Sequence[NearPair]], Sequence[NearPair]] = list,
 ) -> SamePictures:
-    """Compare all images with each other, except blank ones, which are all alike."""
+    """Compare all images with each other, except blank ones, which are all alike.
+
+    Args:
+        confirmed: returns those of the pairs that are alike at full size, too.
+    """
     by_picture = _by_hash(facts)
     groups = [group for group in by_picture if len(group) > 1]
     firsts = np.array([group[0] for group in by_picture], np.int64)
@@ -43,6 +51,7 @@ def same_pictures(
         pair._replace(first=int(firsts[pair.first]), second=int(firsts[pair.second]))
         for pair in near_pairs(facts.small[firsts], facts.chroma[firsts], advance=advance)
     ]
+    pairs = list(confirmed(pairs))
     members = {group[0]: group for group in groups}
     leaked: dict[int, int] = {}
     for group in groups:

@@ -7,12 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.check.finding import Finding, of_single_images
-from flambeau.data.check.image_facts import ImageFacts
+from flambeau.data.check.image_facts import BLANK, BRIGHT, DARK, ImageFacts
 from flambeau.images.file_formats import ENDINGS
 
 # All chosen: images that should be looked at, not removed unseen.
-_BLANK = 3.0  # standard deviation, levels; JPEG noise on one color has less
-_DARK, _BRIGHT = 40, 215  # levels that 99 % of the pixels do not reach
 _TINY_SIDE, _TINY_SHARE = 10, 8  # pixels of the shorter side; or an eighth of the median
 _ODD_SHAPE = 3.0  # times as wide or high as the median shape, and three times as long as short
 _FEW = 0.05  # grey or color is odd if fewer images have it
@@ -69,7 +67,7 @@ def single_image_findings(facts: ImageFacts, names: Sequence[str]) -> list[Findi
 
 def is_blank(facts: ImageFacts) -> NDArray[np.bool_]:
     """(N,) bool: one color, or nearly one."""
-    blank: NDArray[np.bool_] = facts.is_read & (facts.spread < _BLANK)
+    blank: NDArray[np.bool_] = facts.is_read & (facts.spread < BLANK)
     return blank
 
 
@@ -80,9 +78,9 @@ def _blank(facts: ImageFacts) -> Iterator[tuple[int, str]]:
 
 def _dark_or_bright(facts: ImageFacts) -> Iterator[tuple[int, str]]:
     shows = facts.is_read & ~is_blank(facts)
-    for number in np.flatnonzero(shows & (facts.brightest < _DARK)).tolist():
+    for number in np.flatnonzero(shows & (facts.brightest < DARK)).tolist():
         yield number, f"dark: 99 % of the levels are at most {facts.brightest[number]} of 255"
-    for number in np.flatnonzero(shows & (facts.darkest > _BRIGHT)).tolist():
+    for number in np.flatnonzero(shows & (facts.darkest > BRIGHT)).tolist():
         yield number, f"bright: 99 % of the levels are at least {facts.darkest[number]} of 255"
 
 

@@ -15,11 +15,8 @@ import math
 import torch
 from torch import Tensor
 
-from flambeau.data.check.image_facts import SIDE
+from flambeau.data.check.image_facts import SIDE, STEPS
 
-# A part of a picture is given by what is cut off at the top, bottom, left and right, in steps of 1/64 of the
-# side: half a cell of the small picture.
-STEPS = 64
 MOST_CUT = 12
 """At each side, in steps: 19 %."""
 
