@@ -5,8 +5,9 @@
 A copy of each of N photographs is added: resized, compressed again (quality 30 to 95), cropped to 90 % of its
 sides (in the middle or a corner), mirrored, or several of these. One JSON line: the recall for each of
 these, what is missed, all pairs that were not planted (to be looked at: photographs are in such sets twice),
-and milliseconds per image of reading and of comparing, and per pair of comparing in full. imagededup's perceptual hash and cleanvision are
-measured on the same files where they are installed (fastdup 2.54 is not: it wants NumPy 1.26, Pillow 10.3).
+milliseconds per image of reading and of comparing, and per pair of comparing in full. imagededup's
+perceptual hash and cleanvision are measured on the same files where they are installed (fastdup 2.54 is not:
+it wants NumPy 1.26, Pillow 10.3).
 DATA are tar files or folders of photographs.
 """
 

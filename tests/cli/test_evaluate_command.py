@@ -156,7 +156,7 @@ def test_text_of_two_classes(flambeau: Any, root: Path) -> None:
     blocks = flambeau("evaluate", root / "two", root / "two_images").out.split("\n\n")
     shown = dict(line.split("  ", 1) for line in blocks[0].splitlines())
     assert shown["images"].split(",")[0].strip() == "80"
-    assert shown["accuracy"].strip() == f"{figures['accuracy']:.4f}"
+    assert shown["accuracy"].strip() == f"{figures['accuracy']:.4f}  (always 'a': 0.5000)"
     assert shown["AUROC"].strip() == f"{figures['auroc']:.4f}"
     assert shown["calibration error"].endswith("(15 bins)")
     assert blocks[1].splitlines()[0].split() == ["class", "precision", "recall", "F1", "images"]

@@ -285,7 +285,9 @@ def test_figures_are_those_of_the_predictions(flambeau: Any, run: Path, images: 
         for row, path in zip(rows, paths, strict=True)
     ]
     losses = [-np.log(row[path.parent.name]) for row, path in zip(rows, paths, strict=True)]
-    figures = evaluated(flambeau, run, images / "train")
+    refused(flambeau("evaluate", run, images / "train"), f"trained on all {len(paths)} images of")
+    figures = evaluated(flambeau, run, images / "train", "--all")
+    assert (figures["trained_on"], figures["counts_trained_on"]) == (len(paths), True)
     assert figures["accuracy"] == pytest.approx(np.mean(right))
     assert figures["loss"] == pytest.approx(np.mean(losses), rel=1e-3)
     assert figures["images"] == len(paths)
@@ -519,7 +521,7 @@ def test_loss_is_the_mean_over_images(flambeau: Any, run: Path, images: Path) ->
     targets = torch.tensor([int(path.parent.name == "b") for path in paths])
     with torch.no_grad():
         logits = model(x)
-    figures = evaluated(flambeau, run, images / "train")
+    figures = evaluated(flambeau, run, images / "train", "--all")
     assert figures["accuracy"] == pytest.approx(
         float((logits.argmax(1) == targets).double().mean())
     )

@@ -168,13 +168,18 @@ def test_an_evaluation_is_that_of_the_command(root: Path, capsys: Any) -> None:
     run, data = root / "color", root / "color_images"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        evaluation = evaluate(str(run), str(data))
-        again = evaluate(load(run), data, workers=2)
+        evaluation = evaluate(str(run), str(data), all_images=True)
+        again = evaluate(load(run), data, workers=2, all_images=True)
+        held_out = evaluate(run, data)
     assert capsys.readouterr() == ("", "")
-    assert main(["evaluate", str(run), str(data), "--json"]) == 0
+    assert (held_out.num_images, held_out.num_trained_on, held_out.counts_trained_on) == (3, 21, 0)
+    assert {image for image, *_ in held_out.predictions} < {
+        image for image, *_ in evaluation.predictions
+    }
+    assert main(["evaluate", str(run), str(data), "--json", "--all"]) == 0
     assert json.loads(capsys.readouterr().out) == evaluation.as_dict() == again.as_dict()
     assert (evaluation.num_images, evaluation.num_bad, evaluation.image_size) == (24, 0, 16)
-    assert main(["evaluate", str(run), str(data)]) == 0
+    assert main(["evaluate", str(run), str(data), "--all"]) == 0
     assert capsys.readouterr().out == f"{evaluation}\n"
     assert repr(evaluation.predictions) == "<predictions of 24 images>"
     path, label, ranking = next(iter(evaluation.predictions))
@@ -193,7 +198,7 @@ def test_files_of_an_evaluation(root: Path, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"{name} exists"):
             write(tmp_path / name)
         write(tmp_path / name, force=True)
-    assert len((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()) == 25
+    assert len((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()) == 1 + 3  # held out
 
 
 def test_wrong_runs_and_settings(root: Path, tmp_path: Path) -> None:

@@ -26,11 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "data",
         metavar="DATA",
-        help="what `flambeau train` takes; its validation part counts, if any",
+        help="what `flambeau train` takes; its validation part counts, if any, and else what the model was "
+        "not trained on",
     )
     add_reading_flags(parser)
     add_flip_tta(parser)
     add_trust(parser)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="count the images that the model was trained on, too; without it they are left out",
+    )
     parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="write the prediction of each image"
@@ -67,6 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
         flip_tta=arguments.flip_tta,
         workers=arguments.workers,
         skip_bad_images=arguments.skip_bad_images,
+        all_images=arguments.all,
         download=arguments.download,
         progress=True,
         say=say,

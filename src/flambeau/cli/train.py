@@ -211,6 +211,8 @@ def _report(
 ) -> None:
     """Print where the run ended, and what to do next, in the first process."""
     from flambeau.parallel.ranks import join_ranks
+    from flambeau.report.evaluated import evaluated
+    from flambeau.run.folder.json_file import json_table
     from flambeau.run.folder.published_weights import published
     from flambeau.run.folder.run_folder import RunFolder
 
@@ -237,6 +239,10 @@ def _report(
                 "already": already,
             }
         )
+    evaluation = evaluated(json_table(run_folder.path / "evaluation.json"))
+    if evaluation is not None:
+        name, share = evaluation.largest_class
+        figures += f"; always {name!r} would be {share:.4f}"
     quoted = shlex.quote(str(run_folder.path))  # these lines are copied to a shell
     if already:
         run_folder.tidy()

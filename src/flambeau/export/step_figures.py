@@ -98,7 +98,7 @@ def figures_of(
         agreement=float(task.agrees(logits, run).double().mean()),
         max_difference=float(difference.max()),
         mean_difference=float(difference.mean()),
-        accuracy=float(figures[task.best].double().mean()),
+        accuracy=float(figures[task.main_figure].double().mean()),
         num_bytes=stage.num_bytes,
         latencies=tuple(_latencies(stage, before, images.pixels)),
     )

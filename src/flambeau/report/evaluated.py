@@ -66,6 +66,12 @@ class Evaluated:
     suspects: Sequence[Sample] = ()
     findings: Sequence[tuple[str, Sequence[str]]] = ()
 
+    @property
+    def largest_class(self) -> tuple[str, float]:
+        """The class of most images and its share: the accuracy of who always says it."""
+        most = max(self.labels)
+        return self.classes[self.labels.index(most)], most / max(1, sum(self.labels))
+
 
 def evaluated(content: object) -> Evaluated | None:
     """The content of a file; None if it is not what a run writes."""

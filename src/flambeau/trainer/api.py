@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from flambeau.data.sources.open_data import open_source
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.errors import InputError, nearest
 from flambeau.html_table import html_table
 from flambeau.provenance import RUNNING
@@ -28,6 +28,7 @@ from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
 from flambeau.trainer.prediction.predictor import Predictor
+from flambeau.trainer.prediction.trained_images import trained_images
 from flambeau.trainer.prediction.trained_model import (
     Trained,
     at_size,
@@ -142,6 +143,7 @@ def train(
     duration: str | None = None,
     batch_size: int | str | None = None,
     early_stop: int = 0,
+    best: str = "val_accuracy",
     extend: str | None = None,
     accumulate: int = 1,
     optimizer: str = "sgd",
@@ -244,7 +246,10 @@ def train(
         batch_size: images per forward pass, over all processes; auto finds the largest that fits into memory
             and accumulates gradients up to the usual batch, auto:512 up to a batch of 512 (None: 128 for
             small images, 64 for others and the embedded data, less for few; at least 1).
-        early_stop: stop after this many epochs without a better val_accuracy; 0 is off (at least 0).
+        early_stop: stop after this many epochs without a better value of best; 0 is off (at least 0).
+        best: figure of an evaluation that chooses the best weights; of uneven classes val_macro_f1, or
+            val_macro_recall, the balanced accuracy (one of val_accuracy, val_loss, val_macro_f1,
+            val_macro_recall).
         extend: continue a finished run beyond its duration by this much, such as 10ep; 0ep withdraws an
             extension that has not started.
         accumulate: forward passes whose gradients are accumulated into one optimizer step (at least 1).
@@ -262,7 +267,7 @@ def train(
         gamma: for multistep and exponential: factor of the learning rate at each milestone, or per epoch
             (None: multistep 0.1, exponential 0.9; above 0 and at most 1).
         warmup: length of the linear warm-up of the learning rate, such as 5%, 2ep or 500st.
-        patience: for plateau: epochs without a better val_accuracy before the learning rate falls (None: 3;
+        patience: for plateau: epochs without a better value of best before the learning rate falls (None: 3;
             at least 0).
         plateau_factor: for plateau: factor by which the learning rate falls (None: 0.1; above 0 and below 1).
         label_smoothing: label smoothing (at least 0 and below 1).
@@ -385,6 +390,7 @@ def evaluate(
     flip_tta: bool = False,
     workers: int = 0,
     skip_bad_images: int = 0,
+    all_images: bool = False,
     download: bool = False,
     trust: bool = False,
     progress: bool = False,
@@ -394,11 +400,13 @@ def evaluate(
 
     Args:
         run: folder of a run, or what `load` returned.
-        data: as for `flambeau train`; its validation part is used, if any.
+        data: as for `flambeau train`; its validation part is used, if any, and else the images that the
+            model was not trained on.
         image_size: as for `load`.
         flip_tta: average the probabilities of each image and its mirror image.
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable images to leave out.
+        all_images: also those that the model was trained on; the result says how many these are.
         download: download what is missing of a data set by name.
         trust: as for `load`.
         progress: show a bar on a terminal or in a notebook.
@@ -408,7 +416,8 @@ def evaluate(
         The figures and the predictions; printing it shows them.
 
     Raises:
-        InputError: a run or data that cannot be used, classes that the run does not know, bad images.
+        InputError: a run or data that cannot be used, classes that the run does not know, bad images, or no
+            images but those that the model was trained on.
 
     Example:
         >>> evaluation = evaluate("runs/photos", "photos")  # doctest: +SKIP
@@ -420,6 +429,15 @@ def evaluate(
             raise InputError(f"{name} must be at least 0, got {number}")
     trained = _loaded(run, image_size, trust, say)
     source = open_source(Path(data), trained.facts.classes, download=download)
+    was_trained_on = trained_images(trained, Path(data), source)
+    num_trained_on = int(was_trained_on.sum())
+    if num_trained_on and not all_images:
+        if num_trained_on == len(source):
+            raise InputError(
+                f"the model was trained on all {num_trained_on} images of {data}: they do not show what it "
+                "is worth\nName others, or give --all (all_images=True) to measure it on these all the same"
+            )
+        source = SubsetSource(source, (~was_trained_on).nonzero()[:, 0])
     return measure(
         trained,
         source,
@@ -427,6 +445,8 @@ def evaluate(
         workers=workers,
         skip_bad_images=skip_bad_images,
         progress=progress,
+        num_trained_on=num_trained_on,
+        counts_trained_on=all_images,
     )
 
 
@@ -438,8 +458,13 @@ def measure(
     workers: int = 0,
     skip_bad_images: int = 0,
     progress: bool = False,
+    **facts: Any,
 ) -> Evaluation:
-    """Like `evaluate`, with a loaded model and a source of its classes."""
+    """Like `evaluate`, with a loaded model and a source of its classes.
+
+    Args:
+        facts: further fields of the evaluation.
+    """
     loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     counters = trained.facts.task.counters(trained.device)
     for indices, (images, targets) in readable_batches(loader, progress=progress):
@@ -451,6 +476,7 @@ def measure(
         num_bad=len(bad.names),
         image_size=trained.image_size,
         flip_tta=flip_tta,
+        **facts,
     )
 
 

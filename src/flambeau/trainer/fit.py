@@ -66,6 +66,7 @@ class Training:
     normalize: Callable[[Tensor], Tensor]
     loss_of: TrainingLoss
     early_stop: int
+    best: str
     bad_images: BadImages
     evaluations: ReportData | None  # None in a replay, which writes nothing
     ranks: Ranks
@@ -88,14 +89,14 @@ def fit(training: Training) -> None:
                     logits = model(normalize(images))
                 run.log(**task.evaluation_figures(logits, targets))
                 if training.evaluations is not None:
-                    run.log(samples=(indices, targets, logits))
+                    run.log(val=(indices, targets, logits))
         stops = 0 < training.early_stop <= run.epochs_since_best
         if stops:
             num = run.epochs_since_best
-            best = run.state.best.metrics.get(task.best)
+            best = run.state.best.metrics.get(training.best)
             than = "" if best is None else f" than {best:.4f}"
             last = "last epoch" if num == 1 else f"last {num} epochs"
-            run.progress.say(f"no better {task.best} in the {last}{than}")
+            run.progress.say(f"no better {training.best} in the {last}{than}")
             run.stop()
         is_last = stops or run.state.step >= run.plan.total_steps
         if training.evaluations is not None:
@@ -172,9 +173,7 @@ def set_up(
         micro_batch=micro_batch,
     )
     bad_images = BadImages(folder / "bad_images.txt", limit=settings.skip_bad_images)
-    evaluations = (
-        None if replay_from else _run_evaluations(folder, ranks, data, facts, settings.data)
-    )
+    evaluations = None if replay_from else _run_evaluations(folder, ranks, data, facts, settings)
     ranks.first(before_run)
     options: dict[str, Any] = {
         **run_options(settings),
@@ -189,8 +188,8 @@ def set_up(
         "track": [settings.track, *track],
         "state": new_history(facts, device),
         "micro_batch": micro_batch,
-        "best": facts.task.best,
-        "metrics": {} if evaluations is None else {"samples": evaluations.metric},
+        "best": settings.best,
+        "metrics": {} if evaluations is None else {"val": evaluations.metric},
     }
     run = Run(folder, called, optimizer, train_data, **options)
     for line in [*(lines if run.state.step == 0 else ()), *more_lines]:
@@ -203,6 +202,7 @@ def set_up(
         normalize,
         loss_of,
         settings.early_stop,
+        settings.best,
         bad_images,
         evaluations,
         ranks,
@@ -210,15 +210,16 @@ def set_up(
 
 
 def _run_evaluations(
-    folder: Path, ranks: Ranks, data: Datasets, facts: DataFacts, path: str | None
+    folder: Path, ranks: Ranks, data: Datasets, facts: DataFacts, settings: ResolvedSettings
 ) -> ReportData:
     train, val = data
-    data_path = None if path is None else Path(path)
+    data_path = None if settings.data is None else Path(settings.data)
     return ReportData(
         folder if ranks.is_first else None,
         train,
         val,
         facts.task,
+        best=settings.best,
         normalized_by=(facts.mean, facts.std),
         has_unit=facts.pixels != "float",
         check_data=functools.partial(quick_findings, train.source, val.source, data_path),

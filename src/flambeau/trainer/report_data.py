@@ -45,6 +45,7 @@ class ReportData:
         val: ImageDataset | DeviceDataset,
         task: Task,
         *,
+        best: str,
         normalized_by: tuple[list[float], list[float]],
         has_unit: bool,
         check_data: Callable[..., list[ReportItem]],
@@ -52,7 +53,7 @@ class ReportData:
         self._folder, self._train, self._val, self._task = folder, train, val, task
         self._normalized_by, self._has_unit = normalized_by, has_unit
         self._check_data = check_data
-        self.metric = task.sample_results()
+        self.metric = task.sample_results(best)
         self._began = time.monotonic()
         self._kept: dict[int, dict[str, Any]] = {}  # by step, the newest last
         self._on_disk: int | None = None  # the step that this process has written

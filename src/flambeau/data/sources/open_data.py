@@ -22,7 +22,7 @@ from flambeau.data.sources.folder import (
 )
 from flambeau.data.sources.packed_formats import endings_of
 from flambeau.data.sources.path_format import kind_of, open_path, open_shards, shards_in, shards_of
-from flambeau.data.sources.source import ConcatSource, Source, SubsetSource, hold_out
+from flambeau.data.sources.source import HELD_OUT, ConcatSource, Source, SubsetSource, hold_out
 from flambeau.data.sources.tables.hugging_face import open_hub
 from flambeau.data.sources.torchvision_sets import NAMES, open_named
 from flambeau.data.sources.user_function import open_function
@@ -46,7 +46,7 @@ _VAL_FOLDERS = ("val", "valid", "validation", "test", "testing")
 
 
 def open_sources(
-    path: Path | None, *, holdout: float = 0.1, seed: int = 0, download: bool = False
+    path: Path | None, *, holdout: float = HELD_OUT, seed: int = 0, download: bool = False
 ) -> tuple[Source, Source]:
     """The images to train on and those to validate on.
 

@@ -205,7 +205,11 @@ class ConcatSource:
         return part.read(local)
 
 
-def hold_out(source: Source, *, share: float, seed: int) -> tuple[Source, Source]:
+HELD_OUT = 0.1
+"""The share of each class that is held out of data without a validation part; chosen."""
+
+
+def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple[Source, Source]:
     """Split a source into two, class by class, by the hashes of its images' names.
 
     Of a class of n images round(n * share) are held out, at least one; a single image is kept.

@@ -42,11 +42,13 @@ def read_run(folder: Path, name: str) -> ReportedRun:
     model = environment.pop("model", None)
     events = list(_events(folder / "events.jsonl"))
     memory = next((e.peak_memory_bytes for e in reversed(events) if e.peak_memory_bytes), None)
+    seen = evaluated(json_table(folder / "evaluation.json"))
     facts = {
         "data": summary.data,
         "model": summary.model,
         "step": None if summary.step is None else f"{summary.step}/{summary.steps or '?'}",
         summary.metric or "best": None if summary.best is None else f"{summary.best:.4f}",
+        "largest class": None if seen is None else "{1:.4f} ({0})".format(*seen.largest_class),
         "time": None if summary.seconds is None else clock(summary.seconds),
         "memory": None if memory is None else f"{memory / 2**20:.0f} MiB",
     }
@@ -65,7 +67,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         series=series,
         model=model if isinstance(model, dict) else {},
         events=events[-_MAX_EVENTS:],
-        evaluated=evaluated(json_table(folder / "evaluation.json")),
+        evaluated=seen,
         first_batch=_jpeg(folder / "first_batch.jpg"),
         bad_images=_bad_images(folder / "bad_images.txt"),
     )

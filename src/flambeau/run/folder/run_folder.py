@@ -162,7 +162,8 @@ class RunFolder:
         """Refuse a configuration with which a resume would not continue the same run."""
         config = wanted.values
         if "best" in stored and "best" in config and not self._has_logged(stored["best"]):
-            stored = {**stored, **{name: config[name] for name in ("best", "best_mode")}}
+            chosen = {name: config[name] for name in ("best", "best_mode") if name in config}
+            stored = {**stored, **chosen}
         different = differences(stored, wanted)
         if different:
             more = f" and {len(different) - 3} more" if len(different) > 3 else ""

@@ -91,6 +91,8 @@ class Evaluation:
         auroc: area under the ROC curve of two classes; None with more, or without images of both.
         num_images: counted, each once.
         num_bad: left out, because they cannot be read.
+        num_trained_on: images of the data that the model was trained on.
+        counts_trained_on: they are counted; else they are left out.
         image_size: side of the images as the model saw them, pixels.
         flip_tta: each image and its mirror image were predicted, and their probabilities averaged.
         classes: figures of each class, in the order of the model's outputs.
@@ -114,6 +116,13 @@ class Evaluation:
     classes: tuple[ClassFigures, ...]
     confusion: Tensor
     predictions: ImagePredictions
+    num_trained_on: int = 0
+    counts_trained_on: bool = False
+
+    @property
+    def largest_class(self) -> ClassFigures:
+        """The one with the most images: who always says it has its share as accuracy."""
+        return max(self.classes, key=lambda one: one.support)
 
     def as_dict(self) -> dict[str, Any]:
         """All but the predictions, as JSON; None for what is not a number."""
@@ -122,6 +131,9 @@ class Evaluation:
             "accuracy": self.accuracy,
             "images": self.num_images,
             "bad_images": self.num_bad,
+            "trained_on": self.num_trained_on,
+            "counts_trained_on": self.counts_trained_on,
+            "largest_class_share": self.largest_class.support / self.num_images,
             "top5_accuracy": self.top5_accuracy,
             "macro_precision": self.macro_precision,
             "macro_recall": self.macro_recall,
@@ -166,14 +178,19 @@ class Evaluation:
     def _figures(self) -> str:
         left_out = f", {self.num_bad} left out" if self.num_bad else ""
         flipped = ", averaged with their mirror images" if self.flip_tta else ""
+        largest = self.largest_class
+        share = largest.support / self.num_images
         rows = [
             [
                 "images",
                 f"{self.num_images}{left_out}, {self.image_size} x {self.image_size}{flipped}",
             ],
             ["loss", f"{self.loss:.4f}"],
-            ["accuracy", f"{self.accuracy:.4f}"],
+            ["accuracy", f"{self.accuracy:.4f}  (always {largest.name!r}: {share:.4f})"],
         ]
+        if self.num_trained_on:
+            done = "are among them" if self.counts_trained_on else "are left out; --all counts them"
+            rows.insert(1, ["trained on", f"{self.num_trained_on} {done}"])
         if self.top5_accuracy is not None:
             rows.append(["top-5 accuracy", f"{self.top5_accuracy:.4f}"])
         rows += [

@@ -36,14 +36,18 @@ class SampleResults:
 
 
 class SampleResultsMetric:
-    """Keeps the prediction of each image; one of the `metrics` of `Run`, without a figure.
+    """Keeps the prediction of each image; one of the `metrics` of `Run`.
 
     Nothing waits for the device before the end of the evaluation.
+
+    Args:
+        figures: of a complete evaluation, by name; none by default.
     """
 
     any_order = True  # compute() sorts
 
-    def __init__(self) -> None:
+    def __init__(self, figures: Callable[[SampleResults], dict[str, float]] = lambda _: {}) -> None:
+        self._figures = figures
         self._batches: list[tuple[Tensor, ...]] = []
         self.last: SampleResults | None = None
         """Of the last complete evaluation, on the first process."""
@@ -61,11 +65,11 @@ class SampleResultsMetric:
         self._batches.append((indices, targets, predicted, confidence, of_target))
 
     def compute(self) -> dict[str, float]:
-        """Sets `last`; returns no figure."""
+        """Sets `last`, and returns its figures."""
         indices, *others = (torch.cat(parts).cpu() for parts in zip(*self._batches, strict=True))
         order = indices.argsort()
         self.last = SampleResults(indices[order], *(values[order] for values in others))
-        return {}
+        return self._figures(self.last)
 
     def reset(self) -> None:
         self._batches.clear()

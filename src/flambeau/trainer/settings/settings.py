@@ -32,6 +32,8 @@ BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """Optimizers with betas."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
 """Default momentum of the optimizers that have one."""
+BEST = ("val_accuracy", "val_loss", "val_macro_f1", "val_macro_recall")
+"""Figures of an evaluation that can choose the best weights."""
 BY_FLAGS = Advice(
     start_again="--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
     train_longer="--extend 10ep trains a finished run on for so much more",
@@ -296,10 +298,18 @@ class Settings(SharedOptions):
     )
     early_stop: int = option(
         0,
-        "stop after this many epochs without a better val_accuracy; 0 is off",
-        "连续这么多个 epoch 的 val_accuracy 没有提高就停止；0 表示关闭",
+        "stop after this many epochs without a better value of --best; 0 is off",
+        "连续这么多个 epoch 的 --best 指标没有改善就停止；0 表示关闭",
         group="length",
         range=AT_LEAST_0,
+    )
+    best: str = option(
+        "val_accuracy",
+        "figure of an evaluation that chooses the best weights; of uneven classes val_macro_f1, or "
+        "val_macro_recall, the balanced accuracy",
+        "用验证集的哪个指标选出最佳权重；类别不均衡时用 val_macro_f1 或 val_macro_recall（平衡准确率）",
+        group="length",
+        choices=BEST,
     )
     optimizer: str = option(
         "sgd",
@@ -386,8 +396,8 @@ class Settings(SharedOptions):
     )
     patience: int | None = option(
         None,
-        "for plateau: epochs without a better val_accuracy before the learning rate falls",
-        "用于 plateau：val_accuracy 多少个 epoch 没有提高才降低学习率",
+        "for plateau: epochs without a better value of --best before the learning rate falls",
+        "用于 plateau：--best 指标多少个 epoch 没有改善才降低学习率",
         group="optimization",
         auto=("3", "3"),
         range=AT_LEAST_0,

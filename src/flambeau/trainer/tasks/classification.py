@@ -45,7 +45,7 @@ class Classification:
     classes: tuple[str, ...]
 
     @property
-    def best(self) -> str:
+    def main_figure(self) -> str:
         """The share of images whose class has the highest logit."""
         return "val_accuracy"
 
@@ -73,9 +73,18 @@ class Classification:
         """The losses of each image, from which suspect labels are found."""
         return SampleHistory(num_samples, fingerprint=fingerprint, device=device)
 
-    def sample_results(self) -> SampleResultsMetric:
+    def sample_results(self, best: str) -> SampleResultsMetric:
         """The most probable class of each image, its probability, and that of the label."""
-        return SampleResultsMetric()
+        name = best.removeprefix("val_")
+        if not name.startswith("macro_"):
+            return SampleResultsMetric()
+
+        def figures(results: SampleResults) -> dict[str, float]:
+            matrix = ConfusionMatrix(len(self.classes))
+            matrix.update(results.predicted, results.targets)
+            return {name: float(matrix.compute()[name])}
+
+        return SampleResultsMetric(figures)
 
     def report_facts(
         self, results: SampleResults, *, step: int, describe: Callable[[int], str]

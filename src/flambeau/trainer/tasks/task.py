@@ -45,8 +45,8 @@ class Task(Protocol):
     """One kind of training. A second kind is a second class with these methods, and no `if` elsewhere."""
 
     @property
-    def best(self) -> str:
-        """The figure of an evaluation that chooses the best weights, and the schedule 'plateau' watches."""
+    def main_figure(self) -> str:
+        """The figure of an evaluation by which an exported model is compared with its run."""
 
     @property
     def num_outputs(self) -> int:
@@ -68,13 +68,18 @@ class Task(Protocol):
         """What a line of metrics.jsonl says of training batches, besides the loss: (N,) each, by name."""
 
     def evaluation_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """What the line of an evaluation says: (N,) each, by name; `best` is one of them."""
+        """What the line of an evaluation says: (N,) each, by name; `main_figure` is one of them."""
 
     def history(self, num_samples: int, *, fingerprint: str, device: torch.device) -> SampleHistory:
         """What the run notes of each training sample."""
 
-    def sample_results(self) -> SampleResultsMetric:
-        """Keeps the prediction of each evaluated image for the report: one of the `metrics` of `Run`."""
+    def sample_results(self, best: str) -> SampleResultsMetric:
+        """Keeps the prediction of each evaluated image for the report: `metrics["val"]` of `Run`.
+
+        Args:
+            best: the figure that chooses the best weights; given by this metric if `evaluation_figures` lacks
+                it.
+        """
 
     def report_facts(
         self, results: SampleResults, *, step: int, describe: Callable[[int], str]

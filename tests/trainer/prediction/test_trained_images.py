@@ -1,0 +1,76 @@
+"""Images that a model was trained on are recognized wherever they lie when it is evaluated."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from flambeau.data.sources.open_data import open_source, open_sources
+from flambeau.data.sources.source import Source
+from flambeau.trainer.prediction.trained_images import trained_images
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(20):
+            pixels = draw.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "photos" / name / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def trained_on(photos: Path) -> tuple[Any, set[str]]:
+    """What a run on these images knows of them, and what it was trained on."""
+    train, val = open_sources(photos)
+    facts = SimpleNamespace(
+        train_samples=len(train), val_samples=len(val), train_fingerprint=train.fingerprint
+    )
+    trained = SimpleNamespace(facts=facts, settings=SimpleNamespace(data=str(photos)))
+    return trained, set(train.names)
+
+
+def seen(trained: Any, data: Path) -> set[str]:
+    source: Source = open_source(data, ("cat", "dog"))
+    is_trained = trained_images(trained, data, source).tolist()
+    return {name for name, known in zip(source.names, is_trained, strict=True) if known}
+
+
+def test_the_same_data_wherever_they_are(photos: Path, monkeypatch: Any) -> None:
+    trained, names = trained_on(photos)
+    assert len(names) == 36
+    assert seen(trained, photos) == names
+    (photos.parent / "link").symlink_to(photos)
+    assert seen(trained, photos.parent / "link") == names
+    monkeypatch.chdir(photos.parent)
+    assert seen(trained, Path("photos")) == names
+    assert seen(trained, photos.rename("moved")) == names
+
+
+def test_some_of_its_files(photos: Path) -> None:
+    trained, names = trained_on(photos)
+    listing = photos.parent / "some.csv"
+    some = [
+        f"photos/{label}/{number}.png,{label}" for label in ("cat", "dog") for number in range(9)
+    ]
+    listing.write_text("path,label\n" + "\n".join(some), encoding="utf-8")
+    chosen = {line.partition(",")[0].removeprefix("photos/") for line in some}
+    assert {name.removeprefix("photos/") for name in seen(trained, listing)} == names & chosen
+
+
+def test_an_image_more_moves_one_other_at_most(photos: Path) -> None:
+    trained, names = trained_on(photos)
+    Image.new("RGB", (8, 8)).save(photos / "cat" / "new.png")
+    assert len(names ^ (seen(trained, photos) - {"cat/new.png"})) <= 1
+
+
+def test_other_images(photos: Path) -> None:
+    trained, _ = trained_on(photos)
+    shutil.copytree(photos, photos.parent / "others")
+    Image.new("RGB", (9, 9)).save(photos.parent / "others" / "cat" / "0.png")
+    assert seen(trained, photos.parent / "others") == set()  # the content of a copy is not compared
