@@ -39,6 +39,7 @@ def evaluations(
         data,
         data,
         Classification(("a", "b")),
+        best="val_accuracy",
         normalized_by=([0.5], [0.5]),
         has_unit=True,
         check_data=find,
