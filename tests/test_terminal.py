@@ -1,14 +1,18 @@
 """Lines and bars on a terminal: their width, what goes first where room is short, no escape in a pipe."""
 
 import io
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from flambeau import terminal
-from flambeau.terminal import CountBar, bar_line, clock, say, shows_bars
+from flambeau.terminal import CountBar, bar_line, clock, print_text, say, shows_bars
 
 _FIGURES = {"41%": 7, "loss 0.4123": 8, "12345 images/s": 5, "waiting 2%": 4, "1:23 left": 6}
 
@@ -122,3 +126,73 @@ def test_a_terminal_that_cannot_go_back_gets_no_bar(
         bar.update()
         say("0.9 * best", green="* best")
     assert screen.getvalue() == "0.9 * best\n"
+
+
+NAMES = ("猫", "\x1b[31mred", "two\nlines", "right\u202eleft")
+
+
+def test_control_characters_and_foreign_letters_are_escaped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for stream, put in (("stdout", print_text), ("stderr", say)):
+        written = io.BytesIO()
+        monkeypatch.setattr(sys, stream, io.TextIOWrapper(written, encoding="ascii"))
+        for name in NAMES:
+            put(name)
+        lines = [r"\u732b", r"\x1b[31mred", "two", "lines", r"right\u202eleft"]
+        assert written.getvalue().decode() == "\n".join([*lines, ""])
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_without_a_stream_nothing_is_printed(stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    for nothing in (None, closed):
+        monkeypatch.setattr(sys, stream, nothing)
+        say("x")
+        say("x", green="x")
+        print_text("x")
+        assert not shows_bars()
+        with CountBar(2, unit="images") as bar:
+            bar.update()
+
+
+@pytest.mark.slow
+def test_a_training_whose_streams_are_closed_or_speak_ascii(tmp_path: Path) -> None:
+    """Nothing is lost at its end, and no file of the run gets what was meant for a closed stream."""
+    for name in ("猫", "\x1b[31mdog"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for number in range(6):
+            image = Image.new("L", (8, 8), 20 * number + len(name))
+            image.save(tmp_path / "photos" / name / f"{number}.png")
+    flambeau = f"{sys.executable} -m flambeau"
+    train = f"{flambeau} train photos --epochs 1 --device cpu"
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    files = set[str]()
+    for number, streams in enumerate(("", "2>&-", ">&-", ">&- 2>&- <&-")):
+        done = subprocess.run(
+            f"{train} --out run{number} {streams}",
+            shell=True,
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert b"\x1b" not in done.stdout + done.stderr
+        names = {path.name for path in (tmp_path / f"run{number}").iterdir()}
+        assert files in (set(), names)
+        files = names
+        lines = (tmp_path / f"run{number}" / "metrics.jsonl").read_text().splitlines()
+        assert all(line.startswith("{") for line in lines)
+    for words in ("predict run0 photos", "check photos", "runs .", "evaluate run0 photos --all"):
+        done = subprocess.run(
+            f"{flambeau} {words}",
+            shell=True,
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            check=False,
+        )
+        assert done.returncode in (0, 1) and b"Traceback" not in done.stderr, done.stderr
+        assert b"\x1b" not in done.stdout + done.stderr

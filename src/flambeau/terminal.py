@@ -4,12 +4,13 @@ Bars are shown only on a terminal or in a notebook. No thread draws them, becaus
 """
 
 import os
+import re
 import sys
 import threading
 import time
 import unicodedata
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.25
 """Seconds between two refreshes, each of which takes half a millisecond."""
+
+# All but line feeds and tabs; and the marks that turn the direction of a text.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 _lines: "list[LiveLine]" = []  # those on the screen; `say` prints above the last one
 
@@ -33,22 +37,59 @@ def in_notebook() -> bool:
 def shows_bars() -> bool:
     """Whether bars can be shown: on a terminal that can return to the start of a line, or in a notebook."""
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
-    return in_notebook() or (sys.stderr.isatty() and not is_dumb)
+    return in_notebook() or (_is_terminal(sys.stderr) and not is_dumb)
+
+
+def print_text(text: str = "", *, end: str = "\n", has_colors: bool = False) -> None:
+    """Print on standard output, flushed: what a command was asked for.
+
+    This and `say` are the only ways out. Control characters, which a name of a file may hold, and characters
+    that the stream cannot encode are escaped; nothing is printed where there is no stream.
+
+    Args:
+        has_colors: the control characters are those of colors.
+    """
+    if _is_open(sys.stdout):
+        print(_shown(text, sys.stdout, has_colors), end=end, flush=True)
+
+
+def is_shown_as_it_is(text: str) -> bool:
+    """Whether `print_text` escapes nothing in a text."""
+    return not _is_open(sys.stdout) or _shown(text, sys.stdout) == text
 
 
 def say(text: str, *, green: str = "") -> None:
     """Print a line on standard error, above a bar if there is one; in a notebook on standard output."""
     if in_notebook():
-        print(text, flush=True)
-    elif _lines or (green and sys.stderr.isatty()):
+        print_text(text)
+    elif not _is_open(sys.stderr):
+        return
+    elif _lines or (green and _is_terminal(sys.stderr)):
         from rich.text import Text
 
-        shown = Text(text)
+        shown = Text(_shown(text, sys.stderr))
         if green:
             shown.highlight_words([green], "bold green")
         (_lines[-1].console if _lines else error_console()).print(shown, soft_wrap=True)
     else:
-        print(text, file=sys.stderr, flush=True)
+        print(_shown(text, sys.stderr), file=sys.stderr, flush=True)
+
+
+def _is_open(stream: TextIO | None) -> bool:
+    """Whether there is a stream: pythonw and `2>&-` leave none."""
+    return stream is not None and not stream.closed
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and not stream.closed and stream.isatty()
+
+
+def _shown(text: str, stream: TextIO, has_colors: bool = False) -> str:
+    """The text with escapes for control characters, and for what the stream cannot encode."""
+    if not has_colors and not text.isprintable():  # lines, if nothing else
+        text = _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def printable(text: str, *, longest: int | None = None) -> str:
@@ -73,7 +114,7 @@ def text_width(text: str) -> int:
 
 def columns() -> int:
     """Columns of the terminal; 80 without one."""
-    return error_console().width if sys.stderr.isatty() else 80
+    return error_console().width if _is_terminal(sys.stderr) else 80
 
 
 def error_console() -> "Console":

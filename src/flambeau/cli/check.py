@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import add_download, add_trust, check_at_least, printed
+from flambeau.cli.reading_flags import add_download, add_trust, check_at_least
 from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
 from flambeau.errors import InputError, nearest
-from flambeau.terminal import say
+from flambeau.terminal import print_text, say
 
 if TYPE_CHECKING:
     from flambeau.data.check.check_data import DataCheck
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if measure is not None:
         facts["model"] = measure(check)
         lines += ["", *_model_lines(arguments.model, facts["model"])]
-    print(json.dumps(facts) if arguments.json else printed("\n".join(lines)), flush=True)
+    print_text(json.dumps(facts) if arguments.json else "\n".join(lines))
     drop = check.to_drop(kinds)
     if arguments.out is None:
         return 1 if drop else 0

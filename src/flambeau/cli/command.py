@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import errno
 import importlib
+import io
 import os
 import re
 import shlex
@@ -20,6 +21,7 @@ from flambeau.cli.table import print_json
 from flambeau.errors import InputError, WorkerLost, nearest
 from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.provenance import TRUST, UntrustedCode
+from flambeau.terminal import say
 from flambeau.version import __version__
 
 # In the order of the help.
@@ -86,6 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         The exit code: 0, or 1 if a check has found something, 2 for wrong input, 75 for 'start me again'.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments is None:
+        _open_closed_streams()
     try:
         with _ended_by_ctrl_c():
             return _dispatch(words, is_process=arguments is None)
@@ -114,6 +118,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         _print_error_event(words, f"{type(error).__name__}: {error}", 1)
         raise
+
+
+def _open_closed_streams() -> None:
+    """Open what is closed of the standard streams, so that no file of the user's takes their numbers."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):  # for what others print: argparse, warnings, tracebacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
@@ -264,9 +282,7 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
 
 def _complain(words: Sequence[str], message: str, exit_code: int) -> int:
     """Print what is wrong; returns the exit code."""
-    # Messages quote files, whose control characters must not reach the terminal.
-    shown = re.sub(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", lambda match: ascii(match[0])[1:-1], message)
-    print(f"flambeau: {shown}", file=sys.stderr)
+    say(f"flambeau: {message}")
     _print_error_event(words, message, exit_code)
     return exit_code
 

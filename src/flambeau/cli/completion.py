@@ -3,6 +3,8 @@
 import argparse
 from collections.abc import Iterator
 
+from flambeau.terminal import print_text
+
 HELP = "print the script that completes commands in bash, zsh or fish"
 
 _SHELLS = ("bash", "zsh", "fish")
@@ -29,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
         elif (choices := _choices(action)) is not None:
             action.choices = choices
-    print(shtab.complete(parser, shell=arguments.shell), flush=True)
+    print_text(shtab.complete(parser, shell=arguments.shell))
     return 0
 
 

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from flambeau.terminal import printable
+from flambeau.terminal import print_text, printable
 
 HELP = "weights of a .pth, .safetensors, run or checkpoint into a new .safetensors or .pth"
 
@@ -47,30 +47,32 @@ def run(arguments: argparse.Namespace) -> int:
         source=weights.source,
         force=arguments.force,
     )
-    print(f"taken: {printable(weights.source)}")
+    print_text(f"taken: {printable(weights.source)}")
     if weights.others:
-        print(f"also there: {_first(weights.others)} (--key)")
+        print_text(f"also there: {_first(weights.others)} (--key)")
     if weights.dropped:
-        print(f"left out, and not run: {_first(weights.dropped)}")
+        print_text(f"left out, and not run: {_first(weights.dropped)}")
     if weights.unlisted:
-        print(f"NOT listed by the index, and left out: {_first(weights.unlisted)}")
+        print_text(f"NOT listed by the index, and left out: {_first(weights.unlisted)}")
     if weights.lost:
-        print(f"no tensor made of: {_first(weights.lost)}")
+        print_text(f"no tensor made of: {_first(weights.lost)}")
     # Removing prefixes drops only the counter of AveragedModel.
     gone = ["n_averaged"] * (len(weights.tensors) - len(tensors))
     if gone:
-        print(f"left out: {gone[0]}, a counter and no weight")
+        print_text(f"left out: {gone[0]}, a counter and no weight")
     old = [name for name in weights.tensors if name not in gone]
     renamed = [pair for pair in zip(old, tensors, strict=True) if pair[0] != pair[1]]
     if renamed:
-        print(
+        print_text(
             f"renamed: {len(renamed)} tensors without their prefix, such as "
             f"{printable(' to '.join(renamed[0]))}"
         )
     if written.num_shared:
         how = "in full" if out.suffix == ".safetensors" else "once"
-        print(f"tied: {written.num_shared} tensors are the same as others, and stand there {how}")
-    print(f"{written.num_tensors} tensors, {written.size_bytes} bytes: {out}")
+        print_text(
+            f"tied: {written.num_shared} tensors are the same as others, and stand there {how}"
+        )
+    print_text(f"{written.num_tensors} tensors, {written.size_bytes} bytes: {out}")
     return 0
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.table import print_json, print_table
 from flambeau.errors import InputError, refusing
+from flambeau.terminal import print_text
 
 if TYPE_CHECKING:
     from flambeau.recipes.models.convolution_sizes import Window
@@ -45,7 +46,7 @@ def print_convolutions(words: list[str], *, as_json: bool) -> int:
     )
     print_table(columns, cells, right=columns[1:])
     for before, window in zip(sizes, windows, strict=False):
-        print(f"\n{picture(before, window)}")
+        print_text(f"\n{picture(before, window)}")
     return 0
 
 

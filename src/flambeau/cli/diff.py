@@ -4,10 +4,10 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.reading_flags import add_trust, printed
+from flambeau.cli.reading_flags import add_trust
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
-from flambeau.terminal import printable, say
+from flambeau.terminal import print_text, printable, say
 
 if TYPE_CHECKING:
     from flambeau.compare.run_comparison import RunComparison
@@ -90,7 +90,7 @@ def _loss(left: Path, right: Path, *, as_json: bool) -> int:
             [{"runs": [str(left), str(right)], "identical": lines.is_same, **lines.as_json()}]
         )
     else:
-        print(printed(markdown_table(lines, (str(left), str(right)))))
+        print_text(markdown_table(lines, (str(left), str(right))))
     return 0 if lines.is_same else 1
 
 
@@ -138,4 +138,4 @@ def _print_state(comparison: "RunComparison") -> None:
 
 def _say(text: str) -> None:
     """Print a line with text from files."""
-    print(printed(printable(text)))
+    print_text(printable(text))

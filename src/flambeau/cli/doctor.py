@@ -16,7 +16,7 @@ from flambeau.cli.written_file import check_file, check_page
 from flambeau.errors import InputError
 from flambeau.run.options.durations import parse_seconds
 from flambeau.sandbox.this_process import outside
-from flambeau.terminal import say
+from flambeau.terminal import print_text, say
 from flambeau.user_code import is_function
 
 if TYPE_CHECKING:
@@ -269,13 +269,13 @@ def _steps(target: str, arguments: argparse.Namespace) -> "Iterator[Steps]":
 
 
 def _print(answer: "Answer") -> None:
-    print(f"{answer.about}\n\n{answer.verdict}")
+    print_text(f"{answer.about}\n\n{answer.verdict}")
     was_line = False
     for part in answer.parts:
         if isinstance(part, str):
-            print(part if was_line else f"\n{part}")
+            print_text(part if was_line else f"\n{part}")
         else:
-            print()
+            print_text()
             print_table(part.heads, part.rows, right=part.heads[len(part.heads) - part.numbers :])
         was_line = isinstance(part, str)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from flambeau.terminal import print_text
 from flambeau.version import __version__
 
 _DEVELOPMENT_EXTRAS = {"dev", "docs", "bench"}
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         rows = list(_rows(report))
         width = max(len(label) for label, _ in rows)
         text = "\n".join(f"{label:{width}}  {value}".rstrip() for label, value in rows)
-    print(text, flush=True)  # flushed here, where `| head` is handled by the command
+    print_text(text)  # flushed here, where `| head` is handled by the command
     return 0
 
 

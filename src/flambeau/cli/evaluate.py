@@ -10,9 +10,8 @@ from flambeau.cli.reading_flags import (
     add_reading_flags,
     add_trust,
     check_at_least,
-    printed,
 )
-from flambeau.terminal import say
+from flambeau.terminal import print_text, say
 
 if TYPE_CHECKING:
     from flambeau.trainer.evaluation.evaluation_result import Evaluation
@@ -79,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         say=say,
     )
     try:
-        text = json.dumps(evaluation.as_dict()) if arguments.json else printed(repr(evaluation))
-        print(text, flush=True)
+        text = json.dumps(evaluation.as_dict()) if arguments.json else repr(evaluation)
+        print_text(text)
     finally:  # also when the reader of a pipe has gone
         _write(evaluation, arguments)
     return 0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flambeau.cli.reading_flags import add_reading_flags, add_trust, check_at_least
 from flambeau.errors import InputError
-from flambeau.terminal import say
+from flambeau.terminal import print_text, say
 from flambeau.user_code import is_function
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         about={"model": arguments.model, "data": arguments.data},
     )
     for name, shape in written.shapes.items():
-        print(f"{name}: {' x '.join(map(str, (written.num_images, *shape)))} float32", flush=True)
+        print_text(f"{name}: {' x '.join(map(str, (written.num_images, *shape)))} float32")
     say(f"features of {written.num_images} images: {arguments.out}, their list: {written.images}")
     return 0
 

@@ -14,6 +14,7 @@ from flambeau.cli.machine.nvidia_driver import cuda_version, visible_uuids
 from flambeau.cli.table import print_json, print_table
 from flambeau.errors import InputError
 from flambeau.optional_packages import extra
+from flambeau.terminal import print_text
 
 HELP = "show what runs on the GPUs, whose it is, and which one is cuda:0 here"
 
@@ -197,23 +198,23 @@ def _read(path: Path) -> str:
 
 def _print(report: dict[str, Any]) -> None:
     rows = report["gpus"]
-    print(f"driver {report['driver']}, for CUDA up to {report['cuda_of_driver']}")
+    print_text(f"driver {report['driver']}, for CUDA up to {report['cuda_of_driver']}")
     for name, value in report["environment"].items():
         if value is not None:
-            print(f"{name}={value}")
+            print_text(f"{name}={value}")
     print_table(_GPU, map(_cells, rows))
-    print()
+    print_text()
     processes = [(gpu["index"], process) for gpu in rows for process in gpu["processes"] or ()]
     if processes:
         print_table(_PROCESS, (_process_cells(*row) for row in processes), right=("pid",))
     else:
-        print("no process that is visible from here uses a GPU")
+        print_text("no process that is visible from here uses a GPU")
     for gpu in rows:
         used = gpu["memory_used_bytes"] or 0
         if gpu["processes"] is None:
-            print(f"GPU {gpu['index']}: the driver does not tell which processes use it")
+            print_text(f"GPU {gpu['index']}: the driver does not tell which processes use it")
         elif not gpu["processes"] and used > _HIDDEN and not _has_parts(gpu, rows):
-            print(
+            print_text(
                 f"GPU {gpu['index']}: {used / _GIB:.1f} GiB are in use by processes that are not visible "
                 "from here, such as those of another container"
             )

@@ -12,7 +12,7 @@ from flambeau.cli.reading_flags import add_trust, check_at_least
 from flambeau.cli.table import count_text, print_json, print_table
 from flambeau.errors import InputError
 from flambeau.sandbox.this_process import outside
-from flambeau.terminal import say
+from flambeau.terminal import print_text, say
 from flambeau.user_code import first_line
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _print_summary(
         return 0
     _print_modules([row for row in summary.modules if row.depth <= depth])
     for line in _totals(summary, memory):
-        print(line)
+        print_text(line)
     return 0
 
 
@@ -194,11 +194,11 @@ def _print_breaks(
         print_json([dataclasses.asdict(found)])
         return 0
     if not found.breaks:
-        print(f"one graph of {found.operations} operations, no breaks")
+        print_text(f"one graph of {found.operations} operations, no breaks")
         return 0
-    print(f"{found.graphs} graphs of {found.operations} operations, broken at:")
+    print_text(f"{found.graphs} graphs of {found.operations} operations, broken at:")
     for place in found.breaks:
-        print(f"{place.file}:{place.line}  {place.code}\n    {place.reason}")
+        print_text(f"{place.file}:{place.line}  {place.code}\n    {place.reason}")
     return 0
 
 
@@ -225,15 +225,17 @@ def _write_graphs(
     nodes = graphs.autograd.nodes
     leaves = sum(node.leaves for node in nodes)
     operations = sum(node.nodes for node in nodes) - leaves
-    print(f"{path}: {len(graphs.modules.nodes):,} nodes of modules and data,")
-    print(f"{operations:,} operations of autograd and {leaves:,} leaves in {len(nodes):,} nodes")
-    print(f"{size_text(graphs.kept_bytes)} kept for a backward pass; the largest:")
+    print_text(f"{path}: {len(graphs.modules.nodes):,} nodes of modules and data,")
+    print_text(
+        f"{operations:,} operations of autograd and {leaves:,} leaves in {len(nodes):,} nodes"
+    )
+    print_text(f"{size_text(graphs.kept_bytes)} kept for a backward pass; the largest:")
     for node in sorted(nodes, key=lambda node: -node.kept_bytes)[:5]:
         if node.kept_bytes:
             where = f" in {node.module}" if node.module and node.module != node.name else ""
-            print(f"  {size_text(node.kept_bytes):>10}  {node.name or '(model)'}{where}")
+            print_text(f"  {size_text(node.kept_bytes):>10}  {node.name or '(model)'}{where}")
     for note in graphs.notes:
-        print(note)
+        print_text(note)
     return 0
 
 

@@ -2,12 +2,12 @@
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flambeau.cli.reading_flags import add_download, check_at_least
 from flambeau.errors import InputError
+from flambeau.terminal import print_text, printable, say
 
 if TYPE_CHECKING:
     from flambeau.data.pack.encode_images import Conversion
@@ -216,9 +216,9 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
         for path, text in texts.items():
             write_whole(path, text)
     for path, text in texts.items():
-        print(f"{len(text.splitlines())} images: {path}")
+        print_text(f"{len(text.splitlines())} images: {path}")
     for remark in remarks_on_classes(parts, "list"):
-        print(remark, file=sys.stderr)
+        say(remark)
     return 0
 
 
@@ -226,14 +226,14 @@ def _report(packed: "Packed", dst: Path) -> None:
     from flambeau.data.sources.path_format import whole_name
 
     for line in packed.bad[:_SHOWN_BAD]:
-        print(f"left out: {line}", file=sys.stderr)
+        say(f"left out: {printable(line)}")
     if len(packed.bad) > _SHOWN_BAD:
-        print(f"... and {len(packed.bad) - _SHOWN_BAD} more, see {dst}.pack.json", file=sys.stderr)
+        say(f"... and {len(packed.bad) - _SHOWN_BAD} more, see {dst}.pack.json")
     for remark in packed.remarks:
-        print(remark, file=sys.stderr)
+        say(remark)
     already = "already packed: " if packed.already else ""
     files = packed.files
     where = str(files[0]) if len(files) == 1 else f"{len(files)} files, {files[0]} ... {files[-1]}"
     left = f", {len(packed.bad)} left out" if packed.bad else ""
-    print(f"{already}{packed.images} images in {where}{left}")
-    print(f"next: flambeau verify {shlex.quote(str(whole_name(files[0])))}")
+    print_text(f"{already}{packed.images} images in {where}{left}")
+    print_text(f"next: flambeau verify {shlex.quote(str(whole_name(files[0])))}")

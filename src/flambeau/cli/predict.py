@@ -2,8 +2,6 @@
 
 import argparse
 import contextlib
-import json
-import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,17 +12,15 @@ from flambeau.cli.reading_flags import (
     add_reading_flags,
     add_trust,
     check_at_least,
-    printed,
 )
+from flambeau.cli.table import print_json
 from flambeau.errors import InputError
-from flambeau.terminal import say
+from flambeau.terminal import print_text, printable, say
 
 if TYPE_CHECKING:
     from flambeau.trainer.prediction.classify_files import Sample
 
 HELP = "classify images with the model of a run or an export"
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,10 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
             _write(predictions, arguments, top=min(arguments.top, len(trained.facts.classes)))
             return 0
         for sample, ranking in predictions:
-            print(
-                _as_json(sample, ranking) if arguments.json else _as_text(sample, ranking),
-                flush=True,
-            )
+            if arguments.json:
+                print_json([_facts(sample, ranking)], readable=True)
+            else:
+                print_text(_as_text(sample, ranking))
     return 0
 
 
@@ -102,18 +98,16 @@ def _write(
     say(f"predictions of {num_images} images: {arguments.out}")
 
 
-def _as_json(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
+def _facts(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> dict[str, Any]:
     row: dict[str, Any] = {"image": sample.image}
     if sample.packed is not None:
         row |= {"source": sample.packed, "index": sample.index, "name": sample.name}
     if sample.label is not None:
         row["label"] = sample.label
     row["classes"] = [{"class": name, "probability": round(share, 6)} for name, share in ranking]
-    line = json.dumps(row, ensure_ascii=False)
-    # Characters that the terminal cannot show, and bytes of a path that are no text, become JSON escapes.
-    return line if printed(line) == line else json.dumps(row)
+    return row
 
 
 def _as_text(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
-    image = _CONTROL.sub(lambda match: repr(match[0])[1:-1], sample.image)  # one line per image
-    return printed(f"{image}: " + ", ".join(f"{name} {share:.1%}" for name, share in ranking))
+    text = f"{sample.image}: " + ", ".join(f"{name} {share:.1%}" for name, share in ranking)
+    return printable(text)  # one line per image

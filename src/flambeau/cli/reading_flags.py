@@ -1,7 +1,6 @@
 """What commands that read images share: flags on reading, and how lines are printed."""
 
 import argparse
-import sys
 
 from flambeau.errors import InputError
 
@@ -61,9 +60,3 @@ def check_at_least(arguments: argparse.Namespace, **least: int) -> None:
         given = getattr(arguments, name)
         if given is not None and given < smallest:
             raise InputError(f"--{name.replace('_', '-')} must be at least {smallest}, got {given}")
-
-
-def printed(text: str) -> str:
-    """The text as standard output can encode it."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    return text.encode(encoding, "backslashreplace").decode(encoding)

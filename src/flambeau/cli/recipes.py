@@ -4,7 +4,6 @@ import argparse
 import ast
 import difflib
 import re
-import sys
 from itertools import groupby
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from flambeau.cli.recipe_search import (
 )
 from flambeau.cli.table import print_json, print_table
 from flambeau.errors import InputError, nearest
+from flambeau.terminal import print_text, say
 
 HELP = "list the recipes, search them and the pages, show one, or copy some into your project"
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = _page(arguments.name, language="zh" if arguments.zh else "en")
     else:
         text = _listing(chinese=arguments.zh)
-    print(text, end="", flush=True)  # flushed here, where `| head` is handled by the command
+    print_text(text, end="")  # flushed here, where `| head` is handled by the command
     return 0
 
 
@@ -82,13 +82,13 @@ def _search(arguments: argparse.Namespace) -> int:
     results = Index(chinese=arguments.zh or is_chinese(words)).search(words)[: arguments.top]
     if not results:
         hint = nearest(words, [path.stem for path in recipe_files()])
-        print(f"flambeau: nothing found for {words!r}{hint}", file=sys.stderr)
+        say(f"flambeau: nothing found for {words!r}{hint}")
         return 1
     if arguments.json:
         print_json({"kind": e.kind, "name": e.name, "line": e.line} for e in results)
     else:
         print_table(("what", "name", "line"), ((e.kind, e.name, e.line) for e in results))
-        print("next: flambeau recipes page NAME, or flambeau recipes show NAME", file=sys.stderr)
+        say("next: flambeau recipes page NAME, or flambeau recipes show NAME")
     return 0
 
 

@@ -5,10 +5,9 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from flambeau.cli.reading_flags import printed
 from flambeau.cli.written_file import check_page
 from flambeau.errors import InputError
-from flambeau.terminal import say
+from flambeau.terminal import print_text, say
 from flambeau.version import __version__
 
 HELP = "runs as one HTML file: curves, results, settings and what differs between them"
@@ -57,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         "--out", out, example="report.html", instead="--force replaces it", force=arguments.force
     )
     write_page(out, _page(folders, zh=arguments.zh, links_from=out.parent))
-    print(printed(str(out)))
+    print_text(str(out))
     return 0
 
 
@@ -80,7 +79,7 @@ def _watch(arguments: argparse.Namespace) -> int:
             f"--watch {arguments.watch}: {error.strerror}; choose another port, or none for one that is free"
         ) from error
     with watching:
-        print(f"http://localhost:{watching.server_address[1]}/", flush=True)
+        print_text(f"http://localhost:{watching.server_address[1]}/")
         say("Ctrl-C ends it")
         try:
             watching.serve_forever()

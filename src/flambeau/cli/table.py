@@ -1,12 +1,11 @@
 """Tables on a terminal, or in a pipe: there aligned text, whole cells, one line per row."""
 
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TextIO
 
-from flambeau.terminal import printable, text_width
+from flambeau.terminal import is_shown_as_it_is, print_text, printable, text_width
 
 _LONG_WORD = 24  # columns; longer words may be broken; chosen
 _LONGEST = 200  # characters of a cell: names in files may be of any length
@@ -31,7 +30,7 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=False)
+    console = Console(highlight=False, soft_wrap=False, force_jupyter=False)
     if not console.is_terminal:
         console.width = 100_000  # more than all columns together
     cells = [["-" if cell is None else _short(cell) for cell in row] for row in rows]
@@ -62,7 +61,7 @@ def print_table(
         console.print(table)
     lines = [line.rstrip() for line in captured.get().splitlines()]
     # flushed here, where `| head` is handled by the command
-    print("\n".join(lines), file=sys.stdout, flush=True)
+    print_text("\n".join(lines), has_colors=True)
 
 
 def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
@@ -84,11 +83,25 @@ def _widths(rows: Sequence[Sequence[str]], room: int) -> list[int] | None:
     return widths
 
 
-def print_json(rows: Iterable[Mapping[str, Any]], *, file: TextIO | None = None) -> None:
-    """Print one JSON object per line."""
+def print_json(
+    rows: Iterable[Mapping[str, Any]], *, file: TextIO | None = None, readable: bool = False
+) -> None:
+    """Print one JSON object per line.
+
+    Args:
+        file: in the place of standard output.
+        readable: with letters of all languages where standard output has them; else they are JSON escapes.
+    """
     for row in rows:
-        print(json.dumps(_finite(row), default=str), file=file)
-    (file or sys.stdout).flush()
+        line = json.dumps(_finite(row), default=str)
+        if file is not None:
+            print(line, file=file, flush=True)
+            continue
+        if readable and is_shown_as_it_is(
+            text := json.dumps(_finite(row), ensure_ascii=False, default=str)
+        ):
+            line = text
+        print_text(line)
 
 
 def count_text(count: int | None) -> str | None:

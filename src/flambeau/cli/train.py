@@ -17,7 +17,7 @@ from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
 from flambeau.provenance import ask_for_config
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.sandbox.this_process import outside
-from flambeau.terminal import say
+from flambeau.terminal import print_text, say
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
 from flambeau.trainer.settings.stored_settings import canonical, read_config
@@ -112,12 +112,12 @@ def _draw_curve(file: str | None) -> "Callable[[LRCurve], None] | None":
         if rates:
             tried += f" with rates from {rates[0]:.2g} to {rates[-1]:.2g}"
         if best is None:
-            print(f"in {tried} the loss has hardly fallen: there is no rate to propose")
+            print_text(f"in {tried} the loss has hardly fallen: there is no rate to propose")
         else:
-            print(
+            print_text(
                 f"in {tried} the loss was lowest around {2 * best:.2g}; half of it: --lr {best:.2g}"
             )
-        print(f"curve: {file}")
+        print_text(f"curve: {file}")
 
     return draw
 
@@ -246,14 +246,14 @@ def _report(
     quoted = shlex.quote(str(run_folder.path))  # these lines are copied to a shell
     if already:
         run_folder.tidy()
-        print(
+        print_text(
             f"this run is finished ({figures}); --fresh starts it again, --extend 10ep trains it on,"
         )
-        print(f"--weights {quoted} --out NEW begins another one from its weights")
+        print_text(f"--weights {quoted} --out NEW begins another one from its weights")
     else:
-        print(f"finished: {figures} ({which} weights, step {result.step})")
-    print(f"run folder: {run_folder.path}    weights: {run_folder.weights}")
-    print(f"next: flambeau predict {quoted} IMAGE...")
+        print_text(f"finished: {figures} ({which} weights, step {result.step})")
+    print_text(f"run folder: {run_folder.path}    weights: {run_folder.weights}")
+    print_text(f"next: flambeau predict {quoted} IMAGE...")
     data = "DATA" if "data" in (run_folder.read_config() or {}) else shlex.quote(str(embedded))
-    print(f"      flambeau evaluate {quoted} {data}")
-    print(f"      flambeau verify {quoted}")
+    print_text(f"      flambeau evaluate {quoted} {data}")
+    print_text(f"      flambeau verify {quoted}")

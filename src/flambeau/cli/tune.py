@@ -14,7 +14,7 @@ from flambeau.cli.written_file import check_file
 from flambeau.errors import InputError
 from flambeau.provenance import ask_for_config
 from flambeau.run.options.durations import parse_seconds
-from flambeau.terminal import say
+from flambeau.terminal import print_text, say
 
 if TYPE_CHECKING:
     from flambeau.tune.doctor.paired_test import Gain
@@ -249,14 +249,14 @@ def _print(result: "SearchResult", file: Path | None) -> None:
         styles={"chosen": "green"},
     )
     for reason in reasons_in_full((f"{one.lever}={one.value}", one.note) for one in result.steps):
-        print(f"\n{reason}")
+        print_text(f"\n{reason}")
     if not result.choice:
-        print("\nNothing was surely better than the settings as they are.")
+        print_text("\nNothing was surely better than the settings as they are.")
         return
-    print("\non top: with what was chosen above.")
+    print_text("\non top: with what was chosen above.")
     if result.together is not None:
-        print(
+        print_text(
             f"All that was chosen together: {result.together.times:.2f}x, {result.together.verdict}."
         )
     if file is not None:
-        print(f"Wrote {file}: flambeau train --config {file} ...")
+        print_text(f"Wrote {file}: flambeau train --config {file} ...")

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.reading_flags import check_at_least
+from flambeau.cli.table import print_json
 from flambeau.errors import InputError
-from flambeau.terminal import printable
+from flambeau.terminal import print_text, printable
 
 if TYPE_CHECKING:
     from flambeau.data.pack.verify import Damage, FileReport
@@ -78,7 +79,9 @@ def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) ->
                 raise InputError(f"--{flags[0]} is for packed images, and {what}")
             report = report_weights(path)
             facts = json.dumps(_weights_facts(report))  # ASCII: names may hold anything
-            print(facts if arguments.json else "\n".join(map(printable, _weights_lines(report))))
+            print_text(
+                facts if arguments.json else "\n".join(map(printable, _weights_lines(report)))
+            )
             return 0 if report.good else 1
     return _verify_data(path, arguments)
 
@@ -171,9 +174,9 @@ def _verify_checkpoint(path: Path) -> int:
     try:
         meta = verify_checkpoint(path)
     except CheckpointDamaged as error:
-        print(error)
+        print_text(str(error))
         return 1
-    print(f"{path}: whole, step {meta['step']}" if "step" in meta else f"{path}: whole")
+    print_text(f"{path}: whole, step {meta['step']}" if "step" in meta else f"{path}: whole")
     return 0
 
 
@@ -182,12 +185,14 @@ def _verify_export(path: Path) -> int:
 
     report = verify_export(path)
     for line in report.wrong:
-        print(printable(line))
+        print_text(printable(line))
     if report.wrong:
         return 1
-    print(f"{path}: whole: its bytes are those of its own list; where they come from is not known")
+    print_text(
+        f"{path}: whole: its bytes are those of its own list; where they come from is not known"
+    )
     if report.is_code:
-        print(f"{report.file} is a program for this kind of processor: it was not loaded")
+        print_text(f"{report.file} is a program for this kind of processor: it was not loaded")
     return 0
 
 
@@ -196,7 +201,7 @@ def _verify_run(path: Path) -> int:
 
     report = verify_run(path)
     for line in report.lines:
-        print(line)
+        print_text(line)
     return 0 if report.good else 1
 
 
@@ -219,17 +224,19 @@ def _verify_data(path: Path, arguments: argparse.Namespace) -> int:
         def say(damage: "Damage", file: Path = file, numbers: Iterator[int] = numbers) -> None:
             if not arguments.json and next(numbers) < _SHOWN:
                 where = "" if damage.offset is None else f", byte {damage.offset}"
-                print(f"{file}, {damage.record}{where}: {damage.what}", flush=True)
+                print_text(printable(f"{file}, {damage.record}{where}: {damage.what}"))
 
         report = verify_file(
             file, kind, deep=arguments.deep, workers=workers, say=say, salvage=salvage
         )
         reports.append(report)
-        text = json.dumps(_facts(report, arguments), ensure_ascii=False)
-        print(text if arguments.json else _summary(report, arguments.deep), flush=True)
+        if arguments.json:
+            print_json([_facts(report, arguments)], readable=True)
+        else:
+            print_text(_summary(report, arguments.deep))
     if salvage is not None and not arguments.json:
         saved = f"they are in {salvage}" if reports[0].saved else "nothing was saved"
-        print(saved)
+        print_text(saved)
     return 1 if any(report.damaged or report.not_read for report in reports) else 0
 
 

@@ -12,6 +12,7 @@ _LONGEST = 80
 _TRAINING_DATA = {
     "train_fingerprint",
     "train_content",
+    "train_names",
     "train_samples",
     "mean",
     "std",

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flambeau.cli.command import main
 from flambeau.data.sources.open_data import open_source, open_sources
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, names_digest
 from flambeau.trainer.prediction.trained_images import trained_images
 
 
@@ -29,7 +30,10 @@ def trained_on(photos: Path) -> tuple[Any, set[str]]:
     """What a run on these images knows of them, and what it was trained on."""
     train, val = open_sources(photos)
     facts = SimpleNamespace(
-        train_samples=len(train), val_samples=len(val), train_fingerprint=train.fingerprint
+        train_samples=len(train),
+        val_samples=len(val),
+        train_fingerprint=train.fingerprint,
+        train_names=names_digest(train),
     )
     trained = SimpleNamespace(facts=facts, settings=SimpleNamespace(data=str(photos)))
     return trained, set(train.names)
@@ -52,6 +56,12 @@ def test_the_same_data_wherever_they_are(photos: Path, monkeypatch: Any) -> None
     assert seen(trained, photos.rename("moved")) == names
 
 
+def test_packed_since_then(photos: Path) -> None:
+    trained, names = trained_on(photos)
+    assert main(["pack", str(photos), str(photos.parent / "photos.parquet")]) == 0
+    assert len(seen(trained, photos.parent / "photos.parquet")) == len(names)
+
+
 def test_some_of_its_files(photos: Path) -> None:
     trained, names = trained_on(photos)
     listing = photos.parent / "some.csv"
@@ -72,5 +82,5 @@ def test_an_image_more_moves_one_other_at_most(photos: Path) -> None:
 def test_other_images(photos: Path) -> None:
     trained, _ = trained_on(photos)
     shutil.copytree(photos, photos.parent / "others")
-    Image.new("RGB", (9, 9)).save(photos.parent / "others" / "cat" / "0.png")
+    (photos.parent / "others" / "cat" / "0.png").rename(photos.parent / "others" / "cat" / "x.png")
     assert seen(trained, photos.parent / "others") == set()  # the content of a copy is not compared

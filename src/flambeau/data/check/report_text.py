@@ -11,6 +11,7 @@ from flambeau.data.check.finding import Finding, Row, images_text
 from flambeau.data.check.same_pictures import exact_copies
 from flambeau.data.check.stored_images import measure_stored
 from flambeau.data.sources.source import ConcatSource, Source, pixel_kind
+from flambeau.terminal import printable
 
 _SLOW = "A training waits for 2 % of its time, and a minute at most; flambeau check reads all."
 _SHOWN = 5  # examples of a finding; --json has all
@@ -71,7 +72,7 @@ def _finding_lines(finding: Finding, names: Sequence[str]) -> Iterator[str]:
     yield f"{finding.kind}: {finding.title}"
     yield f"  {finding.meaning}"
     for row in finding.rows[:_SHOWN]:
-        yield f"    {_row_text(row, names)}"
+        yield f"    {printable(_row_text(row, names))}"
     if len(finding.rows) > _SHOWN:
         yield f"    ... and {len(finding.rows) - _SHOWN:,} more (--json lists all)"
     yield f"  To do: {finding.remedy}"

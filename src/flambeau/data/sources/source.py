@@ -84,6 +84,14 @@ def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
         )
 
 
+def names_digest(source: Source) -> str:
+    """SHA-256, hexadecimal, of the names of its images and their classes; the same after they are packed."""
+    digest = hashlib.sha256()
+    for name, label in zip(source.names, source.labels.tolist(), strict=True):
+        digest.update(f"{source.classes[label]}/{name}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
 class SubsetSource:
     """Some images of a source, by indices (M,) int64; optionally with the class numbers of another source.
 

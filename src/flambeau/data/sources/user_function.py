@@ -9,7 +9,6 @@ open file does not survive a fork, and because its result need not be picklable.
 import contextlib
 import hashlib
 import os
-import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -39,7 +38,7 @@ from flambeau.errors import DecodeError, InputError
 from flambeau.images.decode import Stored
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
-from flambeau.terminal import CountBar
+from flambeau.terminal import CountBar, say
 from flambeau.user_code import call_function, first_line, line_of, read_source, running_user_code
 
 _PARTS = {1: ("",), 2: ("training ", "validation ")}
@@ -157,11 +156,9 @@ class UserSource:
         data = self._returned.part(self._number)
         is_first = os.environ.get("RANK", "0") == "0"
         if is_first:
-            print(
+            say(
                 f"{self._returned.name}: reading all {length} {self._what}samples for their labels; "
-                "a data set with .targets is spared this",
-                file=sys.stderr,
-                flush=True,
+                "a data set with .targets is spared this"
             )
 
         def work(index: int) -> None:

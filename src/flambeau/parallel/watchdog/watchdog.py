@@ -39,6 +39,7 @@ from flambeau.parallel.watchdog.heartbeat import ProgressTracker
 from flambeau.parallel.watchdog.stack_dump import STACK_DUMP
 from flambeau.parallel.watchdog.stop_agreement import StopAgreement
 from flambeau.parallel.watchdog.store_client import StoreClient, StoreLost
+from flambeau.terminal import print_text
 
 LOST_PEER: Final = 76
 """EX_PROTOCOL of sysexits.h: another process of the job failed, and this one only lost its peer."""
@@ -346,7 +347,7 @@ class Watchdog:
 
     def _exit(self) -> None:
         """Flush the output and end the process."""
-        self._in_bounded_time(lambda: print(end="", flush=True))
+        self._in_bounded_time(lambda: print_text(end=""))
         at_fault = self._failure is not None and self._rank in self._failure.ranks
         self._end(self._local_failure[1] if self._local_failure else 1 if at_fault else LOST_PEER)
 

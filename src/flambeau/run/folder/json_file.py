@@ -122,7 +122,7 @@ def _is_what_a_run_writes(name: str, value: Any, facts: Mapping[str, Any]) -> bo
     if name == "class_weights":
         is_list = isinstance(value, list) and len(value) == len(facts["classes"])
         return value is None or (is_list and all(type(one) in (int, float) for one in value))
-    if name in ("train_content", "val_content"):
+    if name in ("train_content", "val_content", "train_names"):
         return value is None or isinstance(value, str)
     if name not in _NAMES | {"teacher_sha256", "pixels"}:
         return True  # written by a later version

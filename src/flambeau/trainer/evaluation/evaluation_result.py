@@ -265,5 +265,9 @@ def _table(
         table.add_row(*(Text(printable(cell, longest=longest)) for cell in row))
     text = io.StringIO()
     # As wide as needed: the terminal cuts lines, and a file has no width.
-    Console(file=text, width=100_000, color_system=None, force_terminal=False).print(table)
+    # A notebook would show it, and not write it into the text.
+    console = Console(
+        file=text, width=100_000, color_system=None, force_terminal=False, force_jupyter=False
+    )
+    console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

@@ -5,7 +5,7 @@ from typing import Any
 
 from flambeau.data.datasets.image_dataset import SMALL_SIDE
 from flambeau.data.datasets.image_statistics import mean_std, probe
-from flambeau.data.sources.source import Source, content_sample, pixel_kind
+from flambeau.data.sources.source import Source, content_sample, names_digest, pixel_kind
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import local_world
@@ -126,6 +126,7 @@ def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: 
         pixels=kind,
         train_content=content_sample(train),
         val_content=content_sample(val),
+        train_names=names_digest(train),
     )
 
 

@@ -47,6 +47,7 @@ class DataFacts:
         pixels: their kind; mean and std of 'float' are in the unit of the data.
         train_content, val_content: hex SHA-256 of a sample of the files, if the fingerprint is of names and
             sizes; None in runs of version 0.1.
+        train_names: hex SHA-256 of the names and labels of the training images, which packing keeps.
     """
 
     classes: list[str]
@@ -63,6 +64,7 @@ class DataFacts:
     pixels: PixelKind = "uint8"
     train_content: str | None = None
     val_content: str | None = None
+    train_names: str | None = None
 
     @property
     def task(self) -> Classification:

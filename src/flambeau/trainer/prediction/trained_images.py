@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flambeau.data.sources.data_names import is_named
 from flambeau.data.sources.open_data import open_sources
-from flambeau.data.sources.source import Source, file_of, hold_out
+from flambeau.data.sources.source import Source, file_of, hold_out, names_digest
 from flambeau.errors import InputError
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.user_code import is_function
@@ -38,7 +38,10 @@ def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
         except InputError:  # nothing can be held out of it: it was not split
             pass
         else:
-            if train.fingerprint == facts.train_fingerprint:
+            is_same = train.fingerprint == facts.train_fingerprint
+            if (
+                is_same or names_digest(train) == facts.train_names
+            ):  # packed since then, or unpacked
                 names = source.names
                 seen.update(train.names)
     if not seen and _overlaps(trained.settings.data, data):

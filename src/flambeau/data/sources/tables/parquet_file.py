@@ -9,7 +9,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from flambeau.data.sources.tables.arrow_file import ArrowSource, damaged_table
 from flambeau.data.sources.tables.columns import Columns, choose_columns
 from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
-from flambeau.terminal import CountBar
+from flambeau.terminal import CountBar, say
 
 ROWS = 16  # unpacked at once: memory for as many of the largest images
 _BATCH_ROWS = 1000  # per batch of the copy; chosen, untested
@@ -101,8 +100,7 @@ def _copy(path: Path, table: Any, copy: Path) -> None:
     most = max(_SMALL, _MOST_PACKED * path.stat().st_size)
     is_first = os.environ.get("RANK", "0") == "0"
     if is_first:
-        line = f"{path}: its images are copied once, into {copy}, to be read in any order"
-        print(line, file=sys.stderr, flush=True)
+        say(f"{path}: its images are copied once, into {copy}, to be read in any order")
     temporary = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}")
     bar = CountBar(table.metadata.num_rows, unit="images", shown=is_first)
     try:
