@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from flambeau.errors import DecodeError, UnsupportedImage
-from flambeau.images import png
+from flambeau.images import png, tiff
 from flambeau.images.channels import is_grey, of_array, of_image
 from flambeau.images.exif_orientation import (
     UPRIGHT,
@@ -220,7 +220,7 @@ class Picture:
             if scale_eighths < 8:
                 size = (image.width * scale_eighths // 8, image.height * scale_eighths // 8)
             image.draft("L" if channels == 1 else None, size)
-            image.load()
+            _load(image)
             pixels = of_image(image, channels)
         if header is not None and pixels.shape[:2] != (
             scaled(header.height, scale_eighths),
@@ -292,6 +292,7 @@ def _open(data: bytes) -> Image.Image:
     except UnidentifiedImageError as error:
         other = stand_in(data)
         if other is None:
+            tiff.require_known(data)
             raise
         raise UnsupportedImage(f"this is {other}") from error
     if image.mode == "F":
@@ -299,9 +300,20 @@ def _open(data: bytes) -> Image.Image:
             "floating-point pixels have no defined brightness; save it with 8 or 16 bits"
         )
     _check_size(*image.size)
-    if image.format == "TIFF":
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        tiff.require_readable(image.tag_v2)
         silence_libtiff()
     return image
+
+
+def _load(image: Image.Image) -> None:
+    try:
+        image.load()
+    except Exception as error:
+        if not isinstance(image, TiffImagePlugin.TiffImageFile):
+            raise
+        # Pillow says 'decoder error -2' of a kind that its libtiff does not know, too.
+        raise DecodeError(f"{_reason(error)} ({tiff.Kind(image.tag_v2).name})") from error
 
 
 def _size_is_not_turned_yet(image: TiffImagePlugin.TiffImageFile) -> bool:
