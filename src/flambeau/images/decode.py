@@ -37,6 +37,7 @@ from flambeau.images.pillow_messages import silence_libtiff, silence_warnings
 from flambeau.images.pixels import Box, Pixels
 from flambeau.images.png import PngHeader
 from flambeau.images.stand_ins import stand_in
+from flambeau.images.wide_levels import is_wide, wide_levels
 
 Stored = bytes | NDArray[Any]
 """An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
@@ -215,6 +216,11 @@ class Picture:
         with _decode_errors():
             image = self._image or _open(data)
             self._image = None  # its pixels are not kept
+            if "transparency" in image.info and is_wide(image):
+                levels = wide_levels(lambda: _open(data))[top : top + height, left : left + width]
+                # Of color Pillow takes the high byte; it looks for the transparent one among those.
+                is_color = levels.shape[2] == 3
+                return of_array((levels >> 8).astype(np.uint8) if is_color else levels, channels)
             # A JPEG stores luma: with 'L' the color is not even decoded.
             size = None
             if scale_eighths < 8:
@@ -288,7 +294,7 @@ def _open(data: bytes) -> Image.Image:
     if not data:
         raise DecodeError("the file is empty")
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(png.without_texts(data)), formats=FORMATS)
     except UnidentifiedImageError as error:
         other = stand_in(data)
         if other is None:
