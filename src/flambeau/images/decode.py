@@ -43,7 +43,7 @@ Stored = bytes | NDArray[Any]
 """An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
 (the last one alpha), uint8 or uint16; or float32, C 1 or 3, of any brightness."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
 
 # Pillow calls more a 'decompression bomb' (half a GiB as RGB), and warns from half of it on.
 MAX_PIXELS = 178_956_970
@@ -351,7 +351,7 @@ def _check_size(width: int, height: int) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image, or its header is damaged"
+        return "not a JPEG, PNG, WebP, BMP, GIF, TIFF, PPM or AVIF image, or its header is damaged"
     if isinstance(error, Image.DecompressionBombError):
         return f"its pixels are more than {MAX_PIXELS}, the most allowed"
     words = " ".join(str(error).split())[:200]

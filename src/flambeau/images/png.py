@@ -127,7 +127,8 @@ def _inflated(name: bytes, body: bytes) -> bytes | None:
     """A text chunk without compression; None if it has none, or is damaged."""
     keyword, _, rest = body.partition(b"\0")
     plain = b"tEXt" if name == b"zTXt" else name
-    head, packed = keyword + b"\0", rest[1:]  # after the method of compression
+    head = keyword + b"\0"
+    packed = rest[1:]  # after the method of compression
     if name == b"iTXt":
         if rest[:1] != b"\1":
             return None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from flambeau.data.sources.open_data import open_source
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, left_out_lines
 from flambeau.errors import InputError, nearest
 from flambeau.html_table import html_table
 from flambeau.provenance import RUNNING
@@ -420,6 +420,8 @@ def evaluate(
             raise InputError(f"{name} must be at least 0, got {number}")
     trained = _loaded(run, image_size, trust, say)
     source = open_source(Path(data), trained.facts.classes, download=download)
+    for line in left_out_lines(source):
+        (say or terminal_say)(line)
     return measure(
         trained,
         source,

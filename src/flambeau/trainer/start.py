@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flambeau.data.sources.data_names import check_download
+from flambeau.data.sources.source import left_out_lines
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.provenance import named_code
@@ -307,6 +308,8 @@ def _show(given: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], 
     train = prepared.train
     val = prepared.val
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
+    for line in left_out_lines(train, val):
+        say(line)
     for line in class_lines(settings, train.labels, train.classes):
         first, *words = line.split(" ")
         say(_wrapped(first, words, indent=2))

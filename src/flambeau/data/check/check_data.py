@@ -17,7 +17,7 @@ from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.single_images import single_image_findings
-from flambeau.data.sources.source import ConcatSource, Source, file_of
+from flambeau.data.sources.source import ConcatSource, Source, file_of, left_out_counts
 from flambeau.terminal import CountBar
 
 _UNEVEN = 10  # times as many images in the largest class as in the smallest; chosen
@@ -60,6 +60,7 @@ class DataCheck:
             "train": len(self.train),
             "val": len(self.val),
             "classes": len(self.train.classes),
+            "left_out": left_out_counts(self.source),
             "read_s": round(self.read_s, 3),
             "compared_s": round(self.compared_s, 3),
             "findings": [finding.as_dict(self.names) for finding in self.findings],

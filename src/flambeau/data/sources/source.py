@@ -3,6 +3,7 @@
 import bisect
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -10,6 +11,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from flambeau.data.sources.left_out import LeftOut
 from flambeau.errors import InputError
 from flambeau.images.decode import Stored
 
@@ -62,6 +64,25 @@ def content_sample(source: Source) -> str:
     return sample
 
 
+def left_out(source: Source) -> tuple[LeftOut, ...]:
+    """The files beside its images that it does not read."""
+    found: tuple[LeftOut, ...] = getattr(source, "left_out", ())
+    return found
+
+
+def left_out_lines(*sources: Source) -> list[str]:
+    """A line on each folder or file of these sources with files that are left out."""
+    # Both parts of a folder of which a share is held out have the same object.
+    found = {id(one): one for source in sources for one in left_out(source)}
+    return [one.line for one in found.values() if one.counts]
+
+
+def left_out_counts(source: Source) -> dict[str, int]:
+    """How many files of a source are left out, by their ending."""
+    found = {id(one): one for one in left_out(source)}
+    return dict(sum((one.counts for one in found.values()), Counter[str]()))
+
+
 def file_of(source: Source, index: int) -> Path | None:
     """The file of an image; None if it has no file of its own."""
     file_at: Callable[[int], Path | None] | None = getattr(source, "file_at", None)
@@ -112,6 +133,10 @@ class SubsetSource:
     @property
     def content_sample(self) -> str:
         return content_sample(self._source)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return left_out(self._source)
 
     @property
     def names(self) -> Sequence[str]:
@@ -171,6 +196,10 @@ class ConcatSource:
                     "or of another range, and the other has not\nGive them to a command of their own"
                 )
         return first
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return tuple(one for part in self._parts for one in left_out(part))
 
     @property
     def content_sample(self) -> str:
