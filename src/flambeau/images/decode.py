@@ -37,7 +37,7 @@ from flambeau.images.pillow_messages import silence_libtiff, silence_warnings
 from flambeau.images.pixels import Box, Pixels
 from flambeau.images.png import PngHeader
 from flambeau.images.stand_ins import stand_in
-from flambeau.images.wide_levels import is_wide, wide_levels
+from flambeau.images.wide_levels import is_wide, over_white, wide_levels
 
 Stored = bytes | NDArray[Any]
 """An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
@@ -118,6 +118,37 @@ class Picture:
         if isinstance(self._data, np.ndarray):
             return self._data.ndim == 2 or self._data.shape[2] == 1
         return self._image is not None and is_grey(self._image)
+
+    @property
+    def has_more_pages(self) -> bool:
+        """It is a TIFF of several pages, of which the first one is read; asked before the pixels."""
+        image = self._image
+        return isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.next != 0
+
+    @property
+    def wide(self) -> bool:
+        """Its levels have 16 bits, all of which `levels` gives."""
+        if isinstance(self._data, np.ndarray):
+            return bool(self._data.dtype == np.uint16)
+        return self._image is not None and is_wide(self._image)
+
+    def levels(self) -> NDArray[np.float32]:
+        """The levels 0 .. 65535 of an image of 16 bits, unscaled, with transparent parts over white.
+
+        Returns:
+            (height, width, 1 or 3).
+
+        Raises:
+            DecodeError: damaged, or not `wide`.
+        """
+        data = self._data
+        if not self.wide:
+            raise DecodeError("8 bits per level, and the training images have 16")
+        if isinstance(data, np.ndarray):
+            return over_white(data if data.ndim == 3 else data[:, :, None]).astype(np.float32)
+        with _decode_errors():
+            levels = wide_levels(lambda: _open(data)).astype(np.float32)
+        return np.ascontiguousarray(turn_upright(levels, self._orientation))
 
     def scale_eighths_for(self, height: int, width: int, *, least: int) -> int:
         """The smallest scale at which a part may be decoded: 1, 2, 4 or 8 eighths of its size.

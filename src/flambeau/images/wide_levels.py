@@ -6,6 +6,7 @@ low one, so that two passes give both.
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,11 +60,17 @@ def wide_levels(open_image: Callable[[], Image.Image]) -> NDArray[np.uint16]:
             args = swapped if more is None else (swapped, *more)
             image.tile[number] = tile._replace(args=args)
         levels = levels << 8 | np.asarray(image)
-    if levels.shape[2] == 4:
-        color, alpha = levels[:, :, :3], levels[:, :, 3:]
-        levels = (color * alpha + _WHITE * (_WHITE - alpha) + _WHITE // 2) // _WHITE
-    elif hidden is not None:  # a level, or a color, that is transparent
+    if hidden is not None:  # a level, or a color, that is transparent
         levels[(levels == hidden).all(2)] = _WHITE
+    return over_white(levels)
+
+
+def over_white(levels: NDArray[Any]) -> NDArray[np.uint16]:
+    """Levels (H, W, 1, 3 or 4) of 16 bits without their alpha: (H, W, 1 or 3)."""
+    if levels.shape[2] == 4:
+        wide = levels.astype(np.int64)
+        alpha = wide[:, :, 3:]
+        levels = (wide[:, :, :3] * alpha + _WHITE * (_WHITE - alpha) + _WHITE // 2) // _WHITE
     return levels.astype(np.uint16)
 
 

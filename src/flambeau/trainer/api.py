@@ -27,6 +27,7 @@ from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
+from flambeau.trainer.prediction.pixel_remarks import pixel_remarks
 from flambeau.trainer.prediction.predictor import Predictor
 from flambeau.trainer.prediction.trained_model import (
     Trained,
@@ -420,7 +421,7 @@ def evaluate(
             raise InputError(f"{name} must be at least 0, got {number}")
     trained = _loaded(run, image_size, trust, say)
     source = open_source(Path(data), trained.facts.classes, download=download)
-    for line in left_out_lines(source):
+    for line in (*left_out_lines(source), *pixel_remarks(trained, source)):
         (say or terminal_say)(line)
     return measure(
         trained,

@@ -10,6 +10,7 @@ from flambeau.data.check.check_data import DataCheck, all_findings, short_names
 from flambeau.data.check.finding import Finding, Row, images_text
 from flambeau.data.check.same_pictures import exact_copies
 from flambeau.data.check.stored_images import measure_stored
+from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.source import ConcatSource, Source, left_out_lines, pixel_kind
 
 _SLOW = "A training waits for 2 % of its time, and a minute at most; flambeau check reads all."
@@ -25,6 +26,7 @@ def report_lines(check: DataCheck) -> Iterator[str]:
         f"{len(check.val):,} to validate on; {ms:.2g} ms per image"
     )
     yield from left_out_lines(check.source)
+    yield from page_remarks(check.train, check.val)
     if not check.findings:
         yield "Nothing was found."
     for finding in check.findings:

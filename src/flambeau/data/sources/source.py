@@ -15,9 +15,11 @@ from flambeau.data.sources.left_out import LeftOut
 from flambeau.errors import InputError
 from flambeau.images.decode import Stored
 
-PixelKind = Literal["uint8", "unit", "float"]
-"""Decoded pixels: 8 bits; floating-point numbers around 0 .. 1; or any floating-point numbers, possibly
-normalized."""
+PixelKind = Literal["uint8", "unit", "float", "uint16"]
+"""Decoded pixels: 8 bits; floating-point numbers around 0 .. 1; any floating-point numbers, possibly
+normalized; or the levels of 16-bit images as floating-point numbers."""
+
+_UNIT_KINDS = ("uint8", "unit")
 
 
 class Source(Protocol):
@@ -89,13 +91,26 @@ def file_of(source: Source, index: int) -> Path | None:
     return None if file_at is None else file_at(index)
 
 
-def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
-    """InputError if the pixels of a source have another range than those of other data.
+def has_unit(kind: PixelKind) -> bool:
+    """Whether pixels of this kind are in 0 .. 1, or in 8 bits, which stand for that."""
+    return kind in _UNIT_KINDS
 
-    8-bit pixels and floating-point ones of 0 .. 1 agree; the range of other floating-point pixels is unknown.
-    """
+
+def same_unit(one: PixelKind, other: PixelKind) -> bool:
+    """Whether pixels of two kinds have one range; that of floating-point ones beyond 0 .. 1 is unknown."""
+    return one == other or (has_unit(one) and has_unit(other))
+
+
+def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
+    """InputError if the pixels of a source have another range than those of other data."""
     this_kind = pixel_kind(source)
-    if this_kind != kind and "float" in (this_kind, kind):
+    if not same_unit(this_kind, kind):
+        if "uint16" in (this_kind, kind):
+            depths = ["16-bit" if one == "uint16" else "others" for one in (this_kind, kind)]
+            raise InputError(
+                f"{source.describe(0)}: its pixels are {depths[0]}, and those of {whose} are {depths[1]}\n"
+                "Give images of the same depth and unit"
+            )
         here, there = "beyond", "within"
         if kind == "float":
             here, there = there, here

@@ -9,6 +9,7 @@ from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource
 from flambeau.errors import InputError
 from flambeau.terminal import CountBar
+from flambeau.trainer.prediction.pixel_remarks import pixel_remarks
 from flambeau.trainer.prediction.trained_model import Trained, read_for
 from flambeau.trainer.tasks.classification import rankings
 
@@ -62,6 +63,8 @@ def predict(
     if not given:
         return
     source = ConcatSource([one.source for one in given])
+    for line in pixel_remarks(trained, source):
+        say(line)
     samples = (sample for one in given for sample in _samples(one))
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     readable = 0
