@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from flambeau.errors import DecodeError, UnsupportedImage
-from flambeau.images.decode import decode
+from flambeau.images.decode import Picture, decode
 
 HEIGHT, WIDTH = 35, 37
 LAYOUTS: list[dict[str, Any]] = [{}, {"tile": (16, 16)}, {"rowsperstrip": 7}]
@@ -120,6 +120,29 @@ def test_packed_bits(bits: int, photometric: str) -> None:
             decode(data, channels=1)
     else:
         assert np.abs(decode(data, channels=1)[:, :, 0] - wanted).max() <= 0.51
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("planes", ["contig", "separate"])
+@pytest.mark.parametrize("compression", [None, "lzw"])
+def test_all_16_bits_come_back_or_none_are_promised(
+    order: str, planes: str, compression: str | None
+) -> None:
+    for samples in (1, 3):
+        levels = np.random.default_rng(0).integers(0, 65536, (HEIGHT, WIDTH, samples)).astype("u2")
+        pixels = levels if samples == 3 else levels[:, :, 0]
+        settings: dict[str, Any] = {"byteorder": order, "compression": compression}
+        if samples == 3:
+            settings |= {"photometric": "rgb", "planarconfig": planes}
+            pixels = (
+                pixels if planes == "contig" else np.ascontiguousarray(np.moveaxis(pixels, 2, 0))
+            )
+        data = written(pixels, **settings)
+        if samples == 3 and planes == "separate":
+            with pytest.raises(DecodeError):
+                Picture(data).levels()
+        else:
+            np.testing.assert_array_equal(Picture(data).levels(), levels)
 
 
 def by_hand(tags: dict[int, Sequence[int]], pixels: bytes) -> bytes:

@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile
+from PIL.TiffImagePlugin import TiffImageFile
 
 from flambeau.errors import UnsupportedImage
+from flambeau.images.tiff import Kind
 
 _WHITE = 65535
 
@@ -26,6 +28,8 @@ _SWAPPED = {
 
 def is_wide(image: Image.Image) -> bool:
     """Whether an opened image, not yet decoded, has levels of more than 8 bits that can be had whole."""
+    if isinstance(image, TiffImageFile) and Kind(image.tag_v2).is_separate:
+        return False  # Pillow takes the high bytes of planes, whatever it is told
     return image.mode.startswith("I") or _layout(image) in _SWAPPED
 
 

@@ -21,6 +21,7 @@ IMAGE_SUFFIXES = tuple(sorted(ending for endings in ENDINGS.values() for ending 
 
 # Names that say nothing, or another format than many of such files are of: their first bytes decide.
 _UNSURE_SUFFIXES = ("", ".heic", ".heif", ".image", ".img", ".jfi", ".jif", ".jp2", ".jxl")
+_AMBIGUOUS = ("", "BMP", "PPM")  # begin with two letters, as a text may
 
 
 class FolderSource:
@@ -224,7 +225,7 @@ def _begins_as_image(entry: os.DirEntry[str]) -> bool:
         if not entry.is_file():
             return False
         with open(entry.path, "rb") as file:  # noqa: PTH123 - a Path each would be slow
-            return bool(format_of(file.read(16)))
+            return format_of(file.read(16)) not in _AMBIGUOUS
     except OSError:  # it is counted among the files that are left out
         return False
 

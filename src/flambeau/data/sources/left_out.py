@@ -1,4 +1,4 @@
-"""Files of a folder or tar file that are not read as images, so that none is passed over without a word."""
+"""Files of a folder or tar file that are not read as images, counted so that none is left out silently."""
 
 from collections import Counter
 from dataclasses import dataclass, field

@@ -106,7 +106,9 @@ def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
     this_kind = pixel_kind(source)
     if not same_unit(this_kind, kind):
         if "uint16" in (this_kind, kind):
-            depths = ["16-bit" if one == "uint16" else "others" for one in (this_kind, kind)]
+            depths = [
+                "of 16 bits" if one == "uint16" else "of another kind" for one in (this_kind, kind)
+            ]
             raise InputError(
                 f"{source.describe(0)}: its pixels are {depths[0]}, and those of {whose} are {depths[1]}\n"
                 "Give images of the same depth and unit"
