@@ -9,7 +9,7 @@ from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource
 from flambeau.errors import InputError
 from flambeau.terminal import CountBar
-from flambeau.trainer.prediction.pixel_remarks import pixel_remarks
+from flambeau.trainer.prediction.pixel_remarks import batch_remarks
 from flambeau.trainer.prediction.trained_model import Trained, read_for
 from flambeau.trainer.tasks.classification import rankings
 
@@ -63,8 +63,6 @@ def predict(
     if not given:
         return
     source = ConcatSource([one.source for one in given])
-    for line in pixel_remarks(trained, source):
-        say(line)
     samples = (sample for one in given for sample in _samples(one))
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     readable = 0
@@ -77,6 +75,9 @@ def predict(
             kept = [sample for row, sample in enumerate(here) if row not in left_out]
             readable += len(kept)
             if kept:
+                if readable == len(kept):  # the first batch
+                    for line in batch_remarks(trained, micro.data[0]):
+                        say(line)
                 logits = trained.logits(micro.data[0], flip_tta=flip_tta)
                 yield from zip(kept, rankings(logits, classes, top), strict=True)
             bar.update(len(here))
