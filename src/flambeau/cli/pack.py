@@ -200,7 +200,7 @@ def _split(arguments: argparse.Namespace) -> "Split":
 
 def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
     from flambeau.data.pack.output_files import name_disk_errors, write_classes, write_whole
-    from flambeau.data.pack.shard_plan import list_files, named_parts, remarks_on_classes
+    from flambeau.data.pack.shard_plan import list_files, named_parts, remarks_on_parts
     from flambeau.data.sources.class_names_file import class_names_path
 
     parts = named_parts(src, "list", download=arguments.download)
@@ -217,7 +217,7 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
             write_whole(path, text)
     for path, text in texts.items():
         print_text(f"{len(text.splitlines())} images: {path}")
-    for remark in remarks_on_classes(parts, "list"):
+    for remark in remarks_on_parts(parts, "list"):
         say(remark)
     return 0
 

@@ -74,6 +74,11 @@ def served(trained: Trained) -> ServedModel:
         InputError: the run was trained on floating-point pixels, which image files do not hold.
     """
     facts = trained.facts
+    if facts.pixels == "uint16":
+        raise InputError(
+            "this run was trained on 16-bit images, and an export takes the 8 bits of other image files\n"
+            "Use flambeau.load(RUN), or train on 8 bits made of the 16: flambeau pack DATA NEW --encode png"
+        )
     if facts.pixels != "uint8":
         raise InputError(
             "this run was trained on floating-point pixels, and an export takes the 8 bits of image files\n"

@@ -8,6 +8,7 @@ from PIL import Image
 
 from flambeau.errors import UnsupportedImage
 from flambeau.images.pixels import Pixels
+from flambeau.images.tiff import white_level
 
 
 def of_array(array: NDArray[Any], channels: int) -> Pixels:
@@ -75,12 +76,15 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
         raise UnsupportedImage(
             "32-bit pixels beyond 0 .. 65535 have no defined brightness; save 8 or 16 bits"
         )
-    return Image.fromarray(((levels * 255 + 32767) // 65535).astype(np.uint8))
+    white = white_level(image)
+    return Image.fromarray(((levels * 255 + white // 2) // white).astype(np.uint8))
 
 
 def _without_alpha(image: Image.Image) -> Image.Image:
     if not image.has_transparency_data:
         return image
+    if image.mode == "La":  # grey multiplied by alpha, from which Pillow converts to LA alone
+        image = image.convert("LA")
     return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from flambeau.errors import DecodeError, UnsupportedImage
-from flambeau.images import png
+from flambeau.images import png, tiff
 from flambeau.images.channels import is_grey, of_array, of_image
 from flambeau.images.exif_orientation import (
     UPRIGHT,
@@ -37,12 +37,13 @@ from flambeau.images.pillow_messages import silence_libtiff, silence_warnings
 from flambeau.images.pixels import Box, Pixels
 from flambeau.images.png import PngHeader
 from flambeau.images.stand_ins import stand_in
+from flambeau.images.wide_levels import is_wide, over_white, wide_levels
 
 Stored = bytes | NDArray[Any]
 """An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
 (the last one alpha), uint8 or uint16; or float32, C 1 or 3, of any brightness."""
 
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
 
 # Pillow calls more a 'decompression bomb' (half a GiB as RGB), and warns from half of it on.
 MAX_PIXELS = 178_956_970
@@ -117,6 +118,37 @@ class Picture:
         if isinstance(self._data, np.ndarray):
             return self._data.ndim == 2 or self._data.shape[2] == 1
         return self._image is not None and is_grey(self._image)
+
+    @property
+    def has_more_pages(self) -> bool:
+        """It is a TIFF of several pages, of which the first one is read; asked before the pixels."""
+        image = self._image
+        return isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.next != 0
+
+    @property
+    def wide(self) -> bool:
+        """Its levels have 16 bits, all of which `levels` gives."""
+        if isinstance(self._data, np.ndarray):
+            return bool(self._data.dtype == np.uint16)
+        return self._image is not None and is_wide(self._image)
+
+    def levels(self) -> NDArray[np.float32]:
+        """The levels 0 .. 65535 of an image of 16 bits, unscaled, with transparent parts over white.
+
+        Returns:
+            (height, width, 1 or 3).
+
+        Raises:
+            DecodeError: damaged, or not `wide`.
+        """
+        data = self._data
+        if not self.wide:
+            raise DecodeError("8 bits per level, and the training images have 16")
+        if isinstance(data, np.ndarray):
+            return over_white(data if data.ndim == 3 else data[:, :, None]).astype(np.float32)
+        with _decode_errors():
+            levels = wide_levels(lambda: _open(data)).astype(np.float32)
+        return np.ascontiguousarray(turn_upright(levels, self._orientation))
 
     def scale_eighths_for(self, height: int, width: int, *, least: int) -> int:
         """The smallest scale at which a part may be decoded: 1, 2, 4 or 8 eighths of its size.
@@ -215,12 +247,17 @@ class Picture:
         with _decode_errors():
             image = self._image or _open(data)
             self._image = None  # its pixels are not kept
+            if "transparency" in image.info and is_wide(image):
+                levels = wide_levels(lambda: _open(data))[top : top + height, left : left + width]
+                # Of color Pillow takes the high byte; it looks for the transparent one among those.
+                is_color = levels.shape[2] == 3
+                return of_array((levels >> 8).astype(np.uint8) if is_color else levels, channels)
             # A JPEG stores luma: with 'L' the color is not even decoded.
             size = None
             if scale_eighths < 8:
                 size = (image.width * scale_eighths // 8, image.height * scale_eighths // 8)
             image.draft("L" if channels == 1 else None, size)
-            image.load()
+            _load(image)
             pixels = of_image(image, channels)
         if header is not None and pixels.shape[:2] != (
             scaled(header.height, scale_eighths),
@@ -288,10 +325,11 @@ def _open(data: bytes) -> Image.Image:
     if not data:
         raise DecodeError("the file is empty")
     try:
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(png.without_texts(data)), formats=FORMATS)
     except UnidentifiedImageError as error:
         other = stand_in(data)
         if other is None:
+            tiff.require_known(data)
             raise
         raise UnsupportedImage(f"this is {other}") from error
     if image.mode == "F":
@@ -299,9 +337,20 @@ def _open(data: bytes) -> Image.Image:
             "floating-point pixels have no defined brightness; save it with 8 or 16 bits"
         )
     _check_size(*image.size)
-    if image.format == "TIFF":
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        tiff.require_readable(image.tag_v2)
         silence_libtiff()
     return image
+
+
+def _load(image: Image.Image) -> None:
+    try:
+        image.load()
+    except Exception as error:
+        if not isinstance(image, TiffImagePlugin.TiffImageFile):
+            raise
+        # Pillow says 'decoder error -2' of a kind that its libtiff does not know, too.
+        raise DecodeError(f"{_reason(error)} ({tiff.Kind(image.tag_v2).name})") from error
 
 
 def _size_is_not_turned_yet(image: TiffImagePlugin.TiffImageFile) -> bool:
@@ -333,7 +382,7 @@ def _check_size(width: int, height: int) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "not a JPEG, PNG, WebP, BMP, GIF, TIFF or PPM image, or its header is damaged"
+        return "not a JPEG, PNG, WebP, BMP, GIF, TIFF, PPM or AVIF image, or its header is damaged"
     if isinstance(error, Image.DecompressionBombError):
         return f"its pixels are more than {MAX_PIXELS}, the most allowed"
     words = " ".join(str(error).split())[:200]

@@ -3,15 +3,17 @@
 from PIL.TiffImagePlugin import PREFIXES
 
 _FORMATS = (
-    ("JPEG", (".jpg", ".jpeg"), (b"\xff\xd8\xff",)),
-    ("PNG", (".png",), (b"\x89PNG",)),
+    ("JPEG", (".jpg", ".jpeg", ".jpe", ".jfif", ".mpo"), (b"\xff\xd8\xff",)),
+    ("PNG", (".png", ".apng"), (b"\x89PNG",)),
     ("GIF", (".gif",), (b"GIF8",)),
     ("BMP", (".bmp",), (b"BM",)),
     ("WebP", (".webp",), (b"RIFF",)),
     # Also for BigTIFF, and for writers that confuse the order of two bytes; Pillow reads them all.
     ("TIFF", (".tif", ".tiff"), tuple(PREFIXES)),
-    ("PPM", (".ppm",), tuple(b"P%d" % digit for digit in range(1, 7))),
+    ("PPM", (".ppm", ".pgm", ".pbm", ".pnm"), tuple(b"P%d" % digit for digit in range(1, 7))),
+    ("AVIF", (".avif", ".avifs"), ()),
 )
+_AVIF = (b"ftypavif", b"ftypavis")  # after the length of the first box
 ENDINGS = {name: endings for name, endings, _ in _FORMATS}
 """The endings of the files of a format, the preferred one first."""
 
@@ -23,4 +25,6 @@ def format_of(data: bytes) -> str:
         >>> format_of(b"GIF89a"), format_of(b"text")
         ('GIF', '')
     """
+    if data[4:12] in _AVIF:
+        return "AVIF"
     return next((name for name, _, magics in _FORMATS if data.startswith(magics)), "")

@@ -18,6 +18,8 @@ _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _CHANNELS_OF = {b"\x08\x00\x00\x00\x00": 1, b"\x08\x02\x00\x00\x00": 3}
 # Keywords of texts that hold EXIF or XMP.
 _ORIENTATION_TEXTS = (b"Raw profile", b"XML:com.adobe.xmp")
+_TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
+_MOST_TEXT = 1 << 25  # of the 1 << 26 bytes of text that Pillow allows
 # Chunks that do not change the pixels; a palette here is only a suggestion for small screens.
 _PLAIN = frozenset(b"PLTE bKGD cHRM gAMA hIST iCCP pHYs sBIT sRGB tIME tEXt IDAT".split())
 # Encoders make one for each 8 kB or more; a file may have millions of empty ones.
@@ -97,6 +99,49 @@ def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
     except (isal_zlib.error, native.KernelError):  # type: ignore[misc]  # its stub takes the class for an instance
         return None
     return pixels
+
+
+def without_texts(data: bytes) -> bytes:
+    """A PNG without the texts and profiles that do not change how it looks; other files as they are.
+
+    Pillow refuses a whole image for a profile, XMP or text of more than a megabyte. EXIF and XMP in texts
+    are kept, and inflated, because their size is bounded only where they are compressed.
+    """
+    if not data.startswith(_SIGNATURE) or not any(name in data for name in _TEXTS):
+        return data
+    parts = [_SIGNATURE]
+    at = len(_SIGNATURE)
+    while at + 12 <= len(data):
+        name = data[at + 4 : at + 8]
+        begin = at + 8
+        end = begin + int.from_bytes(data[at : at + 4])
+        if name not in _TEXTS:
+            parts.append(data[at : end + 4])
+        elif data.startswith(_ORIENTATION_TEXTS, begin):
+            parts.append(_inflated(name, data[begin:end]) or data[at : end + 4])
+        at = end + 4
+    return b"".join([*parts, data[at:]])
+
+
+def _inflated(name: bytes, body: bytes) -> bytes | None:
+    """A text chunk without compression; None if it has none, or is damaged."""
+    keyword, _, rest = body.partition(b"\0")
+    plain = b"tEXt" if name == b"zTXt" else name
+    head = keyword + b"\0"
+    packed = rest[1:]  # after the method of compression
+    if name == b"iTXt":
+        if rest[:1] != b"\1":
+            return None
+        language, translated, packed = [*rest[2:].split(b"\0", 2), b"", b""][:3]
+        head += b"\0\0" + language + b"\0" + translated + b"\0"
+    elif name != b"zTXt":
+        return None
+    try:
+        text = isal_zlib.decompressobj().decompress(packed, _MOST_TEXT)
+    except isal_zlib.error:  # type: ignore[misc]  # its stub takes the class for an instance
+        return None
+    chunk = plain + head + text
+    return (len(chunk) - 4).to_bytes(4) + chunk + isal_zlib.crc32(chunk).to_bytes(4)
 
 
 def _walk(data: bytes) -> Iterator[tuple[bytes, int, int]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from flambeau.file_signature import (
     ANNEXED,
+    NOT_READ,
     STAND_INS,
     Signature,
     is_annexed,
@@ -22,8 +23,6 @@ _KINDS = STAND_INS - {"empty"} | {
     "7z",
     "rar",
     "pdf",
-    "heic",
-    "avif",
 }
 _ZIPPED = (".npz", ".pth", ".pt")  # formats that are zip archives themselves
 
@@ -60,7 +59,7 @@ def why_unreadable(error: OSError) -> str:
 
 
 def _sentence(kind: Signature | None, path: Path) -> str | None:
-    if kind is None or kind.kind not in _KINDS:
+    if kind is None or (kind.kind not in _KINDS and kind.cure != NOT_READ):
         return None
     is_format = kind.kind == "zip" and path.suffix.lower().startswith(_ZIPPED)
     return None if is_format else kind.sentence

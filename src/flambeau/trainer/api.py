@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from flambeau.data.sources.open_data import open_source
-from flambeau.data.sources.source import Source, SubsetSource
+from flambeau.data.sources.source import Source, SubsetSource, left_out_lines
 from flambeau.errors import InputError, nearest
 from flambeau.html_table import html_table
 from flambeau.provenance import RUNNING
@@ -27,6 +27,7 @@ from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
+from flambeau.trainer.prediction.pixel_remarks import pixel_remarks
 from flambeau.trainer.prediction.predictor import Predictor
 from flambeau.trainer.prediction.trained_images import trained_images
 from flambeau.trainer.prediction.trained_model import (
@@ -429,6 +430,8 @@ def evaluate(
             raise InputError(f"{name} must be at least 0, got {number}")
     trained = _loaded(run, image_size, trust, say)
     source = open_source(Path(data), trained.facts.classes, download=download)
+    for line in (*left_out_lines(source), *pixel_remarks(trained, source)):
+        (say or terminal_say)(line)
     was_trained_on = trained_images(trained, Path(data), source)
     num_trained_on = int(was_trained_on.sum())
     if num_trained_on and not all_images:

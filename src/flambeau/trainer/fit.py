@@ -15,7 +15,7 @@ from flambeau.data.check.report_text import quick_findings
 from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.device_dataset import DeviceDataset, WithIndices
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, has_unit
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
@@ -221,7 +221,7 @@ def _run_evaluations(
         facts.task,
         best=settings.best,
         normalized_by=(facts.mean, facts.std),
-        has_unit=facts.pixels != "float",
+        has_unit=has_unit(facts.pixels),
         check_data=functools.partial(quick_findings, train.source, val.source, data_path),
     )
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flambeau.data.sources.source import same_unit
 from flambeau.errors import InputError
 from flambeau.recipes.data.random_erasing import random_erasing
 from flambeau.recipes.training.amp_step import autocast
@@ -120,7 +121,7 @@ class AdaptedTeacher:
                 f"the teacher takes {theirs.channels} channels and this model {ours.channels}: choose models "
                 "that agree"
             )
-        if theirs.pixels != ours.pixels and "float" in (theirs.pixels, ours.pixels):
+        if not same_unit(theirs.pixels, ours.pixels):
             raise InputError(
                 f"the teacher was trained on pixels of kind {theirs.pixels!r} and these are {ours.pixels!r}, "
                 "in another unit: train it on these images"

@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.data_names import check_download
+from flambeau.data.sources.source import left_out_lines
+from flambeau.data.sources.wide_source import of_kind
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.provenance import named_code
@@ -195,6 +198,7 @@ def _open(
         facts = ranks.first(lambda: DataFacts.read(folder.dataset))
     else:
         resolved, facts = ranks.first(lambda: resolve(settings, train, val))
+    train, val = of_kind(train, facts.pixels), of_kind(val, facts.pixels)
     moved = None if stored is None else ranks.first(lambda: _moved(folder, stored.data))
     ranks.each(lambda: check_unchanged(facts, train, val, settings=resolved, moved=moved))
     return Prepared(resolved, facts, train, val)
@@ -307,6 +311,13 @@ def _show(given: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], 
     train = prepared.train
     val = prepared.val
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
+    for line in (*left_out_lines(train, val), *page_remarks(train, val)):
+        say(line)
+    if prepared.facts.pixels == "uint16":
+        say(
+            f"images of 16 bits, with all their levels: mean {prepared.facts.mean}, standard deviation "
+            f"{prepared.facts.std}"
+        )
     for line in class_lines(settings, train.labels, train.classes):
         first, *words = line.split(" ")
         say(_wrapped(first, words, indent=2))

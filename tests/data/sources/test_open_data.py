@@ -423,7 +423,7 @@ def test_images_to_predict_on_lie_anywhere_and_keep_the_order_of_training(tmp_pa
     opened = open_unlabelled([Path("data")], ["b", "c"], say=notes.append)
     expected = [f"data/{name}" for name in FolderSource(Path("data")).names]
     assert described(opened) == list(zip(expected, ["b", "b", "", "b"], strict=True))
-    assert notes == ["data: files whose endings are not those of images are skipped: 1 .txt"]
+    assert notes == ["data: 1 file is left out, by ending: 1 .txt"]
     put_all(tmp_path / "data", "z.png", "x.heic", "c.png/1.png")
     opened = open_unlabelled([Path("data")], [])
     expected = ["data/z.png", *expected, "data/c.png/1.png"]
@@ -461,7 +461,7 @@ def test_packed_parts_in_folders_are_predicted_as_they_are_evaluated(tmp_path):
 @pytest.mark.parametrize(
     ("names", "what", "reason"),
     [
-        ([], "", "holds no image\nExpected files that end in .bmp"),
+        ([], "", "holds no image\nExpected files that end in .apng"),
         (["a/x.heic", "x.txt", "a/b/y.heic"], "", "holds no image (found: 2 .heic, 1 .txt)"),
         (["photos.tar"], "photo.tar", "photo.tar does not exist; did you mean"),
         ([], "gone/x.png", "does not exist, nor does its folder"),
@@ -589,8 +589,8 @@ def test_one_class_only(tmp_path):
 def test_class_folders_without_images(tmp_path):
     put_all(tmp_path, "cat/1.heic", "cat/2.HEIC", "dog/3.heic", "dog/README")
     message = complaint(open_sources, tmp_path)
-    assert "has 2 sub-folders, but no image in them (found: 3 .heic, 1 without suffix)" in message
-    assert ".jpeg .jpg .png" in message
+    assert "has 2 sub-folders, but no image in them (found: 3 .heic, 1 without ending)" in message
+    assert ".jpeg .jpg .mpo" in message
     two_classes(tmp_path)
     (tmp_path / "eel").mkdir()
     message = complaint(open_sources, tmp_path)

@@ -19,7 +19,8 @@ from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.single_images import single_image_findings
-from flambeau.data.sources.source import ConcatSource, Source, file_of
+from flambeau.data.sources.source import ConcatSource, Source, file_of, left_out_counts
+from flambeau.data.sources.wide_source import is_wide, of_kind
 from flambeau.terminal import CountBar
 
 _UNEVEN = 10  # times as many images in the largest class as in the smallest; chosen
@@ -62,6 +63,7 @@ class DataCheck:
             "train": len(self.train),
             "val": len(self.val),
             "classes": len(self.train.classes),
+            "left_out": left_out_counts(self.source),
             "read_s": round(self.read_s, 3),
             "compared_s": round(self.compared_s, 3),
             "findings": [finding.as_dict(self.names) for finding in self.findings],
@@ -76,6 +78,8 @@ def check_data(
     Args:
         train, val: as `open_sources` opens them, so that `val` holds what is held out of `train`.
     """
+    if is_wide(train):
+        train, val = of_kind(train, "uint16"), of_kind(val, "uint16")
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)
     names = short_names(source, path)

@@ -10,7 +10,8 @@ from flambeau.data.check.check_data import DataCheck, all_findings, short_names
 from flambeau.data.check.finding import Finding, Row, images_text
 from flambeau.data.check.same_pictures import exact_copies
 from flambeau.data.check.stored_images import measure_stored
-from flambeau.data.sources.source import ConcatSource, Source, pixel_kind
+from flambeau.data.datasets.image_statistics import page_remarks
+from flambeau.data.sources.source import ConcatSource, Source, left_out_lines, pixel_kind
 from flambeau.terminal import printable
 
 _SLOW = "A training waits for 2 % of its time, and a minute at most; flambeau check reads all."
@@ -25,6 +26,8 @@ def report_lines(check: DataCheck) -> Iterator[str]:
         f"{images_text(count)} of {len(check.train.classes)} classes: {len(check.train):,} to train on, "
         f"{len(check.val):,} to validate on; {ms:.2g} ms per image"
     )
+    yield from left_out_lines(check.source)
+    yield from page_remarks(check.train, check.val)
     if not check.findings:
         yield "Nothing was found."
     for finding in check.findings:
@@ -60,6 +63,7 @@ def quick_findings(
         )
         for one in all_findings(copies, facts, names, train, val, by_name=path is not None)
     ]
+    findings += [ReportItem("", line, []) for line in left_out_lines(source)]
     left = len(source) - int(facts.is_read.sum()) - len(facts.problems)
     if left:
         findings.append(

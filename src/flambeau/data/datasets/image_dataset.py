@@ -63,6 +63,11 @@ class ImageDataset(SeededDataset):
         self.train, self.skip_bad = train, skip_bad
         self.crop, self.augmentation = crop, augmentation
         self.dtype = pixel_type(source)
+        if augmentation and pixel_kind(source) == "uint16":
+            raise InputError(
+                f"{source.describe(0)} has 16 bits, which --augment and --color-jitter do not change\n"
+                "Leave them out, or make 8 bits of 16: flambeau pack DATA NEW --encode png"
+            )
         if augmentation and self.dtype != torch.uint8:
             raise InputError(
                 f"{source.describe(0)} has floating-point pixels, which --augment and --color-jitter do not "

@@ -1,5 +1,6 @@
 """Mean, standard deviation and sizes of the images of a source, from some of them."""
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Callable
@@ -9,6 +10,7 @@ import numpy as np
 from PIL import Image
 
 from flambeau.data.sources.source import Source, pixel_kind
+from flambeau.data.sources.wide_source import of_kind
 from flambeau.errors import DecodeError, InputError
 from flambeau.images.decode import Picture, Stored, decode
 from flambeau.images.stand_ins import why_unreadable
@@ -50,6 +52,22 @@ def probe(source: Source, *, limit: int = 64) -> Probe:
 def _size_and_grey(data: Stored) -> tuple[tuple[int, int], bool]:
     picture = Picture(data)
     return (picture.height, picture.width), picture.grey
+
+
+def page_remarks(*sources: Source, limit: int = 64) -> list[str]:
+    """A line if images that are looked at are TIFF files of several pages."""
+    found: list[bool] = []
+    for source in sources:
+        with contextlib.suppress(InputError):  # none can be read, which is reported elsewhere
+            found += _sampled(
+                of_kind(source, "uint8"), limit, lambda data: Picture(data).has_more_pages
+            )
+    if not any(found):
+        return []
+    return [
+        f"{sum(found)} of {len(found)} images looked at have several pages, as stacks and the channels of an "
+        "OME-TIFF; only the first page of each is read"
+    ]
 
 
 def mean_std(

@@ -31,7 +31,7 @@ from flambeau.data.pack.shard_plan import (
     Split,
     Unit,
     named_parts,
-    remarks_on_classes,
+    remarks_on_parts,
     target_kind,
     units_of,
 )
@@ -96,7 +96,7 @@ def pack(
     parts = named_parts(src, kind, download=download)
     _check_crop(parts, how)
     units = units_of(parts, dst, split)
-    remarks = remarks_on_classes(parts, kind)
+    remarks = remarks_on_parts(parts, kind)
     files = PackFiles(dst, kind, parts[0][1].classes, units, _config(kind, parts, how, split))
     if not fresh and (made := files.finished()) is not None:
         return made._replace(remarks=remarks)

@@ -16,7 +16,7 @@ from flambeau.data.sources.escaped_names import folder_names
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.open_data import open_parts
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING, endings_of
-from flambeau.data.sources.source import Source, pixel_kind
+from flambeau.data.sources.source import Source, left_out_lines, pixel_kind
 from flambeau.errors import InputError
 
 IM2REC_SEED = 100
@@ -114,8 +114,8 @@ def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[s
     return [("", train)] if val is None else [("train", train), ("val", val)]
 
 
-def remarks_on_classes(parts: Sequence[tuple[str, Source]], kind: str) -> list[str]:
-    """Possible surprises about classes: some are empty, or get other numbers in a folder."""
+def remarks_on_parts(parts: Sequence[tuple[str, Source]], kind: str) -> list[str]:
+    """Possible surprises: files are left out; classes are empty, or get other numbers in a folder."""
     first = parts[0][1]
     if isinstance(first, VectorRecords):
         return [
@@ -124,7 +124,7 @@ def remarks_on_classes(parts: Sequence[tuple[str, Source]], kind: str) -> list[s
     classes = first.classes
     used = {classes[label] for _, source in parts for label in source.labels.unique().tolist()}
     empty = [name for name in classes if name not in used]
-    remarks = []
+    remarks = left_out_lines(*(source for _, source in parts))
     if empty:
         shown = ", ".join(empty[:5]) + ", ..." * (len(empty) > 5)
         kept = (

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,19 +11,29 @@ import torch
 
 from flambeau.data.sources.escaped_names import named_class, require_different
 from flambeau.data.sources.fingerprint import sampled_content, size_of
+from flambeau.data.sources.left_out import LeftOut
 from flambeau.errors import InputError, unreadable
+from flambeau.images.file_formats import ENDINGS, format_of
 
 _FLAGS = getattr(os, "O_BINARY", 0)  # Windows only
 
-IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+IMAGE_SUFFIXES = tuple(sorted(ending for endings in ENDINGS.values() for ending in endings))
+
+# Names that say nothing, or another format than many of such files are of: their first bytes decide.
+_UNSURE_SUFFIXES = ("", ".heic", ".heif", ".image", ".img", ".jfi", ".jif", ".jp2", ".jxl")
+_AMBIGUOUS = ("", "BMP", "PPM")  # begin with two letters, as a text may
 
 
 class FolderSource:
     """Images in a folder with one sub-folder per class.
 
     Classes are the sub-folders in the order of their names, as `folder_names` decodes them. Images are found
-    at any depth by IMAGE_SUFFIXES in upper or lower case, in the order of their names; links are followed.
-    Hidden files, hidden folders, __MACOSX and files of other types are skipped.
+    at any depth by IMAGE_SUFFIXES in upper or lower case, and by their first bytes if their names are of
+    _UNSURE_SUFFIXES, in the order of their names; links are followed.
+    Hidden files, hidden folders and __MACOSX are skipped, files of other types counted.
+
+    Attributes:
+        left_out: the files of other types.
     """
 
     def __init__(self, root: Path) -> None:
@@ -45,14 +54,14 @@ class FolderSource:
             raise InputError(
                 f"{root} has no sub-folders; expected one per class: {root}/CLASS/1.jpg"
             )
-        others: Counter[str] = Counter()
+        others = LeftOut(_printable(root))
         names: list[str] = []
         labels: list[int] = []
         for label, (_, name) in enumerate(folders):
             names += sorted(_images(self.folder / name, f"{name}/", (), others))
             labels += [label] * (len(names) - len(labels))
         if not names:
-            listed = f" (found: {endings(others)})" if others else ""
+            listed = f" (found: {others.endings})" if others.counts else ""
             count = len(self.classes)
             where = (
                 "1 sub-folder, but no image in it"
@@ -64,6 +73,7 @@ class FolderSource:
             )
         self.names: tuple[str, ...] = tuple(names)
         self.labels = torch.tensor(labels)
+        self.left_out = (others,)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -137,20 +147,20 @@ def class_folders(root: Path) -> list[Path]:
     return [Path(entry.path) for entry in _entries(root) if _is_folder(entry)]
 
 
-def images_below(root: Path) -> tuple[list[str], Counter[str]]:
+def images_below(root: Path) -> tuple[list[str], LeftOut]:
     """All images of a folder at any depth, with the rules of `FolderSource`, with or without class folders.
 
     Returns:
         Relative paths, with slashes: those in the folder itself, then sub-folder by sub-folder, in the order
-        of the names; and the number of other files by ending.
+        of the names; and the other files.
     """
-    others: Counter[str] = Counter()
+    others = LeftOut(_printable(root))
     names: list[str] = []
     for entry in _entries(root):
         if _is_image(entry):
             names.append(entry.name)
         elif not _is_folder(entry):
-            others[_suffix(entry) or "without suffix"] += 1
+            others.add(_suffix(entry), Path(entry.path))
     names.sort()
     for folder in sorted(class_folders(root)):
         names += sorted(_images(folder, f"{folder.name}/", (), others))
@@ -169,14 +179,7 @@ def classes_above(root: Path, names: Sequence[str]) -> list[list[str]]:
     return [classes(name.rpartition("/")[0]) for name in names]
 
 
-def endings(others: Counter[str]) -> str:
-    """The most frequent of counted endings, for a message."""
-    return ", ".join(f"{count} {suffix}" for suffix, count in others.most_common(3))
-
-
-def _images(
-    folder: Path, prefix: str, above: tuple[Path, ...], others: Counter[str]
-) -> Iterator[str]:
+def _images(folder: Path, prefix: str, above: tuple[Path, ...], others: LeftOut) -> Iterator[str]:
     """Names in a class folder, unsorted; files of other types are counted in `others`."""
     here = folder.resolve()
     if here in above:
@@ -188,7 +191,7 @@ def _images(
         elif _is_image(entry):
             yield prefix + entry.name
         else:
-            others[_suffix(entry) or "without suffix"] += 1
+            others.add(_suffix(entry), Path(entry.path))
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -208,10 +211,23 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    if _suffix(entry) not in IMAGE_SUFFIXES or _is_folder(entry):
+    suffix = _suffix(entry)
+    if suffix not in IMAGE_SUFFIXES:
+        return suffix in _UNSURE_SUFFIXES and _begins_as_image(entry)
+    if _is_folder(entry):
         return False
     # A broken link is an image that cannot be read; reading a pipe would never end.
     return entry.is_symlink() or entry.is_file(follow_symlinks=False)
+
+
+def _begins_as_image(entry: os.DirEntry[str]) -> bool:
+    try:
+        if not entry.is_file():
+            return False
+        with open(entry.path, "rb") as file:  # noqa: PTH123 - a Path each would be slow
+            return format_of(file.read(16)) not in _AMBIGUOUS
+    except OSError:  # it is counted among the files that are left out
+        return False
 
 
 def _suffix(entry: os.DirEntry[str]) -> str:

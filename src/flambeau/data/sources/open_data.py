@@ -17,7 +17,6 @@ from flambeau.data.sources.folder import (
     FolderSource,
     class_folders,
     classes_above,
-    endings,
     images_below,
 )
 from flambeau.data.sources.packed_formats import endings_of
@@ -219,13 +218,13 @@ def _packed_in(folder: Path, classes: Sequence[str]) -> Path | None:
 def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], object]) -> FileSet:
     names, others = images_below(folder)
     if not names:
-        listed = f" (found: {endings(others)})" if others else ""
+        listed = f" (found: {others.endings})" if others.counts else ""
         raise InputError(
             f"{folder} holds no image{listed}\n"
             f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}, at any depth"
         )
-    if others:
-        say(f"{folder}: files whose endings are not those of images are skipped: {endings(others)}")
+    if others.counts:
+        say(others.line)
     number = {name: label for label, name in enumerate(classes)}
     labels = [
         next((number[name] for name in above if name in number), len(classes))

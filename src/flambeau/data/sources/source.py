@@ -3,6 +3,7 @@
 import bisect
 import hashlib
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -10,12 +11,15 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from flambeau.data.sources.left_out import LeftOut
 from flambeau.errors import InputError
 from flambeau.images.decode import Stored
 
-PixelKind = Literal["uint8", "unit", "float"]
-"""Decoded pixels: 8 bits; floating-point numbers around 0 .. 1; or any floating-point numbers, possibly
-normalized."""
+PixelKind = Literal["uint8", "unit", "float", "uint16"]
+"""Decoded pixels: 8 bits; floating-point numbers around 0 .. 1; any floating-point numbers, possibly
+normalized; or the levels of 16-bit images as floating-point numbers."""
+
+_UNIT_KINDS = ("uint8", "unit")
 
 
 class Source(Protocol):
@@ -62,19 +66,53 @@ def content_sample(source: Source) -> str:
     return sample
 
 
+def left_out(source: Source) -> tuple[LeftOut, ...]:
+    """The files beside its images that it does not read."""
+    found: tuple[LeftOut, ...] = getattr(source, "left_out", ())
+    return found
+
+
+def left_out_lines(*sources: Source) -> list[str]:
+    """A line on each folder or file of these sources with files that are left out."""
+    # Both parts of a folder of which a share is held out have the same object.
+    found = {id(one): one for source in sources for one in left_out(source)}
+    return [one.line for one in found.values() if one.counts]
+
+
+def left_out_counts(source: Source) -> dict[str, int]:
+    """How many files of a source are left out, by their ending."""
+    found = {id(one): one for one in left_out(source)}
+    return dict(sum((one.counts for one in found.values()), Counter[str]()))
+
+
 def file_of(source: Source, index: int) -> Path | None:
     """The file of an image; None if it has no file of its own."""
     file_at: Callable[[int], Path | None] | None = getattr(source, "file_at", None)
     return None if file_at is None else file_at(index)
 
 
-def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
-    """InputError if the pixels of a source have another range than those of other data.
+def has_unit(kind: PixelKind) -> bool:
+    """Whether pixels of this kind are in 0 .. 1, or in 8 bits, which stand for that."""
+    return kind in _UNIT_KINDS
 
-    8-bit pixels and floating-point ones of 0 .. 1 agree; the range of other floating-point pixels is unknown.
-    """
+
+def same_unit(one: PixelKind, other: PixelKind) -> bool:
+    """Whether pixels of two kinds have one range; that of floating-point ones beyond 0 .. 1 is unknown."""
+    return one == other or (has_unit(one) and has_unit(other))
+
+
+def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
+    """InputError if the pixels of a source have another range than those of other data."""
     this_kind = pixel_kind(source)
-    if this_kind != kind and "float" in (this_kind, kind):
+    if not same_unit(this_kind, kind):
+        if "uint16" in (this_kind, kind):
+            depths = [
+                "of 16 bits" if one == "uint16" else "of another kind" for one in (this_kind, kind)
+            ]
+            raise InputError(
+                f"{source.describe(0)}: its pixels are {depths[0]}, and those of {whose} are {depths[1]}\n"
+                "Give images of the same depth and unit"
+            )
         here, there = "beyond", "within"
         if kind == "float":
             here, there = there, here
@@ -120,6 +158,10 @@ class SubsetSource:
     @property
     def content_sample(self) -> str:
         return content_sample(self._source)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return left_out(self._source)
 
     @property
     def names(self) -> Sequence[str]:
@@ -179,6 +221,10 @@ class ConcatSource:
                     "or of another range, and the other has not\nGive them to a command of their own"
                 )
         return first
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return tuple(one for part in self._parts for one in left_out(part))
 
     @property
     def content_sample(self) -> str:

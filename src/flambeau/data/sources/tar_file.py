@@ -12,6 +12,7 @@ from flambeau.data.sources.class_names_file import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.index_cache import Arrays, joined, split_texts, stored_index
+from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.listing import PARTS, numbers_or_words, split
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
@@ -22,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")  # and bytes of a name that a
 
 
 class TarSource:
-    """The samples of a tar file that hold an image; others are skipped.
+    """The samples of a tar file that hold an image; others are counted in `left_out`.
 
     The label is the first of these that the first image has, and every image must have the same:
     .cls, the number of a class; .json, whose `label` or `class` is a number or a name; the folder of the
@@ -33,11 +34,13 @@ class TarSource:
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
         try:
-            kind = "tar 1" if labelled else "tar 1 without labels"
+            kind = "tar 2" if labelled else "tar 2 without labels"
             kept = stored_index(path, lambda: _index(path, labelled=labelled), kind=kind)
             self._files = split_texts(kept["names"])
             index = TarIndex(self._files, kept["offsets"].tolist(), kept["sizes"].tolist())
             self._reader = TarReader(path, index)
+            endings = Counter(f".{name}" for name in split_texts(kept["left_out"]))
+            self.left_out = (LeftOut(_printable(str(path)), endings),)
             self.by_folder = bool(kept["by_folder"])
             texts = split_texts(kept["labels"])
             labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
@@ -112,8 +115,15 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
         "offsets": np.array([files.offsets[position] for position in positions], np.int64),
         "sizes": np.array([files.sizes[position] for position in positions], np.int64),
         "labels": joined(labels),
+        "left_out": joined(_without_image(reader, samples)),
         "by_folder": np.array(kind == "folder"),
     }
+
+
+def _without_image(reader: TarReader, samples: Sequence[int]) -> list[str]:
+    """The first extension of each sample that has no image."""
+    others = sorted({*range(len(reader.keys))} - {*samples})
+    return [_printable(reader.extensions(sample)[0].rpartition(".")[2]) for sample in others]
 
 
 def _images(reader: TarReader) -> tuple[list[int], list[int]]:

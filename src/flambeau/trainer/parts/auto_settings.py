@@ -5,7 +5,8 @@ from typing import Any
 
 from flambeau.data.datasets.image_dataset import SMALL_SIDE
 from flambeau.data.datasets.image_statistics import mean_std, probe
-from flambeau.data.sources.source import Source, content_sample, names_digest, pixel_kind
+from flambeau.data.sources.source import Source, content_sample, has_unit, names_digest, pixel_kind
+from flambeau.data.sources.wide_source import is_wide, of_kind
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import local_world
@@ -26,12 +27,14 @@ EMBEDDED_EPOCHS = 5
 
 
 def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSettings, DataFacts]:
-    """Fill in what was left open.
+    """Fill in what was left open, and decide whether images keep 16 bits: if all looked at have them.
 
     Returns:
         The settings with nothing left open, and the facts of the data.
     """
     settings = _with_embedded(settings)
+    if is_wide(train):
+        train, val = of_kind(train, "uint16"), of_kind(val, "uint16")
     seen = probe(train)
     probe(val)  # fails now, instead of after the first epoch, if nothing of it can be read
     size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
@@ -105,10 +108,11 @@ def _padding(settings: Settings, size: int) -> int:
 
 def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: int) -> DataFacts:
     model = settings.model
-    # Floats in an unknown unit, perhaps normalized already, are normalized by their own mean.
+    # Floats in an unknown unit, perhaps normalized already, are normalized by their own mean; 16-bit levels,
+    # of which most files use a part, too.
     kind = pixel_kind(train)
     published = None
-    if settings.pretrained and kind != "float":
+    if settings.pretrained and has_unit(kind):
         published = pretrained_normalization(model, channels=channels)
     mean, std = published or mean_std(train, channels=channels)
     return DataFacts(

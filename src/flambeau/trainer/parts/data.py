@@ -14,6 +14,7 @@ from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import PixelKind, Source, content_sample, pixel_kind, require_unit
+from flambeau.data.sources.wide_source import of_kind
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
@@ -44,7 +45,7 @@ class DataFacts:
         model_file_sha256: of FILE.py if the model comes from one, else None.
         teacher_sha256: of the teacher's weights, if any.
         class_weights: of each class in the loss, unless all are 1.
-        pixels: their kind; mean and std of 'float' are in the unit of the data.
+        pixels: their kind; mean and std of 'float' and 'uint16' are in the unit of the data.
         train_content, val_content: hex SHA-256 of a sample of the files, if the fingerprint is of names and
             sizes; None in runs of version 0.1.
         train_names: hex SHA-256 of the names and labels of the training images, which packing keeps.
@@ -116,7 +117,7 @@ def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permis
     facts = DataFacts.read(facts_path)
     permission.ask_for(vars(settings), "model", "data")
     check_teacher_code(settings.teacher, trust=permission.trust, say=permission.say)
-    train, val = open_data(settings)
+    train, val = (of_kind(source, facts.pixels) for source in open_data(settings))
     check_unchanged(facts, train, val, settings=settings)
     return Prepared(settings, facts, train, val)
 

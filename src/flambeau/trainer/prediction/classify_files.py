@@ -9,6 +9,7 @@ from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource
 from flambeau.errors import InputError
 from flambeau.terminal import CountBar
+from flambeau.trainer.prediction.pixel_remarks import batch_remarks
 from flambeau.trainer.prediction.trained_model import Trained, read_for
 from flambeau.trainer.tasks.classification import rankings
 
@@ -74,6 +75,9 @@ def predict(
             kept = [sample for row, sample in enumerate(here) if row not in left_out]
             readable += len(kept)
             if kept:
+                if readable == len(kept):  # the first batch
+                    for line in batch_remarks(trained, micro.data[0]):
+                        say(line)
                 logits = trained.logits(micro.data[0], flip_tta=flip_tta)
                 yield from zip(kept, rankings(logits, classes, top), strict=True)
             bar.update(len(here))

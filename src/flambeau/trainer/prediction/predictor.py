@@ -17,14 +17,14 @@ from flambeau.data.sources.source import PixelKind
 from flambeau.data.sources.user_samples import pil_pixels
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
-from flambeau.images.decode import Stored, decode
+from flambeau.images.decode import Picture, Stored, decode
 from flambeau.trainer.prediction.trained_model import BATCH, Trained
 from flambeau.trainer.tasks.classification import Predictions
 
 Images: TypeAlias = "str | Path | Image.Image | NDArray[Any] | Tensor | Sequence[Images]"
 """One image or several: paths of files, PIL images, uint8 arrays (H, W), (H, W, C) or (N, H, W, C), uint8
 tensors (H, W), (C, H, W) or (N, C, H, W); or a list of these. Arrays and tensors are float32 for a run that
-was trained on floating-point pixels."""
+was trained on floating-point pixels, and uint16, or such levels as float32, for one on 16-bit images."""
 
 
 class Predictor:
@@ -144,6 +144,11 @@ def _stored(image: Any) -> Stored:
             f"a tensor of {image.dtype}: values are uint8, 0 to 255, not yet normalized; of floats in [0, 1] "
             "pass (255 * x).round().to(torch.uint8)"
         )
+    return _rows_first(image)
+
+
+def _rows_first(image: Tensor) -> NDArray[Any]:
+    """(H, W, C) of (H, W) or (C, H, W)."""
     if image.ndim == 2:
         image = image[None]
     if image.ndim != 3 or image.shape[0] not in (1, 3, 4):
@@ -154,12 +159,16 @@ def _stored(image: Any) -> Stored:
 
 
 def _stored_float(image: Any, channels: int, kind: PixelKind) -> Stored:
-    """Floating-point pixels unchanged; 8-bit ones as k / 255 if that is the unit."""
+    """Floating-point pixels unchanged; 16-bit ones as levels, or 8-bit ones as k / 255, as in training."""
+    if kind == "uint16" and str(getattr(image, "dtype", "")).endswith("uint16"):
+        return Picture(_rows_first(image) if isinstance(image, Tensor) else image).levels()
     if isinstance(image, Tensor | np.ndarray) and "float" in str(image.dtype):
         if isinstance(image, Tensor):
             image = image.detach().cpu()
             image = (image.permute(1, 2, 0) if image.ndim == 3 else image).float().numpy()
         return np.ascontiguousarray(image, np.float32)
+    if kind == "uint16":
+        return Picture(_stored(image)).levels()
     if kind == "float":
         raise DecodeError(
             "8-bit pixels, and the run was trained on floating-point ones beyond 0 .. 1: pass arrays or "

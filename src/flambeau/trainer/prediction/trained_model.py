@@ -15,6 +15,7 @@ from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.source import Source, require_unit
+from flambeau.data.sources.wide_source import of_kind
 from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
@@ -163,6 +164,7 @@ def read_for(
         InputError: pixels of another unit than in training; or, during iteration, more than `skip_bad_images`
             unreadable images.
     """
+    source = of_kind(source, trained.facts.pixels)
     require_unit(source, trained.facts.pixels, "the training")
     dataset = ImageDataset(
         source,

@@ -1,0 +1,54 @@
+"""Files of a folder or tar file that are not read as images, counted so that none is left out silently."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flambeau.file_signature import signature
+
+_SHOWN = 5  # endings in a message
+
+
+@dataclass
+class LeftOut:
+    """Counts of files that are not read, by their ending.
+
+    Attributes:
+        where: the folder or file that holds them.
+        first: one file of each ending, if it can be looked at.
+    """
+
+    where: str
+    counts: Counter[str] = field(default_factory=Counter)
+    first: dict[str, Path] = field(default_factory=dict)
+
+    def add(self, ending: str, path: Path | None = None) -> None:
+        self.counts[ending] += 1
+        if path is not None:
+            self.first.setdefault(ending, path)
+
+    @property
+    def endings(self) -> str:
+        """The most frequent endings with their counts, and what the first of each is if that is known."""
+        shown = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
+        texts = [
+            f"{count:,} {ending or 'without ending'}{self._what(ending)}" for ending, count in shown
+        ]
+        more = sum(self.counts.values()) - sum(count for _, count in shown)
+        return ", ".join([*texts, *([f"{more:,} others"] if more else [])])
+
+    @property
+    def line(self) -> str:
+        count = sum(self.counts.values())
+        files = "1 file is" if count == 1 else f"{count:,} files are"
+        return f"{self.where}: {files} left out, by ending: {self.endings}"
+
+    def _what(self, ending: str) -> str:
+        path = self.first.get(ending)
+        if path is None:
+            return ""
+        try:
+            kind = signature(path)
+        except OSError:
+            return ""
+        return f" (such as {kind.what})" if kind is not None and kind.is_image else ""
