@@ -4,6 +4,7 @@ The recipe checkpoints/atomic_checkpoint.py writes, verifies and removes them.
 """
 
 import errno
+import re
 import threading
 import time
 from collections import deque
@@ -36,6 +37,9 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.run.options.advice import Advice
+
+EXTRA_STATE = "_extra_state"
+"""Ends torch's names of what a module's get_extra_state gives."""
 
 
 @dataclass(frozen=True)
@@ -233,21 +237,21 @@ def _is_short(error: BaseException | None) -> bool:
     return is_panic or is_out_of_memory(error) or _is_short(error.__context__)
 
 
-def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state_dict copied to the CPU, each with its own memory, as safetensors needs."""
-    return {
-        name: t.detach().to("cpu", copy=True).contiguous()
-        for name, t in tensors.items()
-        if isinstance(t, Tensor)
-    }
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors copied to the CPU, each with its own memory, as safetensors needs."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
 def copy_nested(value: Any) -> Any:
     """A nested state with its tensors copied to the CPU, in new containers."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        copied = value.detach().to("cpu", copy=True)
+        # Optimizers make their state of a parameter's class, which no file for weights_only holds.
+        return copied if type(copied) is Tensor else copied.as_subclass(Tensor)
     if isinstance(value, Mapping):
         return {k: copy_nested(v) for k, v in value.items()}
+    if hasattr(value, "_fields"):  # a namedtuple, which is refused as it is saved
+        return value
     if isinstance(value, (list, tuple)):
         return type(value)(copy_nested(v) for v in value)
     return value
@@ -290,8 +294,21 @@ def _files(snapshot: Snapshot) -> dict[str, bytes]:
     files = {"model.safetensors": weights_bytes(snapshot.model)}
     if snapshot.ema is not None:
         files["ema.safetensors"] = weights_bytes(snapshot.ema)
-    files["training_state.pt"] = to_bytes(snapshot.state)
+    files["training_state.pt"] = state_bytes(snapshot.state)
     return files
+
+
+def state_bytes(state: Mapping[str, Any]) -> bytes:
+    """The file of everything but weights.
+
+    Raises:
+        InputError: something in it could not be read without running code.
+    """
+    try:
+        return to_bytes(state)
+    except TypeError as error:
+        what = re.sub(r"^user\.(\w+)", r"state['\1']", str(error))
+        raise InputError(f"no checkpoint can hold the state of this run: {what}") from error
 
 
 def restored(checkpoint: Checkpoint) -> Restored:
@@ -306,15 +323,20 @@ def restored(checkpoint: Checkpoint) -> Restored:
     )
 
 
-def why_not_loadable(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
-    """Why these tensors do not fit the model; None if they do."""
-    current = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
-    for name in (*current, *tensors):
+def why_not_loadable(model: torch.nn.Module, saved: Mapping[str, Any]) -> str | None:
+    """Why the entries of a state_dict do not fit the model; None if they do."""
+    current = model.state_dict()
+    for name in (*current, *saved):
         if name not in current:
             return f"the model has no '{name}'"
-        if name not in tensors:
+        if name not in saved:
             return f"'{name}' is missing"
-        saved_shape, shape = tuple(tensors[name].shape), tuple(current[name].shape)
-        if saved_shape != shape:
-            return f"'{name}' is {saved_shape}, the model's {shape}"
+        if name.endswith(EXTRA_STATE):
+            continue  # its shape may change
+        there, now = (
+            tuple(value.shape) if isinstance(value, Tensor) else ()
+            for value in (saved[name], current[name])
+        )
+        if there != now:
+            return f"'{name}' is {there}, the model's {now}"
     return None

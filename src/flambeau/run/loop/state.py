@@ -28,6 +28,7 @@ from flambeau.run.folder.checkpointer import (
 )
 from flambeau.run.folder.metrics_log import json_numbers
 from flambeau.run.folder.published_weights import Best, Result
+from flambeau.run.loop.model_state import load_entries, model_entries, shapes
 from flambeau.run.loop.step_metrics import StepMetrics
 
 _SCALE_FLOOR = 2.0**-20
@@ -112,7 +113,7 @@ class ResumableState:
     micro: MicroBatch | None = None
 
     def __post_init__(self) -> None:
-        self._shapes = _shapes(self.model)
+        self._shapes = shapes(self.model)
         self._batch_start = 0, 0, (0, 0)
 
     def check_shapes(self) -> None:
@@ -120,7 +121,7 @@ class ResumableState:
 
         A new start would have the old shapes, so it could not load them.
         """
-        now = _shapes(self.model)
+        now = shapes(self.model)
         for name in {**self._shapes, **now}:
             if self._shapes.get(name) != now.get(name):
                 raise InputError(
@@ -169,6 +170,7 @@ class ResumableState:
         self.check_shapes()
         fields = {name: getattr(self, name) for name in _SAVED_FIELDS}
         metrics_bytes, metrics_crc32 = metrics
+        weights, rest = model_entries(self.model)
         state = {
             **fields,
             "data_length": self.data_length,
@@ -183,6 +185,8 @@ class ResumableState:
             "window": self.window.state_dict(),
             "user": {name: thing.state_dict() for name, thing in self.user.items()},
         }
+        if rest:
+            state["model"] = rest
         meta = {
             **fields,
             "micro_batch": self.micro_batch,
@@ -193,7 +197,7 @@ class ResumableState:
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         return Snapshot(
-            model=copies(self.model.state_dict()),
+            model=copies(weights),
             ema=None if self.ema is None else copies(self.ema.shadow),
             state=copy_nested(state),
             meta=meta,
@@ -238,13 +242,14 @@ class ResumableState:
                 f"the run was started on {state['data_length']} samples (or batches) and there are "
                 f"{self.data_length} now; restore the data, or start again in another folder"
             )
-        why = why_not_loadable(self.model, restored.model)
+        model = {**restored.model, **state.get("model", {})}
+        why = why_not_loadable(self.model, model)
         if why is not None:
             raise InputError(
                 f"checkpoint {restored.name} is of another model: {why}; use another folder"
             )
         user = self._user_parts(state["user"])
-        self.model.load_state_dict(restored.model)
+        load_entries(self.model, model)
         try:
             self.optimizer.load_state_dict(state["optimizer"])
         except ValueError as error:
@@ -290,10 +295,6 @@ def _lay_out_alike(optimizer: Optimizer) -> None:
             is_alike = isinstance(value, Tensor) and value.shape == parameter.shape
             if is_alike and value.stride() != parameter.stride():
                 entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {k: tuple(v.shape) for k, v in model.state_dict().items() if isinstance(v, Tensor)}
 
 
 class Phase(enum.Enum):

@@ -51,6 +51,8 @@ class StepMetrics:
             All losses since the last line, detached float32.
         """
         detached = loss.detach()
+        if type(detached) is not Tensor:  # a subclass of it, which no checkpoint can hold
+            detached = detached.as_subclass(Tensor)
         self.losses.append(detached if detached.dtype is torch.float32 else detached.float())
         self.sizes.append(num_samples)
         self.total_samples += num_samples

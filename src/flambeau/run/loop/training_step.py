@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.interface import GradientSync
 from flambeau.parallel.gradient_sync.lockstep import Keep
 from flambeau.parallel.gradient_sync.sync_batchnorm_parts import SyncBatchNormParts
 from flambeau.run.loop.lr_schedule import LRSchedule
+from flambeau.run.loop.model_state import SPARSE
 from flambeau.run.loop.state import ResumableState, TransientState
 
 _SECOND_BACKWARD = (
@@ -173,7 +175,13 @@ class TrainingStep:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        state.amp.step(watch=losses)
+        try:
+            state.amp.step(watch=losses)
+        except NotImplementedError as error:
+            gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+            if any(gradient.is_sparse for gradient in gradients):
+                raise InputError(f"a gradient is sparse: {SPARSE}") from error
+            raise
         self.loop.halted_steps += state.amp.halted
         if state.ema is not None:
             try:
