@@ -252,7 +252,7 @@ REFUSED: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "sparse layer": (lambda: Embedded(by_layer=True), "'table' of the model has sparse=True"),
     "sparse gradient": (lambda: Embedded(by_layer=False), "a gradient is sparse"),
-    "hook that leaves out": (lambda: WithHooks(leaves_out="layer.bias"), "Missing .* 'layer.bias'"),
+    "hook that leaves out": (lambda: WithHooks(leaves_out="layer.bias"), 'Missing .* "layer.bias"'),
     "extra set": (extra(lambda n: {n}, len), "'_extra_state' .*WithExtra.* builtins.set"),
     "extra object": (
         extra(Stop, lambda n: 0),
