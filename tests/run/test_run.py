@@ -622,6 +622,30 @@ def test_rollback_is_the_same_after_kills(tmp_path: Path) -> None:
         assert_equal(outcome(folder), expected)
 
 
+@pytest.mark.parametrize("stops", [[9], [11], [12], [11, 13], [9, 10, 13]])
+@pytest.mark.parametrize("keep", [1, 9])
+def test_rollback_is_the_same_after_signals(tmp_path: Path, stops: list[int], keep: int) -> None:
+    settings = {**SURVIVES, "keep": keep}
+
+    def bad(run: Run) -> bool:
+        return run.state.step == 14 and run.state.rollbacks == 0
+
+    def stops_at(step: int) -> Callable[[Run], bool]:
+        def when(run: Run) -> bool:
+            if run.state.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return bad(run)
+
+        return when
+
+    explode(start(tmp_path / "whole", **settings), when=bad)
+    for step in stops:
+        with pytest.raises(SystemExit):
+            explode(start(tmp_path / "stopped", **settings), when=stops_at(step))
+    explode(start(tmp_path / "stopped", **settings), when=bad)
+    assert_equal(outcome(tmp_path / "stopped"), outcome(tmp_path / "whole"))
+
+
 def test_rollback_gives_up_after_three_times(tmp_path: Path) -> None:
     run = start(tmp_path / "run", **SURVIVES)
     with pytest.raises(NotFinite, match=r"step 14 .*, after 3 rollbacks; the weights are those"):
@@ -846,7 +870,7 @@ def test_stop_is_kept_by_a_checkpoint(tmp_path: Path) -> None:
     assert train_until(run, stop_at=-1) == [8]
     stopped, whole = outcome(tmp_path / "run"), outcome(tmp_path / "whole")
     for found in stopped, whole:  # one checkpoint is of before the evaluation, which was made again
-        for name in ("epoch", "position", "metrics", "best"):
+        for name in ("epoch", "position", "metrics", "best", "planned"):
             del found["state"][name]
     assert_equal(stopped, whole)
 

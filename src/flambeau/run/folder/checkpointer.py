@@ -92,6 +92,7 @@ class Checkpointer:
         *,
         best: str | None,
         before: Callable[[], None],
+        rollback: str | None = None,
         began: float | None = None,
     ) -> None:
         """Start writing; waits only for a save that is still running.
@@ -99,14 +100,16 @@ class Checkpointer:
         Args:
             name: of the checkpoint; an existing one is left unchanged.
             best: name of a checkpoint to keep at any age.
+            rollback: name of another, to which a rollback would return.
             before: runs first, in the thread (syncs metrics.jsonl to the disk).
             began: when the snapshot began, by time.monotonic; None: now.
         """
         self.wait()
         self._newest = name
         self._began = time.monotonic() if began is None else began
+        keep = {kept for kept in (best, rollback) if kept}
         self._thread = threading.Thread(
-            target=self._write, args=(name, snapshot, best, before), name=f"save {name}"
+            target=self._write, args=(name, snapshot, keep, before), name=f"save {name}"
         )
         self._thread.start()
 
@@ -143,8 +146,13 @@ class Checkpointer:
             failure, self._failure = self._failure, None
             raise failure
 
-    def restore_latest(self, *, say: Callable[[str], None]) -> "Restored | None":
+    def restore_latest(
+        self, *, say: Callable[[str], None], newest: str | None = None
+    ) -> "Restored | None":
         """The newest checkpoint that is whole for every rank; damaged ones are set aside and reported.
+
+        Args:
+            newest: leave out those of later steps than this name; None: none.
 
         Raises:
             InputError: there are checkpoints, but none is whole; on rank 0.
@@ -154,6 +162,8 @@ class Checkpointer:
         ranks = self._ranks
         damaged = list[CheckpointDamaged]()
         for name in ranks.first(lambda: _newest_first(self._root)):
+            if newest is not None and (len(name), name) > (len(newest), newest):
+                continue
             checkpoint, error = None, None
             try:
                 checkpoint = self._read(self._root / name)
@@ -184,11 +194,10 @@ class Checkpointer:
         verify_checkpoint(folder, disk=self._disk)
 
     def _write(
-        self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
+        self, name: str, snapshot: Snapshot, keep: set[str], before: Callable[[], None]
     ) -> None:
         """Write a snapshot, in the thread; if memory runs out there, `wait` repeats it."""
         folder = self._root / name
-        keep = {best} if best else set()
         prune = partial(prune_checkpoints, keep_last=self._keep, keep=keep, disk=self._disk)
         try:
             self._ranks.first(before)
@@ -206,7 +215,7 @@ class Checkpointer:
             release_memory(error)
             if threading.current_thread() is self._thread:
                 self._failure = None
-                self._unwritten = partial(self._write, name, snapshot, best, before)
+                self._unwritten = partial(self._write, name, snapshot, keep, before)
             else:
                 self._failure = SaveFailed(
                     f"checkpoint {folder} could not be written: there is no memory for it; the last good one "

@@ -236,6 +236,7 @@ class Lifecycle:
         self.parts.schedule.end_epoch(say=say)
         state.best.end_epoch(say=say, training=state.window.logged, is_last=self.is_over)
         state.epoch, state.position = state.epoch + 1, 0
+        self.nan_guard.write_rollbacks(self.recorder)
         due = state.step % self.parts.plan.save_every == 0 or self.is_over
         if due or state.best.step == state.step:
             self.save()
@@ -249,17 +250,23 @@ class Lifecycle:
         # Workers first: they were signalled too, and wait only for a while.
         self.loop.stream = None
         if self.recorder.has_time_to_save(another=self.loop.saved_step != self.state.step):
-            self.save(wait=True)
+            self.save(wait=True, is_planned=False)
             self.parts.progress.say_saved(signal, step=self.state.step, folder=self.folder.path)
         ending = FLAG.answer()
         self.close()
         raise ending
 
-    def save(self, *, wait: bool = False) -> None:
-        """Copy the state and start to write a checkpoint; with `wait`, until it is on the disk."""
+    def save(self, *, wait: bool = False, is_planned: bool = True) -> None:
+        """Copy the state and start to write a checkpoint; with `wait`, until it is on the disk.
+
+        Args:
+            is_planned: a run that nobody stops makes it, too.
+        """
         self.ranks.beat(SAVING)
         if bool(self.parts.amp.halted):
             self.flush()
+        if is_planned:
+            self.state.planned = self.state.step
         if self.options.replay_from is None and self.loop.saved_step != self.state.step:
             self.parts.bad.report()
             self.state.settle(self.ranks)

@@ -184,6 +184,7 @@ class Recorder:
         self._report_saved()
         began = time.monotonic()
         best = self._state.best.step
+        planned = self._state.planned
         metrics_log = self._metrics_log
         length = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
         length = self._log_before_evaluations.get(self._state.epoch, length)
@@ -191,6 +192,7 @@ class Recorder:
             checkpoint_name(self._state.step),
             self._state.snapshot(metrics=length, exactness=self.exactness),
             best=None if best is None else checkpoint_name(best),
+            rollback=None if planned is None else checkpoint_name(planned),
             before=(lambda: None) if metrics_log is None else metrics_log.sync,
             began=began,
         )
@@ -231,11 +233,19 @@ class Recorder:
             path = str(self._folder.checkpoints / name)
             self._progress.emit({"event": "checkpoint", "path": path})
 
-    def newest(self) -> Restored | None:
-        """The newest whole checkpoint, if any, the same on all ranks."""
-        if self._layout is not None:  # each rank reads its pieces
-            return self.saver.restore_latest(say=self._say)
-        return self._ranks.first(lambda: self.saver.restore_latest(say=self._say))
+    def newest(self, *, upto: int | None = None) -> Restored | None:
+        """The newest whole checkpoint, if any, the same on all ranks.
+
+        Args:
+            upto: leave out those of later steps.
+        """
+        newest = None if upto is None else checkpoint_name(upto)
+
+        def restore() -> Restored | None:
+            return self.saver.restore_latest(say=self._say, newest=newest)
+
+        # Of a sharded model each rank reads its pieces.
+        return restore() if self._layout is not None else self._ranks.first(restore)
 
     def publish(self) -> Result:
         self._epoch_lines.end()

@@ -42,6 +42,7 @@ _SAVED_FIELDS = (
     "rollbacks",
     "lr_scale",
     "stopped",
+    "planned",
 )
 
 
@@ -86,6 +87,8 @@ class ResumableState:
         lr_scale: the factor of the learning rate after those rollbacks. [NanGuard; find_lr and
             replay_nan_step of the trainer]
         stopped: `run.stop()` has ended the run. [Lifecycle]
+        planned: step of the newest checkpoint that a run without stops has, too, to which a rollback returns;
+            None in a run of version 0.1. [Lifecycle]
         extend: the extension of `duration` that the steps so far were trained for. [Lifecycle]
         micro_batch: samples per forward pass of all ranks; None for ready-made batches. [MemoryGuard]
             Checkpoints record it, but a resume follows the run folder and the options.
@@ -108,6 +111,7 @@ class ResumableState:
     rollbacks: int = 0
     lr_scale: float = 1.0
     stopped: bool = False
+    planned: int | None = None
     extend: str | None = None
     micro_batch: int | None = None
     micro: MicroBatch | None = None
