@@ -96,6 +96,7 @@ class Run:
             self.state = make_state(parts, saved, optimizer, options)
             self._loop = TransientState(torch.zeros((), device=self.device))
             self._draws = BatchDraws(options.seed, self.device)
+            self._in_parts = options.parts is not None
             written = None if self._replays else self.folder.path
             self._memory = MemoryGuard(
                 written, self.state, self._loop, parts, ranks=self._ranks, advice=self.folder.advice
@@ -404,6 +405,8 @@ class Run:
         self._step(loss, micro)
         if micro.ends_batch:
             self._loop.done = micro
+            if self._in_parts:
+                self._draws.seed_after_parts(self.state.epoch, self.state.position)
             self.progress.step()
 
     def log(self, **values: Any) -> None:
