@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import is_sharded
@@ -152,6 +153,7 @@ class Recorder:
     def _append(self, row: Mapping[str, float]) -> None:
         line = {"step": self._state.step, "epoch": self._state.epoch, **row}
         if self._metrics_log is not None:
+            self._check_in_place()
             self._metrics_log.write(line)
             if self._trackers is not None:
                 self._trackers.grow(self._metrics_log.size)
@@ -182,6 +184,7 @@ class Recorder:
         if not self._ranks.is_first and self._layout is None:
             return
         self._report_saved()
+        self._check_in_place()
         began = time.monotonic()
         best = self._state.best.step
         planned = self._state.planned
@@ -193,9 +196,15 @@ class Recorder:
             self._state.snapshot(metrics=length, exactness=self.exactness),
             best=None if best is None else checkpoint_name(best),
             rollback=None if planned is None else checkpoint_name(planned),
-            before=(lambda: None) if metrics_log is None else metrics_log.sync,
+            before=self._before_write,
             began=began,
         )
+
+    def _before_write(self) -> None:
+        """In the thread that writes a checkpoint."""
+        self._folder.check_in_place()
+        if self._metrics_log is not None:
+            self._metrics_log.sync()
 
     def has_time_to_save(self, *, another: bool) -> bool:
         """Whether a checkpoint can be on the disk within `stop_within` of the signal; a message says if not.
@@ -268,6 +277,7 @@ class Recorder:
             self._trackers.before_fork()
 
     def _publish(self) -> Result:
+        self._check_in_place()
         result = publish(
             self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
         )
@@ -315,6 +325,17 @@ class Recorder:
         if self._ranks.is_first and self._progress.events is not None:  # None in a replay
             self._progress.log_event(why, step=step)
             write_run_report(self._folder.path, say=self._say)
+
+    def _check_in_place(self) -> None:
+        """Refuse to write where the folder is gone, or another one; nothing is written there from then on."""
+        try:
+            self._folder.check_in_place()
+        except InputError:
+            self._progress.events = None
+            if self._trackers is not None:
+                trackers, self._trackers = self._trackers, None
+                trackers.abandon()
+            raise
 
     def close(self) -> None:
         """Close metrics.jsonl; trackers get a while to take its last lines."""

@@ -86,6 +86,10 @@ class Feeder:
         else:
             self._hangs = True
 
+    def abandon(self) -> None:
+        self._is_abandoned = True
+        self._news.set()
+
     def end(self, result: Mapping[str, Any] | None) -> None:
         self._result = result
         self._ending.set()

@@ -138,6 +138,11 @@ class RunTrackers:
         for feeder in self._feeders:
             feeder.before_fork(wait_s=max(0.0, deadline - time.monotonic()))
 
+    def abandon(self) -> None:
+        """Let the trackers do nothing more, not even write what they have taken."""
+        for feeder in self._feeders:
+            feeder.abandon()
+
     def close(self, result: Result | None) -> None:
         """End the trackers; what they have not taken within `END_WAIT_S` is left out, with a message.
 
