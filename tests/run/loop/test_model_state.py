@@ -263,10 +263,17 @@ REFUSED: Mapping[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
-def train(folder: Path, make: Callable[[], nn.Module], *, stop: int = -1, **settings: Any) -> Run:
+def train(
+    folder: Path,
+    make: Callable[[], nn.Module],
+    *,
+    stop: int = -1,
+    kind: type[torch.optim.SGD] = torch.optim.SGD,
+    **settings: Any,
+) -> Run:
     torch.manual_seed(0)
     model = make()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = kind(model.parameters(), lr=0.1, momentum=0.9)
     data = TensorDataset(INPUTS, (INPUTS.sum(1) > 0).long())
     settings = {"batch_size": 16, "checkpoint_every": "2st", "bar": False, **settings}
     run = Run(folder, model, optimizer, data, duration="2ep", **settings)
@@ -326,6 +333,43 @@ def test_what_the_published_file_lacks_is_said(tmp_path: Path, capfd: Any) -> No
 def test_an_average_of_it_is_refused(tmp_path: Path, kind: str) -> None:
     with pytest.raises(InputError, match="ema averages plain parameters and buffers"):
         train(tmp_path, KEPT[kind], ema=0.9)
+
+
+@pytest.mark.parametrize(
+    ("there", "now"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]
+)
+def test_another_dtype_is_refused(tmp_path: Path, there: torch.dtype, now: torch.dtype) -> None:
+    def make(dtype: torch.dtype) -> Callable[[], nn.Module]:
+        return lambda: WithParameter(nn.Parameter(torch.ones(2, dtype=dtype)))
+
+    with pytest.raises(Stop):
+        train(tmp_path, make(there), stop=3)
+    with pytest.raises(InputError, match=f"'more' is {there}, the model's {now}"):
+        train(tmp_path, make(now))
+    assert train(tmp_path, make(there)).state.step == 4
+
+
+class WideMomentum(torch.optim.SGD):
+    """Keeps its momentum in float64, as optimizers for half precision keep theirs in float32."""
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            before = state.get("momentum", torch.zeros_like(parameter, dtype=torch.float64))
+            state["momentum"] = 0.9 * before + parameter.grad.double()
+            parameter.data -= (0.1 * state["momentum"]).float()
+
+
+def test_an_optimizer_keeps_the_dtypes_of_its_state(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", Tied, kind=WideMomentum)
+    with pytest.raises(Stop):
+        train(tmp_path / "stopped", Tied, stop=3, kind=WideMomentum)
+    resumed = train(tmp_path / "stopped", Tied, kind=WideMomentum)
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+        momentum = resumed.optimizer.state[other]["momentum"]
+        assert torch.equal(momentum, whole.optimizer.state[one]["momentum"])
+        assert momentum.dtype is torch.float64
 
 
 class Holder:

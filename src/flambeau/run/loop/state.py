@@ -20,6 +20,7 @@ from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.run.folder.checkpointer import (
+    EXTRA_STATE,
     Restored,
     Snapshot,
     copies,
@@ -247,7 +248,7 @@ class ResumableState:
                 f"{self.data_length} now; restore the data, or start again in another folder"
             )
         model = {**restored.model, **state.get("model", {})}
-        why = why_not_loadable(self.model, model)
+        why = why_not_loadable(self.model, model) or _other_dtype(self.model, model)
         if why is not None:
             raise InputError(
                 f"checkpoint {restored.name} is of another model: {why}; use another folder"
@@ -261,6 +262,7 @@ class ResumableState:
                 f"checkpoint {restored.name} is of an optimizer with other parameter groups, perhaps of "
                 f"another version of flambeau: {error}; use another folder"
             ) from error
+        _keep_dtypes(self.optimizer, state["optimizer"])
         _lay_out_alike(self.optimizer)
         self.amp.load_state_dict(state["amp"])
         self.amp.halted.zero_()  # it belongs to a step that is undone
@@ -286,6 +288,28 @@ class ResumableState:
                 f"the run was saved with state={sorted(saved)}, now {sorted(self.user)}"
             )
         return parts
+
+
+def _other_dtype(model: nn.Module, saved: Mapping[str, Any]) -> str | None:
+    """Which tensor a resume would round; None if none. Extra state may change."""
+    for name, value in model.state_dict().items():
+        there = saved[name]
+        if not isinstance(value, Tensor) or not isinstance(there, Tensor):
+            continue
+        if there.dtype is not value.dtype and not name.endswith(EXTRA_STATE):
+            return f"'{name}' is {there.dtype}, the model's {value.dtype}"
+    return None
+
+
+def _keep_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give the optimizer's state its own dtypes back: torch casts it to those of the parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name, value in saved["state"].get(number, {}).items():
+            now = optimizer.state[parameter][name]
+            if isinstance(value, Tensor) and value.dtype is not now.dtype:
+                optimizer.state[parameter][name] = value.to(now.device)
 
 
 def _lay_out_alike(optimizer: Optimizer) -> None:
