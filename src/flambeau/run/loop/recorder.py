@@ -168,16 +168,25 @@ class Recorder:
         self._append(figures)
         if self._trackers is not None:
             self._trackers.evaluated(self._state.model, self._state.step)
+        self.show_evaluation(figures)
+
+    def show_evaluation(self, figures: Mapping[str, float]) -> None:
         self._epoch_lines.evaluation(figures)
         self._update_chart()
 
-    def end_batches(self) -> None:
-        """The lines from here to the end of the epoch are of evaluations, which a resume repeats."""
+    def note_length(self, epoch: int | None) -> None:
+        """The lines from here on are of evaluations outside of `batches`, which a resume repeats.
+
+        Args:
+            epoch: None: no longer, they are of steps.
+        """
         if self._metrics_log is not None:
-            epoch = self._state.epoch
             length = self._metrics_log.size, self._metrics_log.crc32
+            noted = self._log_before_evaluations
             # The first call counts: batches() may be called again in this epoch.
-            self._log_before_evaluations = {epoch: self._log_before_evaluations.get(epoch, length)}
+            self._log_before_evaluations = (
+                {} if epoch is None else {epoch: noted.get(epoch, length)}
+            )
 
     def save(self) -> None:
         """Copy the state and start writing it as a checkpoint."""

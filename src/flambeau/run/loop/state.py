@@ -346,6 +346,14 @@ class Phase(enum.Enum):
     OUT_OF_MEMORY = "memory ran out, and the batch will be repeated"
 
 
+class Place(enum.Enum):
+    """Where in the user's loop a process is; later places of an epoch include what follows them."""
+
+    OUTSIDE = "before run.epochs()"
+    EPOCH = "in an epoch, before its run.batches()"
+    BATCHES = "in run.batches(), or after it"
+
+
 _REVOCABLE = (Phase.REVOCABLE, Phase.REVOCABLE_PARTIAL)
 _PARTIAL = (Phase.PARTIAL, Phase.REVOCABLE_PARTIAL)
 
@@ -367,6 +375,7 @@ class TransientState:
             [`begin`, `keep`, `evaluating`; in an evaluation MemoryGuard]
         stop_requested: this rank has called `run.stop()`; other ranks may not know it yet. [Run.stop]
         evaluated: the means of the current evaluation; None in training. [Run.evaluate, `evaluating`]
+        place: where in the user's loop this process is. [Lifecycle]
         phase: of the current global batch. [the methods below]
         held_back: logged values that count once the global batch is done. [`count`, `settle`]
     """
@@ -381,6 +390,7 @@ class TransientState:
     num_samples: int = -1
     stop_requested: bool = False
     evaluated: dict[str, MeanOnDevice] | None = None
+    place: Place = Place.OUTSIDE
     phase: Phase = Phase.BETWEEN
     held_back: list[Callable[[], object]] = field(default_factory=list)
 
