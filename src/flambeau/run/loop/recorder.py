@@ -112,17 +112,33 @@ class Recorder:
         if self._chart is not None:
             self._chart.load(self._folder.metrics)
         if self._options.track:
-            from flambeau.run.trackers.run_trackers import RunTrackers
+            self._trackers = self._make_trackers(self._metrics_log.size)
 
-            size = self._metrics_log.size
-            self._trackers = RunTrackers(
-                self._options.track,
-                self._folder,
-                size=size,
-                is_sharded=self._layout is not None,
-                say=self._say,
-            )
-            self._trackers.resumed(self._state.model, self._state.step, size)
+    def _make_trackers(self, size: int) -> "RunTrackers":
+        """The trackers of a run with so many bytes of metrics.jsonl."""
+        from flambeau.run.trackers.run_trackers import RunTrackers
+
+        assert self._options.track
+        trackers = RunTrackers(
+            self._options.track,
+            self._folder,
+            size=size,
+            is_sharded=self._layout is not None,
+            say=self._say,
+        )
+        trackers.resumed(self._state.model, self._state.step, size)
+        return trackers
+
+    def complete_trackers(self, result: Result) -> None:
+        """Tell the trackers of a finished run what a process that was killed after its result has not."""
+        track = self._options.track
+        if not track or not self._ranks.is_first:
+            return
+        from flambeau.run.trackers.run_trackers import have_ended
+
+        size = self._folder.metrics.stat().st_size
+        if not have_ended(track, self._folder.path, size=size):
+            self._make_trackers(size).close(result)
 
     def cut_metrics(self, restored: Restored) -> None:
         self._log_before_evaluations.clear()
