@@ -43,7 +43,7 @@ from flambeau.run.loop.rank_checks import check_ranks, gathered_means
 from flambeau.run.loop.recorder import Recorder
 from flambeau.run.loop.run_parts import make_parts, make_state, share_model
 from flambeau.run.loop.state import TransientState
-from flambeau.run.loop.step_metrics import add_value
+from flambeau.run.loop.step_metrics import add_value, cloned
 from flambeau.run.loop.training_step import TrainingStep
 from flambeau.run.options.advice import Advice
 from flambeau.run.options.named_schedule import NamedSchedule
@@ -422,7 +422,7 @@ class Run:
         means = loop.evaluated
         if means is None:
             means = self.state.window.means_of(*loop.part_of, is_late=loop.micro is None)
-        for name, value in values.items():
+        for name, value in (cloned(values) if loop.holds_back else values).items():
             if name in metrics:
                 loop.count(functools.partial(metrics.update, name, value, loop.num_samples))
             else:

@@ -469,12 +469,17 @@ class TransientState:
         self.phase = Phase.BETWEEN
         self.held_back.clear()
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether a value that is logged now counts later: keep a copy, which nobody changes until then."""
+        return self.is_revocable or self.phase is Phase.EVALUATED
+
     def count(self, work: Callable[[], object]) -> None:
         """Count a value of the current batch: now, or at its end if the batch may be undone.
 
         After running out of memory nothing counts: the batch will be repeated.
         """
-        if self.is_revocable or self.phase is Phase.EVALUATED:
+        if self.holds_back:
             self.held_back.append(work)
         elif not self.is_out_of_memory:
             work()

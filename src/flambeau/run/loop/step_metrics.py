@@ -223,6 +223,17 @@ LINE_FIELDS = {"step", "epoch", "learning_rate", "learning_rates", "images_per_s
 """Names that every line of metrics.jsonl has."""
 
 
+def cloned(value: Any) -> Any:
+    """The value with copies of its tensors on their devices; waits for nothing."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {name: cloned(one) for name, one in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(cloned(one) for one in value)
+    return value
+
+
 def add_value(
     means: dict[str, MeanOnDevice],
     name: str,
