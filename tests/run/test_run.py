@@ -1016,3 +1016,41 @@ def test_a_model_that_is_wrapped_already_is_refused(tmp_path: Path) -> None:
     answers = run_ranks(lambda: refusal_of_a_replica(tmp_path / "run"), 2, start_method="fork")
     assert all("wrapped in DistributedDataParallel" in answer for answer in answers)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_group_that_is_added_within_the_run_is_refused(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    run = Run(tmp_path, model, optimizer, data(), duration="1ep", batch_size=4, bar=False)
+    weight = model[0].weight.detach().clone()
+    with pytest.raises(InputError, match=r"add_param_group.*before Run, and freeze"):
+        for _ in run.epochs():
+            for x, y in run.batches():
+                if run.state.step == 1:
+                    weight = model[0].weight.detach().clone()
+                    optimizer.add_param_group({"params": [*model[4].parameters()]})
+                run.step(F.cross_entropy(model(x), y))
+    assert torch.equal(model[0].weight, weight)
+
+
+def test_a_group_that_is_frozen_at_first_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    def go(folder: Path, stop: int = -1) -> nn.Module:
+        model = network()
+        model[4].requires_grad_(False)
+        groups = [{"params": [*model[0].parameters()]}, {"params": [*model[4].parameters()]}]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        settings = {"batch_size": 4, "bar": False, "checkpoint_every": "4st"}
+        run = Run(folder, model, optimizer, data(), duration="1ep", **settings)
+        for _ in run.epochs():
+            for x, y in run.batches():
+                model[4].requires_grad_(run.state.step >= 5)
+                run.step(F.cross_entropy(model(x), y))
+                if run.state.step == stop:
+                    raise Stop
+        return model
+
+    whole = go(tmp_path / "whole")
+    for stop in (3, 7, 10):
+        with pytest.raises(Stop):
+            go(tmp_path / "stopped", stop)
+    assert_equal(dict(go(tmp_path / "stopped").state_dict()), dict(whole.state_dict()))

@@ -28,6 +28,11 @@ _NO_GRADIENT = (
     "the loss does not depend on any parameter of the optimizer: it was computed under torch.no_grad() or "
     "from detached values, all of them are frozen, or the model was changed since the optimizer was made"
 )
+_NEW_GROUP = (
+    "the optimizer's parameters changed after Run was made, as by add_param_group: no resume could load its "
+    "state; give the optimizer all groups before Run, and freeze those that come later with "
+    "requires_grad_(False)"
+)
 
 
 @dataclass
@@ -44,6 +49,9 @@ class TrainingStep:
     schedule: LRSchedule
     sync: GradientSync | None = None
     _together: SyncBatchNormParts | None = None
+
+    def __post_init__(self) -> None:
+        self._group_sizes = [len(group["params"]) for group in self.state.optimizer.param_groups]
 
     def share(self, sync: GradientSync | None, *keeps: Keep) -> None:
         """Exchange the gradients from here on.
@@ -134,6 +142,10 @@ class TrainingStep:
             raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")
         state = self.state
         if micro.part == 1:
+            if [
+                len(group["params"]) for group in state.optimizer.param_groups
+            ] != self._group_sizes:
+                raise InputError(_NEW_GROUP)
             # Only the first of each group: all would cost microseconds, and a backward pass reaches most.
             for group in state.optimizer.param_groups:
                 if group["params"] and group["params"][0].grad is not None:
