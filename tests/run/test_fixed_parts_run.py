@@ -92,7 +92,7 @@ def lines_of(folder: Path) -> list[dict[str, float]]:
 
 
 def states_of(folder: Path) -> dict[str, Any]:
-    """All that the newest checkpoint has of weights, average and optimizer."""
+    """What the newest checkpoint has of weights, average and optimizer, and of torch's generator."""
     from flambeau.run.folder.checkpointer import restore
 
     newest = sorted((folder / "checkpoints").glob("step-*"))[-1]
@@ -100,6 +100,7 @@ def states_of(folder: Path) -> dict[str, Any]:
     return {
         "model": found.model, "ema": found.ema, "optimizer": found.state["optimizer"]["state"],
         "step": found.state["step"], "order_crc": found.state["order_crc"],
+        "generator": found.state["rng"]["torch"],
     }  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -338,3 +338,45 @@ def test_what_is_logged_behind_halving_is_taken_back_too(tmp_path: Path) -> None
     assert model.sizes == [8, 8, 4, 4, 4, 4]
     (line,) = lines(tmp_path / "run")
     assert line["is_first_try"] == 0
+
+
+class LastScores:
+    """A metric that keeps what it is given, to compute it at the end."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.given: list[Tensor] = []
+
+    def update(self, scores: Tensor, more: Mapping[str, Tensor]) -> None:
+        self.given += [scores, more["scores"]]
+
+    def compute(self) -> float:
+        return float(torch.stack(self.given).sum())
+
+
+def test_logged_values_count_as_they_were_when_they_were_logged(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.ones(4, 1))
+    metrics = {"sum": LastScores()}
+    run = Run(
+        tmp_path, model, optimizer, data, duration="1ep", batch_size=4, bar=False, metrics=metrics
+    )
+    for _ in run.epochs():
+        for (x,) in run.batches():
+            with run.halving():
+                scores, mean = torch.ones(4), torch.tensor(2.0)
+                run.log(scores=scores, mean=mean)
+                scores.zero_()
+                mean.zero_()
+                run.step(model(x).mean())
+        for _ in run.evaluate(data):
+            with run.halving():
+                scores = torch.ones(4)
+                run.log(val_scores=scores, sum=(scores, {"scores": scores}))
+                scores.zero_()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (rows[0]["scores"], rows[0]["mean"]) == (1.0, 2.0)
+    assert (rows[1]["val_scores"], rows[1]["sum"]) == (1.0, 8.0)

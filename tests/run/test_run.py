@@ -622,6 +622,30 @@ def test_rollback_is_the_same_after_kills(tmp_path: Path) -> None:
         assert_equal(outcome(folder), expected)
 
 
+@pytest.mark.parametrize("stops", [[9], [11], [12], [11, 13], [9, 10, 13]])
+@pytest.mark.parametrize("keep", [1, 9])
+def test_rollback_is_the_same_after_signals(tmp_path: Path, stops: list[int], keep: int) -> None:
+    settings = {**SURVIVES, "keep": keep}
+
+    def bad(run: Run) -> bool:
+        return run.state.step == 14 and run.state.rollbacks == 0
+
+    def stops_at(step: int) -> Callable[[Run], bool]:
+        def when(run: Run) -> bool:
+            if run.state.step == step:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return bad(run)
+
+        return when
+
+    explode(start(tmp_path / "whole", **settings), when=bad)
+    for step in stops:
+        with pytest.raises(SystemExit):
+            explode(start(tmp_path / "stopped", **settings), when=stops_at(step))
+    explode(start(tmp_path / "stopped", **settings), when=bad)
+    assert_equal(outcome(tmp_path / "stopped"), outcome(tmp_path / "whole"))
+
+
 def test_rollback_gives_up_after_three_times(tmp_path: Path) -> None:
     run = start(tmp_path / "run", **SURVIVES)
     with pytest.raises(NotFinite, match=r"step 14 .*, after 3 rollbacks; the weights are those"):
@@ -846,7 +870,7 @@ def test_stop_is_kept_by_a_checkpoint(tmp_path: Path) -> None:
     assert train_until(run, stop_at=-1) == [8]
     stopped, whole = outcome(tmp_path / "run"), outcome(tmp_path / "whole")
     for found in stopped, whole:  # one checkpoint is of before the evaluation, which was made again
-        for name in ("epoch", "position", "metrics", "best"):
+        for name in ("epoch", "position", "metrics", "best", "planned"):
             del found["state"][name]
     assert_equal(stopped, whole)
 
@@ -992,3 +1016,41 @@ def test_a_model_that_is_wrapped_already_is_refused(tmp_path: Path) -> None:
     answers = run_ranks(lambda: refusal_of_a_replica(tmp_path / "run"), 2, start_method="fork")
     assert all("wrapped in DistributedDataParallel" in answer for answer in answers)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_group_that_is_added_within_the_run_is_refused(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    run = Run(tmp_path, model, optimizer, data(), duration="1ep", batch_size=4, bar=False)
+    weight = model[0].weight.detach().clone()
+    with pytest.raises(InputError, match=r"add_param_group.*before Run, and freeze"):
+        for _ in run.epochs():
+            for x, y in run.batches():
+                if run.state.step == 1:
+                    weight = model[0].weight.detach().clone()
+                    optimizer.add_param_group({"params": [*model[4].parameters()]})
+                run.step(F.cross_entropy(model(x), y))
+    assert torch.equal(model[0].weight, weight)
+
+
+def test_a_group_that_is_frozen_at_first_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    def go(folder: Path, stop: int = -1) -> nn.Module:
+        model = network()
+        model[4].requires_grad_(False)
+        groups = [{"params": [*model[0].parameters()]}, {"params": [*model[4].parameters()]}]
+        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        settings = {"batch_size": 4, "bar": False, "checkpoint_every": "4st"}
+        run = Run(folder, model, optimizer, data(), duration="1ep", **settings)
+        for _ in run.epochs():
+            for x, y in run.batches():
+                model[4].requires_grad_(run.state.step >= 5)
+                run.step(F.cross_entropy(model(x), y))
+                if run.state.step == stop:
+                    raise Stop
+        return model
+
+    whole = go(tmp_path / "whole")
+    for stop in (3, 7, 10):
+        with pytest.raises(Stop):
+            go(tmp_path / "stopped", stop)
+    assert_equal(dict(go(tmp_path / "stopped").state_dict()), dict(whole.state_dict()))

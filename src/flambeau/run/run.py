@@ -43,7 +43,7 @@ from flambeau.run.loop.rank_checks import check_ranks, gathered_means
 from flambeau.run.loop.recorder import Recorder
 from flambeau.run.loop.run_parts import make_parts, make_state, share_model
 from flambeau.run.loop.state import TransientState
-from flambeau.run.loop.step_metrics import add_value
+from flambeau.run.loop.step_metrics import add_value, cloned
 from flambeau.run.loop.training_step import TrainingStep
 from flambeau.run.options.advice import Advice
 from flambeau.run.options.named_schedule import NamedSchedule
@@ -96,6 +96,7 @@ class Run:
             self.state = make_state(parts, saved, optimizer, options)
             self._loop = TransientState(torch.zeros((), device=self.device))
             self._draws = BatchDraws(options.seed, self.device)
+            self._in_parts = options.parts is not None
             written = None if self._replays else self.folder.path
             self._memory = MemoryGuard(
                 written, self.state, self._loop, parts, ranks=self._ranks, advice=self.folder.advice
@@ -280,7 +281,7 @@ class Run:
             # After a resume at the end of an epoch's batches, its evaluation may still be missing.
             while not lifecycle.is_over or state.position:
                 lifecycle.preempt_if_signalled()
-                yield self._recorder.start_epoch()
+                yield lifecycle.start_epoch()
                 lifecycle.end_epoch()
             if state.stopped:
                 self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
@@ -316,6 +317,7 @@ class Run:
         watch = self._ranks.watch
         lifecycle = self._lifecycle
         lifecycle.end_batch()  # if the body left an earlier `run.batches()`
+        lifecycle.begin_batches()
         self._step.start_epoch()
         while state.position < state.data_length and not lifecycle.is_over:
             start = time.perf_counter()
@@ -345,7 +347,7 @@ class Run:
             if loop.micro is not None:
                 raise RuntimeError("run.step(loss) was not called for the last batch")
             lifecycle.end_batch()
-        self._recorder.end_batches()
+        self._recorder.note_length(state.epoch)
 
     def steps(self, loss_of: Callable[[Any], Tensor], *, halves: bool = True) -> Iterator[int]:
         """The loop over `batches` with a function as its body: `step(loss_of(batch))` in `halving`.
@@ -404,6 +406,8 @@ class Run:
         self._step(loss, micro)
         if micro.ends_batch:
             self._loop.done = micro
+            if self._in_parts:
+                self._draws.seed_after_parts(self.state.epoch, self.state.position)
             self.progress.step()
 
     def log(self, **values: Any) -> None:
@@ -418,7 +422,7 @@ class Run:
         means = loop.evaluated
         if means is None:
             means = self.state.window.means_of(*loop.part_of, is_late=loop.micro is None)
-        for name, value in values.items():
+        for name, value in (cloned(values) if loop.holds_back else values).items():
             if name in metrics:
                 loop.count(functools.partial(metrics.update, name, value, loop.num_samples))
             else:
@@ -438,8 +442,13 @@ class Run:
         means = dict[int, dict[str, MeanOnDevice]]()
         is_within_step = loop.is_partial
         is_sharded = self._parts.shards is not None
+        # Else at the end of the body: no resume repeats what comes after a step, and no checkpoint holds
+        # gradients.
+        can_stop = not is_within_step and loop.done is None
         if loop.is_out_of_memory:
             return  # the batch is repeated, and then this evaluation
+        if self._lifecycle.has_evaluated_before():
+            return
         if self.plan.has_line(self.state.step, loop.done) and not self.state.is_bad:
             self._lifecycle.flush()  # this line comes before that of the evaluation
         with self.state.window.paused():
@@ -462,11 +471,11 @@ class Run:
                         for batch in self._memory.evaluated_parts(micro, loader):
                             ranks.beat("evaluating")
                             yield batch
-                        if ranks.stops_next and not is_within_step and not is_sharded:
+                        if ranks.stops_next and can_stop and not is_sharded:
                             break  # the run stops, and the figures are not recorded
             figures = self._parts.metrics.figures(gathered_means(means, ranks))
             self._parts.bad.report()
-            if not is_within_step:  # else at the end of the step: checkpoints hold no gradients
+            if can_stop:
                 self._lifecycle.preempt_if_signalled()
             if figures:
                 self._lifecycle.record(figures)

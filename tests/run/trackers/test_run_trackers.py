@@ -45,6 +45,31 @@ def test_they_end_with_the_run(tmp_path: Path, train: Callable[..., Any]) -> Non
     assert len(seen) == 20 and (tmp_path / "run" / "metrics.csv").read_bytes() == before
 
 
+@pytest.mark.parametrize("track", ["csv", "tensorboard"])
+def test_a_finished_run_completes_what_a_kill_has_left_out(
+    tmp_path: Path, train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, track: str
+) -> None:
+    def files(run: str) -> list[Path]:
+        return [*(tmp_path / run).glob("metrics.csv"), *(tmp_path / run).glob("tensorboard/*")]
+
+    taken = list[int]()
+
+    def counted(step: int, figures: dict[str, float]) -> None:
+        taken.append(step)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(run_trackers.RunTrackers, "close", lambda self, result: self.abandon())
+        killed.setattr(run_trackers.RunTrackers, "grow", lambda self, size: None)
+        assert train(tmp_path / "run", [track, counted]).result is not None
+    assert taken == []
+    assert train(tmp_path / "run", [track, counted]).result is not None
+    assert len(taken) == 20
+    assert sum(file.stat().st_size for file in files("run")) > 300
+    before = {file: file.read_bytes() for file in files("run")}
+    train(tmp_path / "run", [track, counted])  # all have taken everything
+    assert len(taken) == 20 and {file: file.read_bytes() for file in files("run")} == before
+
+
 def test_a_missing_package_is_told_with_what_installs_it(
     tmp_path: Path,
     train: Callable[..., Any],

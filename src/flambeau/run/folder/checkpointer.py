@@ -4,6 +4,7 @@ The recipe checkpoints/atomic_checkpoint.py writes, verifies and removes them.
 """
 
 import errno
+import re
 import threading
 import time
 from collections import deque
@@ -36,6 +37,9 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
 from flambeau.run.options.advice import Advice
+
+EXTRA_STATE = "_extra_state"
+"""Ends torch's names of what a module's get_extra_state gives."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,7 @@ class Checkpointer:
         *,
         best: str | None,
         before: Callable[[], None],
+        rollback: str | None = None,
         began: float | None = None,
     ) -> None:
         """Start writing; waits only for a save that is still running.
@@ -95,14 +100,16 @@ class Checkpointer:
         Args:
             name: of the checkpoint; an existing one is left unchanged.
             best: name of a checkpoint to keep at any age.
+            rollback: name of another, to which a rollback would return.
             before: runs first, in the thread (syncs metrics.jsonl to the disk).
             began: when the snapshot began, by time.monotonic; None: now.
         """
         self.wait()
         self._newest = name
         self._began = time.monotonic() if began is None else began
+        keep = {kept for kept in (best, rollback) if kept}
         self._thread = threading.Thread(
-            target=self._write, args=(name, snapshot, best, before), name=f"save {name}"
+            target=self._write, args=(name, snapshot, keep, before), name=f"save {name}"
         )
         self._thread.start()
 
@@ -139,8 +146,13 @@ class Checkpointer:
             failure, self._failure = self._failure, None
             raise failure
 
-    def restore_latest(self, *, say: Callable[[str], None]) -> "Restored | None":
+    def restore_latest(
+        self, *, say: Callable[[str], None], newest: str | None = None
+    ) -> "Restored | None":
         """The newest checkpoint that is whole for every rank; damaged ones are set aside and reported.
+
+        Args:
+            newest: leave out those of later steps than this name; None: none.
 
         Raises:
             InputError: there are checkpoints, but none is whole; on rank 0.
@@ -150,6 +162,8 @@ class Checkpointer:
         ranks = self._ranks
         damaged = list[CheckpointDamaged]()
         for name in ranks.first(lambda: _newest_first(self._root)):
+            if newest is not None and (len(name), name) > (len(newest), newest):
+                continue
             checkpoint, error = None, None
             try:
                 checkpoint = self._read(self._root / name)
@@ -180,11 +194,10 @@ class Checkpointer:
         verify_checkpoint(folder, disk=self._disk)
 
     def _write(
-        self, name: str, snapshot: Snapshot, best: str | None, before: Callable[[], None]
+        self, name: str, snapshot: Snapshot, keep: set[str], before: Callable[[], None]
     ) -> None:
         """Write a snapshot, in the thread; if memory runs out there, `wait` repeats it."""
         folder = self._root / name
-        keep = {best} if best else set()
         prune = partial(prune_checkpoints, keep_last=self._keep, keep=keep, disk=self._disk)
         try:
             self._ranks.first(before)
@@ -202,7 +215,7 @@ class Checkpointer:
             release_memory(error)
             if threading.current_thread() is self._thread:
                 self._failure = None
-                self._unwritten = partial(self._write, name, snapshot, best, before)
+                self._unwritten = partial(self._write, name, snapshot, keep, before)
             else:
                 self._failure = SaveFailed(
                     f"checkpoint {folder} could not be written: there is no memory for it; the last good one "
@@ -233,21 +246,21 @@ def _is_short(error: BaseException | None) -> bool:
     return is_panic or is_out_of_memory(error) or _is_short(error.__context__)
 
 
-def copies(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The tensors of a state_dict copied to the CPU, each with its own memory, as safetensors needs."""
-    return {
-        name: t.detach().to("cpu", copy=True).contiguous()
-        for name, t in tensors.items()
-        if isinstance(t, Tensor)
-    }
+def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors copied to the CPU, each with its own memory, as safetensors needs."""
+    return {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
 
 
 def copy_nested(value: Any) -> Any:
     """A nested state with its tensors copied to the CPU, in new containers."""
     if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
+        copied = value.detach().to("cpu", copy=True)
+        # Optimizers make their state of a parameter's class, which no file for weights_only holds.
+        return copied if type(copied) is Tensor else copied.as_subclass(Tensor)
     if isinstance(value, Mapping):
         return {k: copy_nested(v) for k, v in value.items()}
+    if hasattr(value, "_fields"):  # a namedtuple, which is refused as it is saved
+        return value
     if isinstance(value, (list, tuple)):
         return type(value)(copy_nested(v) for v in value)
     return value
@@ -290,8 +303,21 @@ def _files(snapshot: Snapshot) -> dict[str, bytes]:
     files = {"model.safetensors": weights_bytes(snapshot.model)}
     if snapshot.ema is not None:
         files["ema.safetensors"] = weights_bytes(snapshot.ema)
-    files["training_state.pt"] = to_bytes(snapshot.state)
+    files["training_state.pt"] = state_bytes(snapshot.state)
     return files
+
+
+def state_bytes(state: Mapping[str, Any]) -> bytes:
+    """The file of everything but weights.
+
+    Raises:
+        InputError: something in it could not be read without running code.
+    """
+    try:
+        return to_bytes(state)
+    except TypeError as error:
+        what = re.sub(r"^user\.(\w+)", r"state['\1']", str(error))
+        raise InputError(f"no checkpoint can hold the state of this run: {what}") from error
 
 
 def restored(checkpoint: Checkpoint) -> Restored:
@@ -306,15 +332,20 @@ def restored(checkpoint: Checkpoint) -> Restored:
     )
 
 
-def why_not_loadable(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> str | None:
-    """Why these tensors do not fit the model; None if they do."""
-    current = {k: v for k, v in model.state_dict().items() if isinstance(v, Tensor)}
-    for name in (*current, *tensors):
+def why_not_loadable(model: torch.nn.Module, saved: Mapping[str, Any]) -> str | None:
+    """Why the entries of a state_dict do not fit the model; None if they do."""
+    current = model.state_dict()
+    for name in (*current, *saved):
         if name not in current:
             return f"the model has no '{name}'"
-        if name not in tensors:
+        if name not in saved:
             return f"'{name}' is missing"
-        saved_shape, shape = tuple(tensors[name].shape), tuple(current[name].shape)
-        if saved_shape != shape:
-            return f"'{name}' is {saved_shape}, the model's {shape}"
+        if name.endswith(EXTRA_STATE):
+            continue  # its shape may change
+        there, now = (
+            tuple(value.shape) if isinstance(value, Tensor) else ()
+            for value in (saved[name], current[name])
+        )
+        if there != now:
+            return f"'{name}' is {there}, the model's {now}"
     return None

@@ -34,6 +34,7 @@ class RunFolder:
         self.events = path / "events.jsonl"
         self._lock = RunLock(path)
         self._new_config: bytes | None = None
+        self._claimed: tuple[int, int] | None = None
 
     def read_config(self) -> dict[str, Any] | None:
         """The configuration that the folder was made with; None where there is no run yet.
@@ -118,6 +119,7 @@ class RunFolder:
             )
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock.take()
+        self._claimed = _inode(self.path)
         remove_leftovers(self.path)  # of killed writes
         if stored is None:
             for name, content in files.items():
@@ -126,6 +128,20 @@ class RunFolder:
         elif stored != config:  # in settings that a resume may change
             self._new_config = toml
         return stored
+
+    def check_in_place(self) -> None:
+        """Refuse to write where the claimed folder is no more: all that follows would be lost, or elsewhere.
+
+        Raises:
+            InputError: it was removed or renamed.
+        """
+        if self._claimed is None or _inode(self.path) == self._claimed:
+            return
+        what = "is another folder now" if self.path.exists() else "is gone"
+        raise InputError(
+            f"{self.path} {what}: it was removed or renamed while the run trained in it, so the run ends.\n"
+            "If it was renamed, the same command with its new name continues from its last checkpoint"
+        )
 
     def permission(
         self, stored: Mapping[str, Any], *, trust: bool, say: Callable[[str], object]
@@ -206,6 +222,14 @@ class RunFolder:
 
     def release(self) -> None:
         self._lock.release()
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def record_config(content: bytes, config: Mapping[str, Any]) -> None:

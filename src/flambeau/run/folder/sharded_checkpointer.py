@@ -39,9 +39,14 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     Disk,
     from_bytes,
     read_checkpoint,
-    to_bytes,
 )
-from flambeau.run.folder.checkpointer import Checkpointer, Restored, Snapshot, restored
+from flambeau.run.folder.checkpointer import (
+    Checkpointer,
+    Restored,
+    Snapshot,
+    restored,
+    state_bytes,
+)
 from flambeau.run.options.advice import Advice
 
 _T = TypeVar("_T")
@@ -160,7 +165,7 @@ def save_sharded(
         return rank_writer.entries
 
     def finish() -> None:
-        writer.write(STATE, to_bytes(state))
+        writer.write(STATE, state_bytes(state))
         writer.write(INDEX, index)
         writer.read_back()
         for entries in written:

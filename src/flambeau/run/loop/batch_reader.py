@@ -42,10 +42,22 @@ class BatchDraws:
         self._epoch_seed = 0
 
     def seed(self, epoch: int, micro: MicroBatch) -> None:
+        self._set(mix(self._of_epoch(epoch) + micro.draw))
+
+    def seed_after_parts(self, epoch: int, position: int) -> None:
+        """After a step in parts: what its last part here has left depends on the number of processes.
+
+        What the loop's body draws next, and a checkpoint holds, must not.
+        """
+        self._set(mix(mix(self._of_epoch(epoch)) + position))
+
+    def _of_epoch(self, epoch: int) -> int:
         if epoch != self._epoch:
             self._epoch = epoch
             self._epoch_seed = mix(self._seed + epoch + 1)
-        seed = mix(self._epoch_seed + micro.draw)
+        return self._epoch_seed
+
+    def _set(self, seed: int) -> None:
         for generator in self._generators:
             generator.manual_seed(seed)
 
@@ -60,8 +72,7 @@ class BatchDraws:
         return put_back
 
     def seed_evaluation(self, epoch: int) -> None:
-        for generator in self._generators:
-            generator.manual_seed(mix(self._seed + epoch))
+        self._set(mix(self._seed + epoch))
 
 
 class BatchReader:

@@ -18,13 +18,20 @@ from flambeau.run.loop.nan_guard import NanGuard
 from flambeau.run.loop.rank_checks import check_shares
 from flambeau.run.loop.recorder import Recorder
 from flambeau.run.loop.run_parts import RunParts
-from flambeau.run.loop.state import ResumableState, TransientState
+from flambeau.run.loop.state import Place, ResumableState, TransientState
 from flambeau.run.loop.training_step import TrainingStep
 from flambeau.run.options.run_options import RunOptions
 
 _BETWEEN_PARTS = (
     "an evaluation between the micro-batches of a step chooses no best weights: evaluate after "
     "run.step(loss), where run.state.step has changed"
+)
+_REPEATED = (
+    "an evaluation before run.batches() is not repeated by a resume in mid-epoch: it has its line"
+)
+_AFTER_THE_END = (
+    "an evaluation after the run has ended is shown, and is not in metrics.jsonl: its place is in the loop "
+    "over run.epochs()"
 )
 
 
@@ -34,6 +41,7 @@ class Lifecycle:
 
     Attributes:
         finalizer: releases what the run holds; None until the run holds anything.
+        is_finished: the folder holds a finished run, which is not continued.
     """
 
     folder: RunFolder
@@ -47,6 +55,7 @@ class Lifecycle:
     training_step: TrainingStep
     options: RunOptions
     finalizer: "weakref.finalize[[int], object] | None" = None
+    is_finished: bool = False
 
     @property
     def is_over(self) -> bool:
@@ -68,6 +77,8 @@ class Lifecycle:
         if not self._begin_extension():
             result = self.ranks.first(lambda: finished(self.folder, say=say))
             if result is not None:
+                self.is_finished = True
+                self.recorder.complete_trackers(result)
                 return result
         if restored is not None:
             self.recorder.say_resumed(restored)
@@ -154,6 +165,38 @@ class Lifecycle:
         self.loop.next_event = plan.next_event(state.step)
         state.window.restart_clock()
 
+    def start_epoch(self) -> int:
+        """Start or continue an epoch; returns its number."""
+        self.loop.place = Place.EPOCH
+        if not self.state.position:
+            self.recorder.note_length(self.state.epoch)
+        return self.recorder.start_epoch()
+
+    def begin_batches(self) -> None:
+        self.loop.place = Place.BATCHES
+        if self.state.position < self.state.data_length:
+            self.recorder.note_length(None)  # a resume repeats no evaluation in mid-epoch
+
+    def has_evaluated_before(self) -> bool:
+        """Whether this place of the loop was passed before a stop, so that its evaluation has its line.
+
+        A resume in mid-epoch runs what stands before `run.batches()` once more.
+        """
+        if not self._takes_lines:
+            return False
+        is_repeated = {
+            Place.OUTSIDE: self.loop.saved_step >= 0,
+            Place.EPOCH: self.state.position > 0,
+            Place.BATCHES: False,
+        }[self.loop.place]
+        if is_repeated:
+            self.parts.progress.say_once(_REPEATED)
+        return is_repeated
+
+    @property
+    def _takes_lines(self) -> bool:
+        return self.holds and not self.is_finished
+
     def _roll_back(self, steps_before: int) -> None:
         """Return from a bad step to the newest checkpoint, or raise NotFinite."""
         self.loop.stream = None
@@ -210,6 +253,10 @@ class Lifecycle:
         """Write the line of an evaluation; the best so far gets a checkpoint when the loop's body is done."""
         state, loop = self.state, self.loop
         state.metrics = figures
+        if not self._takes_lines:
+            self.parts.progress.say_once(_AFTER_THE_END)
+            self.recorder.show_evaluation(figures)
+            return
         if not loop.is_partial:
             state.best.see(figures, step=state.step)
         elif state.best.metric in figures:
@@ -236,6 +283,7 @@ class Lifecycle:
         self.parts.schedule.end_epoch(say=say)
         state.best.end_epoch(say=say, training=state.window.logged, is_last=self.is_over)
         state.epoch, state.position = state.epoch + 1, 0
+        self.nan_guard.write_rollbacks(self.recorder)
         due = state.step % self.parts.plan.save_every == 0 or self.is_over
         if due or state.best.step == state.step:
             self.save()
@@ -249,17 +297,23 @@ class Lifecycle:
         # Workers first: they were signalled too, and wait only for a while.
         self.loop.stream = None
         if self.recorder.has_time_to_save(another=self.loop.saved_step != self.state.step):
-            self.save(wait=True)
+            self.save(wait=True, is_planned=False)
             self.parts.progress.say_saved(signal, step=self.state.step, folder=self.folder.path)
         ending = FLAG.answer()
         self.close()
         raise ending
 
-    def save(self, *, wait: bool = False) -> None:
-        """Copy the state and start to write a checkpoint; with `wait`, until it is on the disk."""
+    def save(self, *, wait: bool = False, is_planned: bool = True) -> None:
+        """Copy the state and start to write a checkpoint; with `wait`, until it is on the disk.
+
+        Args:
+            is_planned: a run that nobody stops makes it, too.
+        """
         self.ranks.beat(SAVING)
         if bool(self.parts.amp.halted):
             self.flush()
+        if is_planned:
+            self.state.planned = self.state.step
         if self.options.replay_from is None and self.loop.saved_step != self.state.step:
             self.parts.bad.report()
             self.state.settle(self.ranks)

@@ -70,7 +70,10 @@ class LRSchedule:
         return multiplier if self._plateau is None else multiplier * self._plateau.multiplier
 
     def note(self, figures: Mapping[str, float]) -> None:
-        """Note an evaluation, which counts at the end of the epoch because a resume may repeat it."""
+        """Note an evaluation, which counts at the end of the epoch because a resume may repeat it.
+
+        One in mid-epoch is not repeated, so a checkpoint holds what waits for the end of the epoch.
+        """
         if self._metric in figures:
             self._value = figures[self._metric]
 
@@ -99,7 +102,16 @@ class LRSchedule:
 
     def saved_objects(self) -> dict[str, Any]:
         """What belongs into a checkpoint, by name."""
-        return {} if self._plateau is None else {_KEY: self._plateau}
+        return {} if self._plateau is None else {_KEY: self}
+
+    def state_dict(self) -> dict[str, Any]:
+        assert self._plateau is not None
+        return {**self._plateau.state_dict(), "noted": self._value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert self._plateau is not None
+        self._plateau.load_state_dict(state)
+        self._value = state.get("noted")  # missing in version 0.1
 
 
 def schedule_of(

@@ -120,11 +120,12 @@ class NanGuard:
         self._explain = options.explain
         self._advice = options.advice or Advice()
         self._lines: list[dict[str, float]] = []
+        self._unwritten: list[dict[str, float]] = []
 
     def roll_back(
         self, steps_before: int, recorder: Recorder, load: Callable[[Restored], None]
     ) -> str:
-        """Record a bad step, then load the newest checkpoint with a lower learning rate, or stop.
+        """Record a bad step, then load the newest planned checkpoint with a lower rate, or stop.
 
         Args:
             steps_before: steps of the run before the bad one.
@@ -143,7 +144,7 @@ class NanGuard:
             raise
         self._ranks.beat(SAVING)  # reading takes as long
         recorder.saver.wait()
-        restored = recorder.newest()
+        restored = recorder.newest(upto=self._state.planned)
         assert restored is not None  # there is at least that of step 0
         state = self._state
         rollbacks = state.rollbacks + 1
@@ -155,13 +156,20 @@ class NanGuard:
         )
         recorder.cut_metrics(restored)
         written = restored.state.get("rollbacks", 0)  # the lines of later rollbacks were cut off
-        for line in self._lines:
-            if line["rollback"] > written:
-                recorder.write(line)
+        self._unwritten = [line for line in self._lines if line["rollback"] > written]
+        # Otherwise the evaluations of that epoch are repeated, and their lines come first.
+        if state.position < state.data_length:
+            self.write_rollbacks(recorder)
         return (
             f"{why}\nrollback {rollbacks} of {ROLLBACKS}: going on from step {state.step} with {lr_scale:g} "
             "of the learning rate"
         )
+
+    def write_rollbacks(self, recorder: Recorder) -> None:
+        """Write the lines of rollbacks that wait for the end of an epoch, if any."""
+        for line in self._unwritten:
+            recorder.write(line)
+        self._unwritten = []
 
     def _record(self, steps_before: int, saver: Checkpointer, findings: Sequence[str]) -> str:
         saver.wait()

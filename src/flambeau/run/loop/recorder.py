@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
 from flambeau.parallel.shard_layout import is_sharded
@@ -111,17 +112,33 @@ class Recorder:
         if self._chart is not None:
             self._chart.load(self._folder.metrics)
         if self._options.track:
-            from flambeau.run.trackers.run_trackers import RunTrackers
+            self._trackers = self._make_trackers(self._metrics_log.size)
 
-            size = self._metrics_log.size
-            self._trackers = RunTrackers(
-                self._options.track,
-                self._folder,
-                size=size,
-                is_sharded=self._layout is not None,
-                say=self._say,
-            )
-            self._trackers.resumed(self._state.model, self._state.step, size)
+    def _make_trackers(self, size: int) -> "RunTrackers":
+        """The trackers of a run with so many bytes of metrics.jsonl."""
+        from flambeau.run.trackers.run_trackers import RunTrackers
+
+        assert self._options.track
+        trackers = RunTrackers(
+            self._options.track,
+            self._folder,
+            size=size,
+            is_sharded=self._layout is not None,
+            say=self._say,
+        )
+        trackers.resumed(self._state.model, self._state.step, size)
+        return trackers
+
+    def complete_trackers(self, result: Result) -> None:
+        """Tell the trackers of a finished run what a process that was killed after its result has not."""
+        track = self._options.track
+        if not track or not self._ranks.is_first:
+            return
+        from flambeau.run.trackers.run_trackers import have_ended
+
+        size = self._folder.metrics.stat().st_size
+        if not have_ended(track, self._folder.path, size=size):
+            self._make_trackers(size).close(result)
 
     def cut_metrics(self, restored: Restored) -> None:
         self._log_before_evaluations.clear()
@@ -152,6 +169,7 @@ class Recorder:
     def _append(self, row: Mapping[str, float]) -> None:
         line = {"step": self._state.step, "epoch": self._state.epoch, **row}
         if self._metrics_log is not None:
+            self._check_in_place()
             self._metrics_log.write(line)
             if self._trackers is not None:
                 self._trackers.grow(self._metrics_log.size)
@@ -166,24 +184,35 @@ class Recorder:
         self._append(figures)
         if self._trackers is not None:
             self._trackers.evaluated(self._state.model, self._state.step)
+        self.show_evaluation(figures)
+
+    def show_evaluation(self, figures: Mapping[str, float]) -> None:
         self._epoch_lines.evaluation(figures)
         self._update_chart()
 
-    def end_batches(self) -> None:
-        """The lines from here to the end of the epoch are of evaluations, which a resume repeats."""
+    def note_length(self, epoch: int | None) -> None:
+        """The lines from here on are of evaluations outside of `batches`, which a resume repeats.
+
+        Args:
+            epoch: None: no longer, they are of steps.
+        """
         if self._metrics_log is not None:
-            epoch = self._state.epoch
             length = self._metrics_log.size, self._metrics_log.crc32
+            noted = self._log_before_evaluations
             # The first call counts: batches() may be called again in this epoch.
-            self._log_before_evaluations = {epoch: self._log_before_evaluations.get(epoch, length)}
+            self._log_before_evaluations = (
+                {} if epoch is None else {epoch: noted.get(epoch, length)}
+            )
 
     def save(self) -> None:
         """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and self._layout is None:
             return
         self._report_saved()
+        self._check_in_place()
         began = time.monotonic()
         best = self._state.best.step
+        planned = self._state.planned
         metrics_log = self._metrics_log
         length = (0, 0) if metrics_log is None else (metrics_log.size, metrics_log.crc32)
         length = self._log_before_evaluations.get(self._state.epoch, length)
@@ -191,9 +220,16 @@ class Recorder:
             checkpoint_name(self._state.step),
             self._state.snapshot(metrics=length, exactness=self.exactness),
             best=None if best is None else checkpoint_name(best),
-            before=(lambda: None) if metrics_log is None else metrics_log.sync,
+            rollback=None if planned is None else checkpoint_name(planned),
+            before=self._before_write,
             began=began,
         )
+
+    def _before_write(self) -> None:
+        """In the thread that writes a checkpoint."""
+        self._folder.check_in_place()
+        if self._metrics_log is not None:
+            self._metrics_log.sync()
 
     def has_time_to_save(self, *, another: bool) -> bool:
         """Whether a checkpoint can be on the disk within `stop_within` of the signal; a message says if not.
@@ -231,11 +267,19 @@ class Recorder:
             path = str(self._folder.checkpoints / name)
             self._progress.emit({"event": "checkpoint", "path": path})
 
-    def newest(self) -> Restored | None:
-        """The newest whole checkpoint, if any, the same on all ranks."""
-        if self._layout is not None:  # each rank reads its pieces
-            return self.saver.restore_latest(say=self._say)
-        return self._ranks.first(lambda: self.saver.restore_latest(say=self._say))
+    def newest(self, *, upto: int | None = None) -> Restored | None:
+        """The newest whole checkpoint, if any, the same on all ranks.
+
+        Args:
+            upto: leave out those of later steps.
+        """
+        newest = None if upto is None else checkpoint_name(upto)
+
+        def restore() -> Restored | None:
+            return self.saver.restore_latest(say=self._say, newest=newest)
+
+        # Of a sharded model each rank reads its pieces.
+        return restore() if self._layout is not None else self._ranks.first(restore)
 
     def publish(self) -> Result:
         self._epoch_lines.end()
@@ -258,6 +302,7 @@ class Recorder:
             self._trackers.before_fork()
 
     def _publish(self) -> Result:
+        self._check_in_place()
         result = publish(
             self._folder, self._state.results(), name_of=checkpoint_name, say=self._say
         )
@@ -305,6 +350,17 @@ class Recorder:
         if self._ranks.is_first and self._progress.events is not None:  # None in a replay
             self._progress.log_event(why, step=step)
             write_run_report(self._folder.path, say=self._say)
+
+    def _check_in_place(self) -> None:
+        """Refuse to write where the folder is gone, or another one; nothing is written there from then on."""
+        try:
+            self._folder.check_in_place()
+        except InputError:
+            self._progress.events = None
+            if self._trackers is not None:
+                trackers, self._trackers = self._trackers, None
+                trackers.abandon()
+            raise
 
     def close(self) -> None:
         """Close metrics.jsonl; trackers get a while to take its last lines."""

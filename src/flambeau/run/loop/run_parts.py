@@ -1,10 +1,11 @@
 """The parts of a run, made from its options before it claims its folder."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -26,12 +27,14 @@ from flambeau.run.folder.published_weights import Best
 from flambeau.run.loop.batch_reader import BatchReader
 from flambeau.run.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.run.loop.lr_schedule import LRSchedule
+from flambeau.run.loop.model_state import check_gradients, check_model, check_shardable
 from flambeau.run.loop.progress_bar import ProgressBar
 from flambeau.run.loop.rank_checks import BadReports
 from flambeau.run.loop.state import ResumableState
 from flambeau.run.loop.step_metrics import StepMetrics
 from flambeau.run.loop.step_plan import StepPlan
 from flambeau.run.options.run_options import RunOptions
+from flambeau.run.options.shared_options import SharedOptions
 
 if TYPE_CHECKING:
     from flambeau.parallel.gradient_sync.fsdp import Shards
@@ -98,6 +101,7 @@ def make_parts(
     )
     bad = BadReports(ranks)
     progress = ProgressBar(shown=options.bar, silent=not ranks.is_first)
+    _check_model(plain, shards, amp.device, options, say=progress.say)
     reader = BatchReader(
         amp.device,
         options,
@@ -152,6 +156,29 @@ def _plan(options: RunOptions, steps_per_epoch: int) -> tuple[StepPlan, LRSchedu
         plan, options.schedule, warmup=options.warmup, metric=options.best, mode=options.better
     )
     return plan, schedule
+
+
+def _check_model(
+    model: nn.Module,
+    shards: "tuple[Shards, Layout] | None",
+    device: torch.device,
+    options: RunOptions,
+    *,
+    say: Callable[[str], None],
+) -> None:
+    """Refuse a model that no checkpoint could hold; say what the published weights will lack."""
+    check_gradients(model)
+    if shards is not None:
+        check_shardable(model)
+    saved = model if shards is None else shards[0].pieces
+    rest = check_model(saved, device, averages=bool(options.ema))
+    if not rest:
+        return
+    what = f"'{rest[0]}' of the model is no tensor that a safetensors file holds"
+    if isinstance(options.settings, SharedOptions):  # a command, which reads no more than that file
+        raise InputError(f"{what}: train it with the class Run, whose checkpoints hold it")
+    if options.replay_from is None:
+        say(f"{what}: it is in the checkpoints, and will not be in model.safetensors")
 
 
 def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:

@@ -20,6 +20,7 @@ from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
 from flambeau.recipes.training.metrics import MeanOnDevice
 from flambeau.run.folder.checkpointer import (
+    EXTRA_STATE,
     Restored,
     Snapshot,
     copies,
@@ -28,6 +29,7 @@ from flambeau.run.folder.checkpointer import (
 )
 from flambeau.run.folder.metrics_log import json_numbers
 from flambeau.run.folder.published_weights import Best, Result
+from flambeau.run.loop.model_state import load_entries, model_entries, shapes
 from flambeau.run.loop.step_metrics import StepMetrics
 
 _SCALE_FLOOR = 2.0**-20
@@ -41,6 +43,7 @@ _SAVED_FIELDS = (
     "rollbacks",
     "lr_scale",
     "stopped",
+    "planned",
 )
 
 
@@ -85,6 +88,8 @@ class ResumableState:
         lr_scale: the factor of the learning rate after those rollbacks. [NanGuard; find_lr and
             replay_nan_step of the trainer]
         stopped: `run.stop()` has ended the run. [Lifecycle]
+        planned: step of the newest checkpoint that a run without stops has, too, to which a rollback returns;
+            None in a run of version 0.1. [Lifecycle]
         extend: the extension of `duration` that the steps so far were trained for. [Lifecycle]
         micro_batch: samples per forward pass of all ranks; None for ready-made batches. [MemoryGuard]
             Checkpoints record it, but a resume follows the run folder and the options.
@@ -107,12 +112,13 @@ class ResumableState:
     rollbacks: int = 0
     lr_scale: float = 1.0
     stopped: bool = False
+    planned: int | None = None
     extend: str | None = None
     micro_batch: int | None = None
     micro: MicroBatch | None = None
 
     def __post_init__(self) -> None:
-        self._shapes = _shapes(self.model)
+        self._shapes = shapes(self.model)
         self._batch_start = 0, 0, (0, 0)
 
     def check_shapes(self) -> None:
@@ -120,7 +126,7 @@ class ResumableState:
 
         A new start would have the old shapes, so it could not load them.
         """
-        now = _shapes(self.model)
+        now = shapes(self.model)
         for name in {**self._shapes, **now}:
             if self._shapes.get(name) != now.get(name):
                 raise InputError(
@@ -169,6 +175,7 @@ class ResumableState:
         self.check_shapes()
         fields = {name: getattr(self, name) for name in _SAVED_FIELDS}
         metrics_bytes, metrics_crc32 = metrics
+        weights, rest = model_entries(self.model)
         state = {
             **fields,
             "data_length": self.data_length,
@@ -183,6 +190,8 @@ class ResumableState:
             "window": self.window.state_dict(),
             "user": {name: thing.state_dict() for name, thing in self.user.items()},
         }
+        if rest:
+            state["model"] = rest
         meta = {
             **fields,
             "micro_batch": self.micro_batch,
@@ -193,7 +202,7 @@ class ResumableState:
             "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         return Snapshot(
-            model=copies(self.model.state_dict()),
+            model=copies(weights),
             ema=None if self.ema is None else copies(self.ema.shadow),
             state=copy_nested(state),
             meta=meta,
@@ -238,13 +247,14 @@ class ResumableState:
                 f"the run was started on {state['data_length']} samples (or batches) and there are "
                 f"{self.data_length} now; restore the data, or start again in another folder"
             )
-        why = why_not_loadable(self.model, restored.model)
+        model = {**restored.model, **state.get("model", {})}
+        why = why_not_loadable(self.model, model) or _other_dtype(self.model, model)
         if why is not None:
             raise InputError(
                 f"checkpoint {restored.name} is of another model: {why}; use another folder"
             )
         user = self._user_parts(state["user"])
-        self.model.load_state_dict(restored.model)
+        load_entries(self.model, model)
         try:
             self.optimizer.load_state_dict(state["optimizer"])
         except ValueError as error:
@@ -252,6 +262,7 @@ class ResumableState:
                 f"checkpoint {restored.name} is of an optimizer with other parameter groups, perhaps of "
                 f"another version of flambeau: {error}; use another folder"
             ) from error
+        _keep_dtypes(self.optimizer, state["optimizer"])
         _lay_out_alike(self.optimizer)
         self.amp.load_state_dict(state["amp"])
         self.amp.halted.zero_()  # it belongs to a step that is undone
@@ -279,6 +290,28 @@ class ResumableState:
         return parts
 
 
+def _other_dtype(model: nn.Module, saved: Mapping[str, Any]) -> str | None:
+    """Which tensor a resume would round; None if none. Extra state may change."""
+    for name, value in model.state_dict().items():
+        there = saved[name]
+        if not isinstance(value, Tensor) or not isinstance(there, Tensor):
+            continue
+        if there.dtype is not value.dtype and not name.endswith(EXTRA_STATE):
+            return f"'{name}' is {there.dtype}, the model's {value.dtype}"
+    return None
+
+
+def _keep_dtypes(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Give the optimizer's state its own dtypes back: torch casts it to those of the parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name, value in saved["state"].get(number, {}).items():
+            now = optimizer.state[parameter][name]
+            if isinstance(value, Tensor) and value.dtype is not now.dtype:
+                optimizer.state[parameter][name] = value.to(now.device)
+
+
 def _lay_out_alike(optimizer: Optimizer) -> None:
     """Give each tensor of the optimizer's state the strides of its parameter.
 
@@ -290,10 +323,6 @@ def _lay_out_alike(optimizer: Optimizer) -> None:
             is_alike = isinstance(value, Tensor) and value.shape == parameter.shape
             if is_alike and value.stride() != parameter.stride():
                 entries[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
-
-
-def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    return {k: tuple(v.shape) for k, v in model.state_dict().items() if isinstance(v, Tensor)}
 
 
 class Phase(enum.Enum):
@@ -317,6 +346,14 @@ class Phase(enum.Enum):
     OUT_OF_MEMORY = "memory ran out, and the batch will be repeated"
 
 
+class Place(enum.Enum):
+    """Where in the user's loop a process is; later places of an epoch include what follows them."""
+
+    OUTSIDE = "before run.epochs()"
+    EPOCH = "in an epoch, before its run.batches()"
+    BATCHES = "in run.batches(), or after it"
+
+
 _REVOCABLE = (Phase.REVOCABLE, Phase.REVOCABLE_PARTIAL)
 _PARTIAL = (Phase.PARTIAL, Phase.REVOCABLE_PARTIAL)
 
@@ -338,6 +375,7 @@ class TransientState:
             [`begin`, `keep`, `evaluating`; in an evaluation MemoryGuard]
         stop_requested: this rank has called `run.stop()`; other ranks may not know it yet. [Run.stop]
         evaluated: the means of the current evaluation; None in training. [Run.evaluate, `evaluating`]
+        place: where in the user's loop this process is. [Lifecycle]
         phase: of the current global batch. [the methods below]
         held_back: logged values that count once the global batch is done. [`count`, `settle`]
     """
@@ -352,6 +390,7 @@ class TransientState:
     num_samples: int = -1
     stop_requested: bool = False
     evaluated: dict[str, MeanOnDevice] | None = None
+    place: Place = Place.OUTSIDE
     phase: Phase = Phase.BETWEEN
     held_back: list[Callable[[], object]] = field(default_factory=list)
 
@@ -430,12 +469,17 @@ class TransientState:
         self.phase = Phase.BETWEEN
         self.held_back.clear()
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether a value that is logged now counts later: keep a copy, which nobody changes until then."""
+        return self.is_revocable or self.phase is Phase.EVALUATED
+
     def count(self, work: Callable[[], object]) -> None:
         """Count a value of the current batch: now, or at its end if the batch may be undone.
 
         After running out of memory nothing counts: the batch will be repeated.
         """
-        if self.is_revocable or self.phase is Phase.EVALUATED:
+        if self.holds_back:
             self.held_back.append(work)
         elif not self.is_out_of_memory:
             work()

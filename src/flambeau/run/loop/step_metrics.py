@@ -51,6 +51,8 @@ class StepMetrics:
             All losses since the last line, detached float32.
         """
         detached = loss.detach()
+        if type(detached) is not Tensor:  # a subclass of it, which no checkpoint can hold
+            detached = detached.as_subclass(Tensor)
         self.losses.append(detached if detached.dtype is torch.float32 else detached.float())
         self.sizes.append(num_samples)
         self.total_samples += num_samples
@@ -219,6 +221,17 @@ class StepMetrics:
 
 LINE_FIELDS = {"step", "epoch", "learning_rate", "learning_rates", "images_per_s", "data_wait"}
 """Names that every line of metrics.jsonl has."""
+
+
+def cloned(value: Any) -> Any:
+    """The value with copies of its tensors on their devices; waits for nothing."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {name: cloned(one) for name, one in value.items()}
+    if type(value) in (tuple, list):
+        return type(value)(cloned(one) for one in value)
+    return value
 
 
 def add_value(

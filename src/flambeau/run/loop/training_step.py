@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.interface import GradientSync
 from flambeau.parallel.gradient_sync.lockstep import Keep
 from flambeau.parallel.gradient_sync.sync_batchnorm_parts import SyncBatchNormParts
 from flambeau.run.loop.lr_schedule import LRSchedule
+from flambeau.run.loop.model_state import SPARSE
 from flambeau.run.loop.state import ResumableState, TransientState
 
 _SECOND_BACKWARD = (
@@ -25,6 +27,11 @@ _SECOND_BACKWARD = (
 _NO_GRADIENT = (
     "the loss does not depend on any parameter of the optimizer: it was computed under torch.no_grad() or "
     "from detached values, all of them are frozen, or the model was changed since the optimizer was made"
+)
+_NEW_GROUP = (
+    "the optimizer's parameters changed after Run was made, as by add_param_group: no resume could load its "
+    "state; give the optimizer all groups before Run, and freeze those that come later with "
+    "requires_grad_(False)"
 )
 
 
@@ -42,6 +49,9 @@ class TrainingStep:
     schedule: LRSchedule
     sync: GradientSync | None = None
     _together: SyncBatchNormParts | None = None
+
+    def __post_init__(self) -> None:
+        self._group_sizes = [len(group["params"]) for group in self.state.optimizer.param_groups]
 
     def share(self, sync: GradientSync | None, *keeps: Keep) -> None:
         """Exchange the gradients from here on.
@@ -132,6 +142,10 @@ class TrainingStep:
             raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")
         state = self.state
         if micro.part == 1:
+            if [
+                len(group["params"]) for group in state.optimizer.param_groups
+            ] != self._group_sizes:
+                raise InputError(_NEW_GROUP)
             # Only the first of each group: all would cost microseconds, and a backward pass reaches most.
             for group in state.optimizer.param_groups:
                 if group["params"] and group["params"][0].grad is not None:
@@ -173,7 +187,13 @@ class TrainingStep:
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
-        state.amp.step(watch=losses)
+        try:
+            state.amp.step(watch=losses)
+        except NotImplementedError as error:
+            gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+            if any(gradient.is_sparse for gradient in gradients):
+                raise InputError(f"a gradient is sparse: {SPARSE}") from error
+            raise
         self.loop.halted_steps += state.amp.halted
         if state.ema is not None:
             try:

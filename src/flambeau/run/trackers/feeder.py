@@ -39,6 +39,8 @@ class Feeder:
         self._hangs = False
         self._ending = threading.Event()
         self._is_abandoned = False
+        self.has_ended = False
+        """The tracker has taken all lines and its end."""
         self._result: Mapping[str, Any] | None = None
         # Set by the thread.
         self._busy = threading.Lock()  # held while the tracker works
@@ -86,6 +88,10 @@ class Feeder:
         else:
             self._hangs = True
 
+    def abandon(self) -> None:
+        self._is_abandoned = True
+        self._news.set()
+
     def end(self, result: Mapping[str, Any] | None) -> None:
         self._result = result
         self._ending.set()
@@ -114,6 +120,7 @@ class Feeder:
                 if is_ending:
                     with self._at_work():
                         self._tracker.end(self._result)
+                    self.has_ended = True
                     return
         except _Abandoned:
             pass

@@ -6,10 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from flambeau.run.folder.json_file import json_table
 from flambeau.run.folder.published_weights import Result
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.options.tracker_names import LineFunction, Track, tracker_list, tracker_options
@@ -20,6 +22,7 @@ from flambeau.sandbox.inside_trial import in_trial
 
 END_WAIT_S = 10.0
 """How long the end of a run waits for all its trackers together."""
+_ENDED = "ended"  # the record of who has taken everything; no tracker has this name
 _NUM_IMAGES = 16  # chosen
 _FORK_WAIT_S = 2.0  # an import takes less; chosen
 
@@ -44,14 +47,17 @@ class RunTrackers:
         self._say = say
         self._said = deque[str]()
         config = folder.read_config() or {}
-        facts = TrackedRun(folder.path, config, folder.metrics, size, self._said.append)
+        self._facts = facts = TrackedRun(
+            folder.path, config, folder.metrics, size, self._said.append
+        )
+        self._size = size
         self._feeders: list[Feeder] = []
         self._tensorboard: tuple[Feeder, Any] | None = None
         self._histograms: tuple[Feeder, Any] | None = None
         self._has_graph = False
         # None in a trial of `flambeau doctor`: what is sent to a service would stay there.
         for number, item in enumerate([] if in_trial() else tracker_list(track)):
-            name = item if isinstance(item, str) else f"track={_function_name(item)}"
+            name = _name(item)
             tracker = self._try_make(item, number, facts)
             if tracker is None:
                 continue
@@ -87,12 +93,14 @@ class RunTrackers:
             self._say(self._said.popleft())
 
     def grow(self, size: int) -> None:
+        self._size = size
         for feeder in self._feeders:
             feeder.grow(size)
         self._say_queued()
 
     def cut(self, size: int, *, step: int) -> None:
         """The run continues from the checkpoint of a step; metrics.jsonl was cut."""
+        self._size = size
         for feeder in self._feeders:
             feeder.cut(size, step=step)
 
@@ -138,6 +146,11 @@ class RunTrackers:
         for feeder in self._feeders:
             feeder.before_fork(wait_s=max(0.0, deadline - time.monotonic()))
 
+    def abandon(self) -> None:
+        """Let the trackers do nothing more, not even write what they have taken."""
+        for feeder in self._feeders:
+            feeder.abandon()
+
     def close(self, result: Result | None) -> None:
         """End the trackers; what they have not taken within `END_WAIT_S` is left out, with a message.
 
@@ -154,6 +167,9 @@ class RunTrackers:
             num = self._histograms[0].num_left_out
             self._say(f"the histograms of {num} evaluations are left out: TensorBoard was too slow")
         late = [feeder.name for feeder in self._feeders if not feeder.wait(deadline)]
+        if result is not None and self._feeders:
+            ended = [feeder.name for feeder in self._feeders if feeder.has_ended]
+            self._facts.note(_ENDED, {"names": ended, "metrics_bytes": self._size})
         self._feeders = []
         self._say_queued()
         if late:
@@ -161,6 +177,22 @@ class RunTrackers:
                 f"{', '.join(late)} had not taken all lines {END_WAIT_S:.0f} s after the last one: "
                 "the rest is left out; metrics.jsonl has all of them"
             )
+
+
+def have_ended(track: Track, run: Path, *, size: int) -> bool:
+    """Whether all these trackers have taken this size of metrics.jsonl, and the end of the run.
+
+    A process that was killed after the run's result, or a tracker that was too slow, has left some out.
+    """
+    ended = json_table(run / "trackers" / f"{_ENDED}.json")
+    names = ended.get("names")
+    if not isinstance(names, list) or ended.get("metrics_bytes") != size:
+        return False
+    return all(_name(item) in names for item in tracker_list(track))
+
+
+def _name(item: str | LineFunction) -> str:
+    return item if isinstance(item, str) else f"track={_function_name(item)}"
 
 
 def _make(item: str | LineFunction, number: int, facts: TrackedRun) -> Tracker:
