@@ -124,7 +124,8 @@ class Batches:
                 if not num_left:
                     self._given = epoch
                 yield batch.data
-        self.epoch, self._position = epoch + 1, 0
+        self.epoch = epoch + 1
+        self._position = 0
 
     def state_dict(self) -> dict[str, int]:
         """The position after the last batch that was yielded."""

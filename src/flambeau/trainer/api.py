@@ -22,6 +22,7 @@ from flambeau.recipes.setup.float32_precision import float32_precision_kept
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.evaluation_mode import generators_restored
+from flambeau.run.loop.training_thread import training_here
 from flambeau.run.options.option import declares
 from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
@@ -78,7 +79,7 @@ def _train(
     given: dict[str, Any] = {**settings}
     if data is not None:
         given["data"] = str(data)
-    with _in_words_of_python(), _process_restored():
+    with training_here(), _in_words_of_python(), _process_restored():
         trackers = tracker_list(track)
         if track is not None:
             names = (item for item in trackers if isinstance(item, str))
