@@ -102,7 +102,7 @@ class Run:
             check_ranks(self._ranks, parts.identity.values, parts.model, parts.loader.length)
             saved = parts.model if parts.shards is None else parts.shards[0].pieces
             self.state = make_state(parts, saved, optimizer, options)
-            self._loop = TransientState(torch.zeros((), device=self.device))
+            self._loop = TransientState(torch.zeros((), dtype=torch.float32, device=self.device))
             self._draws = BatchDraws(options.seed, self.device)
             written = None if self._replays else self.folder.path
             self._memory = MemoryGuard(

@@ -28,6 +28,7 @@ from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
+from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.prediction.predictor import Predictor
 from flambeau.trainer.prediction.trained_model import (
     Trained,
@@ -338,7 +339,7 @@ def _process_restored() -> Iterator[None]:
     threads = torch.get_num_threads()
     switches = cudnn.benchmark, cudnn.deterministic
     try:
-        with generators_restored(), float32_precision_kept():
+        with generators_restored(), float32_precision_kept(), float32_by_default():
             yield
     finally:
         torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
@@ -347,6 +348,7 @@ def _process_restored() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@float32_by_default()
 def load(
     run: str | Path,
     *,
@@ -378,6 +380,7 @@ def load(
     return Predictor(_loaded(run, image_size, trust, say))
 
 
+@float32_by_default()
 def evaluate(
     run: str | Path | Predictor,
     data: str | Path,
