@@ -97,17 +97,20 @@ def disk_failure(error: BaseException, number: int) -> str:
         >>> disk_failure(OSError(errno.EBUSY, "Device or resource busy", "a.rec"), errno.EBUSY)
         'a.rec: Device or resource busy; fix that and run the command again'
     """
-    where = getattr(error, "filename", None)
-    if where is None and getattr(error, "errno", None) is None:
-        return f"{' '.join(str(error).split())}; fix that and run the command again"
-    remedy = "fix that and run the command again"
+    what = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        where = "a file" if number in _LIMIT_ERRNOS else "the disk"
+        what = f"{error.filename or where}: {error.strerror}"
+    return f"{what}; {disk_remedy(number) or 'fix that'} and run the command again"
+
+
+def disk_remedy(number: int | None) -> str | None:
+    """What to do about an error of the disk; None if its name says it."""
     if number in _LIMIT_ERRNOS:
-        where = where or "a file"
-        remedy = "raise the limit (`ulimit -n`), or use fewer workers, and run the command again"
-    elif number in _NETWORK_ERRNOS:
-        remedy = "where that is on a network disk, run the command again when its server answers"
-    what = getattr(error, "strerror", None) or os.strerror(number)
-    return f"{where or 'the disk'}: {what}; {remedy}"
+        return "raise the limit (`ulimit -n`) or use fewer workers"
+    if number in _NETWORK_ERRNOS:
+        return "see that the server of that disk answers"
+    return None
 
 
 def unreadable(path: object, error: OSError) -> InputError:

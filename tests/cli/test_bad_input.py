@@ -846,8 +846,8 @@ def test_a_disk_that_takes_no_file(
         (errno.ENOSPC, "fix that"),
         (errno.EIO, "fix that"),
         (errno.EBUSY, "fix that"),
-        (errno.EMFILE, "raise the limit (`ulimit -n`)"),
-        (errno.ESTALE, "where that is on a network disk"),
+        (errno.EMFILE, "raise the limit (`ulimit -n`) or use fewer workers"),
+        (errno.ESTALE, "see that the server of that disk answers"),
     ],
 )
 def test_figures_that_cannot_be_written(
