@@ -2,7 +2,10 @@
 
 import contextlib
 import difflib
+import errno
 import json
+import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,6 +44,73 @@ def refusing(what: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise InputError(f"{what}: {error}") from error
+
+
+def _numbers(names: str) -> frozenset[int]:
+    return frozenset(getattr(errno, name) for name in names.split() if hasattr(errno, name))
+
+
+DAMAGE_ERRNOS = _numbers("EIO EBADMSG EUCLEAN EILSEQ ENODATA")
+"""What a disk says of data that it has lost; each system has some of these names."""
+
+_NETWORK_ERRNOS = _numbers(
+    "ESTALE ETIMEDOUT ENOLCK EREMOTEIO ENOLINK ECOMM EPROTO EREMCHG ENONET EHOSTDOWN EHOSTUNREACH ENETDOWN "
+    "ENETUNREACH ENETRESET ECONNRESET ECONNREFUSED ECONNABORTED ENOTCONN ESHUTDOWN ENOKEY EKEYEXPIRED "
+    "EKEYREVOKED EKEYREJECTED"
+)
+_LIMIT_ERRNOS = _numbers("EMFILE ENFILE")
+
+DISK_ERRNOS = (
+    DAMAGE_ERRNOS
+    | _NETWORK_ERRNOS
+    | _LIMIT_ERRNOS
+    | _numbers(
+        "ENOSPC EDQUOT EFBIG EACCES EPERM EROFS ENOTDIR ENOENT EISDIR ENAMETOOLONG ENODEV ENXIO ENOMEDIUM "
+        "EMEDIUMTYPE EBUSY EAGAIN EDEADLK ETXTBSY ELOOP EMLINK EXDEV EEXIST ENOTEMPTY ENOMEM EOVERFLOW "
+        "EOPNOTSUPP ENOTSUP ENOSYS ECANCELED EINTR"
+    )
+)
+"""What a disk, a network disk or a limit of the system may answer, and no mistake in a program."""
+
+
+def disk_errno(error: BaseException) -> int | None:
+    """The number of the error of a disk, also where a library has put it into its own words; else None.
+
+    Example:
+        >>> disk_errno(OSError("[Errno 116] cannot open: Stale file handle")) == errno.ESTALE
+        True
+    """
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno if error.errno in DISK_ERRNOS else None
+    text = str(error)
+    if of_rust := re.search(r"\(os error (\d+)\)", text):
+        return int(of_rust[1]) if int(of_rust[1]) in DISK_ERRNOS else None
+    if not isinstance(error, OSError):
+        return None
+    return next((number for number in sorted(DISK_ERRNOS) if os.strerror(number) in text), None)
+
+
+def disk_failure(error: BaseException, number: int) -> str:
+    """A sentence about an error of the disk: which file, what, and what to do.
+
+    Example:
+        >>> disk_failure(OSError(errno.EBUSY, "Device or resource busy", "a.rec"), errno.EBUSY)
+        'a.rec: Device or resource busy; fix that and run the command again'
+    """
+    what = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        where = "a file" if number in _LIMIT_ERRNOS else "the disk"
+        what = f"{error.filename or where}: {error.strerror}"
+    return f"{what}; {disk_remedy(number) or 'fix that'} and run the command again"
+
+
+def disk_remedy(number: int | None) -> str | None:
+    """What to do about an error of the disk; None if its name says it."""
+    if number in _LIMIT_ERRNOS:
+        return "raise the limit (`ulimit -n`) or use fewer workers"
+    if number in _NETWORK_ERRNOS:
+        return "see that the server of that disk answers"
+    return None
 
 
 def unreadable(path: object, error: OSError) -> InputError:

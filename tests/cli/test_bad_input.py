@@ -840,9 +840,18 @@ def test_a_disk_that_takes_no_file(
     assert flambeau("train", images, "--out run", SHORT).code == 0
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "fix that"),
+        (errno.EIO, "fix that"),
+        (errno.EBUSY, "fix that"),
+        (errno.EMFILE, "raise the limit (`ulimit -n`) or use fewer workers"),
+        (errno.ESTALE, "see that the server of that disk answers"),
+    ],
+)
 def test_figures_that_cannot_be_written(
-    number: int, flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
+    number: int, remedy: str, flambeau: Any, images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write
 
@@ -854,8 +863,51 @@ def test_figures_that_cannot_be_written(
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
         answer = flambeau("train", images, "--out run", SHORT)
-        refused(answer, f"run/metrics.jsonl: {os.strerror(number)}; fix that and run the command")
+        refused(
+            answer, f"run/metrics.jsonl: {os.strerror(number)}; {remedy}", "run the command again"
+        )
     assert flambeau("train", images, "--out run", SHORT).code == 0
+
+
+DISK_ANSWERS = [
+    "ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EIO", "ENOTDIR", "ENOENT", "EISDIR",
+    "ENAMETOOLONG", "ESTALE", "ETIMEDOUT", "ENODEV", "ENXIO", "EMFILE", "ENFILE", "EBUSY", "EAGAIN",
+    "ENOLCK", "ELOOP", "EXDEV", "ENOTEMPTY", "ENOMEM", "EHOSTDOWN", "EHOSTUNREACH", "ENETUNREACH",
+    "ECONNRESET", "ECONNREFUSED", "ENOTCONN", "EREMOTEIO", "ENOMEDIUM", "EUCLEAN", "EBADMSG",
+    "ETXTBSY", "EOPNOTSUPP",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DISK_ANSWERS)
+def test_no_answer_of_a_disk_is_a_bug(
+    name: str, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = getattr(errno, name, errno.EIO)
+    Path("weights.pt").write_bytes(b"PK")
+    for error in (
+        OSError(number, os.strerror(number), "weights.pt"),
+        OSError(f"Unable to open weights.pt: {os.strerror(number)}"),  # as of HDF5
+        RuntimeError(f"I/O error: weights.pt (os error {number})"),  # as of safetensors
+    ):
+
+        def failing(chosen: Any, error: Exception = error) -> int:
+            raise error
+
+        monkeypatch.setattr("flambeau.cli.verify.run", failing)
+        refused(flambeau("verify weights.pt"), "weights.pt", "run the command again")
+
+
+def test_a_mistake_of_a_program_keeps_its_traceback(
+    flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error in (OSError(errno.EBADF, "Bad file descriptor"), RuntimeError("os error 5")):
+
+        def failing(chosen: Any, error: Exception = error) -> int:
+            raise error
+
+        monkeypatch.setattr("flambeau.cli.verify.run", failing)
+        with pytest.raises(type(error)):
+            flambeau("verify weights.pt")
 
 
 def test_a_disk_that_stays_full_while_a_checkpoint_is_written(

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import itertools
 import multiprocessing
 import os
 import random
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from flambeau.data.loading.workers.processes import Workers
 from flambeau.data.loading.workers.transport import received, to_send
@@ -56,7 +57,8 @@ def test_epochs_depend_on_nothing_but_the_seed() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("at", [0, 1, 4, 5])
 def test_a_pass_goes_on_where_the_state_says(workers: int, at: int) -> None:
-    whole = epoch_of(wrap(Noisy(), batch_size=4))
+    uninterrupted = wrap(Noisy(), batch_size=4)
+    whole, following = epoch_of(uninterrupted), epoch_of(uninterrupted)
     batches = wrap(Noisy(), batch_size=4)
     for number, _ in enumerate(batches):
         if number == at:
@@ -66,8 +68,8 @@ def test_a_pass_goes_on_where_the_state_says(workers: int, at: int) -> None:
     other.load_state_dict(state)
     assert epoch_of(other) == whole[at + 1 :]
     assert other.state_dict() == {"epoch": 1, "position": 0}
-    # Without that, a pass that was broken off is begun anew.
-    assert epoch_of(batches) == whole
+    # Without that, a pass that was broken off is begun anew; after its last batch it was over.
+    assert epoch_of(batches) == (whole if at < 5 else following)
 
 
 def test_a_last_batch_can_be_left_out() -> None:
@@ -382,3 +384,50 @@ def test_workers_of_a_fork_server_work_and_end_with_the_parent(tmp_path: Path) -
     while any(map(is_running, workers)):
         assert time.monotonic() < deadline, "a worker is still there"
         time.sleep(0.02)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_pass_that_has_given_all_is_over(drop_last: bool) -> None:
+    """`zip` asks its range first, so nobody asks for a batch after the last."""
+    batches = wrap(Noisy(), batch_size=4, seed=1, drop_last=drop_last)
+    expected = [epoch_of(batches) for _ in range(3)]
+    again = wrap(Noisy(), batch_size=4, seed=1, drop_last=drop_last)
+    found = [
+        epoch_of(batch for _, batch in zip(range(len(again)), again, strict=False))
+        for _ in range(2)
+    ]
+    assert found == expected[:2]
+    assert again.epoch == 1
+    assert epoch_of(again) == expected[2]
+    assert again.epoch == 3
+
+
+def test_a_pass_that_is_left_before_its_end_begins_again_or_goes_on() -> None:
+    whole = epoch_of(wrap(Noisy(), batch_size=4))
+    batches = wrap(Noisy(), batch_size=4)
+    for _ in range(2):
+        assert epoch_of(itertools.islice(batches, 5)) == whole[:5]
+    batches.load_state_dict(batches.state_dict())
+    assert epoch_of(itertools.islice(batches, 1)) == whole[5:]
+    batches.load_state_dict({"epoch": 0, "position": 20})
+    assert epoch_of(batches) == whole[5:]
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("length", "world"), [(10, 2), (9, 2), (13, 3), (14, 3), (16, 3)])
+def test_all_processes_get_as_many_batches(
+    monkeypatch: pytest.MonkeyPatch, length: int, world: int, drop_last: bool
+) -> None:
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: world)
+    shares = []
+    for rank in range(world):
+        monkeypatch.setattr("torch.distributed.get_rank", lambda rank=rank: rank)
+        batches = wrap(TensorDataset(torch.arange(length)), batch_size=4, drop_last=drop_last)
+        shares.append([indices.tolist() for (indices,) in batches])
+        assert len(shares[-1]) == len(batches)
+    left_out = length % 4 if drop_last or length % 4 < world else 0
+    seen = sorted(index for share in shares for batch in share for index in batch)
+    assert len(set(seen)) == len(seen) == length - left_out
+    with pytest.raises(InputError, match=f"1 samples cannot be shared by {world} processes"):
+        wrap(TensorDataset(torch.arange(1)), batch_size=4)

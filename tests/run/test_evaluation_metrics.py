@@ -17,8 +17,10 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from flambeau.errors import InputError
+from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.auroc import AUROC
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
+from flambeau.run.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.run.run import Run
 
 
@@ -48,6 +50,7 @@ class Counting:
 def metrics() -> dict[str, Any]:
     import torchmetrics
     import torchmetrics.classification as tm
+    from torchmetrics.wrappers import ClasswiseWrapper
 
     class Kept(torchmetrics.Metric):
         """The largest distance of neighbours in the order of the samples; its state has no reduction."""
@@ -72,6 +75,11 @@ def metrics() -> dict[str, Any]:
         "all": torchmetrics.MetricCollection(
             [tm.MulticlassRecall(3, average="macro"), tm.MulticlassPrecision(3, average="macro")]
         ),
+        "curves": torchmetrics.MetricCollection(  # they share one list
+            [tm.MulticlassAUROC(3), tm.MulticlassAveragePrecision(3)]
+        ),
+        # Its states are those of the metric inside.
+        "each": ClasswiseWrapper(tm.MulticlassRecall(3, average=None)),
         "pearson": torchmetrics.PearsonCorrCoef(),
         "largest": torchmetrics.MaxMetric(),
         "gap": Kept(),
@@ -95,7 +103,15 @@ def train(folder: Path, told: dict[str, Any], *, die_at: int = -1, **options: An
         for x, y in run.evaluate(rows(131, 2)):
             logits = model(x)
             run.log(val_correct=logits.argmax(1) == y)
-            for name in told.keys() & {"val", "area", "f1", "exact", "all"}:
+            for name in told.keys() & {
+                "val",
+                "area",
+                "f1",
+                "exact",
+                "all",
+                "curves",
+                "each",
+            }:
                 run.log(**{name: (logits, y)})
             if "gap" in told:
                 run.log(pearson=(x[:, 0], logits[:, 0]), largest=x[:, 1], gap=x[:, 2])
@@ -124,6 +140,13 @@ def test_figures_are_those_of_all_samples_at_once(tmp_path: Path) -> None:
         "f1": sklearn.metrics.f1_score(y, guess, average="macro"),
         "all_MulticlassRecall": sklearn.metrics.recall_score(y, guess, average="macro"),
         "all_MulticlassPrecision": sklearn.metrics.precision_score(y, guess, average="macro"),
+        "curves_MulticlassAUROC": sklearn.metrics.roc_auc_score(
+            y, logits.softmax(1), multi_class="ovr"
+        ),
+        **{
+            f"each_multiclassrecall_{c}": recall
+            for c, recall in enumerate(sklearn.metrics.recall_score(y, guess, average=None))
+        },
         "pearson": float(torch.corrcoef(torch.stack([x[:, 0], logits[:, 0]]))[0, 1]),
         "largest": float(x[:, 1].max()),
         "gap": float(x[:, 2].sort().values.diff().max()),
@@ -240,3 +263,27 @@ def test_several_processes_need_a_state(start_ranks: Callable[..., Any], tmp_pat
 
     for message in start_ranks(2, work).results():
         assert "Counting has no state_dict() and merge(state)" in message
+
+
+@pytest.mark.parametrize(("world", "refused"), [(1, 1), (2, 2), (3, 3)])
+def test_metrics_that_would_not_be_exact_are_refused(world: int, refused: int) -> None:
+    import torchmetrics
+    from torchmetrics.wrappers import MinMaxMetric, Running
+
+    told = [
+        MinMaxMetric(torchmetrics.MeanMetric()),
+        Running(torchmetrics.MeanMetric()),
+        torchmetrics.NormalizedRootMeanSquaredError(),
+    ]
+    messages = []
+    for metric in told:
+        try:
+            EvaluationMetrics(
+                {"m": torchmetrics.MetricCollection([metric])},
+                device=torch.device("cpu"),
+                ranks=Ranks(0, world, None),
+            )
+        except InputError as error:
+            messages.append(str(error))
+    assert len(messages) == refused
+    assert all(f"would not be exact on {world} process" in text for text in messages)

@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import random
 import signal
 import sys
 import tomllib
@@ -14,8 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch import Tensor, nn
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
 
 from flambeau.data.wrap import wrap
 from flambeau.errors import InputError
@@ -446,17 +453,24 @@ def test_what_is_no_data_is_said(tmp_path: Path, data: Any, message: str) -> Non
     run.close()
 
 
+class OwnDraws(SequentialSampler):
+    def __init__(self, data: Tensor) -> None:
+        super().__init__(data)
+        self.draws = random.Random(0)
+
+
 @pytest.mark.parametrize(
     ("of_loader", "options", "message"),
     [
         ({}, {"batch_size": 64}, "batch_size would have no effect: the data are a loader"),
         ({}, {"workers": 0, "on_bad": print}, "workers, on_bad would have no effect"),
-        ({"generator": torch.Generator()}, {}, "the loader has a generator=, whose state is in no"),
+        ({"generator": torch.Generator()}, {}, "DataLoader has a generator=, whose state is in no"),
         (
             {"sampler": RandomSampler(X, generator=torch.Generator())},
             {},
-            "the loader has a generator=",
+            "RandomSampler has a generator=",
         ),
+        ({"sampler": OwnDraws(X)}, {}, "loader's OwnDraws has a draws=, whose state is in no"),
         (
             {"num_workers": 1, "persistent_workers": True},
             {},

@@ -298,3 +298,24 @@ def test_a_stop_asked_for_ends_train_with_a_checkpoint(
     result = train(images, out=tmp_path / "run", **TINY)
     ours = (result.folder / "model.safetensors").read_bytes()
     assert ours == (root / "color" / "model.safetensors").read_bytes()
+
+
+def test_another_default_dtype_changes_nothing(root: Path, tmp_path: Path) -> None:
+    """Images and models of `flambeau train` are float32."""
+    images = root / "color_images"
+
+    def everything(folder: Path) -> tuple[Any, ...]:
+        train(images, out=folder, duration="2st", batch_size=8, image_size=16, bar=False)
+        predictor = load(folder)
+        found = evaluate(predictor, images)
+        pixels = predictor.preprocess(picture(1))
+        return predictor.model.state_dict(), found.loss, pixels, predictor(picture(1)).probabilities
+
+    usual = everything(tmp_path / "usual")
+    torch.set_default_dtype(torch.float64)
+    try:
+        other = everything(tmp_path / "other")
+        assert torch.get_default_dtype() is torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(other, usual, rtol=0, atol=0)

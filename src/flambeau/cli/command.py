@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import errno
 import importlib
 import io
 import os
@@ -18,7 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from flambeau.cli.table import print_json
-from flambeau.errors import InputError, WorkerLost, nearest
+from flambeau.errors import InputError, WorkerLost, disk_errno, disk_failure, nearest
 from flambeau.parallel.preemption import INTERRUPTED
 from flambeau.provenance import TRUST, UntrustedCode
 from flambeau.terminal import say
@@ -30,19 +29,6 @@ VERBS = (
     "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
 _MODULES = {"inspect": "inspect_model"}  # inspect is a module of the standard library
-_USER_ERRNOS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.EIO,
-    errno.ENOTDIR,
-    errno.ENOENT,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -107,15 +93,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:
-        if error.errno not in _USER_ERRNOS:
-            _print_error_event(words, f"{type(error).__name__}: {error}", 1)
-            raise
-        why = (
-            f"{error.filename or 'the disk'}: {error.strerror}; fix that and run the command again"
-        )
-        return _complain(words, why, 2)
     except Exception as error:
+        if (number := disk_errno(error)) is not None:
+            return _complain(words, disk_failure(error, number), 2)
         _print_error_event(words, f"{type(error).__name__}: {error}", 1)
         raise
 

@@ -43,13 +43,15 @@ def wrap(
         workers: processes that read; 0 reads in this one.
         shuffle: False reads the samples in the order of the data set.
         sampler: one of flambeau.recipes.data.samplers, or anything with `len()` and `order(epoch)`.
-        drop_last: leave out the last batch of an epoch if it is smaller.
+        drop_last: leave out the last batch of an epoch if it is smaller. One that has fewer samples than
+            there are processes is always left out, so that all of them get as many batches.
         collate: makes a batch of a list of samples.
         pin_memory: batches in page-locked memory.
         stall_timeout: seconds after which a worker that still reads the same sample is lost; 0 is never.
 
     Raises:
-        InputError: the data set is empty, has no length or no index, or a setting is out of range.
+        InputError: the data set is empty or too small for the processes, has no length or no index, or a
+            setting is out of range.
     """
     if isinstance(dataset, IterableDataset) or not is_dataset(dataset):
         raise InputError(
@@ -61,13 +63,15 @@ def wrap(
     if workers < 0:
         raise InputError(f"workers must be at least 0, got {workers}")
     joined = dist.is_available() and dist.is_initialized()
+    world = dist.get_world_size() if joined else 1
     loader = Loader(
         dataset,
         BatchLayout(
             batch_size,
             rank=dist.get_rank() if joined else 0,
-            world=dist.get_world_size() if joined else 1,
+            world=world,
             keeps_empty=False,
+            takes_singles=True,
         ),
         seed=seed,
         shuffle=shuffle,
@@ -76,21 +80,27 @@ def wrap(
             workers=workers, collate=collate, pin_memory=pin_memory, stall_timeout=stall_timeout
         ),
     )
-    return Batches(loader, batch_size if drop_last else 1)
+    if loader.length < world:
+        raise InputError(f"{loader.length} samples cannot be shared by {world} processes")
+    return Batches(loader, batch_size if drop_last else world)
 
 
 class Batches:
     """What `wrap` returns: each pass over it is an epoch.
 
-    After an interrupted pass the next one begins the epoch again, unless `load_state_dict` was called.
+    A pass that has given all of its batches is over, whether or not it is asked for one more, as it is not in
+    `zip(range(n), batches)`. After one that was left before, the next one begins the epoch again, unless
+    `load_state_dict` was called.
 
     Attributes:
-        epoch: number of the epoch of the next pass, from 0.
+        epoch: number of the epoch, from 0: of the current pass, and after its end of the next one.
     """
 
     def __init__(self, loader: Loader, least: int) -> None:
         self._loader, self._least = loader, least
-        self.epoch, self._start, self._position = 0, 0, 0
+        self.epoch = 0
+        self._start = self._position = 0
+        self._given: int | None = None  # the epoch of which all batches were given
 
     def __len__(self) -> int:
         whole = self._loader.batches_per_epoch
@@ -102,12 +112,20 @@ class Batches:
         Raises:
             WorkerLost: a data worker died, or read the same sample for too long.
         """
+        if self._given == self.epoch:
+            self.epoch += 1
+        epoch = self.epoch
         self._position, self._start = self._start, 0
-        for batch in self._loader.stream(epoch=self.epoch, position=self._position, epochs=1):
+        num_left = len(self) - self._position // self._loader.layout.global_batch_size
+        for batch in self._loader.stream(epoch=epoch, position=self._position, epochs=1):
             if batch.total >= self._least:
                 self._position = batch.position
+                num_left -= 1
+                if not num_left:
+                    self._given = epoch
                 yield batch.data
-        self.epoch, self._position = self.epoch + 1, 0
+        self.epoch = epoch + 1
+        self._position = 0
 
     def state_dict(self) -> dict[str, int]:
         """The position after the last batch that was yielded."""
@@ -116,4 +134,5 @@ class Batches:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue there in the next pass; the numbers of workers and processes may have changed."""
         self.epoch = state["epoch"]
+        self._given = None
         self._start = self._position = state["position"]

@@ -62,27 +62,34 @@ class StopFlag:
         self._is_command = False
         self._pid = os.getpid()
 
-    def install(self, owner: object, *, is_command: bool = False) -> None:
+    def install(self, owner: object, *, is_command: bool = False) -> bool:
         """Install the handlers; only in the main thread, as Python allows no others.
 
         Args:
             owner: calls `restore` later.
             is_command: the process is the command `flambeau`, and ends with its run.
+
+        Returns:
+            Whether signals stop a run of this thread.
         """
         if os.getpid() != self._pid:
             StopFlag.__init__(self)  # drop the state of the parent process
         self._owners.add(owner)
         self._is_command = self._is_command or is_command
-        if self._previous or threading.current_thread() is not threading.main_thread():
-            return
-        self._ending = False
-        for number in _SIGNALS:
-            self._previous[number] = signal.signal(number, self._handle)
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and not self._previous:
+            self._ending = False
+            for number in _SIGNALS:
+                self._previous[number] = signal.signal(number, self._handle)
+        return is_main
 
     def restore(self, owner: object) -> None:
-        """Restore the previous handlers once the last owner is done."""
+        """Restore the previous handlers once the last owner is done.
+
+        Another thread than the main one, in which a run may be dropped, leaves that to the next signal.
+        """
         self._owners.discard(owner)
-        if self._owners:
+        if self._owners or threading.current_thread() is not threading.main_thread():
             return
         self._is_command = False
         if self.signal == "SIGINT":  # for a run that an error has ended, not for the next one
@@ -111,6 +118,10 @@ class StopFlag:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._ending or os.getpid() != self._pid:
             return  # a forked child ends in its own way
+        if not self._owners:  # the last was dropped in another thread
+            self.restore(self)
+            signal.raise_signal(number)
+            return
         before, self.signal = self.signal, signal.Signals(number).name
         if before is None:
             self._since = time.monotonic()

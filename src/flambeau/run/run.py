@@ -15,6 +15,7 @@ Start it with torchrun: all processes together do what one would do.
 
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -45,6 +46,11 @@ from flambeau.run.loop.run_parts import make_parts, make_state, share_model
 from flambeau.run.loop.state import TransientState
 from flambeau.run.loop.step_metrics import add_value, cloned
 from flambeau.run.loop.training_step import TrainingStep
+from flambeau.run.loop.training_thread import (
+    check_made_here,
+    check_no_other_trains,
+    training_here,
+)
 from flambeau.run.options.advice import Advice
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import declares
@@ -74,6 +80,8 @@ class Run:
         **given: Any,
     ) -> None:
         options = RunOptions.of(given)
+        check_no_other_trains()
+        self._maker = threading.current_thread()
         self.folder = RunFolder(folder_for_run(Path(folder)), advice=options.advice or Advice())
         self.model, self.optimizer = model, optimizer
         self._replays = options.replay_from is not None
@@ -94,7 +102,7 @@ class Run:
             check_ranks(self._ranks, parts.identity.values, parts.model, parts.loader.length)
             saved = parts.model if parts.shards is None else parts.shards[0].pieces
             self.state = make_state(parts, saved, optimizer, options)
-            self._loop = TransientState(torch.zeros((), device=self.device))
+            self._loop = TransientState(torch.zeros((), dtype=torch.float32, device=self.device))
             self._draws = BatchDraws(options.seed, self.device)
             self._in_parts = options.parts is not None
             written = None if self._replays else self.folder.path
@@ -135,7 +143,11 @@ class Run:
             resources.callback(self.folder.release)
             self._recorder.claim()
             resources.callback(FLAG.restore, self.folder)
-            FLAG.install(self.folder)
+            if not FLAG.install(self.folder):
+                self.progress.say(
+                    "this run is not in the main thread, where alone signals arrive: SIGTERM ends it without "
+                    "a checkpoint, and it then continues from the last one"
+                )
             resources.callback(self._recorder.close)
             self.result = self._lifecycle.resume()
         is_compiled = self.model is not self._parts.model
@@ -270,9 +282,11 @@ class Run:
             Preempted: SIGTERM, SIGUSR1 or SIGINT came; a checkpoint is on the disk, the exit code is 75.
             NotFinite: a loss or gradient was NaN or infinite.
             SaveFailed: a checkpoint could not be written.
+            InputError: another thread trains, or has made this run.
         """
+        check_made_here(self._maker)
         state, lifecycle = self.state, self._lifecycle
-        try:
+        with training_here(), contextlib.closing(self):
             if self.result is not None:
                 return
             if not lifecycle.holds:
@@ -287,8 +301,6 @@ class Run:
                 self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
             if not self._replays:
                 self.result = self._recorder.publish()
-        finally:
-            self.close()
 
     def stop(self) -> None:
         """End the run after the current step, as finished: its weights are published.
@@ -310,6 +322,7 @@ class Run:
         dropout as a run that was never stopped. Lines and checkpoints that are due are written between two
         steps; it raises what `epochs` raises.
         """
+        check_made_here(self._maker)
         state = self.state
         loop = self._loop
         window = self.state.window
@@ -436,6 +449,8 @@ class Run:
         Inside, the model has the averaged weights if there are any, and what is logged becomes one line of
         metrics.jsonl. Its random draws neither depend on training nor change it.
         """
+        check_made_here(self._maker)
+        check_no_other_trains()
         loop = self._loop
         ranks = self._ranks
         # By part, where the batches are parts of a step; else all under 0.

@@ -22,11 +22,13 @@ from flambeau.recipes.setup.float32_precision import float32_precision_kept
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.evaluation_mode import generators_restored
+from flambeau.run.loop.training_thread import training_here
 from flambeau.run.options.option import declares
 from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
+from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.prediction.pixel_remarks import pixel_remarks
 from flambeau.trainer.prediction.predictor import Predictor
 from flambeau.trainer.prediction.trained_images import trained_images
@@ -80,7 +82,7 @@ def _train(
     given: dict[str, Any] = {**settings}
     if data is not None:
         given["data"] = str(data)
-    with _in_words_of_python(), _process_restored():
+    with training_here(), _in_words_of_python(), _process_restored():
         trackers = tracker_list(track)
         if track is not None:
             names = (item for item in trackers if isinstance(item, str))
@@ -343,7 +345,7 @@ def _process_restored() -> Iterator[None]:
     threads = torch.get_num_threads()
     switches = cudnn.benchmark, cudnn.deterministic
     try:
-        with generators_restored(), float32_precision_kept():
+        with generators_restored(), float32_precision_kept(), float32_by_default():
             yield
     finally:
         torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
@@ -352,6 +354,7 @@ def _process_restored() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@float32_by_default()
 def load(
     run: str | Path,
     *,
@@ -383,6 +386,7 @@ def load(
     return Predictor(_loaded(run, image_size, trust, say))
 
 
+@float32_by_default()
 def evaluate(
     run: str | Path | Predictor,
     data: str | Path,

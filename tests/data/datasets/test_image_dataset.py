@@ -1,5 +1,6 @@
 """Batches against decode and augment one by one; bad images in every mode; statistics against NumPy."""
 
+import errno
 import io
 import os
 import pickle
@@ -335,6 +336,15 @@ def test_the_share_of_the_image_that_a_crop_keeps_can_be_set():
 
 
 BAD = {4: b"no image", 5: encoded(16, 16, 5)[:60], 11: FileNotFoundError(2, "No such file")}
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", ["ESTALE", "ETIMEDOUT", "EMFILE"])
+def test_an_image_is_not_left_out_where_its_disk_fails(mode, train, name):
+    number = getattr(errno, name)
+    failing = {11: OSError(number, os.strerror(number))}
+    with pytest.raises(InputError, match=f"memory/11: {os.strerror(number).lower()}; .* again"):
+        batch(make(mode, failing, train=train, skip_bad=True), [10, 11])
 
 
 @pytest.mark.parametrize("train", [True, False])

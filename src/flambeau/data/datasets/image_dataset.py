@@ -13,7 +13,7 @@ from flambeau.data.loading.workers.progress import reading
 from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
-from flambeau.errors import DecodeError, InputError
+from flambeau.errors import DecodeError, InputError, disk_remedy
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.batch_crop_flip import batch_crop_flip
@@ -183,6 +183,10 @@ class ImageDataset(SeededDataset):
         try:
             data = self.source.read(index)
         except OSError as error:
+            if (remedy := disk_remedy(error.errno)) is not None:
+                # Not of this image, which is not to be left out or replaced by another one.
+                why = f"{self.describe(index)}: {why_unreadable(error)}"
+                raise InputError(f"{why}; {remedy} and run the command again") from error
             raise DecodeError(why_unreadable(error)) from error
         if self.train and not self.small:
             train_image(

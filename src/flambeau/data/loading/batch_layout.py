@@ -49,6 +49,7 @@ class BatchLayout:
     """Global batches in micro-batches, each of which the ranks share.
 
     Attributes:
+        takes_singles: a rank may get a single sample, rather than none.
         step_samples: samples per optimizer step where `micro_batch_size` does not divide them: the last
             micro-batch of each step is smaller then.
     """
@@ -58,6 +59,7 @@ class BatchLayout:
     rank: int = 0
     world: int = 1
     keeps_empty: bool = True
+    takes_singles: bool = False
     step_samples: int | None = None
 
     @property
@@ -92,6 +94,8 @@ class BatchLayout:
         low = start
         part = 0
         full = self.micro_batch_size
+        # As if a full micro-batch gave every rank just one.
+        full_to_share = self.world if self.takes_singles else full
         while low < stop:
             part += 1
             left = stop - low
@@ -99,7 +103,7 @@ class BatchLayout:
             joins = left == full + 1 > 2
             high = stop if joins else min(low + full, stop)
             local, last = (
-                share_of(high - low, rank=rank, world=self.world, full_size=full)
+                share_of(high - low, rank=rank, world=self.world, full_size=full_to_share)
                 for rank in (self.rank, self.world - 1)
             )
             if local is not None or self.keeps_empty:

@@ -7,6 +7,7 @@ batch or its augmentation.
 
 import contextlib
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,9 @@ class ReadOptions:
 
 
 _DEFAULT = ReadOptions()
+
+# Of the process's generators, for loaders that are read in several threads.
+_SEEDED = threading.RLock()
 
 
 class Loader:
@@ -328,7 +332,8 @@ class _Fetch(Dataset[Any]):
                 # Returned: if it were raised, it would arrive wrapped in a worker's traceback.
                 return part, error, 0, ()
             return part, batch, count_samples(batch), bad
-        with cpu_generators_restored():
+        # A worker has them for itself, and may be forked while a thread holds the lock.
+        with contextlib.nullcontext() if self._workers else _SEEDED, cpu_generators_restored():
             samples = []
             for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
                 seed_cpu(seed)

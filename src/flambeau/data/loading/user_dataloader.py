@@ -1,17 +1,26 @@
 """Batches of a user's DataLoader, with a position in the run and a share for each rank."""
 
 import itertools
-from collections.abc import Iterator, Sized
+import zlib
+from collections.abc import Callable, Iterator, Sized
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from flambeau.data.loading.batch_samples import count_samples, is_tensor_per_sample, slice_samples
+from flambeau.data.loading.batch_samples import (
+    count_samples,
+    is_tensor_per_sample,
+    slice_samples,
+    tensors_in_batch,
+)
 from flambeau.data.loading.micro_batch import MicroBatch, share_of, wait_before_fork
+from flambeau.data.loading.sampler_chain import are_shares, first_indices, set_epoch
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import mix
-from flambeau.recipes.setup.seeding import seed_cpu
+from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
 _NO_INDICES = np.empty(0, dtype=np.int64)
 
@@ -20,11 +29,17 @@ class UserDataLoader:
     """Batches of the user's own loader, which decides their order.
 
     Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called if the
-    loader or its sampler has one, so that a shuffling DataLoader repeats the same epoch. A resume in
+    loader or a sampler in it has one, so that a shuffling DataLoader repeats the same epoch. A resume in
     mid-epoch reads and drops the earlier batches: only a dataset can be entered anywhere at no cost.
 
     Each rank reads all batches and takes its share of the samples, unless the loader has a
-    DistributedSampler: then its batches are the shares.
+    DistributedSampler, at any depth: then its batches are the shares.
+
+    Args:
+        gather: gives what each rank calls it with, in their order; to see that all read the same.
+
+    Raises:
+        InputError: no batches, or samplers that share the data in a way that is not this job's.
     """
 
     def __init__(
@@ -36,6 +51,7 @@ class UserDataLoader:
         rank: int = 0,
         world: int = 1,
         keeps_empty: bool = True,
+        gather: Callable[[Any], list[Any]] = lambda value: [value],
     ) -> None:
         self._rank, self._world, self._keeps_empty = rank, world, keeps_empty
         self.length = len(batches)
@@ -43,12 +59,14 @@ class UserDataLoader:
             raise InputError("the loader is empty: there is nothing to train on")
         self._batches, self._accumulate, self._seed = batches, accumulate, seed
         self._listed: bool | None = None
-
-    @property
-    def are_shares(self) -> bool:
+        self._gather = gather
+        self.are_shares = are_shares(batches, rank=rank, world=world)
         """Whether each rank gets batches of its own, by a DistributedSampler."""
-        sampler = getattr(self._batches, "sampler", None)
-        return self._world > 1 and getattr(sampler, "num_replicas", 1) == self._world
+        self._must_compare = world > 1 and not self.are_shares
+        if self._must_compare:
+            indices = first_indices(batches, seed=mix(mix(seed)))
+            if indices is not None:
+                self._compare(indices)
 
     @property
     def forks(self) -> bool:
@@ -69,11 +87,24 @@ class UserDataLoader:
         """The name of a batch in messages."""
         return f"batch {index} of the loader"
 
+    def _compare(self, first: Any) -> None:
+        """Refuse ranks whose first batches differ: each would take its share of another batch."""
+        self._must_compare = False
+        everyone = self._gather(first)
+        for rank, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                raise InputError(
+                    f"the loader gives rank {rank} another first batch than rank 0, and each rank takes its "
+                    "share of what it reads, so some samples would never be trained on\n"
+                    "Give the Dataset, or a loader that is alike on all ranks; a sampler or IterableDataset "
+                    "that shares the data itself says so by an attribute num_replicas, as DistributedSampler"
+                )
+
     def _read(self, epoch: int) -> Iterator[Any]:
         """One epoch of the loader.
 
-        If the loader draws in this process, the generators are seeded before each batch: neither a resume
-        that drops batches nor a training that draws between two of them must change the next one.
+        The generators are seeded before each batch: neither a resume that drops batches nor a training that
+        draws between two of them must change the next one, also where a sampler draws while workers read.
         """
         seed = mix(mix(self._seed) + epoch)
         seed_cpu(seed)
@@ -83,12 +114,15 @@ class UserDataLoader:
         draws_here = isinstance(self._batches, DataLoader) and self._batches.num_workers == 0
         for number in itertools.count():
             # The first batch comes after the sampler's draw, which must be the same with workers.
-            if draws_here and number:
-                seed_cpu(mix(seed + number))
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
+            with cpu_generators_restored() if number and not draws_here else nullcontext():
+                if number:
+                    seed_cpu(mix(seed + number))
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    return
+            if self._must_compare:
+                self._compare(_digest(batch))
             yield batch
 
     def stream(
@@ -98,10 +132,7 @@ class UserDataLoader:
         last = None if epochs is None else epoch + epochs
         is_share = self._world == 1 or self.are_shares
         while epoch != last:
-            for owner in (self._batches, getattr(self._batches, "sampler", None)):
-                set_epoch = getattr(owner, "set_epoch", None)
-                if set_epoch is not None:
-                    set_epoch(epoch)
+            set_epoch(self._batches, epoch)
             source = itertools.islice(self._read(epoch), position, None)
             while group := list(itertools.islice(source, self._accumulate)):
                 sized = []
@@ -166,3 +197,9 @@ class UserDataLoader:
         stacked = getattr(self._batches, "collate_fn", None) is default_collate
         data = slice_samples(batch, local or slice(0, 2), stacked=stacked, listed=is_listed)
         return data, local.stop - local.start if local else 0, last is not None
+
+
+def _digest(batch: Any) -> list[tuple[Any, ...]]:
+    """What tells the tensors of two batches apart."""
+    tensors = [tensor.detach().cpu().contiguous() for tensor in tensors_in_batch(batch)]
+    return [(*t.shape, zlib.crc32(t.view(-1).view(torch.uint8).numpy().data)) for t in tensors]

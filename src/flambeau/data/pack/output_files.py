@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from flambeau.data.pack.shard_plan import Unit
 from flambeau.data.sources.class_names_file import class_names_path
 from flambeau.data.sources.escaped_names import CLASS_NAMES, class_names_file, folder_names
-from flambeau.errors import InputError, why_no_json
+from flambeau.errors import DISK_ERRNOS, InputError, why_no_json
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
 MANIFEST = ".pack.json"  # appended to the name of DST
@@ -25,7 +25,6 @@ _UNIT = {"files": list, "crc32": str, "bad": list}
 _START_AGAIN = "Give --fresh to start again"
 _MAX_FACTS = 1 << 28  # bytes; the checksums of 30 million images
 _RESERVED = 1 << 20  # bytes that a full file system may still report as free
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
 
 
 class Packed(NamedTuple):
@@ -260,8 +259,7 @@ def _errno_of(error: Exception, folder: Path) -> int | None:
     """The disk error behind an exception; None if there is none."""
     number: int | None = getattr(error, "errno", None)
     if number is None:
-        matches = (number for number in _DISK_ERRORS if os.strerror(number) in str(error))
-        number = next(matches, None)
+        number = next((n for n in sorted(DISK_ERRNOS) if os.strerror(n) in str(error)), None)
     if number in (None, errno.EIO) and shutil.disk_usage(folder).free < _RESERVED:
         return errno.ENOSPC
     return number

@@ -38,7 +38,7 @@ from flambeau.data.pack.shard_plan import (
 from flambeau.data.pack.writers import Record, as_buffer, keys_for, open_writer, require_package
 from flambeau.data.sources.packed_formats import FORMATS, endings_of
 from flambeau.data.sources.source import Source, content_sample
-from flambeau.errors import DecodeError, InputError, require_folder
+from flambeau.errors import DecodeError, InputError, disk_remedy, require_folder
 from flambeau.images.decode import Stored
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.terminal import CountBar
@@ -62,6 +62,8 @@ class _Bad(NamedTuple):
             return cls(f"{image}: the memory is too small for it", "Give fewer --workers")
         if isinstance(error, CannotStore):
             return cls(f"{image}: {reason}", "Give another --encode, --resize or --center-crop")
+        if remedy := disk_remedy(getattr(error, "errno", None)):
+            return cls(f"{image}: {reason}", f"{remedy[0].upper()}{remedy[1:]} and pack again")
         return cls(f"{image}: {reason}", "Repair or remove it")
 
 

@@ -1,6 +1,5 @@
 """Packed images one by one, past damage: what `flambeau verify` checks and `--salvage` keeps."""
 
-import errno
 import mmap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ from flambeau.data.sources.folder import FolderSource, class_folders
 from flambeau.data.sources.packed_formats import FORMATS
 from flambeau.data.sources.path_format import kind_of, open_path
 from flambeau.data.sources.source import Source
-from flambeau.errors import DamagedData, InputError
+from flambeau.errors import DAMAGE_ERRNOS, DISK_ERRNOS, DamagedData, InputError
 from flambeau.images.stand_ins import stand_in_at, why_unreadable
 
 # Tools that may recover something from a file that cannot be opened, by format.
@@ -25,8 +24,8 @@ RECOVERY: Mapping[str, str] = {
     "`h5clear -s` is for one whose writer was killed",
 }
 
-# No damage: the file is missing, or not readable for this user.
-_ACCESS_ERRORS = (errno.ENOENT, errno.ELOOP, errno.EACCES, errno.EPERM)
+# No damage: the file is missing or not readable for this user, a server does not answer, a limit is reached.
+_ACCESS_ERRORS = DISK_ERRNOS - DAMAGE_ERRNOS
 
 
 def scan(path: Path, kind: str) -> Iterator[ScannedRecord]:

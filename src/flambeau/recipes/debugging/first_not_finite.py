@@ -152,12 +152,17 @@ def _watched(model: nn.Module, check: Callable[[str, str, str, Any], None]) -> I
 
 @contextmanager
 def _buffers_kept(model: nn.Module) -> Iterator[None]:
-    kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    """Restore the buffers, also where a forward pass puts another tensor in the place of one."""
+    places = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
+        for buffers, before in places:
+            buffers.clear()
+            buffers.update(before)
         with torch.no_grad():
-            for buffer, value in kept:
+            for buffer, value in values:
                 buffer.copy_(value)
 
 

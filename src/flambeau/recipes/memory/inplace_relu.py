@@ -145,12 +145,17 @@ def _results(model: nn.Module, example: Sequence[Any]) -> list[Tensor]:
     """Outputs, gradients, buffers and inputs, after a run in training and one in eval mode."""
     # Parameters too, because `_spoil` overwrites one that an activation reads.
     kept = [(t, t.detach().clone()) for t in (*model.parameters(), *model.buffers())]
+    # By place, too: a forward pass may put another tensor in the place of a buffer.
+    places = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     results: list[Tensor] = []
     try:
         for training in (True, False):
             results += _run(model.train(training), example)
             results += [buffer.clone() for buffer in model.buffers()]
     finally:
+        for buffers, before_run in places:
+            buffers.clear()
+            buffers.update(before_run)
         for tensor, before in kept:
             tensor.data.copy_(before)
     return results

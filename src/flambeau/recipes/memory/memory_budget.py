@@ -18,7 +18,8 @@ import copy
 import time
 import weakref
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -306,9 +307,8 @@ def _seconds(model: nn.Module, names: Sequence[str], run: Callable[[], object]) 
         handles.append(module.register_forward_pre_hook(partial(begin, name)))
         handles.append(module.register_forward_hook(partial(end, name)))
     devices = [] if device.type == "cpu" else [device]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        with torch.random.fork_rng(devices, device_type=device.type):
+        with _buffers_kept(model), torch.random.fork_rng(devices, device_type=device.type):
             for _ in range(3):
                 begin("")
                 run()
@@ -316,9 +316,23 @@ def _seconds(model: nn.Module, names: Sequence[str], run: Callable[[], object]) 
     finally:
         for handle in handles:
             handle.remove()
-        for buffer, before in buffers:
-            buffer.copy_(before)
     return {name: min(seconds) for name, seconds in times.items()}
+
+
+@contextmanager
+def _buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Restore the buffers, also where a forward pass puts another tensor in the place of one."""
+    places = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        yield
+    finally:
+        for buffers, before in places:
+            buffers.clear()
+            buffers.update(before)
+        with torch.no_grad():
+            for buffer, value in values:
+                buffer.copy_(value)
 
 
 # ---------------------------------------------------------------- the choice

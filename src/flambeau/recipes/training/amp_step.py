@@ -97,18 +97,18 @@ class AmpStep:
         self.precision = precision
         self.max_norm = max_norm
         self.device = devices.pop()
-        self.halted = torch.zeros((), device=self.device)
+        self.halted = torch.zeros((), dtype=torch.float32, device=self.device)
         """0-d float32: 1 if a watched tensor, or (except in fp16) a gradient, was not finite."""
         self.skipped = torch.zeros_like(self.halted) if precision == "fp16" else self.halted
         """0-d float32: 1 if the last step was skipped. A schedule may read it later, without waiting."""
-        self.norm = torch.zeros((), device=self.device)
+        self.norm = torch.zeros((), dtype=torch.float32, device=self.device)
         """0-d float32: the norm of the last gradients before clipping; updated only with `max_norm`."""
         self._parameters = parameters
         self._growth_interval, self._halt = growth_interval, halt
         self._agree = agree
         self._one_dtype = {p.dtype for p in parameters} == {torch.float32}
-        self._one = torch.ones((), device=self.device)
-        self._scale = torch.full((), init_scale, device=self.device)
+        self._one = torch.ones((), dtype=torch.float32, device=self.device)
+        self._scale = torch.full((), init_scale, dtype=torch.float32, device=self.device)
         self._growth_tracker = torch.zeros((), dtype=torch.int32, device=self.device)
         self._roots: dict[tuple[float, torch.dtype], Tensor] = {}
         self._fused = _skips_in_kernel(optimizer)
@@ -206,7 +206,7 @@ class AmpStep:
         optimizer: Any = self.optimizer
         if self._fused:
             # As torch.amp.GradScaler: fused kernels divide by grad_scale and skip if found_inf is 1.
-            optimizer.grad_scale = divisor
+            optimizer.grad_scale = None if divisor is None else divisor.float()  # read as float32
             optimizer.found_inf = self.skipped
             if _unobserved(optimizer):
                 type(optimizer).step.__wrapped__(optimizer)

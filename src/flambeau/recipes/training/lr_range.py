@@ -163,6 +163,8 @@ def _set_rate(group: dict[str, Any], rate: float) -> None:
 
 @contextmanager
 def _restored(model: nn.Module, optimizer: Optimizer, also: Sequence[Any]) -> Iterator[None]:
+    # By place, too: a forward pass may put another tensor in the place of a buffer.
+    places = [(module._buffers, dict(module._buffers)) for module in model.modules()]
     tensors = [*model.parameters(), *model.buffers()]
     tensors += [p for group in optimizer.param_groups for p in group["params"]]
     values = [
@@ -178,6 +180,9 @@ def _restored(model: nn.Module, optimizer: Optimizer, also: Sequence[Any]) -> It
     try:
         yield
     finally:
+        for buffers, before_test in places:
+            buffers.clear()
+            buffers.update(before_test)
         with torch.no_grad():
             for tensor, value, gradient in values:
                 tensor.copy_(value)

@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, disk_remedy
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import unsharded, weights_bytes
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
@@ -227,11 +227,13 @@ class Checkpointer:
     ) -> SaveFailed:
         """The message to the user; `by` names another process, as in 'by rank 2: '."""
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        number = error.errno if isinstance(error, OSError) else None
+        full = number in (errno.ENOSPC, errno.EDQUOT)
+        remedy = disk_remedy(number) or ("free some space" if full else "repair the disk")
         failure = SaveFailed(
             f"checkpoint {folder} could not be written: {by}{reason}; "
             f"the last good one is {self.last_good or 'none'}.\n"
-            f"{'Free some space' if full else 'Repair the disk'} and run the same command again."
+            f"{remedy[0].upper()}{remedy[1:]} and run the same command again."
         )
         failure.__cause__ = error
         return failure

@@ -153,6 +153,7 @@ class BatchReader:
             rank=self._ranks.rank,
             world=self._ranks.world,
             keeps_empty=keeps_empty,
+            gather=self._ranks.gather,
         )
 
     def _fitted_layout(self, layout: Layout, *, evaluates: bool) -> Layout:

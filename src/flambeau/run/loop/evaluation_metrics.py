@@ -17,6 +17,13 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.run.folder.checkpointer import copy_nested
 from flambeau.run.loop.step_metrics import LINE_FIELDS
 
+# Of torchmetrics, by class: from how many processes on its figures would be others, or none, and why.
+_INEXACT = {
+    "MinMaxMetric": (1, "it compares earlier evaluations, which no checkpoint holds"),
+    "Running": (2, "its window is of the last batches of each process"),
+    "NormalizedRootMeanSquaredError": (3, "its compute() fails on the states of more than two"),
+}
+
 
 class EvaluationMetrics:
     """The user's metrics by name, reset before each evaluation.
@@ -25,7 +32,8 @@ class EvaluationMetrics:
         metrics: by name; modules among them are moved to the device.
 
     Raises:
-        InputError: a metric lacks a method, or has a name that every line of metrics.jsonl has.
+        InputError: a metric lacks a method, would not be exact, or has a name that every line of
+            metrics.jsonl has.
     """
 
     def __init__(self, metrics: Mapping[str, Any], *, device: torch.device, ranks: Ranks) -> None:
@@ -34,7 +42,7 @@ class EvaluationMetrics:
         self._updated: set[str] = set()
         self._counting = False
         for name, metric in self._metrics.items():
-            _check(name, metric, needs_merge=ranks.world > 1)
+            _check(name, metric, world=ranks.world)
             if isinstance(metric, nn.Module):
                 metric.to(device)
             for one in _torchmetrics(metric):
@@ -115,7 +123,7 @@ class EvaluationMetrics:
         return figures
 
 
-def _check(name: str, metric: Any, *, needs_merge: bool) -> None:
+def _check(name: str, metric: Any, *, world: int) -> None:
     missing = [m for m in ("update", "compute", "reset") if not callable(getattr(metric, m, None))]
     if isinstance(metric, type):
         raise InputError(f"metrics[{name!r}] is the class {metric.__name__}: give an object of it")
@@ -129,19 +137,33 @@ def _check(name: str, metric: Any, *, needs_merge: bool) -> None:
             f"metrics[{name!r}]: each line of metrics.jsonl has {name!r} already; choose another name"
         )
     can_merge = hasattr(metric, "state_dict") and hasattr(metric, "merge")
-    if needs_merge and not can_merge and not _torchmetrics(metric):
+    if world > 1 and not can_merge and not _torchmetrics(metric):
         raise InputError(
             f"metrics[{name!r}]: several processes each count a part of the data, and "
             f"{type(metric).__name__} has no state_dict() and merge(state) to put the parts together"
         )
+    for part in _torchmetrics(metric):
+        kind = type(part).__name__
+        least, why = _INEXACT.get(kind, (world + 1, ""))
+        if world >= least:
+            raise InputError(
+                f"metrics[{name!r}]: torchmetrics' {kind} would not be exact on {world} "
+                f"process{'es' * (world > 1)}: {why}; give the metric that it is made of, or another one"
+            )
 
 
 def _torchmetrics(metric: Any) -> list[Any]:
-    """The torchmetrics metrics in an object: itself, or those of a collection or wrapper."""
+    """The torchmetrics metrics in an object that have states of their own: itself, or those inside of it."""
     library = sys.modules.get("torchmetrics")
     if library is None or not isinstance(metric, nn.Module):
         return []
-    return [module for module in metric.modules() if isinstance(module, library.Metric)]
+    # The inner ones last: ClasswiseWrapper passes the states of its metric off as its own.
+    owners = {
+        id(module._reductions): module
+        for module in metric.modules()
+        if isinstance(module, library.Metric)
+    }
+    return list(owners.values())
 
 
 def _state(metric: Any) -> Any:
@@ -160,7 +182,9 @@ def _merge(metric: Any, states: list[Any]) -> None:
             local = getattr(part, name)
             theirs = [state[number][name] for state in states]
             if isinstance(local, list):  # of batches, which compute() concatenates
-                local.extend(_on(part.device, batch) for batches in theirs for batch in batches)
+                # A new list: metrics of a collection may share the old one.
+                batches = [_on(part.device, batch) for batches in theirs for batch in batches]
+                setattr(part, name, [*local, *batches])
             elif theirs:
                 stacked = torch.stack([local, *(one.to(local.device) for one in theirs)])
                 setattr(part, name, stacked if reduce is None else reduce(stacked))

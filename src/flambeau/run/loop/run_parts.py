@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.data.loading.loader import Loader
+from flambeau.data.loading.sampler_chain import owners_of, unsaved_generator
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
 from flambeau.parallel.gradient_sync.ddp import Replicas
@@ -227,14 +228,12 @@ def _check_ready_batches(
             f"{', '.join(ignored)} would have no effect: the data are a loader, which makes its own batches; "
             "set it there, or give Run the Dataset"
         )
-    samplers = [batches, getattr(batches, "sampler", None)]
-    samplers.append(getattr(getattr(batches, "batch_sampler", None), "sampler", None))
-    if any(getattr(owner, "generator", None) is not None for owner in samplers):
+    if (what := unsaved_generator(batches)) is not None:
         raise InputError(
-            "the loader has a generator=, whose state is in no checkpoint: leave it out, and `seed` of Run "
-            "decides the order"
+            f"the loader's {what}, whose state is in no checkpoint: leave it out and draw from torch's own "
+            "generator, and `seed` of Run decides the order"
         )
-    if getattr(batches, "persistent_workers", False):
+    if any(getattr(owner, "persistent_workers", False) for owner in owners_of(batches)):
         raise InputError(
             "the loader has persistent_workers=True, and the state of their generators is in no checkpoint: "
             "leave it out, or give Run the Dataset, with workers="

@@ -88,3 +88,14 @@ def use_threads() -> None:
     threads = os.environ.get("OMP_NUM_THREADS", "")
     share = max(1, usable_cpus() // local_world())
     torch.set_num_threads(int(threads) if threads.isdigit() and int(threads) else share)
+
+
+@contextlib.contextmanager
+def float32_by_default() -> Iterator[None]:
+    """Tensors of no given dtype are float32, as images are, whatever torch.set_default_dtype has chosen."""
+    chosen = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(chosen)

@@ -307,14 +307,19 @@ def _on(shape: tuple[int, ...], *, training: bool) -> str:
 def kept_as_is(model: nn.Module) -> Iterator[None]:
     """Restore the modes of all modules and their buffers at the end."""
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    # By place, too: a forward pass may put another tensor in the place of a buffer.
+    places = [(module._buffers, dict(module._buffers)) for module in model.modules()]
+    values = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         yield
     finally:
         for module, mode in modes:
             module.training = mode
+        for buffers, before in places:
+            buffers.clear()
+            buffers.update(before)
         with torch.no_grad():
-            for buffer, value in buffers:
+            for buffer, value in values:
                 buffer.copy_(value)
 
 

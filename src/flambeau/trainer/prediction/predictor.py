@@ -18,6 +18,7 @@ from flambeau.data.sources.user_samples import pil_pixels
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
 from flambeau.images.decode import Picture, Stored, decode
+from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.prediction.trained_model import BATCH, Trained
 from flambeau.trainer.tasks.classification import Predictions
 
@@ -46,6 +47,7 @@ class Predictor:
         self.classes = tuple(trained.facts.classes)
         self.image_size = trained.image_size
 
+    @float32_by_default()
     def __call__(self, images: Images, *, flip_tta: bool = False) -> Predictions:
         """Predict, 64 images at a time.
 
@@ -68,6 +70,7 @@ class Predictor:
         task = self.trained.facts.task
         return task.predictions(torch.cat(parts) if parts else torch.empty(0, task.num_outputs))
 
+    @float32_by_default()
     def preprocess(self, images: Images) -> Tensor:
         """The input of `model` for your own use: resized, cropped and normalized as in an evaluation.
 
