@@ -254,7 +254,7 @@ class Job:
         """Send a signal to one rank."""
         os.kill(self.processes[rank].pid, number)
 
-    def codes(self, timeout: float = 60.0) -> list[int]:
+    def codes(self, timeout: float = 300.0) -> list[int]:
         """Exit codes when all have ended (minus the signal's number for a killed one)."""
         deadline = time.monotonic() + timeout
         for process in self.processes:
@@ -262,7 +262,7 @@ class Job:
             assert process.exitcode is not None, "a rank has not ended in time"
         return [process.exitcode for process in self.processes]
 
-    def results(self, timeout: float = 60.0) -> list[Any]:
+    def results(self, timeout: float = 300.0) -> list[Any]:
         """What `work` has returned on each rank; a rank that raised fails the test with its traceback."""
         deadline = time.monotonic() + timeout
         found: list[Any] = []

@@ -273,7 +273,7 @@ console.log(JSON.stringify(vm.runInContext(parts.join("\\n;"), context)));
 def test_search_finds(site: Path, language: str, query: str, page: str) -> None:
     """By the search's own code."""
     command = ["node", "-e", SEARCH, str(site / language), query]
-    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=300).stdout)
     assert page in found
 
 

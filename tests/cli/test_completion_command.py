@@ -52,7 +52,7 @@ def _photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flambeau: Any) -> N
 def shell_says(shell: str, *words: str) -> str:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    done = subprocess.run([shell, *words], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([shell, *words], capture_output=True, text=True, timeout=300, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 

@@ -233,5 +233,5 @@ def test_a_ctrl_c_while_torch_is_loaded(tmp_path: Path) -> None:
     ):
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, err) == (130, "flambeau: interrupted\n")

@@ -348,7 +348,7 @@ def test_it_is_watched_until_ctrl_c(runs: Path) -> None:
         assert process.stdout is not None and process.stderr is not None
         address = process.stdout.readline().strip()
         assert re.fullmatch(r"http://localhost:\d+/", address)
-        with urllib.request.urlopen(address, timeout=60) as answer:
+        with urllib.request.urlopen(address, timeout=300) as answer:
             page = answer.read().decode()
         assert "<title>first</title>" in page and "connect-src 'self'" in page
         process.send_signal(signal.SIGINT)

@@ -22,7 +22,7 @@ def port() -> Iterator[int]:
 
 
 def ask(port: int, path: str = "/", host: str | None = None) -> tuple[int, dict[str, str], str]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     connection.request("GET", path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read().decode()

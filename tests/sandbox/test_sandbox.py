@@ -78,7 +78,7 @@ def run(sandbox: Sandbox, *command: str) -> tuple[int, str, Path]:
     folder = sandbox.new_folder()
     with tempfile.TemporaryFile() as output:
         process = sandbox.start(command, folder, dict(os.environ), output)
-        code = process.wait(60)
+        code = process.wait(300)
         said = sandbox.failure(folder)
         sandbox.end(folder)
         output.seek(0)
@@ -118,7 +118,7 @@ from flambeau.sandbox.sandbox import Sandbox
 with Sandbox("overlayfs") as sandbox:
     folder = sandbox.new_folder()
     process = sandbox.start(["sh", "-ec", sys.argv[3]], folder, dict(os.environ), sys.stdout)
-    print(json.dumps([process.wait(60), sandbox.failure(folder), os.geteuid()]))
+    print(json.dumps([process.wait(300), sandbox.failure(folder), os.geteuid()]))
 """
 
 
@@ -193,7 +193,7 @@ def test_sockets_of_others_and_the_folder_of_the_trial_are_real(files: Path) -> 
                 dict(os.environ),
                 sys.stderr,
             )
-            process.wait(60)
+            process.wait(300)
             assert (folder / "told").read_text() == "told\n"
             sandbox.end(folder)
 
@@ -205,7 +205,7 @@ def test_a_file_that_is_a_mount_itself_stays_as_it_is(files: Path) -> None:
         "with Sandbox('overlayfs') as sandbox:\n"
         "    folder = sandbox.new_folder()\n"
         "    words = ['sh', '-ec', 'echo new > kept.pt; cat kept.pt']\n"
-        "    sandbox.start(words, folder, dict(os.environ), sys.stdout).wait(60)"
+        "    sandbox.start(words, folder, dict(os.environ), sys.stdout).wait(300)"
     )
     words = ["unshare", "-m", "sh", "-ec", 'mount --bind one kept.pt; "$@"; cat kept.pt', "sh"]
     done = subprocess.run(

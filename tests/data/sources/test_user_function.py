@@ -576,7 +576,7 @@ def test_one_thread_at_a_time_unless_the_data_set_says_otherwise(thread_safe):
 def test_a_file_that_a_sample_names_is_read_outside_the_lock(monkeypatch):
     Path("0.png").write_bytes(as_file(PIXELS[0]))
     source, _ = opened([("0.png", k % 2) for k in range(6)])
-    barrier = threading.Barrier(2, timeout=60)
+    barrier = threading.Barrier(2, timeout=300)
     original = Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: [barrier.wait(), original(path)][1])
     threads = [threading.Thread(target=source.read, args=(k,)) for k in range(2)]

@@ -117,7 +117,7 @@ class Launcher:
                     lines.append(f"{stat.parent.name} of {parent}: {state} in {waits}: {words}")
         return "\n".join(lines)
 
-    def end(self, timeout: float = 60.0) -> Ended:
+    def end(self, timeout: float = 300.0) -> Ended:
         """Wait for it."""
         self.process.join(timeout)
         assert self.process.exitcode is not None, self.where_it_hangs()

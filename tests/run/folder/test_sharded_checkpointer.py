@@ -405,7 +405,7 @@ def test_rank_killed_while_it_saves(saved: Path, start_ranks: StartRanks) -> Non
         return type(caught.value).__name__
 
     job = start_ranks(2, work, group=True)
-    assert job.codes(timeout=30)[1] == -signal.SIGKILL
+    assert job.codes(timeout=300)[1] == -signal.SIGKILL
     remove_leftovers(saved)
     assert sorted(path.name for path in saved.iterdir()) == [name_of(1), name_of(2)]
     for rank, (found, _) in enumerate(start_ranks(2, load, saved, group=True).results()):

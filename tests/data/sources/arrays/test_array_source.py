@@ -1079,7 +1079,7 @@ def test_damage_is_named_whatever_it_hits(tmp_path):
         arguments.append(f"{kind}={path}")
     result = subprocess.run(
         [sys.executable, "-W", "error", "-c", FUZZ, "18", *arguments],
-        check=False, capture_output=True, text=True, timeout=60,
+        check=False, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr[-2000:]
     told = [int(line) for line in result.stdout.split()]
