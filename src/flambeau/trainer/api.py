@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source, SubsetSource, left_out_lines
 from flambeau.errors import InputError, nearest
@@ -434,7 +435,11 @@ def evaluate(
             raise InputError(f"{name} must be at least 0, got {number}")
     trained = _loaded(run, image_size, trust, say)
     source = open_source(Path(data), trained.facts.classes, download=download)
-    for line in (*left_out_lines(source), *pixel_remarks(trained, source)):
+    for line in (
+        *left_out_lines(source),
+        *page_remarks(source),
+        *pixel_remarks(trained, source),
+    ):
         (say or terminal_say)(line)
     was_trained_on = trained_images(trained, Path(data), source)
     num_trained_on = int(was_trained_on.sum())
