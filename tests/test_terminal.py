@@ -157,6 +157,17 @@ def test_without_a_stream_nothing_is_printed(stream: str, monkeypatch: pytest.Mo
             bar.update()
 
 
+def test_a_reader_that_has_gone_ends_nothing() -> None:
+    script = "from flambeau.terminal import say\nfor k in range(3): say('x' * 70000)\nprint('end')"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stderr is not None
+        process.stderr.close()
+        out, _ = process.communicate(timeout=300)
+    assert (process.returncode, out) == (0, b"end\n")
+
+
 @pytest.mark.slow
 def test_a_training_whose_streams_are_closed_or_speak_ascii(tmp_path: Path) -> None:
     """Nothing is lost at its end, and no file of the run gets what was meant for a closed stream."""

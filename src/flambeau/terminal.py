@@ -72,7 +72,10 @@ def say(text: str, *, green: str = "") -> None:
             shown.highlight_words([green], "bold green")
         (_lines[-1].console if _lines else error_console()).print(shown, soft_wrap=True)
     else:
-        print(_shown(text, sys.stderr), file=sys.stderr, flush=True)
+        try:
+            print(_shown(text, sys.stderr), file=sys.stderr, flush=True)
+        except BrokenPipeError:  # nobody reads it any more, which ends no training
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _is_open(stream: TextIO | None) -> bool:
