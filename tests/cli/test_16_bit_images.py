@@ -110,7 +110,7 @@ def test_what_takes_8_bits_is_refused_by_name(flambeau: Any) -> None:
     assert flambeau("train png --out run", SHORT).code == 0
     refused(flambeau("export run --out served"), "16-bit images", "flambeau pack")
     Image.new("L", (SIDE, SIDE)).save("png/a/00.png")
-    refused(flambeau("evaluate run png"), "00.png", "8 bits per level")
+    refused(flambeau("evaluate run png --all"), "00.png", "8 bits per level")
 
 
 def test_a_run_that_made_8_bits_of_them_goes_on(

@@ -507,5 +507,5 @@ def _loaded(
         if text.startswith(RUNNING):
             terminal_say(text)
         else:
-            warnings.warn(text, stacklevel=3)  # at the caller of load or evaluate
+            warnings.warn(text, stacklevel=4)  # at the caller of load or evaluate
     return at_size(trained, image_size)

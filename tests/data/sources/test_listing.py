@@ -404,4 +404,4 @@ def test_training_on_a_listing(tmp_path, flambeau, make_images):
     )
     assert answer.code == 0, answer.err
     answer = flambeau("evaluate", tmp_path / "run", path)
-    assert re.search(r"images +40, 8 x 8", answer.out)
+    assert re.search(r"images +4, 8 x 8\ntrained on +36 are left out", answer.out)
