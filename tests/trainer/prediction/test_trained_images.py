@@ -11,7 +11,7 @@ from PIL import Image
 
 from flambeau.cli.command import main
 from flambeau.data.sources.open_data import open_source, open_sources
-from flambeau.data.sources.source import Source, names_digest
+from flambeau.data.sources.source import Source, content_sample, names_digest
 from flambeau.trainer.prediction.trained_images import trained_images
 
 
@@ -34,6 +34,7 @@ def trained_on(photos: Path) -> tuple[Any, set[str]]:
         val_samples=len(val),
         train_fingerprint=train.fingerprint,
         train_names=names_digest(train),
+        train_content=content_sample(train),
     )
     trained = SimpleNamespace(facts=facts, settings=SimpleNamespace(data=str(photos)))
     return trained, set(train.names)
@@ -60,6 +61,19 @@ def test_packed_since_then(photos: Path) -> None:
     trained, names = trained_on(photos)
     assert main(["pack", str(photos), str(photos.parent / "photos.parquet")]) == 0
     assert len(seen(trained, photos.parent / "photos.parquet")) == len(names)
+
+
+def test_other_images_of_the_same_names_packed_or_not(photos: Path) -> None:
+    """As a test set whose files are numbered like those of the training set."""
+    trained, _ = trained_on(photos)
+    test = photos.parent / "test_photos"
+    for file in photos.rglob("*.png"):
+        copy = test / file.relative_to(photos)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(file).transpose(Image.Transpose.ROTATE_90).save(copy, compress_level=0)
+    assert seen(trained, test) == set()
+    assert main(["pack", str(test), str(photos.parent / "test.parquet")]) == 0
+    assert seen(trained, photos.parent / "test.parquet") == set()
 
 
 def test_some_of_its_files(photos: Path) -> None:

@@ -1,19 +1,31 @@
 """Which of the images that a model is evaluated on are those that it was trained on."""
 
+import contextlib
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flambeau.data.sources.data_names import is_named
 from flambeau.data.sources.open_data import open_sources
-from flambeau.data.sources.source import Source, file_of, hold_out, names_digest
+from flambeau.data.sources.source import (
+    Source,
+    content_sample,
+    file_of,
+    hold_out,
+    names_digest,
+)
 from flambeau.errors import InputError
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.user_code import is_function
+
+_COMPARED = (
+    16  # images of which all bytes are compared, of data that were packed since the training
+)
 
 
 def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
@@ -29,32 +41,53 @@ def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
     Returns:
         (N,) bool.
     """
-    facts = trained.facts
-    names: Iterable[object] = ()
-    seen: set[object] = set()
-    if len(source) == facts.train_samples + facts.val_samples:
-        try:
-            train, _ = hold_out(source)
-        except InputError:  # nothing can be held out of it: it was not split
-            pass
-        else:
-            is_same = train.fingerprint == facts.train_fingerprint
-            if (
-                is_same or names_digest(train) == facts.train_names
-            ):  # packed since then, or unpacked
-                names = source.names
-                seen.update(train.names)
+    names: Iterable[Hashable] = source.names
+    seen = _names_of_training(trained, source)
     if not seen and _overlaps(trained.settings.data, data):
-        try:
-            train, _ = open_sources(Path(str(trained.settings.data)))
-        except InputError:  # it has changed beyond recognition
-            pass
-        else:
-            names = _files(source)
-            seen.update(file for file in _files(train) if file is not None)
+        train = _training_data(trained)
+        names = _files(source)
+        seen = {file for file in _files(train) if file is not None} if train is not None else set()
     if not seen:
         return torch.zeros(len(source), dtype=torch.bool)
     return torch.tensor([name in seen for name in names])
+
+
+def _names_of_training(trained: Trained, source: Source) -> set[Hashable]:
+    """Names of the training images in a source that is what the run has split; none if it is not."""
+    facts = trained.facts
+    if len(source) != facts.train_samples + facts.val_samples:
+        return set()
+    try:
+        here, _ = hold_out(source)
+    except InputError:  # it cannot have been split
+        return set()
+    has_content = facts.train_content in (None, content_sample(here))
+    is_same = here.fingerprint == facts.train_fingerprint and has_content
+    if not is_same and names_digest(here) == facts.train_names:  # packed since then, or unpacked
+        train = _training_data(trained)
+        is_same = train is not None and _begin_alike(train, here)
+    return {*here.names} if is_same else set()
+
+
+def _training_data(trained: Trained) -> Source | None:
+    """The data that the run names, if they are files of this disk and still there."""
+    recorded = trained.settings.data
+    if recorded is None or is_named(Path(recorded)) or is_function(recorded):
+        return None
+    with contextlib.suppress(InputError):
+        return open_sources(Path(recorded))[0]
+    return None
+
+
+def _begin_alike(one: Source, other: Source) -> bool:
+    """Whether some images, evenly spaced, are stored as the same bytes or pixels."""
+    count = min(len(one), len(other))
+    numbers = range(0, count, max(1, count // _COMPARED))
+    try:
+        pairs = ((one.read(number), other.read(number)) for number in numbers)
+        return all(a == b if isinstance(a, bytes) else np.array_equal(a, b) for a, b in pairs)
+    except OSError:
+        return False
 
 
 def _overlaps(recorded: str | None, data: Path) -> bool:
