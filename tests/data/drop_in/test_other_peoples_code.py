@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -22,6 +24,7 @@ from torch.utils.data import (
 )
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 from flambeau.data.drop_in import fast_loader
 from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory
@@ -107,6 +110,79 @@ def test_image_and_mask_are_changed_alike_by_the_same_seed(
         torch.manual_seed(int(batches[0][3][0]))
         expected = TRAINING(opened(folder, 0).convert("RGB"))
         assert torch.equal(batches[0][0][0][0], expected)
+
+
+@pytest.mark.parametrize("how", ["seed", "state"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_image_and_mask_are_changed_alike_by_pythons_generator(
+    folder: Path, how: str, workers: int
+) -> None:
+    """timm's crop and erasing draw from Python's `random`, and so does the choice of torchvision v1."""
+    crop = RandomResizedCropAndInterpolation(24, interpolation="random")
+    erase = RandomErasing(probability=1.0, mode="const", device="cpu")
+    timms = v1.Compose([crop, v1.ToTensor(), erase])
+    turns = [v1.RandomVerticalFlip(1), v1.RandomHorizontalFlip(1), v1.RandomHorizontalFlip(0)]
+    chosen = v1.Compose([v1.Resize((9, 8)), v1.RandomChoice(turns), v1.ToTensor()])
+
+    def read(index: int) -> Any:
+        image = opened(folder, index).convert("RGB")
+        if how == "seed":
+            random.seed(index)
+            first = timms(image), chosen(image)
+            random.seed(index)
+            return first, (timms(image), chosen(image))
+        random.random()
+        state = random.getstate()
+        first = timms(image), chosen(image)
+        random.setstate(state)
+        return first, (timms(image), chosen(image)), (timms(image), chosen(image))
+
+    loader = DataLoader(Reads(read), batch_size=12)
+    [batch] = fast(loader, workers=workers)
+    for first, second in zip(batch[0], batch[1], strict=True):
+        assert torch.equal(first, second)
+    if how == "state":
+        assert not torch.equal(batch[0][0], batch[2][0])
+        assert not torch.equal(batch[0][1], batch[2][1])
+    else:  # and what that seed has always given
+        assert torch.equal(batch[0][0], next(iter(loader))[0][0])
+
+
+def test_python_set_back_leaves_torchs_draws_alone(folder: Path) -> None:
+    """A flip is drawn from torch's generator, so it is not repeated with timm's crop before it."""
+    crop = RandomResizedCropAndInterpolation(24, scale=(1, 1), ratio=(1, 1))
+    both = v1.Compose([crop, v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+    def read(index: int) -> Any:
+        image = opened(folder, 0).convert("RGB")
+        state = random.getstate()
+        first = both(image)
+        random.setstate(state)
+        return first, both(image)
+
+    [(first, second)] = fast(DataLoader(Reads(read, 40), batch_size=40))
+    same = [torch.equal(a, b) for a, b in zip(first, second, strict=True)]
+    mirrored = [torch.equal(a, b.flip(2)) for a, b in zip(first, second, strict=True)]
+    assert all(a != b for a, b in zip(same, mirrored, strict=True)), (
+        "the same crop, mirrored or not"
+    )
+    assert 8 < sum(same) < 32
+
+
+@pytest.mark.parametrize("version", [v1, v2])
+def test_transforms_inside_of_others_draw_numbers_of_their_own(folder: Path, version: Any) -> None:
+    across, down = version.RandomHorizontalFlip(), version.RandomVerticalFlip()
+    never = version.RandomVerticalFlip(0)
+    nested = version.RandomApply([version.RandomApply([across], p=1), never, down], p=1)
+    deep = version.RandomApply([version.RandomApply([nested], p=1)], p=1)
+    plain = v1.ToTensor()(EVALUATION.transforms[0](opened(folder, 0)))
+    ways = [plain.flip(dims) for dims in ([], [2], [1], [1, 2])]
+    for outer in (nested, deep):
+        steps = v1.Compose([v1.Resize((24, 24)), outer, v1.ToTensor()])
+        dataset = Subset(ImageFolder(folder, steps), [0] * 48)
+        [(images, _)] = fast(DataLoader(dataset, batch_size=48))
+        found = [[torch.equal(image, way) for way in ways].index(True) for image in images]
+        assert {*found} == {0, 1, 2, 3}
 
 
 def test_collate_fn_that_draws_does_not_disturb_the_training(folder: Path) -> None:

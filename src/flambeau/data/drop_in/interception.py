@@ -78,7 +78,7 @@ def _intercept(kind: type, method: str) -> None:
         if sample is None or len(inputs) != 1 or not can_take(inputs[0]):
             return original(self, *inputs)
         plan = None if sample.is_reseeded else plan_for(self)
-        if plan is None:
+        if plan is None or (plan.draws_python and sample.is_python_reseeded):
             return original(self, *inputs)
         try:
             return plan.run(inputs[0], sample)

@@ -5,7 +5,6 @@ unknown transform is called as it is: in its position if it maps PIL images to P
 all that follow.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,12 +17,13 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from flambeau.data.drop_in.cropping import PixelStep, Source, source_of, whole
-from flambeau.data.drop_in.erasing import erasing
+from flambeau.data.drop_in.erasing import FloatStep, erasing
 from flambeau.data.drop_in.lazy_image import LazyImage
-from flambeau.data.drop_in.sample_context import Sample
+from flambeau.data.drop_in.sample_context import Sample, Seeds
 from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM, is_one_of
 from flambeau.data.drop_in.transforms import (
     call_on_image,
+    draws_from_python,
     is_pointwise,
     keeps_levels,
     pixel_step,
@@ -33,7 +33,6 @@ from flambeau.images.channels import to_image
 from flambeau.images.decode import Picture
 from flambeau.images.native import kernel as native
 from flambeau.images.pixels import Pixels
-from flambeau.recipes.data.sample_order import mix
 
 _CACHE_BYTES = 1 << 23  # a larger batch does not stay in a core's cache until it is used
 
@@ -58,13 +57,15 @@ class Plan:
         pixel_steps: change pixels (H, W, C) uint8.
         pointwise: the user's transforms that map single levels to numbers.
         tail: the user's transforms from the first one on that is unknown.
+        draws_python: whether any of those taken over draws from Python's `random`, by its own code.
     """
 
     source: Source = whole
     pixel_steps: list[PixelStep] = field(default_factory=list)
     pointwise: list[Any] = field(default_factory=list)
-    float_steps: list[Callable[[Tensor, int], Tensor]] = field(default_factory=list)
+    float_steps: list[FloatStep] = field(default_factory=list)
     tail: list[Any] = field(default_factory=list)
+    draws_python: bool = False
     taken: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     _levels: dict[int, "Levels | None"] = field(default_factory=dict)
@@ -72,10 +73,10 @@ class Plan:
     def run(self, image: Image.Image, sample: Sample) -> Any:
         """The result of the user's Compose for this image."""
         picture, channels = _picture(image)
-        view, seed = sample.next_view()
-        pixels = self.source(picture, channels, mix(seed))
+        view, seeds = sample.next_view(draws_python=self.draws_python)
+        pixels = self.source(picture, channels, seeds.of_step(0))
         for number, step in enumerate(self.pixel_steps, start=1):
-            pixels = step(pixels, mix(seed + number))
+            pixels = step(pixels, seeds.of_step(number))
         levels = self.levels(pixels.shape[2]) if self.pointwise else None
         if levels is None:
             value: Any = to_image(pixels)
@@ -84,7 +85,7 @@ class Plan:
         else:
             value = self._as_tensor(pixels, levels, sample, view)
         for number, change in enumerate(self.float_steps, start=1):
-            value = change(value, mix(seed - number))
+            value = change(value, seeds.of_step(-number))
         for transform in self.tail:
             value = transform(value)
         return value
@@ -131,6 +132,7 @@ def plan_of(compose: Any) -> Plan | None:
     plan = Plan()
     is_float = False
     transforms = _flat(compose, is_whole=True)
+    plan.draws_python = any(draws_from_python(one) for one in transforms)
     while transforms and is_pointwise(transforms[0]) and keeps_levels(transforms[0]):
         plan.pointwise.append(transforms[0])
         plan.taken.append(_name(transforms.pop(0)))
@@ -187,8 +189,8 @@ def _write_floats(pixels: Pixels, table: NDArray[np.float32], out: Tensor) -> No
         target[(channel,) if planes else (..., channel)] = values
 
 
-def _call(transform: Any) -> Callable[[Tensor, int], Tensor]:
-    def step(x: Tensor, seed: int) -> Tensor:
+def _call(transform: Any) -> FloatStep:
+    def step(x: Tensor, seeds: Seeds) -> Tensor:
         changed: Tensor = transform(x)
         return changed
 

@@ -1,7 +1,7 @@
 """Whether libjpeg reads a JPEG to its end without an error, found from its markers and tables alone.
 
 Sources: ITU-T T.81 (JPEG), annexes B and G.1.1.1; the calls of ERREXIT in jdmarker.c, jdhuff.c and jdphuff.c
-of libjpeg-turbo. It guesses at damage inside of entropy-coded data, with a warning that Pillow passes over, but
+of libjpeg-turbo. It guesses at damage inside of entropy-coded data, with a warning that Pillow ignores, but
 refuses markers, tables and scans that are not right. In doubt a file is refused here; then Pillow decodes it.
 """
 
