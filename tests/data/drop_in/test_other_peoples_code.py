@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
 from timm.data.random_erasing import RandomErasing
@@ -434,6 +435,140 @@ def test_data_set_that_reads_another_loader(folder: Path) -> None:
         return type(opened(folder, index)).__name__
 
     assert next(iter(fast(DataLoader(Reads(read), batch_size=2), threads=1))) == ["LazyImage"] * 2
+
+
+# ---------------------------------------------------------------- changed or watched transforms
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_transforms_that_change_within_an_epoch(folder: Path, is_own: bool, workers: int) -> None:
+    """The next batch shows it, as it does without us; where workers read, the next epoch."""
+
+    def changes(transform: Any) -> Iterator[None]:
+        steps = transform.transforms
+        steps[0].size = 20, 20
+        yield
+        steps[1].p = 1.0
+        yield
+        steps[0].size[1:] = [18]  # it is a list by now
+        yield
+        steps.append(v1.Lambda(lambda x: x + torch.rand(()) * 0 + 1))  # not known: it may draw
+        yield
+        steps[0] = v1.Resize((9, 8))
+        yield
+
+    def run(change: Callable[[Any], Any]) -> list[torch.Tensor]:
+        resize = v1.Resize((24, 24))
+        transform = v1.Compose([resize, v1.RandomHorizontalFlip(0.0), v1.ToTensor()])
+        dataset: Any = ImageFolder(folder, transform)
+        if is_own:
+            dataset = Reads(lambda index: transform(opened(folder, index).convert("RGB")))
+        torch.manual_seed(0)
+        found = []
+        change_next = changes(transform)
+        for batch in change(DataLoader(dataset, batch_size=2, num_workers=workers)):
+            found.append(batch if is_own else batch[0])
+            resize.size = list(resize.size)
+            next(change_next, None)
+        return found
+
+    expected = run(lambda loader: loader)
+    for ours, theirs in zip(run(fast), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert len({images.shape for images in expected}) == (1 if workers else 4)
+
+
+@pytest.mark.parametrize("place", ["member", "inside", "compose", "before", "method"])
+def test_transforms_that_somebody_watches_run_themselves(folder: Path, place: str) -> None:
+    flip = v2.RandomHorizontalFlip(1.0)
+    resize = v2.Resize((20, 22))
+    inner = v2.Compose([resize, v2.RandomApply([flip], p=1.0)])
+    transform = v2.Compose([inner, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    calls: list[Any] = []
+    if place == "method":
+        forward = resize.forward
+        resize.forward = lambda image: calls.append(type(image)) or forward(image)  # type: ignore[method-assign]
+    elif place == "before":
+        resize.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].size))
+    else:
+        watched = {"member": resize, "inside": flip, "compose": inner}[place]
+        watched.register_forward_hook(lambda module, inputs, output: calls.append(output.size))
+    loader = DataLoader(ImageFolder(folder, transform), batch_size=12)
+    counts = []
+    for way in (loader, fast(loader)):
+        calls.clear()
+        counts.append((next(iter(way))[0], len(calls)))
+    assert torch.equal(counts[0][0], counts[1][0])
+    assert counts[0][1] == counts[1][1] == 12
+
+
+def test_a_transform_that_keeps_its_tensor(folder: Path) -> None:
+    kept: list[torch.Tensor] = []
+    transform = v1.Compose([*EVALUATION.transforms, v1.Lambda(lambda x: kept.append(x) or x)])
+    for images, _ in fast(DataLoader(ImageFolder(folder, transform), batch_size=4)):
+        expected = images.clone()
+        images.zero_()
+        assert torch.equal(torch.stack(kept[-4:]), expected)
+
+
+# ---------------------------------------------------------------- the report
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_report_says_what_ran(folder: Path, ways: dict[str, int]) -> None:
+    plain = v1.Compose([v1.Resize((8, 9)), v1.ToTensor()])
+    paired = v2.Compose([v2.Resize((8, 9)), v2.ToImage()])
+
+    def color(index: int) -> Image.Image:
+        return opened(folder, index).convert("RGB")
+
+    def path(index: int) -> Path:
+        return sorted(folder.glob("*/*.jpg"))[index]
+
+    reads: dict[str, Callable[[int], Any]] = {
+        "two inputs": lambda index: paired(color(index), color(index)),
+        "read by others": lambda index: simplejpeg.decode_jpeg(path(index).read_bytes()).shape,
+        "pixels of PIL": lambda index: np.asarray(color(index)).shape,
+        "an array": lambda index: plain(Image.fromarray(np.asarray(color(index)))),
+        "ours": lambda index: plain(color(index)),
+        "two views": lambda index: [plain(color(index)) for _ in "ab"],
+    }
+    found = {}
+    for name, read in reads.items():
+        quick = fast(DataLoader(Reads(read), batch_size=4), **ways)
+        assert quick.report().startswith("to be taken over: reading, and each Compose")
+        list(quick)
+        found[name] = quick.report().partition("; the code of")[0]
+    nothing = (
+        "nothing was taken over in 12 samples: none of their images was opened by PIL and given, "
+        "alone, to a Compose of torchvision"
+    )
+    assert found == {
+        "two inputs": f"{nothing}; as they are: Compose (12 times)",
+        "read by others": nothing,
+        "pixels of PIL": nothing,
+        "an array": "taken over in 12 samples: Resize, ToTensor",
+        "ours": "taken over in 12 samples: reading, Resize, ToTensor",
+        "two views": (
+            "taken over in 12 samples: reading (24 times), Resize (24 times), ToTensor (24 times)"
+        ),
+    }
+
+
+def test_report_of_a_compose_that_gets_two_images(folder: Path) -> None:
+    """It is an attribute of the data set, so it is planned, and yet nothing of it runs here."""
+
+    class Masks(ImageFolder):
+        def __getitem__(self, index: int) -> Any:
+            image = self.loader(self.samples[index][0])
+            return self.transform(image, image)
+
+    transform = v2.Compose([v2.Resize((8, 9)), v2.ToImage()])
+    quick = fast(DataLoader(Masks(folder, transform), batch_size=4))
+    list(quick)
+    assert quick.report().startswith("nothing was taken over in 12 samples")
+    assert "; as they are: Resize, ToImage, Compose (12 times)" in quick.report()
 
 
 # ---------------------------------------------------------------- files

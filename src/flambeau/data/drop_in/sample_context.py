@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from flambeau.data.drop_in.batch_memory import BatchMemory
 from flambeau.images.decode import Stored
 from flambeau.recipes.data.sample_order import mix
 
+SAMPLES, READING = "samples", "reading"
+OWN = "Compose"  # one that was called and ran as it is
 _SEED_BITS = 0xFFFFFFFFFFFFFFFF  # of a sample's seed, as `seed_cpu` takes them
 
 FindStored = Callable[[Any], Stored | None]
@@ -42,6 +45,8 @@ class Sample:
     Args:
         number: its position in the batch; None if it stands for all samples of the batch, one image each.
         raw: keep 8-bit levels, to be normalized on the device.
+        plans: those of the epoch by their Compose, if changes within it do not count.
+        counts: gets the number of SAMPLES, of each READING and transform taken over, and of OWN.
     """
 
     def __init__(
@@ -53,9 +58,14 @@ class Sample:
         raw: bool = False,
         is_seeded: bool = False,
         stored: FindStored | None = None,
+        plans: Any = None,
+        counts: Counter[str] | None = None,
     ) -> None:
         self.seed, self.number, self.memory, self.raw = seed, number, memory, raw
         self.stored = stored
+        self.plans = plans
+        self.counts = Counter[str]() if counts is None else counts
+        self.counts[SAMPLES] += 1
         self._start = torch.initial_seed() if is_seeded else None
         self._views = 0
         self._view_at: dict[tuple[str, int], int] = {}

@@ -5,6 +5,7 @@ unknown transform is called as it is: in its position if it maps PIL images to P
 all that follow.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -127,8 +128,13 @@ class Plan:
         return out if levels.kind is Tensor else out.as_subclass(levels.kind)
 
 
-def plan_of(compose: Any) -> Plan | None:
-    """The plan of a Compose of torchvision; None if none of its transforms can be taken over."""
+def plan_of(compose: Any, *, is_copied: bool = False) -> Plan | None:
+    """The plan of a Compose of torchvision; None if none of its transforms can be taken over.
+
+    `is_copied`: later changes of the transforms do not reach the plan, if all of them are known.
+    """
+    if is_copied and (plan := plan_of(compose)) is not None and not plan.left:
+        return plan_of(deepcopy(compose))
     plan = Plan()
     is_float = False
     transforms = _flat(compose, is_whole=True)
@@ -199,7 +205,9 @@ def _call(transform: Any) -> FloatStep:
 
 def _flat(transform: Any, *, is_whole: bool = False) -> list[Any]:
     """The transforms of a pipeline, one by one; with `is_whole`, of a class derived from Compose, too."""
-    if is_one_of(transform, WEIGHTS_TRANSFORM):
+    if is_one_of(transform, WEIGHTS_TRANSFORM) or (
+        is_whole and type(transform) is WEIGHTS_TRANSFORM
+    ):
         filter_, antialias = transform.interpolation, transform.antialias
         return [
             v1.Resize(transform.resize_size, filter_, antialias=antialias),
