@@ -382,15 +382,17 @@ def test_hugging_face_data_set(folder: Path) -> None:
         assert torch.equal(found["x"], expected["x"])
 
 
-def test_batches_that_are_lists_keep_their_own_images(folder: Path) -> None:
+@pytest.mark.parametrize("name", ["v1", "v2", "v1 levels"])
+def test_batches_that_are_lists_keep_their_own_images(folder: Path, name: str) -> None:
     loader = DataLoader(
-        ImageFolder(folder, EVALUATIONS["v2"]), batch_size=7, collate_fn=lambda samples: samples
+        ImageFolder(folder, EVALUATIONS[name]), batch_size=7, collate_fn=lambda samples: samples
     )
     for samples, expected in zip(fast(loader), loader, strict=True):
         for (image, label), (other, number) in zip(samples, expected, strict=True):
             assert type(image) is type(other)
             assert label == number
             assert torch.equal(image, other)
+            assert image.stride() == other.stride()
             assert image.untyped_storage().nbytes() == image.nbytes
 
 

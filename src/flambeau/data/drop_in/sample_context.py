@@ -107,10 +107,15 @@ class Sample:
             drawn_as = Seeds(of_torch, of_python)
         return view, (drawn_as + self.seed).of_step(0)
 
-    def slot(self, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Memory for an image (C, H, W)."""
+    def slot(
+        self, view: int, shape: torch.Size, dtype: torch.dtype, *, channels_last: bool
+    ) -> Tensor:
+        """Memory for an image (C, H, W): in that of the batch, or of its own and then with these strides."""
         number, view = (view, 0) if self.number is None else (self.number, view)
         if self.memory is None or number >= self.memory.count:
+            if channels_last:
+                stored = torch.empty((*shape[1:], shape[0]), dtype=dtype, device="cpu")
+                return stored.permute(2, 0, 1)
             return torch.empty(shape, dtype=dtype, device="cpu")
         return self.memory.slot(number, view, shape, dtype)
 

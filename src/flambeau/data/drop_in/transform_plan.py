@@ -44,10 +44,12 @@ class Levels(NamedTuple):
     Attributes:
         table: (C, 256) float32; None if levels stay levels.
         kind: the class of the result: torch.Tensor, or torchvision's Image.
+        channels_last: whether the channels of a pixel lie side by side in the result, as in a PIL image.
     """
 
     table: NDArray[np.float32] | None
     kind: type
+    channels_last: bool
 
 
 @dataclass(eq=False)
@@ -109,16 +111,17 @@ class Plan:
             return None
         kind = type(value)
         plain = value.as_subclass(Tensor)
+        last = channels > 1 and plain.stride(0) == 1
         if plain.dtype == torch.float32:
-            return Levels(plain[:, 0].contiguous().numpy(), kind)
+            return Levels(plain[:, 0].contiguous().numpy(), kind, last)
         same = plain.dtype == torch.uint8 and bool((plain[:, 0] == torch.arange(256)).all())
-        return Levels(None, kind) if same else None
+        return Levels(None, kind, last) if same else None
 
     def _as_tensor(self, pixels: Pixels, levels: Levels, sample: Sample, view: int) -> Tensor:
         raw = sample.raw and not self.float_steps and not self.tail
         dtype = torch.uint8 if raw or levels.table is None else torch.float32
         shape = torch.Size((pixels.shape[2], *pixels.shape[:2]))
-        out = sample.slot(view, shape, dtype)
+        out = sample.slot(view, shape, dtype, channels_last=levels.channels_last)
         if levels.table is None or raw:
             out.permute(1, 2, 0).numpy()[:] = pixels
             if raw and levels.table is not None and sample.memory is not None:

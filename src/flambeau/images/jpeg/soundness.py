@@ -131,7 +131,8 @@ class _Frame:
         if count > 1 and sum(self._blocks[name] for name in names) > 10:
             return False
         first, last, bits = body[-3:]
-        high, low = bits >> 4, bits & 15
+        high = bits >> 4
+        low = bits & 15
         if self._progressive:
             band = first <= last <= 63 and count == 1 if first else last == 0
             if not band or low > 13 or (high and low != high - 1):
