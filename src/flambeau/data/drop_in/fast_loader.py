@@ -180,7 +180,6 @@ class FastLoader:
         pool = DecodePool(self.options.threads)
         loader = self.loader
         depth = max(2, loader.num_workers * (loader.prefetch_factor or 2) // 2)
-
         # Workers have copies of the transforms, without them every change counts from the next batch on.
         plans: Plans | None = WeakKeyDictionary() if loader.num_workers else None
         first = settings_of_dataset(loader.dataset)
@@ -189,17 +188,21 @@ class FastLoader:
             if plans is not None:
                 return self._read_in_threads(batch, pool, plans)
             settings = settings_of_dataset(loader.dataset)
-            is_known = are_same(settings, first) or inspect_dataset(loader.dataset).is_complete
-            if not is_known and self.options.threads is None:
+            if not are_same(settings, first):
+                self.takeover = inspect_dataset(loader.dataset)
+            if not self.reads_in_threads:
                 return lambda: self._read_here(batch)
             ready = self._read_in_threads(batch, pool, None)
-            return lambda: (
-                ready()
-                if are_same(settings, settings_of_dataset(loader.dataset))
-                else self._read_here(batch)
-            )
+            return lambda: self._given(batch, ready, settings)
 
         return map(operator.call, prefetch(batches, read, depth=depth))
+
+    def _given(self, batch: Batch, ready: Callable[[], Any], settings: list[Any]) -> Any:
+        """What was read ahead with these settings of the transforms; read again if they are others now."""
+        if are_same(settings, settings_of_dataset(self.loader.dataset)):
+            return ready()
+        self.takeover = inspect_dataset(self.loader.dataset)
+        return self._read_here(batch)
 
     def _read_in_threads(
         self, batch: Batch, pool: DecodePool, plans: Plans | None
