@@ -147,7 +147,7 @@ def compared(name: str, script: Path, data: Path, *, seeds: range, epochs: int) 
         "standard_error": round(error, 2),
         **{f"seconds_{one}": [round(run.seconds) for run in own] for one, own in runs.items()},
         **{f"cpu_seconds_{one}": [round(run.cpu_seconds) for run in own] for one, own in runs.items()},
-        "reports": re.findall(r"^taken over: .*$", runs["after"][0].output, re.MULTILINE),
+        "reports": re.findall(r"^(?:to be )?taken over.*$", runs["after"][0].output, re.MULTILINE),
         "epochs": epochs,
     }  # fmt: skip
 

@@ -25,6 +25,8 @@ def optimizer() -> torch.optim.Optimizer:
 
 ATTRIBUTES: dict[str, Callable[[], Any]] = {  # of objects that torch makes, with one that has it
     "torch.nn.Module._buffers": nn.Module,
+    "torch.nn.Module._forward_hooks": nn.Module,
+    "torch.nn.Module._forward_pre_hooks": nn.Module,
     "torch.nn.Module._modules": nn.Module,
     "torch.nn.Module._parameters": nn.Module,
     "torch.nn.Module._non_persistent_buffers_set": nn.Module,

@@ -56,7 +56,7 @@ def test_timms_loader_of_evaluation(folder: Path) -> None:
     assert isinstance(quick.loader, FastLoader)
     assert isinstance(loader.loader, DataLoader), "the user's own stays"
     assert quick.report() == (
-        "taken over: reading, Resize, CenterCrop, MaybePILToTensor; read by threads"
+        "to be taken over: reading, Resize, CenterCrop, MaybePILToTensor; read by threads"
     )
     one_level = 1 / 255 / 0.224
     for (images, labels), (expected, same) in zip(quick, loader, strict=True):
@@ -176,7 +176,7 @@ def test_a_preset_that_only_passes_on_is_known(folder: Path) -> None:
     loader = DataLoader(ImageFolder(folder, Preset(v1.Resize((40, 40)), *NUMBERS)), batch_size=12)
     quick = fast(loader)
     assert quick.report() == (
-        "taken over: reading, Resize, PILToTensor, ConvertImageDtype; read by threads"
+        "to be taken over: reading, Resize, PILToTensor, ConvertImageDtype; read by threads"
     )
     [(images, _)], [(expected, _)] = quick, loader
     assert float((images - expected).abs().max()) < 1.01 / 255
@@ -185,7 +185,7 @@ def test_a_preset_that_only_passes_on_is_known(folder: Path) -> None:
 def test_other_objects_around_a_compose_are_code_of_ones_own(folder: Path) -> None:
     two = DataLoader(ImageFolder(folder, TwoViews(v1.RandomCrop(32), *NUMBERS)), batch_size=4)
     assert fast(two).report() == (
-        "taken over: reading, RandomCrop, PILToTensor, ConvertImageDtype; as they are: TwoViews; "
+        "to be taken over: reading, RandomCrop, PILToTensor, ConvertImageDtype; as they are: TwoViews; "
         "read by the training process"
     )
     (one, other), _ = next(iter(fast(two)))

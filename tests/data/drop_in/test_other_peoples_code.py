@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
+from timm.data.random_erasing import RandomErasing
+from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch.utils.data import (
     ConcatDataset,
     DataLoader,
@@ -22,6 +25,7 @@ from torch.utils.data import (
 )
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import v2
 
 from flambeau.data.drop_in import fast_loader
 from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory
@@ -107,6 +111,79 @@ def test_image_and_mask_are_changed_alike_by_the_same_seed(
         torch.manual_seed(int(batches[0][3][0]))
         expected = TRAINING(opened(folder, 0).convert("RGB"))
         assert torch.equal(batches[0][0][0][0], expected)
+
+
+@pytest.mark.parametrize("how", ["seed", "state"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_image_and_mask_are_changed_alike_by_pythons_generator(
+    folder: Path, how: str, workers: int
+) -> None:
+    """timm's crop and erasing draw from Python's `random`, and so does the choice of torchvision v1."""
+    crop = RandomResizedCropAndInterpolation(24, interpolation="random")
+    erase = RandomErasing(probability=1.0, mode="const", device="cpu")
+    timms = v1.Compose([crop, v1.ToTensor(), erase])
+    turns = [v1.RandomVerticalFlip(1), v1.RandomHorizontalFlip(1), v1.RandomHorizontalFlip(0)]
+    chosen = v1.Compose([v1.Resize((9, 8)), v1.RandomChoice(turns), v1.ToTensor()])
+
+    def read(index: int) -> Any:
+        image = opened(folder, index).convert("RGB")
+        if how == "seed":
+            random.seed(index)
+            first = timms(image), chosen(image)
+            random.seed(index)
+            return first, (timms(image), chosen(image))
+        random.random()
+        state = random.getstate()
+        first = timms(image), chosen(image)
+        random.setstate(state)
+        return first, (timms(image), chosen(image)), (timms(image), chosen(image))
+
+    loader = DataLoader(Reads(read), batch_size=12)
+    [batch] = fast(loader, workers=workers)
+    for first, second in zip(batch[0], batch[1], strict=True):
+        assert torch.equal(first, second)
+    if how == "state":
+        assert not torch.equal(batch[0][0], batch[2][0])
+        assert not torch.equal(batch[0][1], batch[2][1])
+    else:  # and what that seed has always given
+        assert torch.equal(batch[0][0], next(iter(loader))[0][0])
+
+
+def test_python_set_back_leaves_torchs_draws_alone(folder: Path) -> None:
+    """A flip is drawn from torch's generator, so it is not repeated with timm's crop before it."""
+    crop = RandomResizedCropAndInterpolation(24, scale=(1, 1), ratio=(1, 1))
+    both = v1.Compose([crop, v1.RandomHorizontalFlip(), v1.ToTensor()])
+
+    def read(index: int) -> Any:
+        image = opened(folder, 0).convert("RGB")
+        state = random.getstate()
+        first = both(image)
+        random.setstate(state)
+        return first, both(image)
+
+    [(first, second)] = fast(DataLoader(Reads(read, 40), batch_size=40))
+    same = [torch.equal(a, b) for a, b in zip(first, second, strict=True)]
+    mirrored = [torch.equal(a, b.flip(2)) for a, b in zip(first, second, strict=True)]
+    assert all(a != b for a, b in zip(same, mirrored, strict=True)), (
+        "the same crop, mirrored or not"
+    )
+    assert 8 < sum(same) < 32
+
+
+@pytest.mark.parametrize("version", [v1, v2])
+def test_transforms_inside_of_others_draw_numbers_of_their_own(folder: Path, version: Any) -> None:
+    across, down = version.RandomHorizontalFlip(), version.RandomVerticalFlip()
+    never = version.RandomVerticalFlip(0)
+    nested = version.RandomApply([version.RandomApply([across], p=1), never, down], p=1)
+    deep = version.RandomApply([version.RandomApply([nested], p=1)], p=1)
+    plain = v1.ToTensor()(EVALUATION.transforms[0](opened(folder, 0)))
+    ways = [plain.flip(dims) for dims in ([], [2], [1], [1, 2])]
+    for outer in (nested, deep):
+        steps = v1.Compose([v1.Resize((24, 24)), outer, v1.ToTensor()])
+        dataset = Subset(ImageFolder(folder, steps), [0] * 48)
+        [(images, _)] = fast(DataLoader(dataset, batch_size=48))
+        found = [[torch.equal(image, way) for way in ways].index(True) for image in images]
+        assert {*found} == {0, 1, 2, 3}
 
 
 def test_collate_fn_that_draws_does_not_disturb_the_training(folder: Path) -> None:
@@ -358,6 +435,140 @@ def test_data_set_that_reads_another_loader(folder: Path) -> None:
         return type(opened(folder, index)).__name__
 
     assert next(iter(fast(DataLoader(Reads(read), batch_size=2), threads=1))) == ["LazyImage"] * 2
+
+
+# ---------------------------------------------------------------- changed or watched transforms
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_transforms_that_change_within_an_epoch(folder: Path, is_own: bool, workers: int) -> None:
+    """The next batch shows it, as it does without us; where workers read, the next epoch."""
+
+    def changes(transform: Any) -> Iterator[None]:
+        steps = transform.transforms
+        steps[0].size = 20, 20
+        yield
+        steps[1].p = 1.0
+        yield
+        steps[0].size[1:] = [18]  # it is a list by now
+        yield
+        steps.append(v1.Lambda(lambda x: x + torch.rand(()) * 0 + 1))  # not known: it may draw
+        yield
+        steps[0] = v1.Resize((9, 8))
+        yield
+
+    def run(change: Callable[[Any], Any]) -> list[torch.Tensor]:
+        resize = v1.Resize((24, 24))
+        transform = v1.Compose([resize, v1.RandomHorizontalFlip(0.0), v1.ToTensor()])
+        dataset: Any = ImageFolder(folder, transform)
+        if is_own:
+            dataset = Reads(lambda index: transform(opened(folder, index).convert("RGB")))
+        torch.manual_seed(0)
+        found = []
+        change_next = changes(transform)
+        for batch in change(DataLoader(dataset, batch_size=2, num_workers=workers)):
+            found.append(batch if is_own else batch[0])
+            resize.size = list(resize.size)
+            next(change_next, None)
+        return found
+
+    expected = run(lambda loader: loader)
+    for ours, theirs in zip(run(fast), expected, strict=True):
+        assert torch.equal(ours, theirs)
+    assert len({images.shape for images in expected}) == (1 if workers else 4)
+
+
+@pytest.mark.parametrize("place", ["member", "inside", "compose", "before", "method"])
+def test_transforms_that_somebody_watches_run_themselves(folder: Path, place: str) -> None:
+    flip = v2.RandomHorizontalFlip(1.0)
+    resize = v2.Resize((20, 22))
+    inner = v2.Compose([resize, v2.RandomApply([flip], p=1.0)])
+    transform = v2.Compose([inner, v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    calls: list[Any] = []
+    if place == "method":
+        forward = resize.forward
+        resize.forward = lambda image: calls.append(type(image)) or forward(image)  # type: ignore[method-assign]
+    elif place == "before":
+        resize.register_forward_pre_hook(lambda module, inputs: calls.append(inputs[0].size))
+    else:
+        watched = {"member": resize, "inside": flip, "compose": inner}[place]
+        watched.register_forward_hook(lambda module, inputs, output: calls.append(output.size))
+    loader = DataLoader(ImageFolder(folder, transform), batch_size=12)
+    counts = []
+    for way in (loader, fast(loader)):
+        calls.clear()
+        counts.append((next(iter(way))[0], len(calls)))
+    assert torch.equal(counts[0][0], counts[1][0])
+    assert counts[0][1] == counts[1][1] == 12
+
+
+def test_a_transform_that_keeps_its_tensor(folder: Path) -> None:
+    kept: list[torch.Tensor] = []
+    transform = v1.Compose([*EVALUATION.transforms, v1.Lambda(lambda x: kept.append(x) or x)])
+    for images, _ in fast(DataLoader(ImageFolder(folder, transform), batch_size=4)):
+        expected = images.clone()
+        images.zero_()
+        assert torch.equal(torch.stack(kept[-4:]), expected)
+
+
+# ---------------------------------------------------------------- the report
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_report_says_what_ran(folder: Path, ways: dict[str, int]) -> None:
+    plain = v1.Compose([v1.Resize((8, 9)), v1.ToTensor()])
+    paired = v2.Compose([v2.Resize((8, 9)), v2.ToImage()])
+
+    def color(index: int) -> Image.Image:
+        return opened(folder, index).convert("RGB")
+
+    def path(index: int) -> Path:
+        return sorted(folder.glob("*/*.jpg"))[index]
+
+    reads: dict[str, Callable[[int], Any]] = {
+        "two inputs": lambda index: paired(color(index), color(index)),
+        "read by others": lambda index: simplejpeg.decode_jpeg(path(index).read_bytes()).shape,
+        "pixels of PIL": lambda index: np.asarray(color(index)).shape,
+        "an array": lambda index: plain(Image.fromarray(np.asarray(color(index)))),
+        "ours": lambda index: plain(color(index)),
+        "two views": lambda index: [plain(color(index)) for _ in "ab"],
+    }
+    found = {}
+    for name, read in reads.items():
+        quick = fast(DataLoader(Reads(read), batch_size=4), **ways)
+        assert quick.report().startswith("to be taken over: reading, and each Compose")
+        list(quick)
+        found[name] = quick.report().partition("; the code of")[0]
+    nothing = (
+        "nothing was taken over in 12 samples: none of their images was opened by PIL and given, "
+        "alone, to a Compose of torchvision"
+    )
+    assert found == {
+        "two inputs": f"{nothing}; as they are: Compose (12 times)",
+        "read by others": nothing,
+        "pixels of PIL": nothing,
+        "an array": "taken over in 12 samples: Resize, ToTensor",
+        "ours": "taken over in 12 samples: reading, Resize, ToTensor",
+        "two views": (
+            "taken over in 12 samples: reading (24 times), Resize (24 times), ToTensor (24 times)"
+        ),
+    }
+
+
+def test_report_of_a_compose_that_gets_two_images(folder: Path) -> None:
+    """It is an attribute of the data set, so it is planned, and yet nothing of it runs here."""
+
+    class Masks(ImageFolder):
+        def __getitem__(self, index: int) -> Any:
+            image = self.loader(self.samples[index][0])
+            return self.transform(image, image)
+
+    transform = v2.Compose([v2.Resize((8, 9)), v2.ToImage()])
+    quick = fast(DataLoader(Masks(folder, transform), batch_size=4))
+    list(quick)
+    assert quick.report().startswith("nothing was taken over in 12 samples")
+    assert "; as they are: Resize, ToImage, Compose (12 times)" in quick.report()
 
 
 # ---------------------------------------------------------------- files

@@ -135,7 +135,9 @@ def test_script_of_another_project(name: str, tmp_path: Path, bench: ModuleType)
         archive.extractall(tmp_path, filter="data")
     script = Path(os.environ[variable])
     run = bench.train(name, script, tmp_path, seed=0, epochs=4, is_fast=True)
-    assert f"taken over: reading, {EXPECTED[name]}; read by threads" in run.output.splitlines()
+    assert (
+        f"to be taken over: reading, {EXPECTED[name]}; read by threads" in run.output.splitlines()
+    )
     assert run.output.count("; read by threads\n") == 2, "also the loader of evaluations"
     # 400 images, 10 classes: by chance 10 %, with a standard deviation of 1.5 %.
     assert 16 < run.accuracy < 80

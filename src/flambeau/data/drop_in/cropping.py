@@ -8,6 +8,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from flambeau.data.drop_in.sample_context import Seeds
 from flambeau.data.drop_in.transform_kinds import filter_name, is_from_timm, is_one_of
 from flambeau.data.transforms.color import uniform
 from flambeau.data.transforms.crops import random_resized_crop_box
@@ -15,16 +16,16 @@ from flambeau.data.transforms.resizing import resized_part, resized_window
 from flambeau.images.decode import Picture
 from flambeau.images.pixels import Pixels
 
-Source = Callable[[Picture, int, int], Pixels]
-"""(picture, channels, seed) -> pixels (H, W, C) uint8."""
-PixelStep = Callable[[Pixels, int], Pixels]
-"""(pixels (H, W, C) uint8, seed) -> pixels (H, W, C) uint8."""
+Source = Callable[[Picture, int, Seeds], Pixels]
+"""(picture, channels, seeds) -> pixels (H, W, C) uint8."""
+PixelStep = Callable[[Pixels, Seeds], Pixels]
+"""(pixels (H, W, C) uint8, seeds) -> pixels (H, W, C) uint8."""
 
-_Draw = Callable[[int, int, int], tuple[tuple[int, int, int, int], str]]
+_Draw = Callable[[int, int, Seeds], tuple[tuple[int, int, int, int], str]]
 _FILTERS = {"bilinear", "bicubic"}
 
 
-def whole(picture: Picture, channels: int, seed: int) -> Pixels:
+def whole(picture: Picture, channels: int, seeds: Seeds) -> Pixels:
     """The whole picture."""
     return picture.pixels(channels=channels)
 
@@ -41,9 +42,9 @@ def source_of(transforms: Sequence[Any], *, of_tensor: bool) -> tuple[Source, in
         size, draw = crop
         mirror = _mirror_probability(transforms[1]) if len(transforms) > 1 else None
 
-        def cropped(picture: Picture, channels: int, seed: int) -> Pixels:
-            box, filter_ = draw(picture.height, picture.width, seed)
-            turned = mirror is not None and uniform(seed, 1) < mirror
+        def cropped(picture: Picture, channels: int, seeds: Seeds) -> Pixels:
+            box, filter_ = draw(picture.height, picture.width, seeds)
+            turned = mirror is not None and uniform(seeds.torch, 1) < mirror
             return resized_part(
                 picture, box, size, channels=channels, interpolation=filter_, mirror=turned
             )
@@ -55,15 +56,17 @@ def source_of(transforms: Sequence[Any], *, of_tensor: bool) -> tuple[Source, in
 def crop_step(transform: Any, *, of_tensor: bool) -> PixelStep | None:
     """The step of a crop, a resizing or a flip; `of_tensor` as in `source_of`."""
     if (p := _mirror_probability(transform)) is not None:
-        return lambda pixels, seed: pixels[:, ::-1] if uniform(seed, 1) < p else pixels
+        return lambda pixels, seeds: pixels[:, ::-1] if uniform(seeds.torch, 1) < p else pixels
     if is_one_of(transform, v1.RandomVerticalFlip, v2.RandomVerticalFlip):
-        return lambda pixels, seed: pixels[::-1] if uniform(seed, 1) < transform.p else pixels
+        return lambda pixels, seeds: (
+            pixels[::-1] if uniform(seeds.torch, 1) < transform.p else pixels
+        )
     if (window := _center_crop(transform)) is not None:
-        return lambda pixels, seed: _center_cropped(pixels, window)
+        return lambda pixels, seeds: _center_cropped(pixels, window)
     if is_one_of(transform, v1.RandomCrop, v2.RandomCrop):
         return _random_crop(transform)
     if (source := source_of([transform], of_tensor=of_tensor)) is not None:
-        return lambda pixels, seed: source[0](Picture(pixels), pixels.shape[2], seed)
+        return lambda pixels, seeds: source[0](Picture(pixels), pixels.shape[2], seeds)
     return None
 
 
@@ -74,7 +77,7 @@ def _resized(transforms: Sequence[Any], *, like_pillow: bool) -> tuple[Source, i
         return None
     window = _center_crop(transforms[1]) if len(transforms) > 1 else None
 
-    def resized(picture: Picture, channels: int, seed: int) -> Pixels:
+    def resized(picture: Picture, channels: int, seeds: Seeds) -> Pixels:
         height, width, filter_ = sides(picture.height, picture.width)
         part = (0, 0, height, width)
         if window is not None and window[0] <= height and window[1] <= width:
@@ -94,9 +97,8 @@ def _resized(transforms: Sequence[Any], *, like_pillow: bool) -> tuple[Source, i
 
 def _random_resized_crop(transform: Any) -> tuple[tuple[int, int], _Draw] | None:
     """Height and width of the result, and a function that draws box and filter."""
-    if not is_one_of(transform, v1.RandomResizedCrop, v2.RandomResizedCrop) and not is_from_timm(
-        transform, "RandomResizedCropAndInterpolation"
-    ):
+    of_timm = is_from_timm(transform, "RandomResizedCropAndInterpolation")
+    if not of_timm and not is_one_of(transform, v1.RandomResizedCrop, v2.RandomResizedCrop):
         return None
     modes = transform.interpolation
     modes = modes if isinstance(modes, tuple | list) else [modes]
@@ -108,7 +110,8 @@ def _random_resized_crop(transform: Any) -> tuple[tuple[int, int], _Draw] | None
     if not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
         return None
 
-    def draw(height: int, width: int, seed: int) -> tuple[tuple[int, int, int, int], str]:
+    def draw(height: int, width: int, seeds: Seeds) -> tuple[tuple[int, int, int, int], str]:
+        seed = seeds.python if of_timm else seeds.torch
         box = random_resized_crop_box(height, width, seed, scale=tuple(scale), ratio=tuple(ratio))
         return box, filters[int(uniform(seed, 2) * len(filters))]
 
@@ -164,14 +167,14 @@ def _random_crop(transform: Any) -> PixelStep | None:
         left, right, top, bottom = edges
     height, width = _two(transform.size)
 
-    def step(pixels: Pixels, seed: int) -> Pixels:
+    def step(pixels: Pixels, seeds: Seeds) -> Pixels:
         padded = np.pad(pixels, [(top, bottom), (left, right), (0, 0)])
         if padded.shape[0] < height or padded.shape[1] < width:
             raise ValueError(
                 f"required crop size {(height, width)} is larger than input image size {padded.shape[:2]}"
             )
-        row = int(uniform(seed, 1) * (padded.shape[0] - height + 1))
-        column = int(uniform(seed, 2) * (padded.shape[1] - width + 1))
+        row = int(uniform(seeds.torch, 1) * (padded.shape[0] - height + 1))
+        column = int(uniform(seeds.torch, 2) * (padded.shape[1] - width + 1))
         return padded[row : row + height, column : column + width]
 
     return step

@@ -9,20 +9,26 @@ from torch import Tensor
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from flambeau.data.drop_in.sample_context import Seeds
 from flambeau.data.drop_in.transform_kinds import is_from_timm, is_one_of
 from flambeau.data.transforms.color import uniform
 
 _Fill = Callable[[tuple[int, int, int], torch.Generator], Tensor]
 
 
-def erasing(transform: Any) -> Callable[[Tensor, int], Tensor] | None:
+FloatStep = Callable[[Tensor, Seeds], Tensor]
+"""(floating-point image (C, H, W), seeds) -> the same, often changed in place."""
+
+
+def erasing(transform: Any) -> FloatStep | None:
     """The step of torchvision's or timm's RandomErasing, on a floating-point image (C, H, W)."""
     if is_one_of(transform, v1.RandomErasing, v2.RandomErasing):
         value = transform.value
         numbers = None if value is None or isinstance(value, str) else value
-        return lambda x, seed: _erased(
+        return lambda x, seeds: _erased(
             x,
-            seed,
+            seeds.torch,
+            fill_seed=seeds.torch,
             p=transform.p,
             counts=(1, 1),
             scale=transform.scale,
@@ -31,9 +37,10 @@ def erasing(transform: Any) -> Callable[[Tensor, int], Tensor] | None:
         )
     if is_from_timm(transform, "RandomErasing") and transform.num_splits <= 1:
         fill = _noise if transform.per_pixel else _one_color if transform.rand_color else None
-        return lambda x, seed: _erased(
+        return lambda x, seeds: _erased(
             x,
-            seed,
+            seeds.python,
+            fill_seed=seeds.torch,
             p=transform.probability,
             counts=(transform.min_count, transform.max_count),
             scale=(transform.min_area, transform.max_area),
@@ -47,6 +54,7 @@ def _erased(
     x: Tensor,
     seed: int,
     *,
+    fill_seed: int,
     p: float,
     counts: tuple[int, int],
     scale: Sequence[float],
@@ -58,7 +66,7 @@ def _erased(
         return x
     channels, height, width = x.shape
     count = counts[0] + int(uniform(seed, 1) * (counts[1] - counts[0] + 1))
-    generator = torch.Generator().manual_seed(seed % 2**63)
+    generator = torch.Generator().manual_seed(fill_seed % 2**63)
     for draw in range(2, 2 + 40 * count, 40):
         for first in range(draw, draw + 40, 4):
             area = scale[0] + (scale[1] - scale[0]) * uniform(seed, first)

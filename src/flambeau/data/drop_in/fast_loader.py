@@ -1,10 +1,13 @@
 """A DataLoader over images, read several times faster, with the same batches."""
 
 import operator
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,18 +16,24 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from flambeau.data.drop_in.batch_memory import BatchMemory, SpareMemory, collate_in_place
-from flambeau.data.drop_in.interception import forget_plans, install
-from flambeau.data.drop_in.known_datasets import Takeover, inspect_dataset
+from flambeau.data.drop_in.interception import Plans, install
+from flambeau.data.drop_in.known_datasets import (
+    Takeover,
+    inspect_dataset,
+    settings_of_dataset,
+)
 from flambeau.data.drop_in.packed_copy import PackedCopy
-from flambeau.data.drop_in.sample_context import FindStored, Sample, making
+from flambeau.data.drop_in.sample_context import SAMPLES, FindStored, Sample, making
 from flambeau.data.drop_in.seeded_samples import (
     Batch,
+    Collate,
     SeededSamples,
     StartWorker,
     reads_whole_batches,
     seed_of_collating,
     whole_batch,
 )
+from flambeau.data.drop_in.transform_kinds import are_same
 from flambeau.data.loading.background_reader import prefetch
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.sample_order import mix
@@ -66,6 +75,8 @@ class FastLoader:
         self._in_workers: DataLoader[Any] | None = None
         self._base: int | None = None
         self._spare = SpareMemory()
+        self._counts = Counter[str]()
+        self._lock = threading.Lock()
 
     @property
     def is_taken_over(self) -> bool:
@@ -94,7 +105,7 @@ class FastLoader:
         return 0 if self.reads_in_threads else self.loader.num_workers
 
     def report(self) -> str:
-        """One line: what is taken over, what runs as it is, and who reads."""
+        """One line: what was taken over so far, what ran as it is, and who reads."""
         if self._inner is not None:
             return self._inner.report()
         if self._iterates:
@@ -106,7 +117,7 @@ class FastLoader:
             who = f"{self._workers} worker process{'es' * (self._workers > 1)}"
         if self.options.packed is not None:
             who += " out of the packed copy"
-        return f"{self.takeover.describe()}; read by {who}"
+        return f"{self.takeover.describe(self._counts)}; read by {who}"
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -136,14 +147,13 @@ class FastLoader:
         if not self.is_taken_over:
             return iter(self.loader)
         install()
-        forget_plans()
         self.takeover = inspect_dataset(self.loader.dataset)
         assert self.loader.batch_sampler is not None
         indices = iter(self.loader.batch_sampler)  # may draw: as in torch, before the base seed
         base = self._next_base()
         batches = _with_seeds(indices, base)
         if self._workers:
-            return map(self._moved, self._by_workers(batches, base))
+            return map(self._received, self._by_workers(batches, base))
         if self.reads_in_threads:
             return self._by_threads(batches)
         return map(self._read_here, batches)
@@ -160,47 +170,84 @@ class FastLoader:
             self._base = int(drawn)
         return self._base
 
+    def _count(self, counts: Counter[str]) -> None:
+        with self._lock:
+            self._counts += counts
+
     # ------------------------------------------------------------ by threads
 
     def _by_threads(self, batches: Iterable[Batch]) -> Iterator[Any]:
         pool = DecodePool(self.options.threads)
         loader = self.loader
         depth = max(2, loader.num_workers * (loader.prefetch_factor or 2) // 2)
+        # Workers have copies of the transforms, without them every change counts from the next batch on.
+        plans: Plans | None = WeakKeyDictionary() if loader.num_workers else None
+        first = settings_of_dataset(loader.dataset)
 
         def read(batch: Batch) -> Callable[[], Any]:
-            try:
-                return self._read_in_threads(batch, pool)
-            except Exception as error:  # raised in its position; the epoch can continue
-                return _raising(error)
+            if plans is not None:
+                return self._read_in_threads(batch, pool, plans)
+            settings = settings_of_dataset(loader.dataset)
+            if not are_same(settings, first):
+                self.takeover = inspect_dataset(loader.dataset)
+            if not self.reads_in_threads:
+                return lambda: self._read_here(batch)
+            ready = self._read_in_threads(batch, pool, None)
+            return lambda: self._given(batch, ready, settings)
 
         return map(operator.call, prefetch(batches, read, depth=depth))
 
-    def _read_in_threads(self, batch: Batch, pool: DecodePool) -> Callable[[], Any]:
+    def _given(self, batch: Batch, ready: Callable[[], Any], settings: list[Any]) -> Any:
+        """What was read ahead with these settings of the transforms; read again if they are others now."""
+        if are_same(settings, settings_of_dataset(self.loader.dataset)):
+            return ready()
+        self.takeover = inspect_dataset(self.loader.dataset)
+        return self._read_here(batch)
+
+    def _read_in_threads(
+        self, batch: Batch, pool: DecodePool, plans: Plans | None
+    ) -> Callable[[], Any]:
         """A function that returns the batch; it is called in the training's thread."""
         memory = self._memory(len(batch))
-        if memory is None:
-            samples = self._samples(batch, pool, None)
-            return lambda: self._moved(self._collated(samples, batch))
-        ready = self._collated_in_place(memory, lambda: self._samples(batch, pool, memory))
-        return lambda: ready
+        try:
+            if memory is None:
+                samples = self._samples(batch, pool, None, plans)
+                return lambda: self._moved(self._collated(samples, batch))
+            ready = self._collated_in_place(
+                memory, lambda: self._samples(batch, pool, memory, plans)
+            )
+            return lambda: ready
+        except Exception as error:  # raised in its position; the epoch can continue
+            return _raising(error)
 
-    def _samples(self, batch: Batch, pool: DecodePool, memory: BatchMemory | None) -> Any:
+    def _samples(
+        self, batch: Batch, pool: DecodePool, memory: BatchMemory | None, plans: Plans | None
+    ) -> Any:
         dataset = self.loader.dataset
         stored = self.options.stored
         # The data set's code after the transforms must see their results.
         raw = self.takeover.is_complete and self.takeover.pipelines == 1
         raw = raw and memory is not None and self.options.device is not None
         samples: list[Any] = [None] * len(batch)
+        counts = [Counter[str]() for _ in batch]
 
         def read(number: int) -> None:
             index, seed = batch[number]
-            with making(Sample(seed, number, memory, raw=raw, stored=stored)):
+            sample = Sample(
+                seed, number, memory, raw=raw, stored=stored, plans=plans, counts=counts[number]
+            )
+            with making(sample):
                 samples[number] = dataset[index]
 
         if batch and reads_whole_batches(dataset):
-            with making(Sample(batch[0][1], None, memory, stored=stored)):
-                return whole_batch(dataset, batch)
-        pool.each(len(batch), read)
+            with making(
+                Sample(batch[0][1], None, memory, stored=stored, plans=plans, counts=counts[0])
+            ):
+                samples = whole_batch(dataset, batch)
+            counts[0][SAMPLES] = len(batch)
+        else:
+            pool.each(len(batch), read)
+        self._count(sum(counts, Counter()))
         return samples
 
     # ------------------------------------------------------------ batches
@@ -215,8 +262,8 @@ class FastLoader:
     def _collated_in_place(self, memory: BatchMemory, read: Callable[[], Any]) -> Any:
         """The batch of samples that already lie in the memory."""
         collated = collate_in_place(read(), memory, self.options.device)
-        # Only the data set can still hold a sample, for example in a cache.
-        if self.takeover.code and memory.is_held:
+        # The code of the data set or of a transform may still hold a sample, for example in a cache.
+        if not self.takeover.is_complete and memory.is_held:
             collated = tree_map_only(Tensor, torch.clone, collated)
         return self._moved(collated)
 
@@ -228,7 +275,7 @@ class FastLoader:
             self._in_workers = DataLoader(
                 SeededSamples(loader.dataset, self.options.stored),
                 batch_sampler=_Once(),
-                collate_fn=loader.collate_fn,
+                collate_fn=cast(Any, Collate(loader.collate_fn)),
                 num_workers=self._workers,
                 pin_memory=loader.pin_memory,
                 timeout=loader.timeout,
@@ -244,13 +291,22 @@ class FastLoader:
         sampler.batches = batches
         return iter(self._in_workers)
 
+    def _received(self, from_worker: tuple[Any, Counter[str]]) -> Any:
+        batch, counts = from_worker
+        self._count(Counter(counts))
+        return self._moved(batch)
+
     def _read_here(self, batch: Batch) -> Any:
         samples = SeededSamples(self.loader.dataset, self.options.stored)
         memory = self._memory(len(batch))
+        counts = Counter[str]()
         with cpu_generators_restored():
             if memory is not None:
-                return self._collated_in_place(memory, lambda: samples.read(batch, memory))
-            collected = samples.read(batch)
+                ready = self._collated_in_place(memory, lambda: samples.read(batch, counts, memory))
+                self._count(counts)
+                return ready
+            collected = samples.read(batch, counts)
+        self._count(counts)
         return self._moved(self._collated(collected, batch))
 
     def _collated(self, samples: list[Any], batch: Batch) -> Any:

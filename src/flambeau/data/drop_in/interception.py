@@ -11,13 +11,16 @@ from typing import Any
 import PIL.Image
 from PIL import Image
 
-from flambeau.data.drop_in.lazy_image import open_lazily
-from flambeau.data.drop_in.sample_context import current_sample
-from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM
+from flambeau.data.drop_in.lazy_image import LazyImage, open_lazily
+from flambeau.data.drop_in.sample_context import OWN, READING, current_sample
+from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM, are_same, settings_of
 from flambeau.data.drop_in.transform_plan import Plan, can_take, plan_of
 from flambeau.errors import DecodeError
 
-_plans: weakref.WeakKeyDictionary[Any, Plan | None] = weakref.WeakKeyDictionary()
+Plans = weakref.WeakKeyDictionary[Any, tuple[list[Any], Plan | None]]
+"""The settings of a Compose, and its plan with these; None if nothing of it can be taken over."""
+
+_plans: Plans = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -55,18 +58,22 @@ def install() -> None:
     _intercept(WEIGHTS_TRANSFORM, "forward")
 
 
-def plan_for(compose: Any) -> Plan | None:
-    """The plan of a Compose; None if nothing of it can be taken over."""
-    with _lock:
-        if compose not in _plans:
-            _plans[compose] = plan_of(compose)
-        return _plans[compose]
+def plan_for(compose: Any, kept: Plans | None = None) -> Plan | None:
+    """The plan of a Compose as it is now; None if nothing of it can be taken over.
 
-
-def forget_plans() -> None:
-    """Transforms may have changed since, for example to larger images in the next epoch."""
+    Args:
+        kept: plans that stay what they are, whatever becomes of the Compose.
+    """
+    if kept is not None:
+        with _lock:
+            if compose not in kept:
+                kept[compose] = [], plan_of(compose, is_copied=True)
+            return kept[compose][1]
+    settings = settings_of(compose)
     with _lock:
-        _plans.clear()
+        if compose not in _plans or not are_same(_plans[compose][0], settings):
+            _plans[compose] = settings, plan_of(compose)
+        return _plans[compose][1]
 
 
 def _intercept(kind: type, method: str) -> None:
@@ -75,14 +82,22 @@ def _intercept(kind: type, method: str) -> None:
     @functools.wraps(original)
     def call(self: Any, *inputs: Any) -> Any:
         sample = current_sample()
-        if sample is None or len(inputs) != 1 or not can_take(inputs[0]):
+        if sample is None:
             return original(self, *inputs)
-        plan = None if sample.is_reseeded else plan_for(self)
-        if plan is None:
+        if len(inputs) != 1 or not can_take(inputs[0]):
+            sample.counts[OWN] += 1
             return original(self, *inputs)
+        plan = None if sample.is_reseeded else plan_for(self, sample.plans)
+        if plan is None or (plan.draws_python and sample.is_python_reseeded):
+            sample.counts[OWN] += 1
+            return original(self, *inputs)
+        is_read = isinstance(inputs[0], LazyImage) and not inputs[0].is_decoded
         try:
-            return plan.run(inputs[0], sample)
+            result = plan.run(inputs[0], sample)
         except DecodeError:  # PIL may read it, or raise its own error
+            sample.counts[OWN] += 1
             return original(self, *inputs)
+        sample.counts.update([READING, *plan.taken] if is_read else plan.taken)
+        return result
 
     setattr(kind, method, call)

@@ -1,5 +1,6 @@
 """Which parts of a data set are known: its classes, and its transforms."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,14 @@ from torchvision.datasets import DatasetFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from flambeau.data.drop_in.interception import plan_for
-from flambeau.data.drop_in.transform_kinds import COMPOSED, is_from_timm
+from flambeau.data.drop_in.sample_context import OWN, READING, SAMPLES
+from flambeau.data.drop_in.transform_kinds import (
+    COMPOSED,
+    has_code_of_its_own,
+    is_from_timm,
+    is_one_of,
+    settings_of,
+)
 
 _MOST_DEPTH = 8
 
@@ -32,15 +40,38 @@ class Takeover:
         """Whether only known code runs for a sample."""
         return bool(self.taken) and not self.left and not self.code
 
-    def describe(self) -> str:
-        """One sentence for `report`."""
-        ours = ", ".join(self.taken) or "and each Compose of torchvision that is called"
-        words = f"taken over: reading, {ours}"
-        if self.left:
-            words += f"; as they are: {', '.join(self.left)}"
+    def describe(self, counts: Counter[str]) -> str:
+        """One sentence for `report`: what was done of the samples read so far, or what is planned."""
+        number = counts[SAMPLES]
+        left = self.left
+        if not number:
+            ours = ", ".join(self.taken) or "and each Compose of torchvision that is called"
+            words = f"to be taken over: reading, {ours}"
+        else:
+            done = [*dict.fromkeys((READING, *self.taken, *counts))]
+            ours = ", ".join(
+                _times(name, counts[name], number)
+                for name in done
+                if counts[name] and name not in (SAMPLES, OWN)
+            )
+            words = f"taken over in {number} samples: {ours}"
+            if not ours:
+                words = (
+                    f"nothing was taken over in {number} samples: none of their images was opened by PIL "
+                    "and given, alone, to a Compose of torchvision"
+                )
+            left = tuple(dict.fromkeys((*left, *(one for one in self.taken if not counts[one]))))
+            if counts[OWN]:
+                left = (*left, _times(OWN, counts[OWN], 0))
+        if left:
+            words += f"; as they are: {', '.join(left)}"
         if self.code:
             words += f"; the code of {', '.join(self.code)} runs as it is"
         return words
+
+
+def _times(name: str, count: int, samples: int) -> str:
+    return name if count == samples else f"{name} ({count} times)"
 
 
 def inspect_dataset(dataset: Any) -> Takeover:
@@ -59,10 +90,21 @@ def inspect_dataset(dataset: Any) -> Takeover:
                 taken += [] if plan is None else plan.taken
                 left += [type(compose).__name__] if plan is None else plan.left
             # A class derived from Compose, or one that does more than call its Compose, has its own code.
-            if type(transform) not in COMPOSED and not _only_passes_on(transform):
+            if not is_one_of(transform, *COMPOSED) and not _only_passes_on(transform):
                 left.append(type(transform).__name__)
     names = [tuple(dict.fromkeys(one)) for one in (taken, left, code)]
     return Takeover(names[0], names[1], names[2], len(pipelines))
+
+
+def settings_of_dataset(dataset: Any) -> list[Any]:
+    """What its transforms are made of now."""
+    found = []
+    for part in parts_of(dataset):
+        for transform in _transforms(part):
+            found.append(transform)
+            for compose in _composes_in(transform):
+                found += settings_of(compose)
+    return found
 
 
 def parts_of(dataset: Any, depth: int = 0) -> Iterator[Any]:
@@ -124,4 +166,4 @@ def _only_passes_on(transform: Any) -> bool:
     if code is None or code.co_code != _PassesOn.__call__.__code__.co_code:
         return False
     inner = getattr(transform, code.co_names[0], None)
-    return type(inner) in COMPOSED
+    return is_one_of(inner, *COMPOSED) and not has_code_of_its_own(transform)

@@ -10,17 +10,17 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
+from PIL.JpegImagePlugin import JpegImageFile
+from PIL.PngImagePlugin import PngImageFile
 
 from flambeau.errors import DecodeError
 from flambeau.images.decode import Picture, Stored, native_header
 from flambeau.images.exif_orientation import UPRIGHT
 from flambeau.images.jpeg.headers import JpegHeader
+from flambeau.images.jpeg.soundness import is_sound
 from flambeau.images.png import PngHeader
 
 _MODES = ("RGB", "L")
-_JPEG_END = b"\xff\xd9"
-# Some cameras append bytes after the end marker; if there are more than this, PIL decodes, slower.
-_MOST_BEHIND_END = 1024
 
 
 class LazyImage(Image.Image):
@@ -123,12 +123,13 @@ def open_lazily(
         picture = Picture(data)
         return LazyImage(picture, _mode_of(picture), lambda: Image.fromarray(pixels))
     header = native_header(data) if formats is None else None
-    if header is not None and (format_ := _format_of(data, header)):
+    if header is not None and (kind := _kind_of(data, header)):
         with contextlib.suppress(DecodeError):  # too large for our decoder: PIL has its own limit
             picture = Picture(data, header)
             if picture.height * picture.width <= (Image.MAX_IMAGE_PIXELS or math.inf):
                 image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
-                image.format = format_
+                image.format = kind.format
+                image.format_description = kind.format_description
                 image.filename = _name_of(fp)
                 return image
     try:
@@ -141,16 +142,19 @@ def open_lazily(
     return opened
 
 
-def _format_of(data: bytes, header: JpegHeader | PngHeader) -> str | None:
-    """PIL's name of the format, if our decoder gives PIL's pixels.
+def _kind_of(
+    data: bytes, header: JpegHeader | PngHeader
+) -> type[JpegImageFile] | type[PngImageFile] | None:
+    """PIL's class for the format, if our decoder gives PIL's pixels.
 
-    A truncated file is left to PIL: it fails in `convert`, where data sets catch the error; ours fails later.
+    A damaged file is left to PIL: it fails in `convert`, where data sets catch the error; ours fails later.
+    The checksums of a PNG have been compared by then.
     """
     if isinstance(header, PngHeader):
-        return "PNG"
-    # PIL does not apply the EXIF orientation; our decoder does.
-    is_whole = _JPEG_END in data[-_MOST_BEHIND_END:]
-    return "JPEG" if is_whole and header.orientation == UPRIGHT else None
+        return PngImageFile
+    # PIL does not apply the EXIF orientation; our decoder does. Of an MPO it has all images.
+    is_plain = header.orientation == UPRIGHT and data.find(b"MPF\0", 0, header.scan_at) < 0
+    return JpegImageFile if is_plain and is_sound(data, header) else None
 
 
 def _read(fp: Any) -> bytes:

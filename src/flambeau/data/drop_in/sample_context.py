@@ -1,9 +1,11 @@
 """What transforms need to know of the sample being made: its random numbers, and its memory in the batch."""
 
+import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +14,29 @@ from flambeau.data.drop_in.batch_memory import BatchMemory
 from flambeau.images.decode import Stored
 from flambeau.recipes.data.sample_order import mix
 
+SAMPLES, READING = "samples", "reading"
+OWN = "Compose"  # one that was called and ran as it is
+_SEED_BITS = 0xFFFFFFFFFFFFFFFF  # of a sample's seed, as `seed_cpu` takes them
+
 FindStored = Callable[[Any], Stored | None]
 """Returns the image of a path, if it is stored elsewhere."""
+
+
+class Seeds(NamedTuple):
+    """What a transform draws from, in place of the global generators of torch and of Python's `random`.
+
+    They differ only where the user's code has set one of the two back.
+    """
+
+    torch: int
+    python: int
+
+    def of_step(self, number: int) -> "Seeds":
+        """The seeds of a step of a pipeline, or of a transform inside another."""
+        return Seeds(mix(self.torch + number), mix(self.python + number))
+
+    def __add__(self, number: Any) -> "Seeds":
+        return Seeds(self.torch + number, self.python + number)
 
 
 class Sample:
@@ -22,6 +45,8 @@ class Sample:
     Args:
         number: its position in the batch; None if it stands for all samples of the batch, one image each.
         raw: keep 8-bit levels, to be normalized on the device.
+        plans: those of the epoch by their Compose, if changes within it do not count.
+        counts: gets the number of SAMPLES, of each READING and transform taken over, and of OWN.
     """
 
     def __init__(
@@ -33,34 +58,64 @@ class Sample:
         raw: bool = False,
         is_seeded: bool = False,
         stored: FindStored | None = None,
+        plans: Any = None,
+        counts: Counter[str] | None = None,
     ) -> None:
         self.seed, self.number, self.memory, self.raw = seed, number, memory, raw
         self.stored = stored
+        self.plans = plans
+        self.counts = Counter[str]() if counts is None else counts
+        self.counts[SAMPLES] += 1
         self._start = torch.initial_seed() if is_seeded else None
         self._views = 0
-        self._view_at: dict[int, int] = {}
+        self._view_at: dict[tuple[str, int], int] = {}
 
     @property
     def is_reseeded(self) -> bool:
         """Whether the user's code has seeded torch's generator, and so expects certain draws."""
         return self._start is not None and torch.initial_seed() != self._start
 
-    def next_view(self) -> tuple[int, int]:
-        """The number of the image within the sample, and its seed.
+    @property
+    def is_python_reseeded(self) -> bool:
+        """Whether the user's code has seeded Python's generator: its state is none of this sample's."""
+        if self._start is None:
+            return False
+        words = random.getstate()[1][:-1]
+        expected = random.Random(self.seed & _SEED_BITS)
+        if words == expected.getstate()[1][:-1]:
+            return False
+        expected.random()
+        return bool(words != expected.getstate()[1][:-1])
 
-        If the user's code has reset torch's generator to an earlier state, the seed repeats, too: that is
-        how people transform an image and its mask alike.
+    def next_view(self, *, draws_python: bool = False) -> tuple[int, Seeds]:
+        """The number of the image within the sample, and its seeds.
+
+        If the user's code has reset a generator to an earlier state, its seed repeats, too: that is how
+        people transform an image and its mask alike.
+
+        Args:
+            draws_python: whether the transforms draw from Python's generator.
         """
         view, self._views = self._views, self._views + 1
-        drawn_as = view
+        drawn_as = Seeds(view, view)
         if self._start is not None:
-            drawn_as = self._view_at.setdefault(int(torch.randint(2**62, (), device="cpu")), view)
-        return view, mix(self.seed + drawn_as)
+            drawn = int(torch.randint(2**62, (), device="cpu"))
+            of_torch = self._view_at.setdefault(("torch", drawn), view)
+            of_python = of_torch
+            if draws_python:
+                of_python = self._view_at.setdefault(("python", random.getrandbits(62)), view)
+            drawn_as = Seeds(of_torch, of_python)
+        return view, (drawn_as + self.seed).of_step(0)
 
-    def slot(self, view: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """Memory for an image (C, H, W)."""
+    def slot(
+        self, view: int, shape: torch.Size, dtype: torch.dtype, *, channels_last: bool
+    ) -> Tensor:
+        """Memory for an image (C, H, W): in that of the batch, or of its own and then with these strides."""
         number, view = (view, 0) if self.number is None else (self.number, view)
         if self.memory is None or number >= self.memory.count:
+            if channels_last:
+                stored = torch.empty((*shape[1:], shape[0]), dtype=dtype, device="cpu")
+                return stored.permute(2, 0, 1)
             return torch.empty(shape, dtype=dtype, device="cpu")
         return self.memory.slot(number, view, shape, dtype)
 

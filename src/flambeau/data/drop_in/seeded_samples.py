@@ -1,5 +1,6 @@
 """Samples read with the process's generators seeded before each."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,7 +9,7 @@ from torch.utils.data import Dataset, Subset, get_worker_info
 
 from flambeau.data.drop_in.batch_memory import BatchMemory
 from flambeau.data.drop_in.interception import install
-from flambeau.data.drop_in.sample_context import FindStored, Sample, making
+from flambeau.data.drop_in.sample_context import SAMPLES, FindStored, Sample, making
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.setup.seeding import seed_cpu
 
@@ -22,29 +23,46 @@ class SeededSamples(Dataset[Any]):
     def __init__(self, dataset: Dataset[Any], stored: FindStored | None) -> None:
         self.dataset, self._stored = dataset, stored
 
-    def __getitems__(self, batch: Batch) -> list[Any]:
-        """Torch calls this in a worker process."""
+    def __getitems__(self, batch: Batch) -> tuple[Any, Counter[str]]:
+        """Torch calls this in a worker process, and `Collate` with the result."""
         install()  # a worker that was not forked has not done it
-        samples: list[Any] = self.read(batch)
+        counts = Counter[str]()
+        samples = self.read(batch, counts)
         seed_cpu(seed_of_collating(batch))
-        return samples
+        return samples, counts
 
-    def read(self, batch: Batch, memory: BatchMemory | None = None) -> Any:
+    def read(self, batch: Batch, counts: Counter[str], memory: BatchMemory | None = None) -> Any:
         """The samples; their images lie in the memory of the batch, if there is one."""
         if batch and reads_whole_batches(self.dataset):
-            with self._making(batch[0][1], None, memory):
+            counts[SAMPLES] += len(batch) - 1
+            with self._making(batch[0][1], None, memory, counts):
                 return whole_batch(self.dataset, batch)
         samples = []
         for number, (index, seed) in enumerate(batch):
-            with self._making(seed, number, memory):
+            with self._making(seed, number, memory, counts):
                 samples.append(self.dataset[index])
         return samples
 
     @contextmanager
-    def _making(self, seed: int, number: int | None, memory: BatchMemory | None) -> Iterator[None]:
+    def _making(
+        self, seed: int, number: int | None, memory: BatchMemory | None, counts: Counter[str]
+    ) -> Iterator[None]:
         seed_cpu(seed)
-        with making(Sample(seed, number, memory, stored=self._stored, is_seeded=True)):
+        with making(
+            Sample(seed, number, memory, stored=self._stored, is_seeded=True, counts=counts)
+        ):
             yield
+
+
+class Collate:
+    """The user's `collate_fn` in a worker, with what was counted there."""
+
+    def __init__(self, user: Callable[[Any], Any]) -> None:
+        self._user = user
+
+    def __call__(self, read: tuple[Any, Counter[str]]) -> tuple[Any, Counter[str]]:
+        samples, counts = read
+        return self._user(samples), counts
 
 
 def reads_whole_batches(dataset: Any) -> bool:

@@ -5,7 +5,7 @@ unknown transform is called as it is: in its position if it maps PIL images to P
 all that follow.
 """
 
-from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -18,12 +18,13 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from flambeau.data.drop_in.cropping import PixelStep, Source, source_of, whole
-from flambeau.data.drop_in.erasing import erasing
+from flambeau.data.drop_in.erasing import FloatStep, erasing
 from flambeau.data.drop_in.lazy_image import LazyImage
-from flambeau.data.drop_in.sample_context import Sample
+from flambeau.data.drop_in.sample_context import Sample, Seeds
 from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM, is_one_of
 from flambeau.data.drop_in.transforms import (
     call_on_image,
+    draws_from_python,
     is_pointwise,
     keeps_levels,
     pixel_step,
@@ -33,7 +34,6 @@ from flambeau.images.channels import to_image
 from flambeau.images.decode import Picture
 from flambeau.images.native import kernel as native
 from flambeau.images.pixels import Pixels
-from flambeau.recipes.data.sample_order import mix
 
 _CACHE_BYTES = 1 << 23  # a larger batch does not stay in a core's cache until it is used
 
@@ -44,10 +44,12 @@ class Levels(NamedTuple):
     Attributes:
         table: (C, 256) float32; None if levels stay levels.
         kind: the class of the result: torch.Tensor, or torchvision's Image.
+        channels_last: whether the channels of a pixel lie side by side in the result, as in a PIL image.
     """
 
     table: NDArray[np.float32] | None
     kind: type
+    channels_last: bool
 
 
 @dataclass(eq=False)
@@ -58,13 +60,15 @@ class Plan:
         pixel_steps: change pixels (H, W, C) uint8.
         pointwise: the user's transforms that map single levels to numbers.
         tail: the user's transforms from the first one on that is unknown.
+        draws_python: whether any of those taken over draws from Python's `random`, by its own code.
     """
 
     source: Source = whole
     pixel_steps: list[PixelStep] = field(default_factory=list)
     pointwise: list[Any] = field(default_factory=list)
-    float_steps: list[Callable[[Tensor, int], Tensor]] = field(default_factory=list)
+    float_steps: list[FloatStep] = field(default_factory=list)
     tail: list[Any] = field(default_factory=list)
+    draws_python: bool = False
     taken: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     _levels: dict[int, "Levels | None"] = field(default_factory=dict)
@@ -72,10 +76,10 @@ class Plan:
     def run(self, image: Image.Image, sample: Sample) -> Any:
         """The result of the user's Compose for this image."""
         picture, channels = _picture(image)
-        view, seed = sample.next_view()
-        pixels = self.source(picture, channels, mix(seed))
+        view, seeds = sample.next_view(draws_python=self.draws_python)
+        pixels = self.source(picture, channels, seeds.of_step(0))
         for number, step in enumerate(self.pixel_steps, start=1):
-            pixels = step(pixels, mix(seed + number))
+            pixels = step(pixels, seeds.of_step(number))
         levels = self.levels(pixels.shape[2]) if self.pointwise else None
         if levels is None:
             value: Any = to_image(pixels)
@@ -84,7 +88,7 @@ class Plan:
         else:
             value = self._as_tensor(pixels, levels, sample, view)
         for number, change in enumerate(self.float_steps, start=1):
-            value = change(value, mix(seed - number))
+            value = change(value, seeds.of_step(-number))
         for transform in self.tail:
             value = transform(value)
         return value
@@ -107,16 +111,17 @@ class Plan:
             return None
         kind = type(value)
         plain = value.as_subclass(Tensor)
+        last = channels > 1 and plain.stride(0) == 1
         if plain.dtype == torch.float32:
-            return Levels(plain[:, 0].contiguous().numpy(), kind)
+            return Levels(plain[:, 0].contiguous().numpy(), kind, last)
         same = plain.dtype == torch.uint8 and bool((plain[:, 0] == torch.arange(256)).all())
-        return Levels(None, kind) if same else None
+        return Levels(None, kind, last) if same else None
 
     def _as_tensor(self, pixels: Pixels, levels: Levels, sample: Sample, view: int) -> Tensor:
         raw = sample.raw and not self.float_steps and not self.tail
         dtype = torch.uint8 if raw or levels.table is None else torch.float32
         shape = torch.Size((pixels.shape[2], *pixels.shape[:2]))
-        out = sample.slot(view, shape, dtype)
+        out = sample.slot(view, shape, dtype, channels_last=levels.channels_last)
         if levels.table is None or raw:
             out.permute(1, 2, 0).numpy()[:] = pixels
             if raw and levels.table is not None and sample.memory is not None:
@@ -126,11 +131,17 @@ class Plan:
         return out if levels.kind is Tensor else out.as_subclass(levels.kind)
 
 
-def plan_of(compose: Any) -> Plan | None:
-    """The plan of a Compose of torchvision; None if none of its transforms can be taken over."""
+def plan_of(compose: Any, *, is_copied: bool = False) -> Plan | None:
+    """The plan of a Compose of torchvision; None if none of its transforms can be taken over.
+
+    `is_copied`: later changes of the transforms do not reach the plan, if all of them are known.
+    """
+    if is_copied and (plan := plan_of(compose)) is not None and not plan.left:
+        return plan_of(deepcopy(compose))
     plan = Plan()
     is_float = False
     transforms = _flat(compose, is_whole=True)
+    plan.draws_python = any(draws_from_python(one) for one in transforms)
     while transforms and is_pointwise(transforms[0]) and keeps_levels(transforms[0]):
         plan.pointwise.append(transforms[0])
         plan.taken.append(_name(transforms.pop(0)))
@@ -187,8 +198,8 @@ def _write_floats(pixels: Pixels, table: NDArray[np.float32], out: Tensor) -> No
         target[(channel,) if planes else (..., channel)] = values
 
 
-def _call(transform: Any) -> Callable[[Tensor, int], Tensor]:
-    def step(x: Tensor, seed: int) -> Tensor:
+def _call(transform: Any) -> FloatStep:
+    def step(x: Tensor, seeds: Seeds) -> Tensor:
         changed: Tensor = transform(x)
         return changed
 
@@ -197,7 +208,9 @@ def _call(transform: Any) -> Callable[[Tensor, int], Tensor]:
 
 def _flat(transform: Any, *, is_whole: bool = False) -> list[Any]:
     """The transforms of a pipeline, one by one; with `is_whole`, of a class derived from Compose, too."""
-    if is_one_of(transform, WEIGHTS_TRANSFORM):
+    if is_one_of(transform, WEIGHTS_TRANSFORM) or (
+        is_whole and type(transform) is WEIGHTS_TRANSFORM
+    ):
         filter_, antialias = transform.interpolation, transform.antialias
         return [
             v1.Resize(transform.resize_size, filter_, antialias=antialias),

@@ -13,6 +13,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from flambeau.data.drop_in.cropping import PixelStep, crop_step
+from flambeau.data.drop_in.sample_context import Seeds
 from flambeau.data.drop_in.transform_kinds import filter_name, is_from_timm, is_one_of
 from flambeau.data.transforms import color
 from flambeau.data.transforms.auto_augment import (
@@ -87,9 +88,21 @@ _PIL_TO_PIL = frozenset(
 """Classes of torchvision and timm that map one PIL image to one, unlike FiveCrop or Lambda."""
 
 
+_CONTAINERS = (v1.RandomApply, v2.RandomApply, v1.RandomChoice, v2.RandomChoice)
+
+
+def draws_from_python(transform: Any) -> bool:
+    """Whether the original of a known transform draws from Python's `random`, alone or beside torch's."""
+    if is_one_of(transform, v1.RandomChoice):
+        return True
+    if is_one_of(transform, *_CONTAINERS):
+        return any(draws_from_python(one) for one in transform.transforms)
+    return is_from_timm(transform, "RandomResizedCropAndInterpolation", "RandomErasing")
+
+
 def takes_pil_image(transform: Any) -> bool:
     """Whether a transform is known to map a PIL image to a PIL image."""
-    if is_one_of(transform, v1.RandomApply, v2.RandomApply, v1.RandomChoice, v2.RandomChoice):
+    if is_one_of(transform, *_CONTAINERS):
         return all(
             takes_pil_image(one) or pixel_step(one) is not None for one in transform.transforms
         )
@@ -101,7 +114,7 @@ def takes_pil_image(transform: Any) -> bool:
 def call_on_image(transform: Any) -> PixelStep:
     """The user's transform, called on a PIL image."""
 
-    def step(pixels: Pixels, seed: int) -> Pixels:
+    def step(pixels: Pixels, seeds: Seeds) -> Pixels:
         changed = np.asarray(transform(to_image(pixels)))
         return changed if changed.ndim == 3 else changed[:, :, None]
 
@@ -113,20 +126,22 @@ def pixel_step(transform: Any, *, of_tensor: bool = False) -> PixelStep | None:
     if (step := crop_step(transform, of_tensor=of_tensor)) is not None:
         return step
     if is_one_of(transform, v1.ColorJitter, v2.ColorJitter):
-        return lambda pixels, seed: _jittered(pixels, seed, transform)
+        return lambda pixels, seeds: _jittered(pixels, seeds.torch, transform)
     if is_one_of(transform, v1.RandAugment, v2.RandAugment) and _plain(transform):
-        return lambda pixels, seed: rand_augment(
+        return lambda pixels, seeds: rand_augment(
             pixels,
-            seed,
+            seeds.torch,
             num_ops=transform.num_ops,
             magnitude=transform.magnitude,
             num_magnitude_bins=transform.num_magnitude_bins,
         )
     if is_one_of(transform, v1.TrivialAugmentWide, v2.TrivialAugmentWide):
         is_default = _plain(transform) and transform.num_magnitude_bins == 31
-        return trivial_augment_wide if is_default else None
+        if not is_default:
+            return None
+        return lambda pixels, seeds: trivial_augment_wide(pixels, seeds.torch)
     if is_one_of(transform, v1.AutoAugment, v2.AutoAugment) and _plain(transform):
-        return lambda pixels, seed: _auto_augmented(pixels, seed, transform)
+        return lambda pixels, seeds: _auto_augmented(pixels, seeds.torch, transform)
     if is_one_of(transform, v1.RandomApply, v2.RandomApply):
         return _random_apply(transform, of_tensor)
     if is_one_of(transform, v1.RandomChoice, v2.RandomChoice):
@@ -168,12 +183,16 @@ def _random_apply(transform: Any, of_tensor: bool) -> PixelStep | None:
     if any(step is None for step in steps):
         return None
 
-    def step(pixels: Pixels, seed: int) -> Pixels:
-        if uniform(seed, 1) >= transform.p:
+    def step(pixels: Pixels, seeds: Seeds) -> Pixels:
+        if uniform(seeds.torch, 1) >= transform.p:
             return pixels
-        for number, one in enumerate(steps, start=2):
+        for number, (one, inner) in enumerate(
+            zip(steps, transform.transforms, strict=True), start=2
+        ):
             assert one is not None
-            pixels = one(pixels, seed + number)
+            # Transforms inside of `inner` count on from its seeds, and would meet those of its neighbors.
+            has_inner = is_one_of(inner, *_CONTAINERS)
+            pixels = one(pixels, seeds.of_step(number) if has_inner else seeds + number)
         return pixels
 
     return step
@@ -186,10 +205,13 @@ def _random_choice(transform: Any, of_tensor: bool) -> PixelStep | None:
         return None
     ends = np.cumsum(weights) / np.sum(weights)
 
-    def step(pixels: Pixels, seed: int) -> Pixels:
-        chosen = steps[int(np.searchsorted(ends, uniform(seed, 1), side="right"))]
+    of_python = is_one_of(transform, v1.RandomChoice)
+
+    def step(pixels: Pixels, seeds: Seeds) -> Pixels:
+        drawn = uniform(seeds.python if of_python else seeds.torch, 1)
+        chosen = steps[int(np.searchsorted(ends, drawn, side="right"))]
         assert chosen is not None
-        return chosen(pixels, seed + 2)
+        return chosen(pixels, seeds + 2)
 
     return step
 

@@ -58,7 +58,7 @@ def read_header(data: bytes) -> JpegHeader | None:
     xmp = b""
     segmented = False
     progressive = False
-    for marker, begin, end in _walk(data):
+    for marker, begin, end in segments(data):
         if marker in (0xC0, 0xC1, 0xC2) and not frame:
             frame = begin
             progressive = marker == 0xC2
@@ -100,12 +100,11 @@ def read_header(data: bytes) -> JpegHeader | None:
     )
 
 
-def _walk(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, begin and end of the body of each marker segment; the first scan's comes last.
+def segments(data: bytes, at: int = 2) -> Iterator[tuple[int, int, int]]:
+    """Marker, begin and end of the body of each marker segment from `at` on; the next scan's comes last.
 
     It stops before that if the segments are not contiguous, or `data` is no JPEG.
     """
-    at = 2
     marker = 0
     size = len(data)
     while data.startswith(b"\xff\xd8") and marker != _SCAN and at + 4 <= size and data[at] == 0xFF:
