@@ -61,6 +61,11 @@ class Diagnosis:
                 f"Other processes kept {self.others_cpus:.1f} CPUs busy meanwhile: look again when the "
                 "machine is quiet."
             )
+        if reason := self.findings.trial.inside_because:
+            lines.append(
+                f"Stacks were read from inside: {reason}. Time in C code that is no call, such as "
+                "table[index], may show at the next line."
+            )
         if self.alone_per_s is not None:
             lines.append(f"The loader alone gives {self.alone_per_s:.4g} batches per second.")
         return [line for line in lines if line]
