@@ -136,13 +136,22 @@ def test_nothing_but_the_model() -> None:
 
 
 def test_many_small_operations() -> None:
-    small = {"count": 100, "seconds": 0.0005, "small_s": 0.0004, "memory_bound": 0}
+    small = {"count": 4000, "seconds": 0.02, "small_s": 0.016, "memory_bound": 0}
     assert first(trainer(*MODEL, operations=small))[0] == "small steps"
     waiting = findings_of(Trial([trainer(*MODEL, waited=8.0, operations=small)], [])).causes
     (told,) = [cause.text for cause in waiting if cause.kind == "small steps"]
-    assert told.startswith("20 ms of a step are 100 operations of 5 us: ")  # the rest is waiting
+    assert told.startswith("20 ms of a step are 4000 operations of 5 us: ")  # the rest is waiting
     # Views and wrappers are many, too, where a few convolutions take the time.
-    assert first(trainer(*MODEL, operations=small | {"small_s": 0.0001}))[0] == "model"
+    views = {"count": 100, "seconds": 0.0005, "small_s": 0.0001}
+    assert first(trainer(*MODEL, operations=small | views))[0] == "model"
+
+
+def test_few_small_operations_are_not_the_time_of_a_long_step() -> None:
+    """82 of 4 us take 0.3 ms, so 100 ms of a step are something else."""
+    few = {"count": 82, "seconds": 0.00033, "small_s": 0.0003, "memory_bound": 0}
+    found = findings_of(Trial([trainer(*MODEL, operations=few)], [])).causes[0]
+    assert (found.kind, found.share) == ("python", 1.0)
+    assert "operations of" not in found.text and "torch.compile" not in found.text
 
 
 @pytest.mark.parametrize(("fastest", "cause"), [(0.016, "small steps"), (0.1, "model")])
