@@ -308,6 +308,16 @@ def test_a_data_set_that_each_worker_gives_whole_gets_no_other_number_of_them(
     assert change == {"workers": 7, "shared": ["__main__.Records"]}
 
 
+def test_a_loader_that_is_made_anew_is_to_be_made_once() -> None:
+    loader = trainer()["loader"] | {"is_made_anew": True}
+    one = trainer(*MODEL, waited=1.0, started_s=6.0, loader=loader)
+    found = findings_of(Trial([one], [worker(row("worker", 9.0, waits="sleep"))]))
+    assert found.causes[0].kind == "worker start" and "make it once" in found.causes[0].text
+    remedies = {remedy.name for remedy in remedies_for(found)}
+    assert "one loader" in remedies
+    assert not [name for name in remedies if name.startswith(("workers", "persistent"))]
+
+
 def test_only_what_could_help_is_tried() -> None:
     found = names(trainer(*MODEL, row("optimizer", 2.0)))
     assert found["fused optimizer"] == pytest.approx(1.25)

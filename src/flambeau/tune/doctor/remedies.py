@@ -115,7 +115,12 @@ def _for_workers(findings: Findings, *, whole: float, start: float) -> Iterator[
     line = _loader_line(findings)
     workers: int = loader["num_workers"]
     refused = REPEATS if loader.get("repeats") else ""
-    if start >= _WORTH_TRYING and not loader["persistent_workers"] and not refused:
+    is_anew = bool(loader.get("is_made_anew"))
+    if start >= _WORTH_TRYING and is_anew:
+        how = f"make the DataLoader once, before the epochs, with persistent_workers=True{line}"
+        once = {"once": True, "persistent": True}
+        yield Remedy("one loader", how, once, _saved(start), "worker start", at_most=False)
+    elif start >= _WORTH_TRYING and not loader["persistent_workers"] and not refused:
         how = f"DataLoader(persistent_workers=True){line}"
         stay = {"persistent": True}
         gain = _saved(start)
@@ -137,7 +142,10 @@ def _reads_images(findings: Findings) -> bool:
 def _other_workers(now: int, findings: Findings) -> list[int]:
     """Numbers worth a trial: as many as needed, if CPUs are left or workers wait; 0 if they mostly send."""
     cpus = usable_cpus()
-    whole = min(0.95, findings.shares["data"] + findings.shares["worker start"])
+    waits, start = findings.shares["data"], findings.shares["worker start"]
+    if findings.trial.trainers[0]["loader"].get("is_made_anew") and start > waits:
+        return []  # more of them would take longer to start
+    whole = min(0.95, waits + start)
     needed = max(now + 1, math.ceil(max(now, 1) / (1 - whole)))
     counts = []
     if findings.work.blocked > 0.3:

@@ -43,6 +43,7 @@ class LoaderClock:
         pause: batches that do not count; then `after_pause` is called.
         after_pause: takes whether a loader has ended, after which there may be no further batch.
         shares: which data sets split their samples among workers; None if not watched.
+        made_again: lines at which loaders were made after the first step.
         evaluations: lines that led to a loader without gradients, the outermost first.
     """
 
@@ -59,6 +60,7 @@ class LoaderClock:
     pause: int = 0
     after_pause: Callable[[bool], None] = lambda is_end: None
     shares: WorkerShares | None = None
+    made_again: set[CodeLocation] = field(default_factory=set)
     evaluations: set[tuple[CodeLocation, ...]] = field(default_factory=set)
 
     def note_evaluation(self, frame: FrameType | None) -> None:
@@ -78,6 +80,7 @@ class LoaderClock:
             "pin_memory": bool(loader.pin_memory),
             "persistent_workers": bool(loader.persistent_workers),
             "place": self.lines.get(loader),
+            "is_made_anew": self.lines.get(loader) in self.made_again,
             "repeats": repeats,  # more workers would give samples more than once
             "shared": [name_of(loader.dataset)] if is_shared else [],
         }
@@ -157,8 +160,9 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
         make(*given.args, **given.kwargs)
         if (location := user_line(sys._getframe(1))) is not None:
             clock.lines[self] = location
+            clock.made_again.add(location)
 
-    batches_of = _batches_of(change, iterate, folder)
+    batches_of = _batches_of(change, iterate, folder, clock.lines)
 
     @functools.wraps(iterate)
     def iterate_timed(self: Any) -> Any:
@@ -199,8 +203,14 @@ def _changed(given: Mapping[str, Any], change: _Change) -> dict[str, Any]:
 
 
 def _batches_of(
-    change: _Change, iterate: Callable[[Any], Iterator[Any]], folder: Path
+    change: _Change,
+    iterate: Callable[[Any], Iterator[Any]],
+    folder: Path,
+    lines: Mapping[Any, CodeLocation],
 ) -> Callable[[Any], Iterator[Any]]:
+    kept: dict[CodeLocation | None, Any] = {}
+    if change.get("once"):
+        return lambda loader: iterate(kept.setdefault(lines.get(loader), loader))
     if "cached" in change:
         return CachedBatches(iterate, change["cached"]).batches
     if "alone" in change:

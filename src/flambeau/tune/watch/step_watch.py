@@ -110,6 +110,7 @@ class StepWatch:
         (self._folder / f"{self._pid}.trains").touch()
         self._threads = {"main": (threading.get_ident(), threading.get_native_id())}
         self._training_lines = note_training(sys._getframe(1))
+        self.loaders.made_again.clear()
         self._count = 0
         self._began = time.perf_counter()
         self._result["until_first_s"] = self._began - self._made
