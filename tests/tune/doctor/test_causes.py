@@ -318,6 +318,17 @@ def test_a_loader_that_is_made_anew_is_to_be_made_once() -> None:
     assert not [name for name in remedies if name.startswith(("workers", "persistent"))]
 
 
+@pytest.mark.parametrize(("seconds", "is_tried"), [(0.001, False), (0.035, True)])
+def test_a_check_that_computes_is_not_left_out(seconds: float, is_tried: bool) -> None:
+    """`if torch.isnan(x).any():` takes 40 ms, of which the call that waits takes `seconds`."""
+    calls = [[FILE, 21, "if tensor", 1.0, seconds, 0]]
+    one = trainer(*MODEL, row("", 5.0, line=21), waiting_calls=calls)
+    remedies = remedies_for(findings_of(Trial([one], [])))
+    (found,) = [one for one in remedies if one.name == "skip waiting calls"]
+    assert (not found.refused) is is_tried
+    assert found.predicted > 1.3, "from the profile"
+
+
 def test_only_what_could_help_is_tried() -> None:
     found = names(trainer(*MODEL, row("optimizer", 2.0)))
     assert found["fused optimizer"] == pytest.approx(1.25)

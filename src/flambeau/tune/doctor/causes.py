@@ -163,14 +163,20 @@ def waiting_lines(trial: Trial) -> dict[str, float]:
     """
     trainer = trial.trainers[0]
     sampled = by_line(rows_of(trainer), _PYTHON_PHASES)
+    return {
+        where: max(share, sampled.get(where, 0.0) / trainer["seconds"])
+        for where, share in timed_waits(trial).items()
+    }
+
+
+def timed_waits(trial: Trial) -> dict[str, float]:
+    """Shares of the time in those calls alone, without what else their lines do."""
+    trainer = trial.trainers[0]
     timed: dict[str, float] = {}
     for file, line, _, _, seconds, _ in _calls(trainer, are_copies=False):
         where = f"{file}:{line}"
         timed[where] = min(1.0, timed.get(where, 0.0) + seconds / trainer["step_s"])
-    return {
-        where: max(share, sampled.get(where, 0.0) / trainer["seconds"])
-        for where, share in timed.items()
-    }
+    return timed
 
 
 def _calls(trainer: dict[str, Any], *, are_copies: bool) -> list[list[Any]]:
