@@ -6,7 +6,6 @@ instead. What a thread waits for in the kernel is still seen from inside, line b
 """
 
 import functools
-import json
 import re
 import shutil
 import signal
@@ -101,7 +100,7 @@ class OutsideSampler:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._asked: set[str] = set()
+        self._answers: dict[str, str] = {}
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         self.failure = ""
         """Why a process could not be read."""
@@ -110,14 +109,13 @@ class OutsideSampler:
         """Answer processes that are about to be watched; begin and end with their windows."""
         for file in self._folder.glob("[0-9]*.trains"):
             process = file.stem
-            if process not in self._asked:
-                self._asked.add(process)
-                failure = _failure_on(int(process))
+            if process not in self._answers:
+                failure = self._answers[process] = _failure_on(int(process))
                 self.failure = self.failure or failure
                 write_whole(self._folder / f"{process}{ANSWER}", failure)
         open_windows = {file.stem for file in self._folder.glob("[0-9]*.window")}
         for process in open_windows - self._running.keys():
-            if json.loads((self._folder / f"{process}{ANSWER}").read_text() or '""') == "":
+            if self._answers.get(process) == "":
                 self._running[process] = self._start(process)
         for process in self._running.keys() - open_windows:
             self._end(process)
