@@ -85,7 +85,7 @@ class Trials:
         search = json.dumps([list(script.command), options.objective, options.seconds])
         key = hashlib.sha256(search.encode() + _files_in(script.command)).hexdigest()[:16]
         self._journal = Journal(journal, key)
-        self._waits = True
+        self._waits = options.objective == "throughput"
         self.num_reused = 0
         """Trials of an earlier call that were not run again."""
         self.num_run = 0
@@ -107,7 +107,9 @@ class Trials:
         cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
         if cost is not None:
             cost /= math.prod(one.samples for one in self._settings(choice))
-        others = row.get("others_cpus", 0.0)
+        # Memory is the same whatever else runs.
+        is_timed = self._options.objective == "throughput"
+        others = row.get("others_cpus", 0.0) if is_timed else 0.0
         return Measured(cost, row["start_s"], tuple(row.get("losses", ())), row["failure"], others)
 
     def _wait_for_quiet(self) -> None:
