@@ -30,6 +30,8 @@ def replace_trials(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> None:
             return trial
 
     monkeypatch.setattr(Script, "run", run)
+    # Nor does a search wait for other programs of this machine.
+    monkeypatch.setattr("flambeau.tune.search.run_tune.busy_cpus", lambda seconds: 0.0)
 
 
 def script(*command: str) -> Script:

@@ -205,6 +205,9 @@ def _levers(
 def _as_json(result: "SearchResult") -> dict[str, object]:
     return {
         "choice": result.choice,
+        "environment": dict(
+            pair for setting in result.settings for pair in setting.environment.items()
+        ),
         "together": None if result.together is None else result.together.times,
         "verdict": None if result.together is None else result.together.verdict,
         "tried": [
@@ -233,6 +236,7 @@ def _low(gain: "Gain | None") -> float | None:
 
 def _print(result: "SearchResult", file: Path | None) -> None:
     from flambeau.tune.doctor.formatting import reasons_in_full
+    from flambeau.tune.search.tuned_toml import variables_of
 
     def shown(gain: "Gain | None") -> str:
         return "-" if gain is None else f"{gain.times:.2f}x"
@@ -258,5 +262,9 @@ def _print(result: "SearchResult", file: Path | None) -> None:
         print_text(
             f"All that was chosen together: {result.together.times:.2f}x, {result.together.verdict}."
         )
+    variables = variables_of(result)
     if file is not None:
-        print_text(f"Wrote {file}: flambeau train --config {file} ...")
+        command = f"{variables} flambeau train --config {file} ...".strip()
+        print_text(f"Wrote {file}: {command}")
+    elif variables:
+        print_text(f"Start it with {variables} before the command.")

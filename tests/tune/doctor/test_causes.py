@@ -136,13 +136,22 @@ def test_nothing_but_the_model() -> None:
 
 
 def test_many_small_operations() -> None:
-    small = {"count": 100, "seconds": 0.0005, "small_s": 0.0004, "memory_bound": 0}
+    small = {"count": 4000, "seconds": 0.02, "small_s": 0.016, "memory_bound": 0}
     assert first(trainer(*MODEL, operations=small))[0] == "small steps"
     waiting = findings_of(Trial([trainer(*MODEL, waited=8.0, operations=small)], [])).causes
     (told,) = [cause.text for cause in waiting if cause.kind == "small steps"]
-    assert told.startswith("20 ms of a step are 100 operations of 5 us: ")  # the rest is waiting
+    assert told.startswith("20 ms of a step are 4000 operations of 5 us: ")  # the rest is waiting
     # Views and wrappers are many, too, where a few convolutions take the time.
-    assert first(trainer(*MODEL, operations=small | {"small_s": 0.0001}))[0] == "model"
+    views = {"count": 100, "seconds": 0.0005, "small_s": 0.0001}
+    assert first(trainer(*MODEL, operations=small | views))[0] == "model"
+
+
+def test_few_small_operations_are_not_the_time_of_a_long_step() -> None:
+    """82 of 4 us take 0.3 ms, so 100 ms of a step are something else."""
+    few = {"count": 82, "seconds": 0.00033, "small_s": 0.0003, "memory_bound": 0}
+    found = findings_of(Trial([trainer(*MODEL, operations=few)], [])).causes[0]
+    assert (found.kind, found.share) == ("python", 1.0)
+    assert "operations of" not in found.text and "torch.compile" not in found.text
 
 
 @pytest.mark.parametrize(("fastest", "cause"), [(0.016, "small steps"), (0.1, "model")])
@@ -297,6 +306,27 @@ def test_a_data_set_that_each_worker_gives_whole_gets_no_other_number_of_them(
     assert "persistent workers" in {remedy.name for remedy in found}
     change = next(remedy.change for remedy in found if remedy.name == "workers=7")
     assert change == {"workers": 7, "shared": ["__main__.Records"]}
+
+
+def test_a_loader_that_is_made_anew_is_to_be_made_once() -> None:
+    loader = trainer()["loader"] | {"is_made_anew": True}
+    one = trainer(*MODEL, waited=1.0, started_s=6.0, loader=loader)
+    found = findings_of(Trial([one], [worker(row("worker", 9.0, waits="sleep"))]))
+    assert found.causes[0].kind == "worker start" and "make it once" in found.causes[0].text
+    remedies = {remedy.name for remedy in remedies_for(found)}
+    assert "one loader" in remedies
+    assert not [name for name in remedies if name.startswith(("workers", "persistent"))]
+
+
+@pytest.mark.parametrize(("seconds", "is_tried"), [(0.001, False), (0.035, True)])
+def test_a_check_that_computes_is_not_left_out(seconds: float, is_tried: bool) -> None:
+    """`if torch.isnan(x).any():` takes 40 ms, of which the call that waits takes `seconds`."""
+    calls = [[FILE, 21, "if tensor", 1.0, seconds, 0]]
+    one = trainer(*MODEL, row("", 5.0, line=21), waiting_calls=calls)
+    remedies = remedies_for(findings_of(Trial([one], [])))
+    (found,) = [one for one in remedies if one.name == "skip waiting calls"]
+    assert (not found.refused) is is_tried
+    assert found.predicted > 1.3, "from the profile"
 
 
 def test_only_what_could_help_is_tried() -> None:

@@ -90,7 +90,9 @@ def test_flags_become_values_of_their_types_that_train_takes(tmp_path: Path) -> 
         "flip": False,
     }  # fmt: skip
     assert Settings(**told).batch_size == 32  # which checks the types
-    assert file.read_text().endswith("# in the environment: OMP_NUM_THREADS=1\n")
+    assert file.read_text().endswith(
+        "# chosen with them, and to be set by you: OMP_NUM_THREADS=1 flambeau train ...\n"
+    )
     file.write_text(tuned_toml(SearchResult({}, settings[:1], (), None), {"workers": 0, "lr": 0.1}))
     assert read_config(file) == {"workers": 2, "lr": 0.1}  # what was in the user's own file stays
 

@@ -386,3 +386,37 @@ def test_a_script_whose_workers_would_give_every_sample_keeps_their_number() -> 
     assert {"workers", "persistent workers"} <= set(names(None))
     shared = names(LoaderFacts(repeats=False, shared=("__main__.Records",)))
     assert all(one.change["shared"] == ["__main__.Records"] for one in shared["workers"].settings)
+
+
+def test_what_is_faster_while_other_programs_run_is_not_chosen() -> None:
+    machine = Machine({("threads", "1"): 0.2})
+
+    def busy(choice: Choice) -> Measured:
+        return replace(machine.measure(choice), others_cpus=1.5)
+
+    one = Search(busy, rounds=3, is_over=lambda more: False, left_s=3600.0, loss_bound=0.05)
+    found = one.run(LEVERS, first=busy({}))
+    (threads,) = [step for step in found.steps if step.lever == "threads"]
+    assert found.choice == {} and search(machine).choice == {"threads": "1"}
+    assert threads.note == "not judged: other programs kept 1.5 CPUs busy"
+
+
+def test_what_is_far_worse_takes_one_trial() -> None:
+    machine = Machine({("threads", "1"): 3.0})
+    one = Search(machine.measure, rounds=3, is_over=lambda _: False, left_s=1.0, loss_bound=0.05)
+    found = one.run([lever("threads", "1")], first=machine.measure({}))
+    assert found.choice == {} and machine.trials == 2
+
+
+def test_only_what_a_script_uses_is_changed() -> None:
+    def names(facts: LoaderFacts) -> dict[str, Lever]:
+        return {one.name: one for one in levers_of_script(torch.device("cpu"), facts)}
+
+    of_loader = {"workers", "persistent workers", "prefetch"}
+    without = names(LoaderFacts(repeats=False, num_workers=0))
+    assert of_loader & set(without) == {"workers"}
+    assert "0" not in {setting.value for setting in without["workers"].settings}
+    some = names(LoaderFacts(repeats=False, num_workers=1))
+    assert of_loader <= set(some)
+    assert {"0", "2"} <= {setting.value for setting in some["workers"].settings}
+    assert not of_loader & set(names(LoaderFacts(repeats=False, is_used=False)))

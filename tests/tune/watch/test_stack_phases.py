@@ -6,7 +6,7 @@ from types import FrameType
 
 import pytest
 
-from flambeau.tune.watch.stack_phases import Activity, CodeLocation, activity_of
+from flambeau.tune.watch.stack_phases import Activity, CodeLocation, activity_of, note_training
 
 TORCH = "/env/lib/site-packages/torch"
 SITE = "/env/lib/site-packages"
@@ -120,3 +120,20 @@ def test_two_files_with_the_same_function() -> None:
         assert found.location == CodeLocation(
             *((TRAIN[0], 2, TRAIN[1]) if SITE in file else (file, 2, "one_of_two"))
         )
+
+
+def test_a_function_that_trains_is_no_evaluation_whatever_its_name() -> None:
+    found: list[tuple[Activity, Activity]] = []
+
+    def step() -> None:
+        frame = sys._getframe(1)
+        before = activity_of(frame)
+        note_training(frame)
+        found.append((before, activity_of(frame)))
+
+    space = {"step": step}
+    exec(compile("def test():\n step()", "/home/me/trains.py", "exec"), space)
+    space["test"]()
+    ((before, after),) = found
+    assert (before.phase, after.phase) == ("evaluation", "")
+    assert seen(("/home/me/trains.py", "test")).phase == "evaluation", "another function is"

@@ -29,6 +29,7 @@ _DEVICE_WAITS = (
     0.4  # share of a step that a GPU may wait for Python before it counts as idle; chosen
 )
 _START_S = 3e-6  # Python and dispatch per operation: 3171 small ones took 7.9 ms (2 CPUs, EPYC)
+_UNKNOWN = 4  # times as long as known: Python of modules, and slower CPUs than that one; chosen
 _MAX_FAULT_S = 5e-6  # upper bound of kernel time per page fault; 2e-6 measured (EPYC, virtual)
 _SLEEP = (
     0.3  # share of workers' time without CPU above which more workers than CPUs make sense; chosen
@@ -135,6 +136,8 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> Iter
         are_many = workers > 2 * cpus and work.blocked < _SLEEP
         who = f"{workers} workers{f' on {cpus} CPUs' if are_many else ''}"
         text = f"waits {percent(whole)} of the time for {who} to start, each epoch{at_line(line)}"
+        if loader.get("is_made_anew"):
+            text += ", where the DataLoader is made anew: make it once, before the epochs"
         yield Cause("many workers" if are_many else "worker start", whole, line, text)
         return
     if not work.shares:
@@ -160,14 +163,20 @@ def waiting_lines(trial: Trial) -> dict[str, float]:
     """
     trainer = trial.trainers[0]
     sampled = by_line(rows_of(trainer), _PYTHON_PHASES)
+    return {
+        where: max(share, sampled.get(where, 0.0) / trainer["seconds"])
+        for where, share in timed_waits(trial).items()
+    }
+
+
+def timed_waits(trial: Trial) -> dict[str, float]:
+    """Shares of the time in those calls alone, without what else their lines do."""
+    trainer = trial.trainers[0]
     timed: dict[str, float] = {}
     for file, line, _, _, seconds, _ in _calls(trainer, are_copies=False):
         where = f"{file}:{line}"
         timed[where] = min(1.0, timed.get(where, 0.0) + seconds / trainer["step_s"])
-    return {
-        where: max(share, sampled.get(where, 0.0) / trainer["seconds"])
-        for where, share in timed.items()
-    }
+    return timed
 
 
 def _calls(trainer: dict[str, Any], *, are_copies: bool) -> list[list[Any]]:
@@ -288,6 +297,16 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
         share = busy
     if not busy and count and _are_small(trainer, operations):
         whole = share + shares["optimizer"] + shares["python"]
+        if not _do_fit(trainer, operations, whole):
+            lines = by_line(rows_of(trainer), ("forward",))
+            where = max(lines, key=lines.__getitem__, default="")
+            text = (
+                f"the model takes {percent(share)} of the time, and torch's operations only "
+                f"{percent(min(share, operations['seconds'] / trainer['step_s']))}: the rest is Python or "
+                f"other code in it{line_with_source(where)}"
+            )
+            yield Cause("python", share, where, text)
+            return
         text = (
             f"{1000 * whole * trainer['step_s']:.2g} ms of a step are {count:.0f} operations of "
             f"{1e6 * operations['seconds'] / count:.0f} us: Python and the starts of operations take longer "
@@ -300,6 +319,13 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
     if bound > 0.3:
         text += f"; {percent(bound)} of that in operations bound by memory, such as batch norm"
     yield Cause("model", share, "", text)
+
+
+def _do_fit(trainer: dict[str, Any], operations: dict[str, Any], share: float) -> bool:
+    """Whether the operations and their starts are about as long as this share of an undisturbed step."""
+    fastest: float = min(trainer.get("times") or [trainer["step_s"]])
+    known_s: float = operations["seconds"] + _START_S * operations["count"]
+    return bool(_UNKNOWN * known_s >= share * min(fastest, trainer["step_s"]))
 
 
 def _are_small(trainer: dict[str, Any], operations: dict[str, Any]) -> bool:

@@ -11,6 +11,8 @@ from flambeau.recipes.setup.environment import usable_cpus, usable_memory
 from flambeau.sandbox.processes import processes_of
 from flambeau.tune.doctor.connections import outside_connections
 
+BUSY = 0.25
+"""CPUs that other programs keep busy before figures are called noisy; chosen."""
 _MOST = 0.95  # share of the memory above which a trial is ended; chosen
 _PROC = Path("/proc")
 _SHARED_MEMORY = Path("/dev/shm")
@@ -70,6 +72,13 @@ class MachineWatch:
             if self._cpus == usable_cpus():
                 busy_s = machine_cpu_seconds()[0] - self._busy_then
                 self.others_cpus = max(0.0, busy_s - sum(self._cpu_seconds.values())) / elapsed
+
+
+def busy_cpus(seconds: float) -> float:
+    """How many CPUs of the machine are busy, while this process only waits."""
+    began = machine_cpu_seconds()[0]
+    time.sleep(seconds)
+    return (machine_cpu_seconds()[0] - began) / seconds
 
 
 def throttled_seconds() -> float:

@@ -10,7 +10,13 @@ import torch
 
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
-from flambeau.tune.doctor.causes import SLOWS_ALL, Findings, page_fault_share, profiler_runs
+from flambeau.tune.doctor.causes import (
+    SLOWS_ALL,
+    Findings,
+    page_fault_share,
+    profiler_runs,
+    timed_waits,
+)
 from flambeau.tune.doctor.formatting import shown
 from flambeau.tune.doctor.shares import device_share, loader_line
 
@@ -19,6 +25,11 @@ _CACHED = 8  # batches
 _OR_TENSORS = ", or batches of tensors, which go through shared memory"
 _WORTH_TRYING = 0.04  # changes that could save a smaller share of the time are not tried; chosen
 
+_MOSTLY = 0.7  # of their lines' time that calls must take, so that a trial shows it; chosen
+LINES_STAY = (
+    "not tried: only the calls can be left out from outside, not what else these lines compute"
+)
+"""Why waiting calls are not left out in a trial; what is predicted comes from the profile."""
 REPEATS = "not tried: the data set never asks get_worker_info for a share, so each worker gives every sample"
 """Why other numbers of workers are not tried: they would make it another training."""
 
@@ -115,7 +126,12 @@ def _for_workers(findings: Findings, *, whole: float, start: float) -> Iterator[
     line = _loader_line(findings)
     workers: int = loader["num_workers"]
     refused = REPEATS if loader.get("repeats") else ""
-    if start >= _WORTH_TRYING and not loader["persistent_workers"] and not refused:
+    is_anew = bool(loader.get("is_made_anew"))
+    if start >= _WORTH_TRYING and is_anew:
+        how = f"make the DataLoader once, before the epochs, with persistent_workers=True{line}"
+        once = {"once": True, "persistent": True}
+        yield Remedy("one loader", how, once, _saved(start), "worker start", at_most=False)
+    elif start >= _WORTH_TRYING and not loader["persistent_workers"] and not refused:
         how = f"DataLoader(persistent_workers=True){line}"
         stay = {"persistent": True}
         gain = _saved(start)
@@ -137,7 +153,10 @@ def _reads_images(findings: Findings) -> bool:
 def _other_workers(now: int, findings: Findings) -> list[int]:
     """Numbers worth a trial: as many as needed, if CPUs are left or workers wait; 0 if they mostly send."""
     cpus = usable_cpus()
-    whole = min(0.95, findings.shares["data"] + findings.shares["worker start"])
+    waits, start = findings.shares["data"], findings.shares["worker start"]
+    if findings.trial.trainers[0]["loader"].get("is_made_anew") and start > waits:
+        return []  # more of them would take longer to start
+    whole = min(0.95, waits + start)
     needed = max(now + 1, math.ceil(max(now, 1) / (1 - whole)))
     counts = []
     if findings.work.blocked > 0.3:
@@ -159,7 +178,12 @@ def _for_waits(findings: Findings) -> Iterator[Remedy]:
     named = ", ".join(shown(line) for line in lines[:4])
     how = f"keep the value on the device, or ask for it every 50 steps: {named}"
     change = {"skip_waits": lines}
-    yield Remedy("skip waiting calls", how, change, _saved(share), "sync", at_most=False)
+    # A trial leaves out the calls; what a check such as torch.isnan(x).any() computes before stays.
+    calls = sum(timed_waits(findings.trial).values())
+    refused = "" if calls > _MOSTLY * share else LINES_STAY
+    yield Remedy(
+        "skip waiting calls", how, change, _saved(share), "sync", at_most=False, refused=refused
+    )
 
 
 def _for_optimizer(findings: Findings) -> Iterator[Remedy]:

@@ -9,6 +9,7 @@ from flambeau.errors import InputError
 from flambeau.tune.doctor.answer import Answer, Table
 from flambeau.tune.doctor.causes import Findings, findings_of
 from flambeau.tune.doctor.formatting import Cause, graph_breaks_line, percent, reasons_in_full
+from flambeau.tune.doctor.machine_watch import BUSY
 from flambeau.tune.doctor.remedies import remedies_for
 from flambeau.tune.doctor.remedy_trials import Tried, causes_after_trials, try_remedies
 from flambeau.tune.doctor.shares import PHASES, shares_of
@@ -16,7 +17,6 @@ from flambeau.tune.doctor.trial import Script, Trial
 from flambeau.tune.watch.plan import Plan
 
 _RANKS = 8  # up to so many ranks get a column of their own; chosen
-_BUSY = 0.25  # CPUs that other programs keep busy before a note says so; chosen
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,15 @@ class Diagnosis:
     @property
     def notes(self) -> list[str]:
         lines = [graph_breaks_line(self.findings.trial.trainers[0])]
-        if self.others_cpus > _BUSY:
+        if self.others_cpus > BUSY:
             lines.append(
                 f"Other processes kept {self.others_cpus:.1f} CPUs busy meanwhile: look again when the "
                 "machine is quiet."
+            )
+        if reason := self.findings.trial.inside_because:
+            lines.append(
+                f"Stacks were read from inside: {reason}. Time in C code that is no call, such as "
+                "table[index], may show at the next line."
             )
         if self.alone_per_s is not None:
             lines.append(f"The loader alone gives {self.alone_per_s:.4g} batches per second.")
@@ -205,7 +210,7 @@ def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) ->
         enough_s=options.budget_s,
         say=say,
     )
-    was_busy = trial.machine is not None and trial.machine.others_cpus > _BUSY
+    was_busy = trial.machine is not None and trial.machine.others_cpus > BUSY
     causes = causes_after_trials(findings.causes, tried, was_busy=was_busy)
     return Diagnosis(findings, tuple(causes), tuple(tried), alone)
 
@@ -220,7 +225,7 @@ def watched_on_one_thread(
     """
     others = 0.0 if trial.machine is None else trial.machine.others_cpus
     first = trial.trainers[0]
-    if others < _BUSY or first["device"] != "cpu" or first["threads"] == 1:
+    if others < BUSY or first["device"] != "cpu" or first["threads"] == 1:
         return trial
     say(f"other programs keep {others:.1f} CPUs busy: watching once more, on one thread")
     again = script.run(dataclasses.replace(plan, change={"threads": 1}, trace=None))

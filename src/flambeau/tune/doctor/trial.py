@@ -18,6 +18,7 @@ from typing import IO, Any, NoReturn
 from flambeau.errors import InputError
 from flambeau.sandbox.sandbox import Sandbox
 from flambeau.tune.doctor.machine_watch import MachineWatch
+from flambeau.tune.doctor.outside_sampler import OutsideSampler, why_not
 from flambeau.tune.watch import startup
 from flambeau.tune.watch.plan import Plan
 
@@ -42,6 +43,7 @@ class Trial:
         workers: a dict per process of a DataLoader.
         alone_per_s: batches per second of the loader alone.
         failure: why there are no steps.
+        inside_because: why stacks were not read from outside; '' if they were, or if none were looked at.
     """
 
     trainers: list[dict[str, Any]]
@@ -50,6 +52,7 @@ class Trial:
     machine: MachineWatch | None = None
     whole_s: float = 0.0
     failure: str | None = None
+    inside_because: str = ""
 
     @property
     def step_s(self) -> float:
@@ -83,27 +86,29 @@ class Script:
         """
         folder = self.sandbox.new_folder()
         trace = None if plan.trace is None else folder / f"trace-{Path(plan.trace).name}"
-        dataclasses.replace(plan, trace=None if trace is None else f"{trace}").write(folder)
+        inside_because = why_not() if plan.watches else ""
+        is_outside = plan.watches and not inside_because
+        trace_there = None if trace is None else f"{trace}"
+        dataclasses.replace(plan, trace=trace_there, is_outside=is_outside).write(folder)
         machine = MachineWatch(folder)
+        sampler = OutsideSampler(folder) if is_outside else None
         output = ScriptOutput()
         began = time.monotonic()
         with signals_raise():
             try:
                 process = self.sandbox.start(self.command, folder, _environment(folder), output)
                 output.started()
-                ended = self._wait(process, folder, machine, end=began + self.limit_s)
+                ended = self._wait(process, folder, machine, sampler, end=began + self.limit_s)
                 machine.poll()
                 self.peers.update(machine.peers)
                 self.sandbox.end_processes(folder)
                 output.close()
-                trial = Trial(
-                    sorted(_read_all(folder, _TRAINERS), key=lambda one: one["rank"]),
-                    _read_all(folder, "*.worker.json"),
-                    alone_per_s=next(
-                        (one["batches_per_s"] for one in _read_all(folder, "alone.json")), None
-                    ),
+                trial = _recorded(folder, sampler)
+                trial = dataclasses.replace(
+                    trial,
                     machine=machine,
                     whole_s=time.monotonic() - began,
+                    inside_because=trial.inside_because or inside_because,
                 )
                 if trace is not None and trace.exists():
                     shutil.copyfile(trace, str(plan.trace))
@@ -115,17 +120,27 @@ class Script:
                 failure += f"; it said last:\n{said}" if said else ", and said nothing"
                 return dataclasses.replace(trial, trainers=[], workers=[], failure=failure)
             finally:
+                if sampler is not None:
+                    sampler.close()
                 self.sandbox.end(folder)
                 output.close()
 
     def _wait(
-        self, process: "subprocess.Popen[bytes]", folder: Path, machine: MachineWatch, *, end: float
+        self,
+        process: "subprocess.Popen[bytes]",
+        folder: Path,
+        machine: MachineWatch,
+        sampler: OutsideSampler | None,
+        *,
+        end: float,
     ) -> str:
         """Wait until all processes that make steps have written theirs; why the wait ended early, or ''."""
         looked = first_done = 0.0
         while process.poll() is None:
             time.sleep(_POLL_S)
             now = time.monotonic()
+            if sampler is not None:
+                sampler.poll()
             if now - looked > _POLL_MACHINE_S:
                 machine.poll()
                 looked = now
@@ -188,6 +203,18 @@ def _environment(folder: Path) -> dict[str, str]:
 
 def _read_all(folder: Path, pattern: str) -> list[dict[str, Any]]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob(pattern))]
+
+
+def _recorded(folder: Path, sampler: OutsideSampler | None) -> Trial:
+    """What the processes of a trial have written, and what was seen of them from outside."""
+    trainers = sorted(_read_all(folder, _TRAINERS), key=lambda one: one["rank"])
+    workers = _read_all(folder, "*.worker.json")
+    failure = ""
+    if sampler is not None:
+        sampler.add_to([one for one in trainers if one.get("steps")], workers)
+        failure = sampler.failure
+    alone = next((one["batches_per_s"] for one in _read_all(folder, "alone.json")), None)
+    return Trial(trainers, workers, alone_per_s=alone, inside_because=failure)
 
 
 def _failure(process: "subprocess.Popen[bytes]", folder: Path) -> str:

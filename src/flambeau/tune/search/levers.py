@@ -91,11 +91,15 @@ class LoaderFacts:
 
     Attributes:
         repeats: its iterable data set does not split its samples: each worker gives every sample.
+        num_workers: None if unknown.
+        is_used: the script reads its data by a DataLoader.
         shared: iterable data sets that do split them; see `watch/worker_shares.py`.
     """
 
     repeats: bool
     shared: tuple[str, ...] = ()
+    num_workers: int | None = None
+    is_used: bool = True
 
 
 TrialFacts = TrainFacts | LoaderFacts | None
@@ -197,9 +201,6 @@ def levers_of_script(device: torch.device, loader: LoaderFacts | None = None) ->
     def switch(name: str, change: str) -> Lever:
         return Lever(name, (Setting("yes", change={change: True}),))
 
-    def numbers(name: str, *values: int) -> tuple[Setting, ...]:
-        return tuple(Setting(f"{value}", change={name: value}) for value in values)
-
     is_cuda = device.type == "cuda"
     keeps_freed = Setting("yes", environment=KEEP_FREED)
     rounding: tuple[Setting, ...] = ()
@@ -212,9 +213,8 @@ def levers_of_script(device: torch.device, loader: LoaderFacts | None = None) ->
     levers = [
         Lever("threads", _threads(device)),
         *_worker_levers(loader),
-        Lever("prefetch", numbers("prefetch", 4, 8)),
         Lever("keep freed memory", (keeps_freed,) if can_keep_freed() and not is_cuda else ()),
-        *([switch("pin memory", "pin")] if is_cuda else []),
+        *([switch("pin memory", "pin")] if is_cuda and (loader is None or loader.is_used) else []),
         Lever("optimizer", (foreach, fused)),
         switch("channels_last", "channels_last"),
         *([switch("cudnn.benchmark", "cudnn_benchmark")] if is_cuda else []),
@@ -227,16 +227,23 @@ def levers_of_script(device: torch.device, loader: LoaderFacts | None = None) ->
 
 
 def _worker_levers(loader: LoaderFacts | None) -> list[Lever]:
-    """Their number, and whether they persist, unless that changes which samples are read."""
-    if loader is not None and loader.repeats:
+    """Their number, unless that changes which samples are read; whether they persist and read ahead."""
+    facts = LoaderFacts(repeats=False) if loader is None else loader
+    if not facts.is_used:
         return []
-    shared = [] if loader is None else list(loader.shared)
-    counts = tuple(
-        Setting(count, change={"workers": int(count), "shared": shared})
-        for count in _worker_counts(None)
-    )
-    stay = Setting("yes", change={"persistent": True})
-    return [Lever("workers", counts), Lever("persistent workers", (stay,))]
+    levers = []
+    if not facts.repeats:
+        counts = tuple(
+            Setting(count, change={"workers": int(count), "shared": list(facts.shared)})
+            for count in _worker_counts(None)
+            if count != f"{facts.num_workers}"
+        )
+        stay = Setting("yes", change={"persistent": True})
+        levers = [Lever("workers", counts), Lever("persistent workers", (stay,))]
+    ahead = tuple(Setting(f"{count}", change={"prefetch": count}) for count in (4, 8))
+    levers.append(Lever("prefetch", ahead))
+    # Without workers nothing persists and nothing reads ahead.
+    return levers[:1] if facts.num_workers == 0 and not facts.repeats else levers
 
 
 def _can_compile(device: torch.device) -> bool:

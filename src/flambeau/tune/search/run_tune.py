@@ -15,6 +15,7 @@ from typing import Any
 from flambeau.errors import InputError
 from flambeau.run.options.toml_file import load_toml
 from flambeau.sandbox.inside_trial import RUNS
+from flambeau.tune.doctor.machine_watch import BUSY, busy_cpus
 from flambeau.tune.doctor.remedies import REPEATS
 from flambeau.tune.doctor.trial import Script, Trial, signals_raise
 from flambeau.tune.search.journal import Journal
@@ -25,6 +26,8 @@ from flambeau.tune.watch.plan import Plan
 
 _LOSS_LINES = 3  # of metrics.jsonl, ten steps each
 _LOG_EVERY = "10"
+_LOOK_S = 0.3  # at the machine before a trial; chosen
+_MOST_WAIT_S = 20.0  # for other programs; chosen
 _SMALL = 2**20  # bytes; chosen
 _SCRIPTS = ("", ".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini")
 
@@ -82,6 +85,7 @@ class Trials:
         search = json.dumps([list(script.command), options.objective, options.seconds])
         key = hashlib.sha256(search.encode() + _files_in(script.command)).hexdigest()[:16]
         self._journal = Journal(journal, key)
+        self._waits = options.objective == "throughput"
         self.num_reused = 0
         """Trials of an earlier call that were not run again."""
         self.num_run = 0
@@ -94,6 +98,7 @@ class Trials:
             self.num_reused += 1
         else:
             named = ", ".join(f"{name}={value}" for name, value in choice.items()) or "as it is"
+            self._wait_for_quiet()
             self._say(f"trial: {named}")
             self.num_run += 1
             row = {"choice": dict(choice), **self._run(choice)}
@@ -102,7 +107,23 @@ class Trials:
         cost = row["step_s"] if self._options.objective == "throughput" else row["bytes"]
         if cost is not None:
             cost /= math.prod(one.samples for one in self._settings(choice))
-        return Measured(cost, row["start_s"], tuple(row.get("losses", ())), row["failure"])
+        # Memory is the same whatever else runs.
+        is_timed = self._options.objective == "throughput"
+        others = row.get("others_cpus", 0.0) if is_timed else 0.0
+        return Measured(cost, row["start_s"], tuple(row.get("losses", ())), row["failure"], others)
+
+    def _wait_for_quiet(self) -> None:
+        """Until other programs rest; after one wait in vain, trials begin all the same, and say so."""
+        end = time.monotonic() + _MOST_WAIT_S
+        busy = busy_cpus(_LOOK_S) if self._waits else 0.0
+        if busy > BUSY:
+            self._say(f"other programs keep {busy:.1f} CPUs busy: waiting")
+        while busy > BUSY:
+            busy = busy_cpus(_LOOK_S)
+            if time.monotonic() > end:
+                self._waits = False
+                self._say("they still do: what is faster only then is not judged")
+                return
 
     def close(self) -> None:
         if self.copies is not None:
@@ -154,7 +175,9 @@ def trial_facts(row: Mapping[str, Any]) -> TrialFacts:
     if row.get("run"):
         return TrainFacts(**row["run"])
     loader = row.get("loader")
-    return LoaderFacts(loader["repeats"], tuple(loader["shared"])) if loader else None
+    if not loader:
+        return None if row["failure"] else LoaderFacts(repeats=False, is_used=False)
+    return LoaderFacts(loader["repeats"], tuple(loader["shared"]), loader.get("num_workers"))
 
 
 def _files_in(command: Sequence[str]) -> bytes:
@@ -179,7 +202,8 @@ def _row(trial: Trial) -> dict[str, Any]:
         "bytes": on_device or (0 if machine is None else machine.most_bytes),
         "start_s": max(one["until_window_s"] + one["until_first_s"] for one in trial.trainers),
         "failure": "",
-        "loader": {name: loader[name] for name in ("repeats", "shared")}
+        "others_cpus": 0.0 if machine is None else machine.others_cpus,
+        "loader": {name: loader[name] for name in ("repeats", "shared", "num_workers")}
         if "repeats" in loader
         else None,
     }

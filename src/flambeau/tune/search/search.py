@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from flambeau.tune.doctor.machine_watch import BUSY
 from flambeau.tune.doctor.paired_test import Gain, gain_of
 from flambeau.tune.search.levers import Choice, Lever, Setting
 
@@ -19,12 +20,14 @@ class Measured:
         cost: seconds per step, or bytes: the quantity to minimize; None if the trial failed.
         start_s: seconds until the steps were timed.
         losses: means of ten steps each from the start; empty if unknown.
+        others_cpus: how many CPUs other programs kept busy meanwhile.
     """
 
     cost: float | None
     start_s: float = 0.0
     losses: tuple[float, ...] = ()
     failure: str = ""
+    others_cpus: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Search:
         self._newest: tuple[Choice, Measured] | None = None
         self._reference: Choice = {}
         self._reference_losses: tuple[float, ...] | None = None
+        self._others_cpus = 0.0  # the most in a trial of the newest comparison
 
     def run(self, levers: Sequence[Lever], *, first: Measured) -> SearchResult:
         """Search lever by lever, then repeat what may be better in twice as many pairs."""
@@ -175,6 +179,9 @@ class Search:
         """Why a value is not taken although it may be better; '' if nothing speaks against it."""
         if gain is None:
             return tried.failure or base.failure
+        if gain.times > 1 and self._others_cpus > BUSY:
+            # Threads that wait for each other are then held up most, so that fewer seem faster.
+            return f"not judged: other programs kept {self._others_cpus:.1f} CPUs busy"
         if setting.advice:
             per_sample = "per sample, " if setting.samples != 1 else ""
             return f"{per_sample}{gain.verdict}; {setting.advice}"
@@ -207,15 +214,22 @@ class Search:
     ) -> tuple[Gain | None, Measured, Measured]:
         """Alternate trials without and with; the newest trial without is reused.
 
-        Without a gain the first pair remains the only one, unless `patient_rounds` gives their number.
+        Without a gain the first pair remains the only one, unless `patient_rounds` gives their number; what
+        is far worse is not compared with a second trial without it.
         """
         pairs: list[tuple[float, float]] = []
         before = self._measured(base)
         tried = before
+        self._others_cpus = before.others_cpus
         for _ in range(patient_rounds or self._rounds):
             tried = self._measure(other)
+            self._others_cpus = max(self._others_cpus, tried.others_cpus)
+            if _is_far_worse(before, tried) and not (pairs or patient_rounds):
+                pairs.append((before.cost or 0.0, tried.cost or 0.0))
+                break
             after = self._measure(base)
             self._newest = base, after
+            self._others_cpus = max(self._others_cpus, after.others_cpus)
             if before.cost is None or tried.cost is None or after.cost is None:
                 break
             pairs.append(((before.cost * after.cost) ** 0.5, tried.cost))
@@ -232,3 +246,9 @@ class Search:
         if self._newest is not None and self._newest[0] == choice:
             return self._newest[1]
         return self._measure(choice)
+
+
+def _is_far_worse(before: Measured, tried: Measured) -> bool:
+    if before.cost is None or tried.cost is None:
+        return False
+    return before.cost < _WORSE * tried.cost

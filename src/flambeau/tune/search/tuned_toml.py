@@ -1,6 +1,7 @@
 """tuned.toml: the settings that `flambeau tune` has chosen, as a file for `--config`."""
 
 import itertools
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,17 @@ def tuned_toml(result: SearchResult, given: Mapping[str, Any] | None = None) -> 
     comments = []
     for setting in result.settings:
         values |= _values_of(setting.words)
-        comments += [f"# in the environment: {k}={v}\n" for k, v in setting.environment.items()]
+    if variables := variables_of(result):
+        comments.append(
+            f"# chosen with them, and to be set by you: {variables} flambeau train ...\n"
+        )
     return as_toml(values).decode() + "".join(comments)
+
+
+def variables_of(result: SearchResult) -> str:
+    """The chosen environment variables, as they stand before a command; no setting replaces them."""
+    pairs = [pair for setting in result.settings for pair in setting.environment.items()]
+    return shlex.join(f"{name}={value}" for name, value in pairs)
 
 
 def _values_of(words: Sequence[str]) -> dict[str, Any]:

@@ -44,11 +44,14 @@ def begin_when_torch_comes(folder: Path) -> None:
 def _begin(folder: Path) -> None:
     from flambeau.tune.watch.changes import apply_changes
     from flambeau.tune.watch.loader_clock import watch_loaders
+    from flambeau.tune.watch.outside import allow_reading
     from flambeau.tune.watch.plan import Plan
     from flambeau.tune.watch.step_watch import StepWatch
     from flambeau.tune.watch.worker_watch import watch_worker
 
     plan = Plan.read(folder)
+    if plan.is_outside:
+        allow_reading()
     on_first_step = apply_changes(plan.change)
     watch = StepWatch(folder, plan, watch_loaders(plan.change, folder), on_first_step)
     watch.install()
@@ -56,10 +59,14 @@ def _begin(folder: Path) -> None:
     def in_fork() -> None:
         # A forked process may itself train, as with mp.start_processes(start_method="fork").
         watch.restart_in_fork()
+        if plan.is_outside:
+            allow_reading()  # a fork does not inherit it
         if plan.watches:
-            watch_worker(folder, os.getppid())
+            watch_worker(folder, os.getppid(), interrupts=not plan.is_outside)
 
     os.register_at_fork(after_in_child=in_fork)
     parent = multiprocessing.parent_process()
-    if parent is not None and plan.watches:
-        watch_worker(folder, parent.pid or os.getppid())
+    # A spawned process imports torch, as part of the user's script, before it knows its parent.
+    if plan.watches and (parent is not None or "--multiprocessing-fork" in sys.orig_argv):
+        number = None if parent is None else parent.pid
+        watch_worker(folder, number or os.getppid(), interrupts=not plan.is_outside)

@@ -38,9 +38,12 @@ class Origin(NamedTuple):
 
 
 def origin_of(frame: FrameType) -> Origin:
-    file = frame.f_code.co_filename
     named = frame.f_globals.get("__name__")
-    name = named if isinstance(named, str) else ""
+    return origin_of_file(frame.f_code.co_filename, named if isinstance(named, str) else "")
+
+
+def origin_of_file(file: str, name: str = "") -> Origin:
+    """Whose code a file is; `name` is that of its module, if known."""
     if file.startswith("<"):
         return Origin("", file[8:-1] if file.startswith("<frozen ") else "")
     root, owner = _root_of(file)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import get_ident
 from time import perf_counter
+from types import FrameType
 from typing import Any
 
 from torch import is_grad_enabled
@@ -19,10 +20,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from flambeau.data.loading.batch_samples import tensors_in_batch
 from flambeau.data.loading.workers.transport import map_tensors
 from flambeau.tune.watch.plan import write_whole
-from flambeau.tune.watch.stack_phases import CodeLocation, user_line
+from flambeau.tune.watch.stack_phases import CodeLocation, user_line, user_lines
 from flambeau.tune.watch.worker_shares import WorkerShares, may_change_workers, name_of
 
 _Change = Mapping[str, Any]
+_MOST_EVALUATIONS = 100  # ways to a loader that are kept; chosen
 _ALONE_AFTER = 10  # batches, so that prefetched ones are used up; chosen
 
 
@@ -41,6 +43,8 @@ class LoaderClock:
         pause: batches that do not count; then `after_pause` is called.
         after_pause: takes whether a loader has ended, after which there may be no further batch.
         shares: which data sets split their samples among workers; None if not watched.
+        made_again: lines at which loaders were made after the first step.
+        evaluations: lines that led to a loader without gradients, the outermost first.
     """
 
     thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)
@@ -56,6 +60,13 @@ class LoaderClock:
     pause: int = 0
     after_pause: Callable[[bool], None] = lambda is_end: None
     shares: WorkerShares | None = None
+    made_again: set[CodeLocation] = field(default_factory=set)
+    evaluations: set[tuple[CodeLocation, ...]] = field(default_factory=set)
+
+    def note_evaluation(self, frame: FrameType | None) -> None:
+        """Keep the lines that lead to a loader without gradients."""
+        if len(self.evaluations) < _MOST_EVALUATIONS:
+            self.evaluations.add(tuple(reversed(user_lines(frame))))
 
     def loader_facts(self) -> dict[str, Any]:
         """Of the loader that gave the last batch; empty if there was none."""
@@ -69,6 +80,7 @@ class LoaderClock:
             "pin_memory": bool(loader.pin_memory),
             "persistent_workers": bool(loader.persistent_workers),
             "place": self.lines.get(loader),
+            "is_made_anew": self.lines.get(loader) in self.made_again,
             "repeats": repeats,  # more workers would give samples more than once
             "shared": [name_of(loader.dataset)] if is_shared else [],
         }
@@ -148,13 +160,16 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
         make(*given.args, **given.kwargs)
         if (location := user_line(sys._getframe(1))) is not None:
             clock.lines[self] = location
+            clock.made_again.add(location)
 
-    batches_of = _batches_of(change, iterate, folder)
+    batches_of = _batches_of(change, iterate, folder, clock.lines)
 
     @functools.wraps(iterate)
     def iterate_timed(self: Any) -> Any:
         if clock.is_inside or get_ident() != clock.thread:
             return iterate(self)
+        if not is_grad_enabled():
+            clock.note_evaluation(sys._getframe(1))
         clock.is_inside = True
         began = perf_counter()
         try:
@@ -188,8 +203,14 @@ def _changed(given: Mapping[str, Any], change: _Change) -> dict[str, Any]:
 
 
 def _batches_of(
-    change: _Change, iterate: Callable[[Any], Iterator[Any]], folder: Path
+    change: _Change,
+    iterate: Callable[[Any], Iterator[Any]],
+    folder: Path,
+    lines: Mapping[Any, CodeLocation],
 ) -> Callable[[Any], Iterator[Any]]:
+    kept: dict[CodeLocation | None, Any] = {}
+    if change.get("once"):
+        return lambda loader: iterate(kept.setdefault(lines.get(loader), loader))
     if "cached" in change:
         return CachedBatches(iterate, change["cached"]).batches
     if "alone" in change:

@@ -19,6 +19,7 @@ class Plan:
         short_s: shorter steps are watched in slices, as the watch would take more than 1 % of them.
         change: what is done differently, by name; see `changes.py`.
         trace: where a time line of some steps is written.
+        is_outside: stacks are read from outside where a process can be.
     """
 
     watches: bool = True
@@ -29,6 +30,7 @@ class Plan:
     short_s: float = 0.0005
     change: dict[str, Any] = dataclasses.field(default_factory=dict)
     trace: str | None = None
+    is_outside: bool = False
 
     def write(self, folder: Path) -> None:
         (folder / "plan.json").write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")

@@ -1,11 +1,12 @@
 """What a thread is doing, by its stack: the phase of a step, the kind of work on data, the user's line."""
 
+import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from flambeau.tune.watch.code_origin import origin_of
+from flambeau.tune.watch.code_origin import Origin, origin_of, origin_of_file
 
 _Rules = Sequence[tuple[str, str, str]]
 _ANY = ".*"
@@ -121,7 +122,8 @@ class Activity(NamedTuple):
 
 
 class _Tag(NamedTuple):
-    code: CodeType  # kept alive, so that no other object gets its id
+    code: CodeType | None  # kept alive, so that no other object gets its id
+    function: str
     phase: str
     kind: str
     owner: str
@@ -144,20 +146,51 @@ def activity_of(frame: FrameType | None) -> Activity:
     stack = tuple(codes)
     known = _known.get(stack)
     if known is None:
-        known = _known[stack] = _classify(frames)
+        known = _known[stack] = _classify([_tag_of(frame) for frame in frames])
     phase, kind, number = known
     return Activity(phase, kind, None if number is None else _location(frames[number]))
 
 
-def _classify(frames: Sequence[FrameType]) -> tuple[str, str, int | None]:
+def activity_of_lines(
+    stack: Sequence[CodeLocation], training: Collection[tuple[str, str]] = ()
+) -> Activity:
+    """The same of a stack that was read from outside, the innermost line first.
+
+    Args:
+        training: files and functions around a step of the optimizer, which are no evaluation.
+    """
+    tags = [_tag_of_line(one.file, one.function) for one in stack]
+    tags = [
+        _that_trains(tag) if (one.file, one.function) in training else tag
+        for tag, one in zip(tags, stack, strict=True)
+    ]
+    phase, kind, number = _classify(tags)
+    return Activity(phase, kind, None if number is None else stack[number])
+
+
+def note_training(frame: FrameType | None) -> list[CodeLocation]:
+    """The lines around a step of the optimizer: what they are in is no evaluation, whatever its name."""
+    lines = []
+    while frame is not None:
+        _tags[id(frame.f_code)] = _that_trains(_tag_of(frame))
+        lines.append(_location(frame))
+        frame = frame.f_back
+    _known.clear()
+    return lines
+
+
+def _that_trains(tag: _Tag) -> _Tag:
+    return tag._replace(phase="") if tag.phase == "evaluation" else tag
+
+
+def _classify(tags: Sequence[_Tag]) -> tuple[str, str, int | None]:
     phase = kind = ""
     user: int | None = None
     library: int | None = None
     is_user_code = False  # but not the step() of an optimizer that the user has written
-    for number, frame in enumerate(frames):
-        tag = _tag_of(frame)
+    for number, tag in enumerate(tags):
         if tag.owner == "user":
-            is_user_code = frame.f_code.co_name != "step"
+            is_user_code = tag.function != "step"
         if tag.phase == "worker":  # the frames around it are those of the trainer when it forked
             phase = tag.phase
             break
@@ -187,6 +220,16 @@ def user_line(frame: FrameType | None) -> CodeLocation | None:
     return None
 
 
+def user_lines(frame: FrameType | None) -> list[CodeLocation]:
+    """All lines of the user, from a frame outwards."""
+    lines = []
+    while frame is not None:
+        if _tag_of(frame).owner == "user":
+            lines.append(_location(frame))
+        frame = frame.f_back
+    return lines
+
+
 def is_torchs(frame: FrameType) -> bool:
     return _tag_of(frame).owner == "torch"
 
@@ -197,16 +240,24 @@ def _tag_of(frame: FrameType) -> _Tag:
 
 
 def _new_tag(frame: FrameType, code: CodeType) -> _Tag:
-    name = code.co_name
-    owner, module = origin_of(frame)
+    _tags[id(code)] = tag = _tag(origin_of(frame), code.co_name)._replace(code=code)
+    return tag
+
+
+@functools.cache
+def _tag_of_line(file: str, function: str) -> _Tag:
+    return _tag(origin_of_file(file), function)
+
+
+def _tag(origin: Origin, name: str) -> _Tag:
+    owner, module = origin
     phase = _first(_PHASES, module, name)
     kind = _first(_KINDS, module, name)
     if owner != "torch" and _EVALUATES.fullmatch(name):
         phase = "evaluation"
     if owner == "user" and not kind:
         kind = next((kind for pattern, kind in _USER_KINDS if pattern.search(name)), "")
-    _tags[id(code)] = tag = _Tag(code, phase, kind, owner)
-    return tag
+    return _Tag(None, name, phase, kind, owner)
 
 
 def _first(rules: _Rules, module: str, name: str) -> str:

@@ -20,7 +20,9 @@ from torch.utils.hooks import RemovableHandle
 from flambeau.tune.watch.interrupt_sampler import InterruptSampler, sampler_of
 from flambeau.tune.watch.loader_clock import LoaderClock
 from flambeau.tune.watch.operations import Operations
+from flambeau.tune.watch.outside import STACKS_READ, is_read_from_outside, wait_for
 from flambeau.tune.watch.plan import Plan, write_whole
+from flambeau.tune.watch.stack_phases import CodeLocation, note_training
 from flambeau.tune.watch.stack_sampler import StackSample, StackSampler
 from flambeau.tune.watch.thread_state import page_faults
 from flambeau.tune.watch.waiting_calls import WaitingCalls
@@ -62,6 +64,8 @@ class StepWatch:
         self._sampler: StackSampler | InterruptSampler | None = None
         self._waits = WaitingCalls()
         self._operations = Operations()
+        self._training_lines: list[CodeLocation] = []
+        self._is_outside = False
         self._gradient: weakref.ref[torch.Tensor] | None = None
         self._keeps_gradients = False
         self._result: dict[str, Any] = {}
@@ -105,6 +109,8 @@ class StepWatch:
         self._on_first_step()
         (self._folder / f"{self._pid}.trains").touch()
         self._threads = {"main": (threading.get_ident(), threading.get_native_id())}
+        self._training_lines = note_training(sys._getframe(1))
+        self.loaders.made_again.clear()
         self._count = 0
         self._began = time.perf_counter()
         self._result["until_first_s"] = self._began - self._made
@@ -115,11 +121,13 @@ class StepWatch:
             return
         if plan.watches:
             self._is_short = (now - self._began) / self._count < plan.short_s
+            self._is_outside = plan.is_outside and is_read_from_outside(self._folder, self._pid)
             self._sampler = sampler_of(
                 lambda: self._threads,
                 lambda: not self.loaders.pause,
                 evaluates=lambda: self.loaders.evaluates,
-                interrupts=not compile_counts()[0],  # Dynamo would compile the handler, too
+                # Dynamo would compile the handler, too.
+                interrupts=not self._is_outside and not compile_counts()[0],
             )
             self._sampler.start()
         self._graphs_then = compile_counts()[0]
@@ -235,6 +243,8 @@ class StepWatch:
         if self._sampler is not None:
             self._sampler.stop()
             seconds = dict(self._sampler.seconds)
+        if self._is_outside:
+            wait_for(self._folder / f"{self._pid}{STACKS_READ}")
         if len(self._times) > 1:
             self._end_slice()
         elapsed = math.fsum(one[-1] - one[0] for one in self._slices)
@@ -274,6 +284,10 @@ class StepWatch:
             self._folder / f"{self._pid}.json",
             self._result
             | {
+                "process": os.getpid(),
+                "thread": self._threads["main"][1],
+                "training_lines": self._training_lines,
+                "evaluations": list(self.loaders.evaluations),
                 "rank": int(os.environ.get("RANK", "0")),
                 "world": int(os.environ.get("WORLD_SIZE", "1")),
                 "loader": self.loaders.loader_facts(),

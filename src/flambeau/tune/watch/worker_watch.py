@@ -23,21 +23,25 @@ _BUSY = 0.01  # a thread with a larger share of CPU time counts as computing; ch
 _KNOWN_AFTER_S = 10.0  # a process that is no worker by then never becomes one
 
 
-def watch_worker(folder: Path, parent: int) -> None:
-    """Watch this process if it turns out to be a worker; its results are written twice per second."""
+def watch_worker(folder: Path, parent: int, *, interrupts: bool = True) -> None:
+    """Watch this process if it turns out to be a worker; its results are written twice per second.
+
+    Args:
+        interrupts: see `sampler_of`.
+    """
     forget_files()
-    watch = _WorkerWatch(folder, parent)
+    watch = _WorkerWatch(folder, parent, interrupts=interrupts)
     threading.Thread(target=watch.run, name=WATCH_THREADS, daemon=True).start()
 
 
 class _WorkerWatch:
     """Made in the main thread, in which a worker reads; `run` in another one."""
 
-    def __init__(self, folder: Path, parent: int) -> None:
+    def __init__(self, folder: Path, parent: int, *, interrupts: bool) -> None:
         self._window = folder / f"{parent}.window"
         self._file = folder / f"{os.getpid()}.worker.json"
         self._is_open = False
-        self._sampler = sampler_of(_threads_of_worker, lambda: self._is_open)
+        self._sampler = sampler_of(_threads_of_worker, lambda: self._is_open, interrupts=interrupts)
 
     def run(self) -> None:
         began = time.monotonic()
@@ -55,6 +59,7 @@ class _WorkerWatch:
                 times_then = run_times()
             if self._is_open or was_open:
                 record = {
+                    "process": os.getpid(),
                     "seen": as_rows(dict(self._sampler.seconds)),
                     "process_threads": threads_of_process(),
                     "busy_threads": busy_threads(

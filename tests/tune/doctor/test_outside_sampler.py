@@ -1,0 +1,152 @@
+"""Stacks read from outside: C code has its own line, workers their own rows, and evaluations are known."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flambeau.sandbox.sandbox import Sandbox
+from flambeau.tune.doctor import outside_sampler
+from flambeau.tune.doctor.evaluation_lines import evaluation_lines
+from flambeau.tune.doctor.outside_sampler import rows_of_stacks, why_not
+from flambeau.tune.doctor.shares import by_line, rows_of
+from flambeau.tune.doctor.trial import Script
+from flambeau.tune.watch.plan import Plan
+
+SITE = "/env/lib/python3.11/site-packages"
+TRAINER: dict[str, Any] = {
+    "process": 7,
+    "thread": 7,
+    "seconds": 4.0,
+    "training_lines": [["/me/a.py", 9, "test"], ["/me/a.py", 20, "<module>"]],
+    "evaluations": [],
+}
+
+
+def stacks(*lines: str) -> str:
+    return "\n".join(lines)
+
+
+def test_lines_of_threads_and_processes() -> None:
+    own = 'process 7:"python -c a;b(c) 3"'
+    worker = f'{own};process 8:"python -c x; y"'
+    loop = f"_worker_loop ({SITE}/torch/utils/data/_utils/worker.py:300)"
+    text = stacks(
+        f"{own};thread (7): MainThread;<module> (/me/a.py:20);test (/me/a.py:8) 3",
+        f"{own};thread (7): MainThread;<module> (/me/a.py:20);"
+        f"Tensor.backward ({SITE}/torch/_tensor.py:5) 1",
+        f"{own};thread (7): MainThread;wait_for ({SITE}/flambeau/tune/watch/outside.py:30) 9",
+        f"{own};thread (99): Other;run (/me/b.py:1) 4",
+        f"{worker};thread (8): MainThread;{loop};Data.__getitem__ (/me/d.py:4) 2",
+        f'{own};process 9:"sleep";thread (9): MainThread;main (/me/e.py:1) 4',
+        "py-spy> a line of another kind",
+    )
+    rows = rows_of_stacks(text, TRAINER)
+    assert sorted(rows[7], key=str) == [
+        ["main", "", "", "", "/me/a.py", 8, "test", 3.0],  # a quarter of 4 s per stack
+        ["main", "backward", "", "", "/me/a.py", 20, "<module>", 1.0],
+    ]
+    assert rows[8] == [["main", "worker", "", "", "/me/d.py", 4, "__getitem__", 2.0]]
+    assert rows.keys() == {7, 8}
+    assert rows_of_stacks("", TRAINER) == {}
+
+
+SOURCE = """\
+def train():
+    for epoch in range(9):
+        for x in batches:
+            step(x)
+        with no_grad():
+            for x in held_out:
+                model(x)
+        if epoch % 2:
+            print(look())
+
+def look():
+    return score(
+        held_out)
+
+train()
+"""
+
+
+def test_an_evaluation_is_the_largest_statement_without_a_training_step(tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text(SOURCE)
+    training = [[f"{file}", 4, "train"], [f"{file}", 15, "<module>"]]
+    inline = [[f"{file}", 15], [f"{file}", 6]]
+    assert evaluation_lines([inline], training) == {f"{file}": {5, 6, 7}}
+    called = [[f"{file}", 15], [f"{file}", 9], [f"{file}", 13]]
+    assert evaluation_lines([called], training) == {f"{file}": {8, 9}}
+    assert evaluation_lines([[[f"{file}", 15], [f"{file}", 4]]], training) == {}
+    assert evaluation_lines([[["/nowhere.py", 1]]], training) == {}
+
+
+C_CODE = """
+import os, time, torch
+from pathlib import Path
+from torch import nn
+torch.set_num_threads(1)
+table, index = torch.randn(100_000, 64), torch.randint(100_000, (20_000,))
+seen = list(range(300_000))
+left = torch.randn(500, 500)
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+clock = [0.0] * 4
+def test():
+    began = time.perf_counter()
+    rows = table[index]
+    first = time.perf_counter()
+    is_there = 300_000 in seen
+    second = time.perf_counter()
+    product = left @ left
+    third = time.perf_counter()
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    end = time.perf_counter()
+    for number, seconds in enumerate((first - began, second - first, third - second, end - began)):
+        clock[number] += seconds
+while True:
+    test()
+    folder = Path(os.environ["FLAMBEAU_TRIAL"])
+    (folder / "new").write_text(" ".join(str(one / clock[3]) for one in clock))
+    (folder / "new").replace(folder / "told")
+"""
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_c_code_that_is_no_call_has_its_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "train.py"
+    file.write_text(C_CODE)
+    told: list[str] = []
+    with Sandbox() as sandbox:
+        trial = Script([sys.executable, f"{file}"], sandbox, 120).run(
+            Plan(warmup_steps=3, warmup_s=0.1, steps=8, seconds=3.0),
+            before_removal=lambda folder: told.append((folder / "told").read_text()),
+        )
+    assert trial.inside_because == ""
+    (trainer,) = trial.trainers
+    # `test` trains, so nothing in it is an evaluation.
+    seconds = by_line(rows_of(trainer), ("", "python"))
+    own = [float(word) for word in told[0].split()]
+    lines = [number for number, text in enumerate(C_CODE.splitlines(), 1) if "    rows =" in text]
+    for place in range(3):
+        share = seconds.get(f"{file}:{lines[0] + 2 * place}", 0.0) / trainer["seconds"]
+        assert share == pytest.approx(own[place], abs=0.15)
+    assert sum(own[:3]) > 0.6, "else this shows nothing"
+
+
+def test_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(outside_sampler, "program", lambda: None)
+    assert why_not.__wrapped__() == "py-spy is not installed"
+    denied = tmp_path / "py-spy"
+    denied.write_text("#!/bin/sh\necho 'Error: Permission denied (os error 13)' >&2\nexit 1\n")
+    denied.chmod(0o755)
+    monkeypatch.setattr(outside_sampler, "program", lambda: f"{denied}")
+    assert "--cap-add SYS_PTRACE" in why_not.__wrapped__()
+    denied.write_text("#!/bin/sh\necho 'Error: it is Thursday' >&2\necho trace >&2\nexit 1\n")
+    assert why_not.__wrapped__() == "py-spy: it is Thursday"
