@@ -411,7 +411,7 @@ def same_bits(plan: Plan, expected: Path, actual: Path) -> list[str]:
             assert any(life.asks for life in plan.lives)
             for found in checkpoints:
                 for name in ("training_state.pt", "meta"):
-                    for key in ("epoch", "position", "metrics", "best"):
+                    for key in ("epoch", "position", "metrics", "best", "planned"):
                         found[name].pop(key, None)
     return problems + compare("the last checkpoint", *checkpoints)
 
