@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,9 @@ _NETWORK_ERRNOS = _numbers(
 )
 _LIMIT_ERRNOS = _numbers("EMFILE ENFILE")
 
+SHARED_MEMORY = "/dev/shm"
+_LITTLE = 1 << 20  # bytes; a semaphore takes a page, a batch much more
+
 DISK_ERRNOS = (
     DAMAGE_ERRNOS
     | _NETWORK_ERRNOS
@@ -99,9 +103,25 @@ def disk_failure(error: BaseException, number: int) -> str:
     """
     what = " ".join(str(error).split())
     if isinstance(error, OSError) and error.strerror:
+        if number == errno.ENOSPC and _is_of_shared_memory(error.filename):
+            return (
+                f"{error.filename or SHARED_MEMORY}: no space left in shared memory, through which processes "
+                f"hand over batches; remove what lies in {SHARED_MEMORY}, give a container more of it "
+                "(docker run --shm-size=1g), or use no workers, and run the command again"
+            )
         where = "a file" if number in _LIMIT_ERRNOS else "the disk"
         what = f"{error.filename or where}: {error.strerror}"
     return f"{what}; {disk_remedy(number) or 'fix that'} and run the command again"
+
+
+def _is_of_shared_memory(file: object) -> bool:
+    """Whether it is shared memory that is full: semaphores and the like have no file name to say so."""
+    if file is not None:
+        return str(file).startswith(f"{SHARED_MEMORY}/")
+    try:
+        return shutil.disk_usage(SHARED_MEMORY).free < _LITTLE
+    except OSError:
+        return False
 
 
 def disk_remedy(number: int | None) -> str | None:

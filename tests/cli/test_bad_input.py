@@ -22,7 +22,7 @@ import torch
 from PIL import Image
 
 from flambeau.cli.command import check
-from flambeau.errors import InputError
+from flambeau.errors import InputError, disk_failure
 from flambeau.recipes.checkpoints.atomic_checkpoint import (
     Disk,
     checkpoint_folders,
@@ -821,6 +821,23 @@ def test_a_full_disk_is_named_and_the_run_goes_on_later(
     assert (
         Path("run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
     )
+
+
+@pytest.mark.parametrize(("free", "file", "named"), [
+    (0, None, "/dev/shm: no space left in shared memory"),
+    (1 << 30, "/dev/shm/torch_1", "/dev/shm/torch_1: no space left in shared memory"),
+    (1 << 30, None, "the disk: No space left on device"),
+    (0, "run/a", "run/a: No space left on device"),
+])  # fmt: skip
+def test_full_shared_memory_is_not_the_disk(
+    monkeypatch: pytest.MonkeyPatch, free: int, file: str | None, named: str
+) -> None:
+    """A semaphore that finds no room names no file."""
+    usage = shutil.disk_usage(".")._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    message = disk_failure(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file), errno.ENOSPC)
+    assert message.startswith(named)
+    assert ("--shm-size" in message) == ("shared" in named)
 
 
 @pytest.mark.parametrize("name", ["config.toml", "dataset.json", "model.safetensors"])

@@ -101,10 +101,11 @@ def test_a_run_that_is_there_stays_as_it_is(flambeau: Any, images: Path) -> None
     assert flambeau(*told).code == 0
     before = sorted((path, path.stat().st_mtime_ns) for path in Path("run").rglob("*"))
     answer = flambeau(*told, "--find-lr lr.svg")
-    assert (answer.code, "this run is finished" in answer.out) == (0, True)
-    assert not Path("lr.svg").exists()
-    assert flambeau(*told, "--find-lr lr.svg --fresh").code == 0
-    assert Path("lr.svg").exists()
+    assert (answer.code, "this run is finished" in answer.out) == (0, False)
+    assert "the run in run is finished, and stays as it is" in answer.err
+    assert "curve: lr.svg" in answer.out
+    assert flambeau(*told, "--find-lr fresh.svg --fresh").code == 0
+    assert Path("lr.svg").exists() and Path("fresh.svg").exists()
     assert sorted((path, path.stat().st_mtime_ns) for path in Path("run").rglob("*")) == before
 
 

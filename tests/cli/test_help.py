@@ -50,6 +50,16 @@ def test_the_command_alone_prints_the_help(flambeau: Any) -> None:
         assert re.search(rf"^    {verb}\s+\w", alone.out, re.MULTILINE), verb
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_each_help_lists_the_exit_codes(flambeau: Any, verb: str) -> None:
+    codes = re.findall(
+        r"^  (\d+) +\S", flambeau(verb, "--help").out.partition("exit codes:\n")[2], re.MULTILINE
+    )
+    assert codes == sorted(codes, key=int)
+    assert {"0", "2", "130"} <= {*codes}
+    assert ("75" in codes) == (verb in ("train", "launch"))
+
+
 def test_version(flambeau: Any) -> None:
     assert flambeau("--version") == (0, f"flambeau {package.__version__}\n", "")
 
@@ -96,7 +106,7 @@ def test_what_matters_comes_first(flambeau: Any) -> None:
     headings = [other.splitlines()[0] for other in others]
     assert headings == [
         "data:", "model:", "fine-tuning:", "length:", "optimization:", "machine:", "processes:",
-        "run folder:",
+        "run folder:", "exit codes:",
     ]  # fmt: skip
 
 
@@ -152,6 +162,10 @@ def test_zh_is_a_flag_of_train_alone(flambeau: Any) -> None:
         ("--halp train", "unknown flag --halp; did you mean '--help'?"),
         ("train --epoch 3", "unknown flag --epoch; did you mean '--epochs'?"),
         ("train --btach-size=3", "unknown flag --btach-size; did you mean '--batch-size'?"),
+        ("train --learning-rate 0.1", "unknown flag --learning-rate; did you mean '--lr'?"),
+        ("train --device gpu", "'gpu' is not available here: there is cpu; did you mean 'cuda'?"),
+        ("train --device gpu:1", "did you mean 'cuda:1'?"),
+        ("train --device cup", "did you mean 'cpu'?"),
         ("train --no-flop", "unknown flag --no-flop; did you mean '--no-flip'?"),
         (
             "train --extend -1ep",

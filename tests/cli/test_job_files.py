@@ -196,3 +196,32 @@ def test_kubernetes_knows_the_exit_codes() -> None:
     }
     assert names == {job["template"]["spec"]["containers"][0]["name"]}
     assert job["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy asks for it
+
+
+# Kubernetes' API reference, batch/v1 Job: fields of each object, and those that must be there.
+POLICY = {
+    "rule": ({"action", "onExitCodes", "onPodConditions"}, {"action"}),
+    "onExitCodes": ({"containerName", "operator", "values"}, {"operator", "values"}),
+    "onPodConditions": ({"type", "status"}, {"type", "status"}),
+}
+
+
+def test_kubernetes_accepts_the_rules_on_failures() -> None:
+    _, job = kubernetes()
+    for rule in job["podFailurePolicy"]["rules"]:
+        assert rule["action"] in ("Count", "FailIndex", "FailJob", "Ignore")
+        objects = [("rule", rule)]
+        objects += [("onPodConditions", pattern) for pattern in rule.get("onPodConditions", ())]
+        objects += [("onExitCodes", rule["onExitCodes"])] if "onExitCodes" in rule else []
+        assert len(objects) == 2
+        for kind, found in objects:
+            allowed, required = POLICY[kind]
+            assert required <= found.keys() <= allowed
+    for pattern in (
+        p for r in job["podFailurePolicy"]["rules"] for p in r.get("onPodConditions", ())
+    ):
+        assert pattern["status"] in (
+            "True",
+            "False",
+            "Unknown",
+        )  # text: YAML reads a bare True as a bool

@@ -173,7 +173,10 @@ def test_what_a_kill_leaves_of_a_report_is_removed_by_the_next_start(
     ("words", "said"),
     [
         ("RUNS --watch 70000", r"--watch 70000: a port is a number from 1 to 65535"),
-        ("RUNS --watch --out a.html", r"--watch writes no file: leave out --out and --force"),
+        (
+            "RUNS --watch --out a.html",
+            r"--watch writes no file: leave out --out, --force and --json",
+        ),
         ("RUNS/absent", r"RUNS/absent does not exist; name the folder of a run"),
         ("RUNS/first/config.toml", r"config.toml is not a folder"),
         ("RUNS/first/checkpoints", r"no runs in RUNS/first/checkpoints"),

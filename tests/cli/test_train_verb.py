@@ -582,7 +582,10 @@ def test_a_dry_run_finds_what_would_prevent_the_run(flambeau: Any, images: Path)
     before = sorted(p.name for p in Path("run").rglob("*"))
     answer = flambeau("train", images, "--out run --epochs 2 --batch-size 4 --dry-run")
     assert (answer.code, "another configuration" in answer.err) == (2, True)
-    assert "this run is finished" in flambeau("train", images, "--out run --dry-run").out
+    again = flambeau("train", images, "--out run --dry-run")  # of a finished run
+    assert (again.code, again.out) == (0, "")
+    assert "the run in run is finished, and stays as it is" in again.err
+    assert "the run has 4 steps of 4 per epoch" in again.err
     assert flambeau("train", images, "--out run --fresh --dry-run --batch-size 4").code == 0
     assert sorted(p.name for p in Path("run").rglob("*")) == before
 

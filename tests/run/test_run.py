@@ -746,6 +746,47 @@ def test_a_sampler_chooses_the_samples(tmp_path: Path) -> None:
         start(tmp_path / "loader", train=loader, sampler=sampler)
 
 
+def test_an_optimizer_that_computes_the_loss_itself_is_refused(tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(InputError, match="LBFGS computes the loss several times per step"):
+        Run(tmp_path / "run", model, optimizer, data(), duration="1ep", batch_size=4, bar=False)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1.0])
+def test_clipping_that_was_left_in_the_loop_is_said_once(
+    tmp_path: Path, capfd: Any, clip_norm: float
+) -> None:
+    run = start(tmp_path / "a", clip_norm=clip_norm, duration="2ep")
+    for _ in run.epochs():
+        for x, y in run.batches():
+            loss = F.cross_entropy(run.model(x), y)
+            nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+            run.step(loss)
+    said = capfd.readouterr().err
+    assert (
+        said.count("clip_grad_norm_ in test_clipping_that_was_left_in_the_loop_is_said_once") == 1
+    )
+    assert ("Run clips to clip_norm=1" if clip_norm else "give Run clip_norm=") in said
+
+    def loss_of(batch: Any) -> Tensor:
+        nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+        return F.cross_entropy(run.model(batch[0]), batch[1])
+
+    run = start(tmp_path / "b", clip_norm=clip_norm, duration="2ep")
+    steps_through(run, loss_of)
+    assert capfd.readouterr().err.count("clip_grad_norm_ in loss_of") == 1
+    train(start(tmp_path / "c", clip_norm=clip_norm))
+    assert "clip_grad" not in capfd.readouterr().err
+
+
+def steps_through(run: Run, loss_of: Callable[[Any], Tensor]) -> None:
+    for _ in run.epochs():
+        for _ in run.steps(loss_of):
+            pass
+
+
 def misuse_no_step(run: Run) -> Iterator[None]:
     for _ in run.batches():
         yield

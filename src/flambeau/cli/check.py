@@ -20,10 +20,7 @@ HELP = "find what is wrong with data: copies, leaks, unreadable and odd images, 
 
 _EPILOG = f"""kinds of findings:
   {", ".join(KINDS[:8])},
-  {", ".join(KINDS[8:])}
-
-exit code: 1 where images were found that a training is better without, those of --drop; 0 where there
-are none, or --out has left them out"""
+  {", ".join(KINDS[8:])}"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -28,6 +28,48 @@ VERBS = (
     "train", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict", "evaluate",
     "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
+# Flags of other programs that no similarity of letters leads to.
+_OTHER_WORDS = {
+    "--learning-rate": "--lr",
+    "--learning_rate": "--lr",
+    "--gpus": "--procs",
+    "--nproc-per-node": "--procs",
+    "--nproc_per_node": "--procs",
+    "--output": "--out",
+    "--output-dir": "--out",
+    "--arch": "--model",
+    "--bs": "--batch-size",
+    "--wd": "--weight-decay",
+    "--num-workers": "--workers",
+    "--amp": "--precision",
+    "--fp16": "--precision",
+}
+
+# For the help of each command, below those of all.
+_EXIT_CODES = {
+    "train": {
+        1: "a data worker was lost: the same command goes on; --replay-step: the step was not bad",
+        71: "memory ran out in one of several processes: the same command goes on",
+        75: "stopped and saved: the same command goes on",
+    },
+    "launch": {
+        1: "a process has failed; the last line names it",
+        75: "stopped and saved: the same command goes on",
+    },
+    "check": {1: "images of --drop were found, which --out has not left out"},
+    "diff": {0: "they are the same", 1: "they differ"},
+    "verify": {0: "all is whole", 1: "something is damaged, differs, or is not read"},
+    "recipes": {1: "`find` has found nothing"},
+}
+_OF_ALL = {0: "done", 2: "an error that you can fix; standard error says how", 130: "interrupted"}
+_OF_TRAIN_IN_CHINESE = {
+    0: "完成",
+    1: "数据工作进程丢失；--replay-step：该步没有异常",
+    2: "可以自行改正的错误；标准错误中有说明",
+    71: "多个进程之一内存不足：用同一命令继续",
+    75: "已停止并保存：用同一命令继续",
+    130: "被中断",
+}
 _MODULES = {"inspect": "inspect_model"}  # inspect is a module of the standard library
 
 
@@ -243,6 +285,7 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
             verb.add_arguments(child, chinese="train" in words and "--zh" in words)
         else:
             verb.add_arguments(child)
+        child.epilog = "\n\n".join(filter(None, (child.epilog, _exit_codes(name, words))))
         child.set_defaults(
             run=verb.run,
             parser=child,
@@ -252,12 +295,24 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     return parser
 
 
+def _exit_codes(verb: str, words: Sequence[str]) -> str:
+    """The list of exit codes at the end of a command's help."""
+    title = "exit codes"
+    meanings = _OF_ALL | _EXIT_CODES.get(verb, {})
+    if verb == "train" and "--zh" in words:
+        title = "退出码"
+        meanings = _OF_TRAIN_IN_CHINESE
+    return "\n".join([f"{title}:", *(f"  {code:<4} {meanings[code]}" for code in sorted(meanings))])
+
+
 def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
     if not word.startswith("-"):
         return f"unexpected argument {word!r}; see {parser.prog} --help"
     name = word.split("=")[0]
     flags = [flag for action in parser._actions for flag in action.option_strings]
-    return f"unknown flag {name}{nearest(name, flags)} ({parser.prog} --help lists all)"
+    meant = _OTHER_WORDS.get(name)
+    guess = f"; did you mean '{meant}'?" if meant in flags else nearest(name, flags)
+    return f"unknown flag {name}{guess} ({parser.prog} --help lists all)"
 
 
 def _complain(words: Sequence[str], message: str, exit_code: int) -> int:

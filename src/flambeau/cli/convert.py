@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from flambeau.cli.table import print_json
 from flambeau.terminal import print_text, printable
 
 HELP = "weights of a .pth, .safetensors, run or checkpoint into a new .safetensors or .pth"
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="take the weights of a file that names other objects (a whole model); they are not made",
     )
     add("--force", action="store_true", help="replace OUT if it exists")
+    add("--json", action="store_true", help="one JSON object, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -47,6 +49,18 @@ def run(arguments: argparse.Namespace) -> int:
         source=weights.source,
         force=arguments.force,
     )
+    if arguments.json:
+        facts = {
+            "file": str(out),
+            "taken": weights.source,
+            "also_there": weights.others,
+            "left_out": [*weights.dropped, *weights.unlisted, *weights.lost],
+            "tensors": written.num_tensors,
+            "shared": written.num_shared,
+            "bytes": written.size_bytes,
+        }
+        print_json([facts])
+        return 0
     print_text(f"taken: {printable(weights.source)}")
     if weights.others:
         print_text(f"also there: {_first(weights.others)} (--key)")

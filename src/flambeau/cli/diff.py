@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--json", action="store_true", help="one JSON object")
     add_trust(parser)
-    parser.epilog = "exit code: 0 if they are the same, 1 if they differ, 2 for wrong input"
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flambeau.cli.reading_flags import add_reading_flags, add_trust, check_at_least
+from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.terminal import print_text, say
 from flambeau.user_code import is_function
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_reading_flags(parser)
     add_trust(parser)
     add("--force", action="store_true", help="replace the files if they exist")
+    add("--json", action="store_true", help="one JSON object, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -92,6 +94,15 @@ def run(arguments: argparse.Namespace) -> int:
         force=arguments.force,
         about={"model": arguments.model, "data": arguments.data},
     )
+    if arguments.json:
+        facts = {
+            "file": str(arguments.out),
+            "list": str(written.images),
+            "images": written.num_images,
+        }
+        shapes = {name: [written.num_images, *shape] for name, shape in written.shapes.items()}
+        print_json([{**facts, "shapes": shapes}], readable=True)
+        return 0
     for name, shape in written.shapes.items():
         print_text(f"{name}: {' x '.join(map(str, (written.num_images, *shape)))} float32")
     say(f"features of {written.num_images} images: {arguments.out}, their list: {written.images}")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flambeau.cli.reading_flags import add_download, check_at_least
+from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.terminal import print_text, printable, say
 
@@ -82,6 +83,7 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
     )
     add("--seed", type=int, metavar="N", help="of that order (default: 100, as im2rec's)")
     add("--list", action="store_true", help="only list the images of a folder, in DST.lst")
+    add("--json", action="store_true", help="one JSON object, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -104,7 +106,11 @@ def run(arguments: argparse.Namespace) -> int:
         fresh=arguments.fresh,
         show=True,
     )
-    _report(packed, dst)
+    if arguments.json:
+        facts = {**packed._asdict(), "files": list(map(str, packed.files))}
+        print_json([facts], readable=True)
+    else:
+        _report(packed, dst)
     return 0
 
 
@@ -215,9 +221,15 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
             write_classes(names_path, classes)
         for path, text in texts.items():
             write_whole(path, text)
-    for path, text in texts.items():
-        print_text(f"{len(text.splitlines())} images: {path}")
-    for remark in remarks_on_parts(parts, "list"):
+    counts = {str(path): len(text.splitlines()) for path, text in texts.items()}
+    remarks = list(remarks_on_parts(parts, "list"))
+    if arguments.json:
+        facts = {"files": [*counts], "images": sum(counts.values()), "remarks": remarks}
+        print_json([facts], readable=True)
+        return 0
+    for name, count in counts.items():
+        print_text(f"{count} images: {name}")
+    for remark in remarks:
         say(remark)
     return 0
 

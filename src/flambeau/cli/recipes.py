@@ -4,6 +4,7 @@ import argparse
 import ast
 import difflib
 import re
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -40,7 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="such as moving average, torch.cuda.amp, 'CUDA out of memory'; or in Chinese",
     )
     find.add_argument("--top", type=int, default=10, metavar="N", help="rows (default: 10)")
-    find.add_argument("--json", action="store_true", help="one JSON object per line, for programs")
+    for action in (listing, find):
+        action.add_argument(
+            "--json", action="store_true", help="a JSON object per line, for programs"
+        )
     name = "name of the recipe, such as ema or training/ema"
     show = actions.add_parser("show", help="print the source of a recipe")
     show.add_argument("name", metavar="NAME", help=name)
@@ -70,6 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
         text = _find(arguments.name).read_text(encoding="utf-8")
     elif arguments.action == "page":
         text = _page(arguments.name, language="zh" if arguments.zh else "en")
+    elif getattr(arguments, "json", False):
+        print_json(
+            {"folder": folder, "name": path.stem, "line": line}
+            for folder, path, line in _recipes(chinese=arguments.zh)
+        )
+        return 0
     else:
         text = _listing(chinese=arguments.zh)
     print_text(text, end="")  # flushed here, where `| head` is handled by the command
@@ -92,15 +102,20 @@ def _search(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _recipes(*, chinese: bool) -> Iterator[tuple[str, Path, str]]:
+    """The folder, file and line of each recipe."""
+    for path in recipe_files():
+        line = docstring(path).split("\n\n")[1 if chinese else 0]
+        yield path.parent.relative_to(RECIPES).as_posix(), path, line
+
+
 def _listing(*, chinese: bool) -> str:
-    paths = recipe_files()
-    width = max(len(path.stem) for path in paths)
+    recipes = list(_recipes(chinese=chinese))
+    width = max(len(path.stem) for _, path, _ in recipes)
     lines = []
-    for folder, group in groupby(paths, key=lambda path: path.parent):
-        lines.append(folder.relative_to(RECIPES).as_posix())
-        for path in group:
-            summary = docstring(path).split("\n\n")[1 if chinese else 0]
-            lines.append(f"  {path.stem:{width}}  {summary}")
+    for folder, group in groupby(recipes, key=lambda recipe: recipe[0]):
+        lines.append(folder)
+        lines += [f"  {path.stem:{width}}  {line}" for _, path, line in group]
     return "\n".join(lines) + "\n"
 
 

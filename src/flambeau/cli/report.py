@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from flambeau.cli.table import print_json
 from flambeau.cli.written_file import check_page
 from flambeau.errors import InputError
 from flambeau.terminal import print_text, say
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write nothing, and show it at http://localhost:PORT/ while the runs go on, until Ctrl-C",
     )
     add("--force", action="store_true", help="replace FILE even if it is no report of flambeau")
+    add("--json", action="store_true", help="one JSON object, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,15 +58,18 @@ def run(arguments: argparse.Namespace) -> int:
         "--out", out, example="report.html", instead="--force replaces it", force=arguments.force
     )
     write_page(out, _page(folders, zh=arguments.zh, links_from=out.parent))
-    print_text(str(out))
+    if arguments.json:
+        print_json([{"file": str(out), "runs": list(map(str, folders))}], readable=True)
+    else:
+        print_text(str(out))
     return 0
 
 
 def _watch(arguments: argparse.Namespace) -> int:
     from flambeau.report.live import server
 
-    if arguments.out is not None or arguments.force:
-        raise InputError("--watch writes no file: leave out --out and --force")
+    if arguments.out is not None or arguments.force or arguments.json:
+        raise InputError("--watch writes no file: leave out --out, --force and --json")
     if not 0 <= arguments.watch < 2**16:
         raise InputError(f"--watch {arguments.watch}: a port is a number from 1 to 65535")
     _chosen(arguments.runs)  # refuse wrong input now

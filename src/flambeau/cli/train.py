@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
                 trust=arguments.trust,
                 progress=ProgressOptions(listener=listener),
             )
-            if was_finished or not (arguments.dry_run or arguments.find_lr):
+            if not (arguments.dry_run or arguments.find_lr):
                 _report(folder, already=was_finished, listener=listener)
         return 0
     finally:

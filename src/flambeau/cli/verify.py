@@ -43,9 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
     )
-    data.add_argument(
-        "--json", action="store_true", help="one JSON object per file, of weights too"
-    )
+    parser.add_argument("--json", action="store_true", help="one JSON object per file or folder")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,11 +55,21 @@ def run(arguments: argparse.Namespace) -> int:
     flags = [flag for flag in ("deep", "salvage", "workers", "json") if getattr(arguments, flag)]
     is_checkpoint = (path / "manifest.json").exists()
     if is_checkpoint or is_export or (path / "config.toml").exists() or _is_no_data(path):
-        if flags:
+        if flags not in ([], ["json"]):
             raise InputError(f"--{flags[0]} is for packed images, and {path} is no such file")
-        if is_export:
-            return _verify_export(path)
-        return _verify_checkpoint(path) if is_checkpoint else _verify_run(path)
+        kind = "export" if is_export else "checkpoint" if is_checkpoint else "run"
+        verify = {"export": _verify_export, "checkpoint": _verify_checkpoint, "run": _verify_run}[
+            kind
+        ]
+        lines, good = verify(path)
+        if arguments.json:
+            print_json(
+                [{"folder": str(path), "kind": kind, "good": good, "lines": lines}], readable=True
+            )
+        else:
+            for line in lines:
+                print_text(line)
+        return 0 if good else 1
     if path.name in _RUN_FILES and path.exists() and (run := run_around(path)) is not None:
         raise InputError(
             f"{path} is a part of the run {run}\nCheck all of it: flambeau verify {run}"
@@ -168,41 +176,36 @@ def _is_no_data(path: Path) -> bool:
     return path.is_dir() and not (kind_of(path) or class_folders(path) or shards_in(path))
 
 
-def _verify_checkpoint(path: Path) -> int:
+def _verify_checkpoint(path: Path) -> tuple[list[str], bool]:
+    """Lines on a checkpoint, and whether it is whole; so do the next two."""
     from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged, verify_checkpoint
 
     try:
         meta = verify_checkpoint(path)
     except CheckpointDamaged as error:
-        print_text(str(error))
-        return 1
-    print_text(f"{path}: whole, step {meta['step']}" if "step" in meta else f"{path}: whole")
-    return 0
+        return [str(error)], False
+    return [f"{path}: whole, step {meta['step']}" if "step" in meta else f"{path}: whole"], True
 
 
-def _verify_export(path: Path) -> int:
+def _verify_export(path: Path) -> tuple[list[str], bool]:
     from flambeau.export.exported_model import verify_export
 
     report = verify_export(path)
-    for line in report.wrong:
-        print_text(printable(line))
     if report.wrong:
-        return 1
-    print_text(
+        return list(map(printable, report.wrong)), False
+    lines = [
         f"{path}: whole: its bytes are those of its own list; where they come from is not known"
-    )
+    ]
     if report.is_code:
-        print_text(f"{report.file} is a program for this kind of processor: it was not loaded")
-    return 0
+        lines.append(f"{report.file} is a program for this kind of processor: it was not loaded")
+    return lines, True
 
 
-def _verify_run(path: Path) -> int:
+def _verify_run(path: Path) -> tuple[list[str], bool]:
     from flambeau.trainer.verify_run import verify_run
 
     report = verify_run(path)
-    for line in report.lines:
-        print_text(line)
-    return 0 if report.good else 1
+    return list(report.lines), report.good
 
 
 def _verify_data(path: Path, arguments: argparse.Namespace) -> int:

@@ -15,10 +15,12 @@ Start it with torchrun: all processes together do what one would do.
 
 import contextlib
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import CodeType
 from typing import Any, Literal
 
 import torch
@@ -85,6 +87,7 @@ class Run:
         self.folder = RunFolder(folder_for_run(Path(folder)), advice=options.advice or Advice())
         self.model, self.optimizer = model, optimizer
         self._replays = options.replay_from is not None
+        self._has_said_clipping = False
         self._ranks = Ranks(0, 1, None) if self._replays else join_ranks()
         self._parts = parts = make_parts(
             model, optimizer, data, options, self._ranks, folder=self.folder.path, given=given
@@ -292,6 +295,7 @@ class Run:
             if not lifecycle.holds:
                 raise RuntimeError("this run is closed: make it again, with Run(...), to continue")
             lifecycle.begin_epochs()
+            self._say_left_clipping(sys._getframe(1).f_code)  # of the loop over this generator
             # After a resume at the end of an epoch's batches, its evaluation may still be missing.
             while not lifecycle.is_over or state.position:
                 lifecycle.preempt_if_signalled()
@@ -301,6 +305,20 @@ class Run:
                 self.progress.say(f"the run ends at step {state.step} of {self.plan.total_steps}")
             if not self._replays:
                 self.result = self._recorder.publish()
+
+    def _say_left_clipping(self, code: CodeType | None) -> None:
+        """Say once that a function of the loop clips gradients itself, as it did before it had a Run."""
+        names = () if code is None else code.co_names
+        found = next((name for name in names if name.startswith("clip_grad")), None)
+        if found is None or code is None or self._has_said_clipping:
+            return
+        self._has_said_clipping = True
+        norm = self._parts.amp.max_norm
+        instead = "give Run clip_norm=" if norm is None else f"Run clips to clip_norm={norm:g}"
+        self.progress.say(
+            f"{found} in {code.co_name} ({code.co_filename}) does not clip this run's gradients, which are "
+            f"whole only within run.step(loss): remove it; {instead}"
+        )
 
     def stop(self) -> None:
         """End the run after the current step, as finished: its weights are published.
@@ -378,6 +396,7 @@ class Run:
         def do(batch: Any) -> None:
             self.step(loss_of(batch))
 
+        self._say_left_clipping(getattr(loss_of, "__code__", None))
         try:
             for batch in self.batches():
                 step = self.state.step

@@ -263,7 +263,7 @@ def train(
             below 1).
         betas: the two betas of adam, adamw, nadam, radam and adamax, such as 0.9,0.98 (None: 0.9,0.999).
         lr: peak learning rate (None: grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet
-            1.6), adamw 0.001; pretrained or weights a tenth, qat a hundredth; above 0).
+            1.6, but at most 0.8), adamw 0.001; pretrained or weights a tenth, qat a hundredth; above 0).
         weight_decay: weight decay; never applied to biases and normalization layers (at least 0).
         schedule: learning-rate schedule (one of cosine, linear, multistep, exponential, constant, polynomial,
             wsd, one-cycle, cosine-restarts, plateau).

@@ -96,11 +96,14 @@ def start(
             lambda: _check_code(stored or settings, resumed, run_folder, trust=trust, say=say)
         )
         prepared = _open(settings, stored, run_folder, ranks)
+        is_trial = dry_run or find_lr is not None
         if stored is not None and ranks.first(lambda: _is_finished(stored, run_folder, say)):
-            return True
+            if not is_trial:
+                return True
+            ranks.first(lambda: say(f"the run in {folder} is finished, and stays as it is"))
         noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
         micro_batch: int | Literal["auto"] | None = noted or ("auto" if batch.finds else None)
-        if dry_run or find_lr is not None:
+        if is_trial:
             _try_out(given, prepared, find_lr, micro_batch=micro_batch, say=say)
             return False
 

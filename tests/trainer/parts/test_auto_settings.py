@@ -167,6 +167,8 @@ def test_the_embedded_data_are_learned_in_a_minute() -> None:
     settings = chosen(images, data=None)
     assert (settings.model, settings.duration) == ("tiny_convnet", "5ep")
     assert (settings.batch_size, settings.lr, settings.padding) == (64, 0.4, 0)
+    rates = [chosen(images, data=None, batch_size=size).lr for size in (32, 128, 256, 512, 4096)]
+    assert rates == [0.2, 0.8, 0.8, 0.8, 0.8]
     own = {"model": "resnet10t", "duration": "2ep", "batch_size": 32, "padding": 2}
     given = chosen(images, data=None, **own)
     assert {name: getattr(given, name) for name in own} == own

@@ -153,6 +153,15 @@ def test_starting_from_weights(
     assert code == 0
     assert "first.pth, key state_dict: " in err
     assert re.search(r"8\.weight +\[2, 8\] -> \[3, 8\]", err)
+    assert "not taken" not in err
+    averaged = {name: tensor.clone() for name, tensor in first.items()}
+    both = {"state_dict": wrapped, "state_dict_ema": averaged}
+    torch.save(both, "both.pth")
+    code, _, err = flambeau("train three", QUICK, model, "--weights both.pth --out both")
+    assert code == 0
+    assert "both.pth, key state_dict: " in err
+    assert "also there, and not taken: state_dict_ema (flambeau convert " in err
+    assert "both.pth NEW --key state_dict_ema takes those)" in err
     Path("first.pth").unlink()  # a resume does not need it
     shutil.rmtree(sorted(Path("again/checkpoints").iterdir())[-1])
     Path("again/result.json").unlink()

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from flambeau.data.pack.salvage_records import ScannedRecord
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
+from flambeau.data.sources.tar_file import LABEL_FILES, json_label
 from flambeau.errors import json_object
 
 _BLOCK = 512
@@ -43,11 +44,10 @@ class _Sample(NamedTuple):
         return plain or [n for n in self.files if f".{n.rpartition('.')[2]}" in IMAGE_SUFFIXES]
 
     def label_kind(self) -> str:
-        """Where its class is read from: 'cls', 'json', 'folder', 'txt', or '' for nowhere."""
-        if "cls" in self.files:
-            return "cls"
-        if _json_label(self.files) is not None:
-            return "json"
+        """Where its class is read from: one of LABEL_FILES, 'folder', 'txt', or '' for nowhere."""
+        for kind in LABEL_FILES:
+            if kind in self.files and (kind != "json" or _json_label(self.files) is not None):
+                return kind
         if any(folder not in ("", ".") for folder in self.key.split("/")[:-1]):
             return "folder"
         return "txt" if "txt" in self.files else ""
@@ -104,8 +104,8 @@ def _record(sample: _Sample, kind: str) -> ScannedRecord:
     elif kind == "json" and _json_label(files) is None:
         damage = "no label in a .json of it, as others have"
         whole = None
-    elif kind == "txt" and "txt" not in files:
-        damage = "no .txt in it, as others have"
+    elif kind not in ("", "folder") and kind not in files:
+        damage = f"no .{kind} in it, as others have"
     if damage is not None:
         return ScannedRecord(name, sample.at, damage=damage, whole=whole)
     return ScannedRecord(name, sample.at, files[images[0]], label, (sample.key, files))
@@ -116,7 +116,7 @@ def _json_label(files: Mapping[str, bytes]) -> int | str | None:
         values = json.loads(files.get("json", b""), object_pairs_hook=json_object)
     except (ValueError, RecursionError):
         return None
-    label = values.get("label", values.get("class")) if isinstance(values, dict) else None
+    label = json_label(values)
     return label if isinstance(label, int | str) else None
 
 

@@ -3,13 +3,36 @@
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from flambeau.errors import InputError
+
+# In lower case.
+_IMAGE_FOLDERS = ("image", "images", "img", "imgs", "jpegimages", "photos", "pictures")
+_TARGET_FOLDERS = (
+    "annotation",
+    "annotations",
+    "boxes",
+    "ground_truth",
+    "groundtruth",
+    "gt",
+    "imagesets",
+    "label",
+    "labels",
+    "mask",
+    "masks",
+    "segmentation",
+    "segmentationclass",
+    "segmentationobject",
+    "segmentations",
+    "targets",
+    "trimaps",
+    "xmls",
+)
 
 _MAX_LABEL = 1 << 24  # some formats hold a label as float32, which is exact up to here
 
@@ -62,6 +85,7 @@ def named_labels(
     describe: Callable[[int], str],
     *,
     labelled: bool = True,
+    by_folder: bool = False,
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
@@ -72,6 +96,7 @@ def named_labels(
     Args:
         labels: of all images of the file, all numbers or all words.
         labelled: False gives all images the class ''.
+        by_folder: they are names of folders. Others are refused if they look like several labels.
     """
     if not labels or not labelled:
         return unlabelled(len(labels), path)
@@ -79,6 +104,10 @@ def named_labels(
     if known is not None:
         return chosen_labels(labels, known, str(classes_file(path)), describe)
     if isinstance(labels[0], str):
+        if by_folder:
+            refuse_pairs(tuple(map(str, labels)), path)
+        else:
+            _refuse_several(labels, path, describe)
         return chosen_labels(labels, sorted(set(map(str, labels))), str(path), describe)
     # Compared in Python: a label from a damaged file may be too large for a tensor.
     at = next((k for k, label in enumerate(labels) if not 0 <= int(label) < _MAX_LABEL), None)
@@ -108,6 +137,46 @@ def chosen_labels(
                 "Expected one of the names, or its place among them, counted from 0"
             )
     return tuple(classes), torch.tensor(numbers, dtype=torch.int64)
+
+
+def _refuse_several(
+    labels: Sequence[int | str], path: Path, describe: Callable[[int], str]
+) -> None:
+    """InputError for a text that is several labels.
+
+    `|` and `;` separate labels. A comma, a blank, +, & or / do so only if all parts are labels of other
+    images, or numbers: names of ImageNet's classes hold commas.
+    """
+    words = dict.fromkeys(label for label in labels if isinstance(label, str))
+    several = next((word for word in words if _is_several(word, words)), None)
+    if several is not None:
+        raise InputError(
+            f"{describe(labels.index(several))}: label {several!r} looks like several labels\n"
+            f"A classifier needs one for each image; if it is one name, write it into {classes_file(path)}"
+        )
+
+
+def _is_several(word: str, words: Container[str]) -> bool:
+    if re.search(r"[^|;][|;][^|;]|^\[.*,.*\]$", word):
+        return True
+    for separator in (r",\s*", r"\s+", r"\s*[+&/]\s*"):
+        parts = re.split(separator, word)
+        if len(parts) > 1 and all(part in words for part in parts):
+            return True
+    return re.fullmatch(r"\d+([,\s]+\d+)+", word) is not None
+
+
+def refuse_pairs(classes: Sequence[str], path: Path) -> None:
+    """InputError for folders of images and of their masks or annotations, which are no classes."""
+    names = sorted(set(classes))
+    images = [name for name in names if name.lower() in _IMAGE_FOLDERS]
+    others = [name for name in names if name not in images]
+    if images and others and all(name.lower() in _TARGET_FOLDERS for name in others):
+        raise InputError(
+            f"{path}: {images[0]}/ and {others[0]}/ look like images and what belongs to them, "
+            "as for segmentation or detection, not like two classes\n"
+            "A classifier needs one folder per class; to train these as classes all the same, rename one"
+        )
 
 
 def unlabelled(count: int, path: Path) -> tuple[tuple[str, ...], Tensor]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from flambeau.data.sources.class_names_file import refuse_pairs
 from flambeau.data.sources.escaped_names import named_class, require_different
 from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.left_out import LeftOut
@@ -21,6 +22,8 @@ IMAGE_SUFFIXES = tuple(sorted(ending for endings in ENDINGS.values() for ending 
 
 # Names that say nothing, or another format than many of such files are of: their first bytes decide.
 _UNSURE_SUFFIXES = ("", ".heic", ".heif", ".image", ".img", ".jfi", ".jif", ".jp2", ".jxl")
+_TABLE_SUFFIXES = (".csv", ".tsv", ".lst")
+_LABEL_SUFFIXES = (*_TABLE_SUFFIXES, ".json", ".jsonl", ".mat", ".parquet", ".xls", ".xlsx", ".xml")
 _AMBIGUOUS = ("", "BMP", "PPM")  # begin with two letters, as a text may
 
 
@@ -33,7 +36,7 @@ class FolderSource:
     Hidden files, hidden folders and __MACOSX are skipped, files of other types counted.
 
     Attributes:
-        left_out: the files of other types.
+        left_out: the files of other types in class folders, and files beside these that may hold labels.
     """
 
     def __init__(self, root: Path) -> None:
@@ -44,17 +47,24 @@ class FolderSource:
         folders = sorted((named(name), name) for name in map(_class_name, class_folders(root)))
         self.classes: tuple[str, ...] = tuple(name for name, _ in folders)
         require_different(self.classes, root)
-        loose = sorted(entry.name for entry in _entries(root) if _is_image(entry))
+        refuse_pairs(self.classes, root)
+        others = LeftOut(_printable(root))
+        beside = [entry for entry in _entries(root) if not _is_folder(entry)]
+        for entry in beside:
+            if _suffix(entry) in _LABEL_SUFFIXES or "label" in entry.name.lower():
+                others.add(_suffix(entry), Path(entry.path))
+        loose = sorted(entry.name for entry in beside if _is_image(entry))
         if loose:
+            tables = sorted(entry.name for entry in beside if _suffix(entry) in _TABLE_SUFFIXES)
+            listed = f", or name the table of their labels: {root}/{tables[0]}" if tables else ""
             raise InputError(
                 f"{root} holds images outside any class folder ({len(loose)}, such as {loose[0]})\n"
-                f"Move each into the folder of its class: {root}/CLASS/{loose[0]}"
+                f"Move each into the folder of its class: {root}/CLASS/{loose[0]}{listed}"
             )
         if not self.classes:
             raise InputError(
                 f"{root} has no sub-folders; expected one per class: {root}/CLASS/1.jpg"
             )
-        others = LeftOut(_printable(root))
         names: list[str] = []
         labels: list[int] = []
         for label, (_, name) in enumerate(folders):

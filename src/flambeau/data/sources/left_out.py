@@ -1,4 +1,4 @@
-"""Files of a folder or tar file that are not read as images, counted so that none is left out silently."""
+"""Files and columns beside images that are not read, counted so that nothing is left out silently."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,16 +11,18 @@ _SHOWN = 5  # endings in a message
 
 @dataclass
 class LeftOut:
-    """Counts of files that are not read, by their ending.
+    """Counts of files that are not read, by their ending, or the columns of a table that are not.
 
     Attributes:
         where: the folder or file that holds them.
+        columns: their names.
         first: one file of each ending, if it can be looked at.
     """
 
     where: str
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, Path] = field(default_factory=dict)
+    columns: tuple[str, ...] = ()
 
     def add(self, ending: str, path: Path | None = None) -> None:
         self.counts[ending] += 1
@@ -36,6 +38,17 @@ class LeftOut:
         ]
         more = sum(self.counts.values()) - sum(count for _, count in shown)
         return ", ".join([*texts, *([f"{more:,} others"] if more else [])])
+
+    @property
+    def lines(self) -> list[str]:
+        """What to say of it; empty if there is nothing."""
+        lines = [self.line] if self.counts else []
+        if self.columns:
+            names = ", ".join(name or "without name" for name in self.columns[:_SHOWN])
+            more = len(self.columns) - _SHOWN
+            listed = f"{names}, {more} others" if more > 0 else names
+            lines.append(f"{self.where}: columns that are not read: {listed}")
+        return lines
 
     @property
     def line(self) -> str:

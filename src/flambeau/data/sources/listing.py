@@ -3,12 +3,14 @@
 Quotes follow RFC 4180, and .lst files mxnet 1.9.1 tools/im2rec.py: index, labels and path, between tabs.
 """
 
+import contextlib
 import csv
 import hashlib
 import itertools
 import os
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +20,8 @@ import torch
 
 from flambeau.data.sources.class_names_file import named_labels
 from flambeau.data.sources.fingerprint import sampled_content, size_of
-from flambeau.data.sources.folder import IMAGE_SUFFIXES
+from flambeau.data.sources.folder import IMAGE_SUFFIXES, images_below
+from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.errors import InputError, unreadable
 
@@ -70,9 +73,23 @@ class _Row(NamedTuple):
 
 
 class _Columns(NamedTuple):
+    line: int  # the first of the file
+    width: int
     name: int
     label: int | None
     part: int | None
+    header: Sequence[str] = ()  # empty if the file has none
+
+    @property
+    def label_column(self) -> str:
+        if self.label is None:
+            return ""
+        return f", column {self.header[self.label] if self.header else self.label + 1}"
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        read = (self.name, self.label, self.part)
+        return tuple(name for at, name in enumerate(self.header) if at not in read)
 
 
 class ListingSource:
@@ -90,26 +107,28 @@ class ListingSource:
         labelled: False for images to predict on. A line may then be a path alone, and paths may repeat; an
             image without a label, or with several in a .lst, is of class ''; labels that could not be trained
             on are class names as they are.
+        whole_folder: what it does not list of its folder counts as left out.
 
     Attributes:
         parts: train, val or test for each image; None without a column for it.
+        left_out: the columns that are not read; and the files of its folder that it does not list.
     """
 
-    def __init__(self, path: Path, *, labelled: bool = True) -> None:
+    def __init__(self, path: Path, *, labelled: bool = True, whole_folder: bool = False) -> None:
         self.path = path.absolute()
-        try:
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = list(_rows(path, file, labelled=labelled))
-        except OSError as error:
-            raise unreadable(path, error) from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path} is not UTF-8 text: {error}\nSave it as UTF-8") from error
+        with _opened(path) as file:
+            columns, records = _columns_and_records(path, file, labelled=labelled)
+            rows = list(_rows(path, columns, records, labelled=labelled))
         self._lines = array("Q", [row.line for row in rows])
         self.names: tuple[str, ...] = tuple(row.name for row in rows)
         texts = [row.label for row in rows]
+
+        def cell(index: int) -> str:
+            return self.describe(index) + ("" if columns is None else columns.label_column)
+
         try:
-            labels = numbers_or_words(texts, self.describe)
-            self.classes, self.labels = named_labels(labels, path, self.describe)
+            labels = numbers_or_words(texts, cell)
+            self.classes, self.labels = named_labels(labels, path, cell)
         except InputError:
             if labelled or not rows:
                 raise
@@ -118,6 +137,10 @@ class ListingSource:
             self.labels = torch.tensor([number[text] for text in texts])
         self.parts = tuple(row.part for row in rows) if rows[0].part else None
         self._require_any()
+        unread = () if columns is None else columns.unread
+        self.left_out: tuple[LeftOut, ...] = (LeftOut(str(path), columns=unread),)
+        if whole_folder:
+            self.left_out += (self._unlisted(),)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -143,6 +166,16 @@ class ListingSource:
     def file_at(self, index: int) -> Path:
         return self.path.parent / self.names[index]
 
+    def _unlisted(self) -> LeftOut:
+        folder = self.path.parent
+        names, others = images_below(folder)
+        listed = {os.path.normpath(name) for name in self.names}
+        for name in names:
+            if os.path.normpath(name) not in listed:
+                others.add(os.path.splitext(name)[1].lower(), folder / name)  # noqa: PTH122
+        others.counts -= Counter([self.path.suffix.lower()])
+        return others
+
     def _require_any(self) -> None:
         # Not Path.exists, which raises for a folder without permission or a name that is too long.
         if not any(os.path.exists(self.file_at(index)) for index in range(len(self))):  # noqa: PTH110
@@ -155,13 +188,15 @@ class ListingSource:
             )
 
 
-def open_listing(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+def open_listing(
+    path: Path, *, labelled: bool = True, whole_folder: bool = False
+) -> tuple[Source, Source | None]:
     """The images of a listing, or those to train on and those to validate on if a column `split` says so.
 
     The latter are the rows of `val` (valid, validation, dev), or without any those of `test`; if there are
     both, those of `test` are left out. Rows of a single part are all of the images.
     """
-    source = ListingSource(path, labelled=labelled)
+    source = ListingSource(path, labelled=labelled, whole_folder=whole_folder)
     return split(source, source.parts)
 
 
@@ -194,12 +229,34 @@ def numbers_or_words(
     return list(map(int, numbers))
 
 
-def _rows(path: Path, file: TextIO, *, labelled: bool) -> Iterator[_Row]:
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield file
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}\nSave it as UTF-8") from error
+
+
+def has_columns(path: Path) -> bool:
+    """Whether the first line of a .csv or .tsv names a column of paths and one of labels."""
+    with _opened(path) as file:
+        first = next(_records(path, file), None)
+    return first is not None and _header(path, *first, labelled=True) is not None
+
+
+def _rows(
+    path: Path, columns: _Columns | None, records: Iterator[_Record], *, labelled: bool
+) -> Iterator[_Row]:
     """The images of a listing; repeated paths are refused if there are labels."""
-    records = _records(path, file)
     seen: dict[str, int] = {}
-    rows = _lst_rows if _is_lst(path) else _table_rows
-    for row in rows(path, records, labelled=labelled):
+    if columns is None:
+        rows = _lst_rows(path, records, labelled=labelled)
+    else:
+        rows = _table_rows(path, columns, records)
+    for row in rows:
         where = f"{path}, line {row.line}"
         name = row.name
         if not name or (labelled and not row.label):
@@ -267,19 +324,27 @@ def _lst_rows(path: Path, records: Iterable[_Record], *, labelled: bool) -> Iter
         yield _Row(line, values[-1], values[1] if len(values) == 3 else "", "")
 
 
-def _table_rows(path: Path, records: Iterator[_Record], *, labelled: bool) -> Iterator[_Row]:
-    first = next(records, None)
+def _columns_and_records(
+    path: Path, file: TextIO, *, labelled: bool
+) -> tuple[_Columns | None, Iterator[_Record]]:
+    """The columns of a table, None of a .lst; and its lines of images."""
+    records = _records(path, file)
+    first = None if _is_lst(path) else next(records, None)
     if first is None:
-        return
+        return None, records
     columns = _header(path, *first, labelled=labelled)
-    if columns is None:
-        _require_image(path, *first, labelled=labelled)
-        columns = _Columns(0, 1 if len(first[1]) == 2 else None, None)
-        records = itertools.chain([first], records)
+    if columns is not None:
+        return columns, records
+    _require_image(path, *first, labelled=labelled)
+    columns = _Columns(first[0], len(first[1]), 0, 1 if len(first[1]) == 2 else None, None)
+    return columns, itertools.chain([first], records)
+
+
+def _table_rows(path: Path, columns: _Columns, records: Iterator[_Record]) -> Iterator[_Row]:
     for line, values in records:
-        if len(values) != len(first[1]):
+        if len(values) != columns.width:
             raise InputError(
-                f"{path}, line {line} has {len(values)} values, line {first[0]} has {len(first[1])}\n"
+                f"{path}, line {line} has {len(values)} values, line {columns.line} has {columns.width}\n"
                 'A value that holds a comma stands in quotes: "a, b.jpg",cat'
             )
         part = ""
@@ -315,7 +380,7 @@ def _header(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> 
     is_row = any(map(_is_image, values))  # an image of class 'image'
     if name is None or (label is None and (labelled or is_row)):
         return None
-    return _Columns(name, label, column(_SPLIT))
+    return _Columns(line, len(values), name, label, column(_SPLIT), tuple(values))
 
 
 def _require_image(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> None:

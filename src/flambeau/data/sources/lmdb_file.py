@@ -61,7 +61,11 @@ class LMDBSource:
             words = index["words"]
             labels = (words[index["labels"]] if len(words) else index["labels"]).tolist()
             self.classes, self.labels = named_labels(
-                labels if labelled else [0] * len(keys), path, self.describe, labelled=labelled
+                labels if labelled else [0] * len(keys),
+                path,
+                self.describe,
+                labelled=labelled,
+                by_folder=self._kind == _FILE,
             )
             facts = hashlib.sha256(b"%d " % len(keys) + joined + index["labels"].tobytes())
             self.fingerprint = file_fingerprint(file, f"{facts.hexdigest()} {self.classes}")

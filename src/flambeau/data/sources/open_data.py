@@ -19,6 +19,7 @@ from flambeau.data.sources.folder import (
     classes_above,
     images_below,
 )
+from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.packed_formats import endings_of
 from flambeau.data.sources.path_format import kind_of, open_path, open_shards, shards_in, shards_of
 from flambeau.data.sources.source import HELD_OUT, ConcatSource, Source, SubsetSource, hold_out
@@ -283,6 +284,8 @@ def _parts_of(path: Path) -> tuple[Source, Source | None]:
         val_path = _beside(path)
         source, val = open_path(path)
         return source, val if val_path is None else _all_of(open_path(val_path))
+    if labels_beside(path) is not None:
+        return open_path(path)
     train_path, val_path = _folders_of(path)
     if val_path is not None:
         return _all_of(open_path(train_path)), _all_of(open_path(val_path))

@@ -9,6 +9,7 @@ from flambeau.data.sources.arrays.array_source import open_arrays
 from flambeau.data.sources.folder import FolderSource, class_folders
 from flambeau.data.sources.listing import open_listing
 from flambeau.data.sources.lmdb_file import LMDBSource
+from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING
 from flambeau.data.sources.recordio_file import RecordSource
 from flambeau.data.sources.source import ConcatSource, Source
@@ -82,13 +83,16 @@ def open_path(path: Path, *, labelled: bool = True) -> tuple[Source, Source | No
     """The images of a path, or those to train on and those to validate on if the data say which are which.
 
     Args:
-        path: a file of a format, a folder of shards of one, the whole name of such shards, or a folder with
-            one sub-folder per class.
+        path: a file of a format, a folder of shards of one, the whole name of such shards, a folder with a
+            metadata.csv of labels, or one with one sub-folder per class.
         labelled: False ignores labels: all packed images are of class ''.
     """
     kind = kind_of(path)
     if kind is not None:
         return _open_kind(path, kind, labelled)
+    labels = labels_beside(path) if path.is_dir() else None
+    if labels is not None:
+        return open_listing(labels, labelled=labelled, whole_folder=True)
     shards = shards_of(path) or shards_in(path)
     return open_shards(shards, labelled=labelled) if shards else (FolderSource(path), None)
 

@@ -73,10 +73,10 @@ def left_out(source: Source) -> tuple[LeftOut, ...]:
 
 
 def left_out_lines(*sources: Source) -> list[str]:
-    """A line on each folder or file of these sources with files that are left out."""
+    """A line on each folder or file of these sources with files or columns that are not read."""
     # Both parts of a folder of which a share is held out have the same object.
     found = {id(one): one for source in sources for one in left_out(source)}
-    return [one.line for one in found.values() if one.counts]
+    return [line for one in found.values() for line in one.lines]
 
 
 def left_out_counts(source: Source) -> dict[str, int]:

@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,15 @@ from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
 from flambeau.recipes.data.tar_shards import ShardError, TarIndex, TarReader, index_tar
 
+LABEL_FILES = ("cls", "json", "label", "class", "target")
+"""Extensions of the files that hold a label, in the order in which they count."""
+
+_JSON_KEYS = ("label", "class", "target", "category")
+_LABEL_WORD = re.compile(
+    r"(?:.*[._-])?(?:cls|labels?|class(?:es)?|targets?|categor(?:y|ies)|annotations?)"
+    r"(?:[._-]?(?:ids?|names?|index|idx|num|\d+))?(?:\..*)?",
+    re.IGNORECASE,
+)
 _IMAGES = {suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES}
 _CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")  # and bytes of a name that are not UTF-8
 
@@ -26,15 +35,17 @@ class TarSource:
     """The samples of a tar file that hold an image; others are counted in `left_out`.
 
     The label is the first of these that the first image has, and every image must have the same:
-    .cls, the number of a class; .json, whose `label` or `class` is a number or a name; the folder of the
-    image, named like its class; .txt, a number or a name. If all of a .json or .txt are numbers, they are
-    class numbers. See `named_labels` for the names of numbered classes.
+    .cls, the number of a class; .json, whose `label`, `class`, `target` or `category` is a number or a name;
+    .label, .class or .target, a number or a name; the folder of the image, named like its class; .txt, a
+    number or a name. If all of one ending are numbers, they are class numbers. See `named_labels` for the
+    names of numbered classes.
+    A file that looks like a label and contradicts the folders or the .txt is refused; others are counted.
     Headers and labels are read once and kept beside the file.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
         try:
-            kind = "tar 2" if labelled else "tar 2 without labels"
+            kind = "tar 3" if labelled else "tar 3 without labels"
             kept = stored_index(path, lambda: _index(path, labelled=labelled), kind=kind)
             self._files = split_texts(kept["names"])
             index = TarIndex(self._files, kept["offsets"].tolist(), kept["sizes"].tolist())
@@ -44,7 +55,9 @@ class TarSource:
             self.by_folder = bool(kept["by_folder"])
             texts = split_texts(kept["labels"])
             labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
-            self.classes, self.labels = named_labels(labels, path, self.describe, labelled=labelled)
+            self.classes, self.labels = named_labels(
+                labels, path, self.describe, labelled=labelled, by_folder=self.by_folder
+            )
             facts = f"{self._files} {self.labels.tolist()} {self.classes}"
             self.fingerprint = file_fingerprint(path, facts)
         except ShardError as error:
@@ -104,6 +117,8 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
         labels = _folder_labels(reader, samples)
     else:
         labels = [_label(reader, sample, kind) for sample in samples]
+    if kind in ("folder", "txt"):
+        _refuse_passed_over(reader, samples, labels, kind)
     different = len(set(labels))
     if kind == "txt" and different > len(labels) / 2 and not all(map(str.isdecimal, labels)):
         raise InputError(
@@ -115,7 +130,9 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
         "offsets": np.array([files.offsets[position] for position in positions], np.int64),
         "sizes": np.array([files.sizes[position] for position in positions], np.int64),
         "labels": joined(labels),
-        "left_out": joined(_without_image(reader, samples)),
+        "left_out": joined(
+            [*_without_image(reader, samples), *_beside(reader, samples, positions, kind)]
+        ),
         "by_folder": np.array(kind == "folder"),
     }
 
@@ -124,6 +141,23 @@ def _without_image(reader: TarReader, samples: Sequence[int]) -> list[str]:
     """The first extension of each sample that has no image."""
     others = sorted({*range(len(reader.keys))} - {*samples})
     return [_printable(reader.extensions(sample)[0].rpartition(".")[2]) for sample in others]
+
+
+def _beside(
+    reader: TarReader, samples: Sequence[int], positions: Sequence[int], kind: str
+) -> Iterator[str]:
+    """The extensions of the files beside images that are not read."""
+    if kind == "none":
+        return
+    start = 0
+    image = dict(zip(samples, positions, strict=True))
+    for sample in range(len(reader.keys)):
+        extensions = reader.extensions(sample)
+        if sample in image:
+            for number, extension in enumerate(extensions, start):
+                if number != image[sample] and extension != kind:
+                    yield _printable(extension)
+        start += len(extensions)
 
 
 def _images(reader: TarReader) -> tuple[list[int], list[int]]:
@@ -155,13 +189,17 @@ def _kind(reader: TarReader, sample: int) -> str:
         return "cls"
     if "json" in extensions and _json_label(reader, sample) is not None:
         return "json"
+    named = next((name for name in LABEL_FILES if name in extensions and name != "json"), None)
+    if named is not None:
+        return named
     if _folders(reader.keys[sample]):
         return "folder"
     if "txt" in extensions:
         return "txt"
     raise InputError(
         f"{_where(reader, sample)} has no label (found: .{', .'.join(extensions)})\n"
-        "Expected the number of its class in a .cls, `label` in a .json, or one folder per class: cat/1.jpg"
+        "Expected the number of its class in a .cls, its number or name in a .label, .class or .target, "
+        "`label` in a .json, or one folder per class: cat/1.jpg"
     )
 
 
@@ -192,15 +230,25 @@ def _text(data: bytes, where: str) -> str:
         raise InputError(f"{where} is not UTF-8 text: {error}\nMake it again") from error
 
 
+def json_label(values: object) -> object:
+    """What the content of a sample's .json gives as its label; None if it gives none."""
+    if not isinstance(values, dict):
+        return values if type(values) is int else None
+    return next((values[key] for key in _JSON_KEYS if values.get(key) is not None), None)
+
+
+def _json(reader: TarReader, sample: int) -> object:
+    try:
+        return json.loads(reader.read(sample, "json"), object_pairs_hook=json_object)
+    except (ValueError, RecursionError) as error:
+        where = f"{_where(reader, sample)}.json"
+        raise InputError(f"{where} cannot be read: {why_no_json(error)}\nMake it again") from error
+
+
 def _json_label(reader: TarReader, sample: int) -> str | None:
     where = f"{_where(reader, sample)}.json"
-    try:
-        values = json.loads(reader.read(sample, "json"), object_pairs_hook=json_object)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where} cannot be read: {why_no_json(error)}\nMake it again") from error
-    if not isinstance(values, dict):
-        return None
-    label = values.get("label", values.get("class"))
+    values = _json(reader, sample)
+    label = json_label(values)
     if isinstance(label, float) and label.is_integer():
         label = int(label)
     if isinstance(label, bool | float | list | dict):
@@ -208,6 +256,43 @@ def _json_label(reader: TarReader, sample: int) -> str | None:
             f"{where}: {label!r:.80} is no label\nExpected one number or name of a class"
         )
     return None if label is None else str(label).strip()
+
+
+def _refuse_passed_over(
+    reader: TarReader, samples: Sequence[int], labels: Sequence[str], kind: str
+) -> None:
+    """InputError if files that look like labels say something else than the labels that are read."""
+    found: dict[str, list[tuple[int, str, object]]] = {}
+    for sample, label in zip(samples, labels, strict=True):
+        for what, value in _label_like(reader, sample):
+            if what != f".{kind}":
+                found.setdefault(what, []).append((sample, label, value))
+    for what, rows in found.items():
+        values = {value for _, _, value in rows}
+        if what == ".txt" and not 1 < len(values) <= len(rows) / 2:  # captions, or all alike
+            continue
+        pairs = {(label, value) for _, label, value in rows}
+        if len(pairs) > len({label for label, _ in pairs}) or len(pairs) > len(values):
+            instead = "the folders" if kind == "folder" else "the .txt"
+            raise InputError(
+                f"{_where(reader, rows[0][0])}: {_printable(what)} looks like its label and is not read; "
+                f"{instead} would be the classes, and say something else\n"
+                "Call it .cls (a number) or .label (a number or a name), or leave it out of the tar"
+            )
+
+
+def _label_like(reader: TarReader, sample: int) -> Iterator[tuple[str, object]]:
+    """What of a sample looks like a label, with its value."""
+    for extension in reader.extensions(sample):
+        if extension == "json":
+            values = _json(reader, sample)
+            for key, value in values.items() if isinstance(values, dict) else ():
+                if _LABEL_WORD.fullmatch(key) and value is not None:
+                    yield f"{key!r} in .json", json.dumps(value)
+            if isinstance(values, int | str):
+                yield ".json", values
+        elif extension == "txt" or _LABEL_WORD.fullmatch(extension):
+            yield f".{extension}", reader.read(sample, extension).strip()
 
 
 def _folder_labels(reader: TarReader, samples: Sequence[int]) -> list[str]:

@@ -1,5 +1,6 @@
 """The parts of a run, made from its options before it claims its folder."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -190,6 +191,13 @@ def _check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         if not isinstance(value, kind):
             got = " ".join(repr(value).split())  # an optimizer's repr has many lines
             raise InputError(f"the {what} must be a {name}, got {got:.100}")
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise InputError(
+            f"{type(optimizer).__name__} computes the loss several times per step, by a closure, and Run "
+            "computes it once per batch: use an optimizer whose step() needs no closure, such as AdamW, or a "
+            "loop without Run"
+        )
     if "step" in vars(optimizer) and "initial_lr" in optimizer.param_groups[0]:
         raise InputError(
             "the optimizer has a learning-rate scheduler of torch's, and Run sets the rate of each step "

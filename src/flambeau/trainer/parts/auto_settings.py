@@ -1,6 +1,7 @@
 """Values for settings that were left open, chosen from the data and the machine."""
 
 import dataclasses
+import math
 from typing import Any
 
 from flambeau.data.datasets.image_dataset import SMALL_SIDE
@@ -18,7 +19,7 @@ from flambeau.trainer.parts.class_weights import class_weights
 from flambeau.trainer.parts.data import DataFacts, model_file_sha256, teacher_sha256
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.parts.model import SMALL, TINY, input_channels, pretrained_normalization
-from flambeau.trainer.parts.optimizer import BASE_LR, SMALL_LR
+from flambeau.trainer.parts.optimizer import BASE_LR, LARGEST_LR, SMALL_LR
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BETAS, MOMENTUM, Settings, parse_batch_size
 
@@ -182,4 +183,5 @@ def _lr(settings: Settings, model: str, global_batch: int) -> float:
     base = base or BASE_LR[settings.optimizer]
     if settings.pretrained or settings.weights:
         base /= 100 if settings.qat else 10
-    return float(f"{linear_scaled_lr(base, global_batch):.4g}")
+    largest = LARGEST_LR.get(model, {}).get(settings.optimizer, math.inf)
+    return float(f"{min(linear_scaled_lr(base, global_batch), largest):.4g}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from flambeau.errors import InputError
+from flambeau.errors import InputError, nearest
 from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import default_device, usable_cpus
 from flambeau.recipes.setup.float32_precision import set_float32_precision
@@ -30,9 +30,17 @@ def pick_device(name: str) -> torch.device:
         except (RuntimeError, AssertionError) as error:
             # For a missing GPU the first sentence of torch's error says why.
             is_gpu = name == "cuda" or name.startswith("cuda:")
+            kind, _, number = name.lower().partition(":")
+            names = _names()
+            guess = nearest(name, names)
+            if (
+                kind in ("gpu", "nvidia") or name.isdecimal()
+            ):  # as others call it, or its number alone
+                meant = f"cuda:{name if name.isdecimal() else number}".rstrip(":")
+                guess = f"; did you mean '{meant}'?"
             why = f" ({str(error).splitlines()[0].split('. ')[0]})" if is_gpu else ""
             raise InputError(
-                f"device = {name!r} is not available here: there is {', '.join(_names())}{why}"
+                f"device = {name!r} is not available here: there is {', '.join(names)}{why}{guess}"
             ) from error
     if device.type == "cuda":
         gpus = 1 if device.index is not None else torch.cuda.device_count()

@@ -1,5 +1,6 @@
 """What `--weights`, `--freeze`, `--recompute`, `--head-lr`, `--layer-decay` do to a model and its groups."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,11 @@ def load_weights(model: nn.Module, path: str) -> str:
         raise InputError(f"weights = {path!r} ({weights.source}): {why}") from error
     gone = weights.unlisted
     more = f"; {len(gone)} not listed by the index, such as {printable(gone[0])}" if gone else ""
+    if weights.others:
+        more += (
+            f"\nalso there, and not taken: {printable(', '.join(weights.others))} "
+            f"(flambeau convert {shlex.quote(path)} NEW --key {printable(weights.others[0])} takes those)"
+        )
     return f"{weights.source}: {loaded}{more}"
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from flambeau.data.loading.batch_samples import rebuilt, values_of
-
-_SHARED_MEMORY = "/dev/shm"
+from flambeau.errors import SHARED_MEMORY
 
 
 class Uncollated(NamedTuple):
@@ -53,7 +52,7 @@ def to_send(batch: Any, *, workers: int) -> Any:
 def has_room(batch: Any, *, workers: int) -> bool:
     """Whether shared memory has room for the tensors and arrays of a batch, one from each worker."""
     try:
-        status = os.statvfs(_SHARED_MEMORY)
+        status = os.statvfs(SHARED_MEMORY)
     except (OSError, AttributeError):  # not Linux
         return True
     sizes: list[int] = []
