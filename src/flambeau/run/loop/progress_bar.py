@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flambeau.run.folder.events_log import EventsLog
+from flambeau.run.loop.cpu_waits import CpuWaits, wait_remark
 from flambeau.run.loop.state import ResumableState
 from flambeau.run.loop.step_plan import StepPlan
 from flambeau.terminal import REFRESH_S, LiveLine, bar_line, clock, in_notebook, say, shows_bars
@@ -25,10 +26,13 @@ _NUM_LOSSES = 50  # averaged for display, as single losses jump; chosen
 _SMOOTH_S = 5.0  # speed and waiting are averaged over this time; chosen
 
 
-def _verdict(data_wait: float) -> str:
+def _verdict(data_wait: float, waits: CpuWaits | None) -> str:
+    said = f"waits for data {data_wait:.0%} of the time"
+    if waits is not None and (remark := wait_remark(waits)) is not None:
+        return f"{said}; {remark}"
     if data_wait < _LITTLE_WAIT:
-        return f"waits for data {data_wait:.0%} of the time: the model sets the pace"
-    return f"waits for data {data_wait:.0%} of the time: `flambeau doctor` finds out why, and what helps"
+        return f"{said}: the model sets the pace"
+    return f"{said}: `flambeau doctor` finds out why, and what helps"
 
 
 class ProgressBar:
@@ -46,8 +50,10 @@ class ProgressBar:
         """Whether a notebook's cell shows the bar."""
         self._line: LiveLine | None = None
         self._figures: _Figures | None = None
+        self._on_cpu = False
         self._due = 0.0
         self._lines = 0
+        self._waits: CpuWaits | None = None
         self._said = set[str]()
         self.listener: Callable[[Mapping[str, Any]], None] | None = None
         """Receives events, for a program."""
@@ -56,6 +62,7 @@ class ProgressBar:
 
     def start(self, state: ResumableState, plan: StepPlan, *, world: int) -> None:
         """Show the bar, if wanted and a step is left."""
+        self._on_cpu = state.window.device.type == "cpu"
         if self._shown and self._line is None and state.step < plan.total_steps:
             self._figures = _Figures(state, plan, world)
             self._line = LiveLine(self._figures.draw, is_kept=self.is_in_notebook)
@@ -81,8 +88,10 @@ class ProgressBar:
         if self._figures is not None:
             self._figures.loss = row.get("train_loss")
         self._lines += 1
-        if self._lines == 2 and "data_wait" in row:
-            self.show(_verdict(row["data_wait"]))
+        if self._lines == 1 and self._on_cpu and not self.silent:
+            self._waits = CpuWaits()
+        if self._lines == 2 and "data_wait" in row and not self.silent:
+            self.show(_verdict(row["data_wait"], self._waits))
 
     @contextlib.contextmanager
     def evaluates(self) -> Iterator[None]:
