@@ -129,7 +129,6 @@ def test_a_loss_that_is_not_finite_ends_it(flambeau: Any, images: Path, curves: 
         ("--find-lr there.svg", r"there.svg exists\nName another file$"),
         ("--find-lr no/lr.svg", r"no/lr.svg"),
         ("--find-lr lr.svg --dry-run", r"--dry-run and --find-lr are two trials"),
-        ("--find-lr lr.svg --json-lines", r"--find-lr tells of no events; leave --json-lines out"),
         ("--find-lr lr.svg --replay-step x.pt", r"leave --find-lr out"),
         ("--find-lr", r"--find-lr needs a value"),
     ],

@@ -75,12 +75,27 @@ def test_what_happens_is_one_object_per_line(flambeau: Any, images: Path) -> Non
     assert events(again.out) == [{**end, "already": True}]
 
 
+def test_trials_have_one_line_each(flambeau: Any, images: Path) -> None:
+    answer = flambeau("train", images, SHORT, "--dry-run --json-lines")
+    assert answer.code == 0, answer.err
+    (cost,) = events(answer.out)
+    assert (cost["event"], cost["batch_size"], cost["fitting"]) == ("dry_run", 4, 4)
+    assert cost["total_s"] == pytest.approx(cost["steps"] * cost["step_s"])
+    assert f"the run has {cost['steps']} steps of {cost['steps_per_epoch']} per epoch" in answer.err
+    answer = flambeau("train", images, SHORT, "--find-lr lr.svg --json-lines")
+    assert answer.code == 0, answer.err
+    (curve,) = events(answer.out)
+    assert (curve["event"], curve["file"]) == ("find_lr", "lr.svg")
+    assert len(curve["rates"]) == len(curve["losses"])
+    assert curve["suggested"] is None or f"--lr {curve['suggested']:.2g}" in answer.err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         ("--lr fast", 2, "--lr: must be a number, got 'fast'"),
         ("--epohs 3", 2, "did you mean '--epochs'?"),
-        ("--dry-run", 2, "leave --json-lines out"),
+        ("--dry-run --find-lr lr.svg", 2, "leave one of them out"),
         ("--out linear.py", 2, "linear.py"),
         ("--replay-step x.json", 2, "leave --json-lines out"),
     ],

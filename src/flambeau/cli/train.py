@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
                 say=say,
                 fresh=arguments.fresh,
                 dry_run=arguments.dry_run,
-                find_lr=_draw_curve(arguments.find_lr),
+                find_lr=_draw_curve(arguments.find_lr, listener),
                 trust=arguments.trust,
                 progress=ProgressOptions(listener=listener),
             )
@@ -89,15 +89,15 @@ def _check_trial(arguments: argparse.Namespace) -> None:
     trials = [flag_of(name) for name in ("dry_run", "find_lr") if getattr(arguments, name)]
     if len(trials) > 1:
         raise InputError("--dry-run and --find-lr are two trials; leave one of them out")
-    if trials and arguments.json_lines:
-        raise InputError(f"{trials[0]} tells of no events; leave --json-lines out")
     if arguments.find_lr is not None:
         from flambeau.trainer.evaluation.predictions_file import refuse_existing
 
         refuse_existing(Path(arguments.find_lr), suffixes=(".svg",), force=False, remedy="")
 
 
-def _draw_curve(file: str | None) -> "Callable[[LRCurve], None] | None":
+def _draw_curve(
+    file: str | None, listener: Callable[[Mapping[str, Any]], None] | None
+) -> "Callable[[LRCurve], None] | None":
     """Draws the curve of a range test and prints the suggested rate."""
     if file is None:
         return None
@@ -118,6 +118,16 @@ def _draw_curve(file: str | None) -> "Callable[[LRCurve], None] | None":
                 f"in {tried} the loss was lowest around {2 * best:.2g}; half of it: --lr {best:.2g}"
             )
         print_text(f"curve: {file}")
+        if listener is not None:
+            listener(
+                {
+                    "event": "find_lr",
+                    "file": file,
+                    "suggested": best,
+                    "rates": rates,
+                    "losses": curve.losses,
+                }
+            )
 
     return draw
 

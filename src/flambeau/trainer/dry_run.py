@@ -3,6 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -27,7 +28,7 @@ def dry_run(
     *,
     say: Callable[[str], None],
     micro_batch: int | Literal["auto"] | None = None,
-) -> None:
+) -> "Cost":
     """Make everything that a training needs, train for some steps, and say their cost; nothing is left."""
     ranks = join_ranks()
     with trial_training(prepared, micro_batch=micro_batch) as training:
@@ -40,9 +41,11 @@ def dry_run(
             raise InputError(
                 f"within {_STEPS} steps the loss or a gradient was NaN or infinite\n{BY_FLAGS.stay_finite}"
             )
+        cost = _cost(training, seconds, prepared.settings)
         if ranks.is_first:
-            for line in _report(training, seconds, prepared.settings):
+            for line in _report(cost, seconds, training.run.device):
                 say(line)
+    return cost
 
 
 def _first_steps(training: Training, *, world: int) -> list[float]:
@@ -68,23 +71,57 @@ def _first_steps(training: Training, *, world: int) -> list[float]:
     return seconds
 
 
-def _report(training: Training, seconds: list[float], settings: ResolvedSettings) -> list[str]:
+@dataclass(frozen=True)
+class Cost:
+    """What a run would take here.
+
+    Attributes:
+        step_s: median of the steps after the first.
+        total_s: of all steps, without evaluations.
+        memory_bytes: at the peak, of this process or on the device.
+        batch_size: samples at once, as planned.
+        fitting: samples at once that fit into memory.
+    """
+
+    first_step_s: float
+    step_s: float
+    steps: int
+    steps_per_epoch: int
+    total_s: float
+    memory_bytes: int
+    device: str
+    batch_size: int
+    fitting: int
+
+
+def _cost(training: Training, seconds: list[float], settings: ResolvedSettings) -> Cost:
     run = training.run
     steps = run.plan.total_steps + run.plan.extension(settings.extend)
     per_step = statistics.median(seconds[1:] or seconds)
-    left = per_step * steps
+    return Cost(
+        first_step_s=seconds[0],
+        step_s=per_step,
+        steps=steps,
+        steps_per_epoch=run.plan.steps_per_epoch,
+        total_s=per_step * steps,
+        memory_bytes=peak_bytes(run.device),
+        device=str(run.device),
+        batch_size=settings.batch_size,
+        fitting=run.state.micro_batch or settings.batch_size,
+    )
+
+
+def _report(cost: Cost, seconds: list[float], device: torch.device) -> list[str]:
     of = (
         "the first step alone" if len(seconds) == 1 else f"{len(seconds) - 1} steps after the first"
     )
-    planned = settings.batch_size
-    fitting = run.state.micro_batch or settings.batch_size
-    smaller = f"{planned} samples at once do not fit into memory, {fitting} do"
+    smaller = f"{cost.batch_size} samples at once do not fit into memory, {cost.fitting} do"
     return [
-        *([smaller] if fitting < planned else []),
-        f"first step {seconds[0]:.2f} s, then {per_step:.3g} s per step (median of {of})",
-        f"the run has {steps} steps of {run.plan.steps_per_epoch} per epoch: about "
-        f"{_duration(left)}, without evaluations",
-        f"memory at most {peak_bytes(run.device) / 2**20:.0f} MiB {_where(run.device)}",
+        *([smaller] if cost.fitting < cost.batch_size else []),
+        f"first step {cost.first_step_s:.2f} s, then {cost.step_s:.3g} s per step (median of {of})",
+        f"the run has {cost.steps} steps of {cost.steps_per_epoch} per epoch: about "
+        f"{_duration(cost.total_s)}, without evaluations",
+        f"memory at most {cost.memory_bytes / 2**20:.0f} MiB {_where(device)}",
         "a dry run: nothing was written",
     ]
 

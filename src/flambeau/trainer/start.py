@@ -104,7 +104,7 @@ def start(
         noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
         micro_batch: int | Literal["auto"] | None = noted or ("auto" if batch.finds else None)
         if is_trial:
-            _try_out(given, prepared, find_lr, micro_batch=micro_batch, say=say)
+            _try_out(given, prepared, find_lr, progress.listener, micro_batch=micro_batch, say=say)
             return False
 
         training = set_up(
@@ -129,6 +129,7 @@ def _try_out(
     given: Mapping[str, Any],
     prepared: Prepared,
     find_lr: Callable[[LRCurve], None] | None,
+    listener: Callable[[Mapping[str, Any]], None] | None,
     *,
     micro_batch: int | Literal["auto"] | None,
     say: Callable[[str], None],
@@ -137,7 +138,9 @@ def _try_out(
     ranks = join_ranks()
     ranks.first(lambda: _show(given, prepared, say=say))
     if find_lr is None:
-        train_briefly(prepared, say=say, micro_batch=micro_batch)
+        cost = train_briefly(prepared, say=say, micro_batch=micro_batch)
+        if listener is not None and ranks.is_first:
+            listener({"event": "dry_run", **dataclasses.asdict(cost)})
     else:
         curve = try_rates(prepared, say=say, micro_batch=micro_batch)
         ranks.first(lambda: find_lr(curve))
