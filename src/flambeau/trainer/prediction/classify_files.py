@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource
 from flambeau.errors import InputError
@@ -66,8 +65,6 @@ def predict(
     source = ConcatSource([one.source for one in given])
     samples = (sample for one in given for sample in _samples(one))
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
-    for line in page_remarks(source):
-        say(line)
     readable = 0
     with CountBar(len(source), unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):
