@@ -8,6 +8,7 @@ import pytest
 
 from flambeau.tune.doctor.causes import findings_of
 from flambeau.tune.doctor.machine_watch import MachineWatch
+from flambeau.tune.doctor.remedies import remedies_for
 from flambeau.tune.doctor.run_doctor import watched_on_one_thread
 from flambeau.tune.doctor.shares import shares_of
 from flambeau.tune.doctor.trial import Trial
@@ -65,7 +66,15 @@ def test_the_parts_of_a_step_are_those_on_one_thread(watch: Any) -> None:
     assert shares["data"] == pytest.approx(0.2)  # clocked in the run as it is
     assert shares["backward"] == pytest.approx(0.8 * 2 / 8)
     assert (found.step_s, found.trainers[0]["threads"]) == (0.5, 2)
-    cause = findings_of(found).causes[0]
+    threads, cause, *_ = findings_of(found).causes
+    assert (threads.kind, threads.share) == ("threads", pytest.approx(0.9))
+    assert (
+        "torch's 2 threads wait for each other: a step was 10.0 times as fast on one"
+        in threads.text
+    )
+    remedies = {one.name: one for one in remedies_for(findings_of(found))}
+    assert remedies["threads=1"].predicted == pytest.approx(10)
+    assert "OMP_NUM_THREADS=1" in remedies["threads=1"].how
     assert (cause.kind, cause.where) == ("sync", f"{FILE}:21")
     assert cause.share == pytest.approx(0.6)
 

@@ -37,6 +37,8 @@ _SLEEP = (
 _FULL = 0.9
 _PYTHON_PHASES = ("python", "")
 SLOWS_ALL = ("debug mode", "threads")
+FASTER_ON_ONE = 1.3
+"""Times as fast on one thread, from which threads that wait for a CPU are a cause; chosen."""
 _DATA_KINDS = {
     "read": "reading files",
     "decode": "decoding",
@@ -357,8 +359,22 @@ def profiler_runs(trial: Trial) -> bool:
     return is_on or in_it > 0.01 * trainer["seconds"]
 
 
+def gain_of_one_thread(trial: Trial) -> float:
+    """How many times as fast a step was on one thread, while other programs ran; 1 where it was not tried."""
+    first = trial.trainers[0]
+    return float(first["step_s"] / first.get("one_thread_step_s", first["step_s"]))
+
+
 def _thread_causes(trial: Trial) -> Iterator[Cause]:
     cpus = usable_cpus()
+    gain = gain_of_one_thread(trial)
+    if gain >= FASTER_ON_ONE:
+        text = (
+            f"other programs use the CPUs, and torch's {trial.trainers[0]['threads']} threads wait for each "
+            f"other: a step was {gain:.1f} times as fast on one"
+        )
+        yield Cause("threads", 1 - 1 / gain, "", text)
+        return
     trainer_threads = sum(one["threads"] for one in trial.trainers)
     worker_threads = sum(one.get("busy_threads", 0) for one in trial.workers)
     if trainer_threads >= 2 * cpus:

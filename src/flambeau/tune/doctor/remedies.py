@@ -11,8 +11,10 @@ import torch
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
 from flambeau.tune.doctor.causes import (
+    FASTER_ON_ONE,
     SLOWS_ALL,
     Findings,
+    gain_of_one_thread,
     page_fault_share,
     profiler_runs,
     timed_waits,
@@ -238,7 +240,10 @@ def _for_process(findings: Findings) -> Iterator[Remedy]:
         how = "torch.set_num_threads(1) in workers, which is torch's default there; cv2.setNumThreads(1)"
         one_thread = {"worker_threads": 1}
         yield Remedy("one thread per worker", how, one_thread, 1.5, "threads", at_most=False)
-    if first["threads"] * ranks > cpus:
+    if (gain := gain_of_one_thread(trial)) >= FASTER_ON_ONE:
+        how = "OMP_NUM_THREADS=1, while other programs run; bits are those of one thread"
+        yield Remedy("threads=1", how, {"threads": 1}, gain, "threads", at_most=False)
+    elif first["threads"] * ranks > cpus:
         count = max(1, cpus // ranks)
         how = f"OMP_NUM_THREADS={count}, and no torch.set_num_threads"
         threads = {"threads": count}

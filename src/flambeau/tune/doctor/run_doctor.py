@@ -232,7 +232,8 @@ def watched_on_one_thread(
     if len(again.trainers) != len(trial.trainers):
         return trial
     pairs = zip(trial.trainers, again.trainers, strict=True)
-    return dataclasses.replace(trial, trainers=[with_samples_of(*pair) for pair in pairs])
+    trainers = [with_samples_of(*pair) | {"one_thread_step_s": pair[1]["step_s"]} for pair in pairs]
+    return dataclasses.replace(trial, trainers=trainers)
 
 
 def with_samples_of(trainer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
