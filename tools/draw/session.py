@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 FILE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "session.svg"
-COLUMNS = 92
+COLUMNS = 112
 PROMPT = "$ "
 COMMAND = "flambeau train"
 

@@ -47,12 +47,8 @@ def test_a_trial_leaves_threads_and_generators_as_they_are() -> None:
     ("share", "speed", "said"),
     [
         (0.1, 9.0, "waits for data 3% of the time: the model sets the pace"),
-        (0.4, 1.0, "threads of this process wait 40% of it for a CPU"),
-        (
-            0.4,
-            6.5,
-            "one thread is 6.5 times as fast as 2 in a trial just now: put OMP_NUM_THREADS=1",
-        ),
+        (0.4, 1.0, "waits for data 3% of the time: the model sets the pace"),
+        (0.4, 6.5, "wait 40% of it for a CPU, which others use, and one thread is 6.5 times"),
     ],
 )
 def test_what_the_verdict_says(
@@ -61,7 +57,7 @@ def test_what_the_verdict_says(
     monkeypatch.setattr(CpuWaits, "share", lambda self: share)
     monkeypatch.setattr(cpu_waits, "speed_of_one_thread", lambda: speed)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert (wait_remark(CpuWaits()) is None) == (share < 0.2)
+    assert (wait_remark(CpuWaits()) is None) == (share < 0.2 or speed < 1.3)
     bar = ProgressBar(shown=False)
     bar._on_cpu = True
     for _ in range(2):

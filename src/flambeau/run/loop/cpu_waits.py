@@ -78,11 +78,11 @@ def wait_remark(waits: CpuWaits) -> str | None:
     threads = torch.get_num_threads()
     if share < _WAITS:
         return None
-    remark = f"threads of this process wait {share:.0%} of it for a CPU, which others use"
     faster = speed_of_one_thread()
     if faster < _FASTER:
-        return remark
+        return None
     return (
-        f"{remark}; one thread is {faster:.1f} times as fast as {threads} in a trial just now: put "
-        "OMP_NUM_THREADS=1 in front of the command (bits are then those of one thread)"
+        f"threads of this process wait {share:.0%} of it for a CPU, which others use, and one thread is "
+        f"{faster:.1f} times as fast as {threads} in a trial just now; put OMP_NUM_THREADS=1 in front of the "
+        "command (bits are then those of one thread)"
     )

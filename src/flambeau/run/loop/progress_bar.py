@@ -29,7 +29,7 @@ _SMOOTH_S = 5.0  # speed and waiting are averaged over this time; chosen
 def _verdict(data_wait: float, waits: CpuWaits | None) -> str:
     said = f"waits for data {data_wait:.0%} of the time"
     if waits is not None and (remark := wait_remark(waits)) is not None:
-        return f"{said}; {remark}"
+        return f"{said}: {remark}"
     if data_wait < _LITTLE_WAIT:
         return f"{said}: the model sets the pace"
     return f"{said}: `flambeau doctor` finds out why, and what helps"

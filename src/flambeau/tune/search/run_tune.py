@@ -28,6 +28,7 @@ _LOSS_LINES = 3  # of metrics.jsonl, ten steps each
 _LOG_EVERY = "10"
 _LOOK_S = 0.3  # at the machine before a trial; chosen
 _MOST_WAIT_S = 20.0  # for other programs; chosen
+_WAIT_SHARE = 0.1  # of the budget; chosen
 _SMALL = 2**20  # bytes; chosen
 _SCRIPTS = ("", ".py", ".sh", ".toml", ".yaml", ".yml", ".json", ".cfg", ".ini")
 
@@ -114,7 +115,7 @@ class Trials:
 
     def _wait_for_quiet(self) -> None:
         """Until other programs rest; after one wait in vain, trials begin all the same, and say so."""
-        end = time.monotonic() + _MOST_WAIT_S
+        end = time.monotonic() + min(_MOST_WAIT_S, _WAIT_SHARE * self._options.budget_s)
         busy = busy_cpus(_LOOK_S) if self._waits else 0.0
         if busy > BUSY:
             self._say(f"other programs keep {busy:.1f} CPUs busy: waiting")
