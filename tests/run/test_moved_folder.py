@@ -68,3 +68,15 @@ def test_a_link_to_it_may_change_where_it_leads_to_the_same(tmp_path: Path) -> N
         link.symlink_to("there")
 
     assert train(link, by_another_way).state.step == 8
+
+
+def test_a_script_that_changes_its_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is written elsewhere, and the run goes on by the path that the message names."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(InputError, match=f"is whole in {tmp_path}/run\nGive Run that path"):
+        train(Path("run"), lambda: monkeypatch.chdir(tmp_path / "elsewhere"))
+    assert not list((tmp_path / "elsewhere").iterdir())
+    assert train(tmp_path / "run").result is not None

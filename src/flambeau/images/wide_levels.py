@@ -1,7 +1,7 @@
 """All 16 bits of the levels of an image, of which Pillow gives 8 where there is color.
 
-Pillow's decoders take the high byte of each level; told that the bytes are in the other order, they take the
-low one, so that two passes give both.
+Pillow's decoders keep the high byte of each level. Given the opposite byte order they keep the low one, so
+two passes give both.
 """
 
 import sys
@@ -29,7 +29,7 @@ _SWAPPED = {
 def is_wide(image: Image.Image) -> bool:
     """Whether an opened image, not yet decoded, has levels of more than 8 bits that can be had whole."""
     if isinstance(image, TiffImageFile) and Kind(image.tag_v2).is_separate:
-        return False  # Pillow takes the high bytes of planes, whatever it is told
+        return False  # of planes Pillow keeps the high bytes for either byte order
     return image.mode.startswith("I") or _layout(image) in _SWAPPED
 
 

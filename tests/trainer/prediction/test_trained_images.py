@@ -93,6 +93,14 @@ def test_an_image_more_moves_one_other_at_most(photos: Path) -> None:
     assert len(names ^ (seen(trained, photos) - {"cat/new.png"})) <= 1
 
 
+@pytest.mark.parametrize("recorded", ["/" + "x" * 300, "/gone/photos", "relative", "hf:name"])
+def test_data_of_somebody_elses_run_that_cannot_be_looked_at(photos: Path, recorded: str) -> None:
+    trained, _ = trained_on(photos)
+    trained.settings.data = recorded
+    Image.new("RGB", (8, 8)).save(photos / "cat" / "new.png")
+    assert seen(trained, photos) == set()
+
+
 def test_other_images(photos: Path) -> None:
     trained, _ = trained_on(photos)
     shutil.copytree(photos, photos.parent / "others")

@@ -35,6 +35,7 @@ class RunFolder:
         self._lock = RunLock(path)
         self._new_config: bytes | None = None
         self._claimed: tuple[int, int] | None = None
+        self._claimed_from = Path()
 
     def read_config(self) -> dict[str, Any] | None:
         """The configuration that the folder was made with; None where there is no run yet.
@@ -120,6 +121,7 @@ class RunFolder:
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         self._lock.take()
         self._claimed = _inode(self.path)
+        self._claimed_from = Path.cwd()
         remove_leftovers(self.path)  # of killed writes
         if stored is None:
             for name, content in files.items():
@@ -133,10 +135,16 @@ class RunFolder:
         """Refuse to write where the claimed folder is no more: all that follows would be lost, or elsewhere.
 
         Raises:
-            InputError: it was removed or renamed.
+            InputError: it was removed or renamed, or is relative to a working directory that has changed.
         """
         if self._claimed is None or _inode(self.path) == self._claimed:
             return
+        whole = self._claimed_from / self.path
+        if _inode(whole) == self._claimed:
+            raise InputError(
+                f"the working directory has changed since the run was made in {self.path}: it leads "
+                f"elsewhere now: the run ends, and is whole in {whole}\nGive Run that path"
+            )
         what = "is another folder now" if self.path.exists() else "is gone"
         raise InputError(
             f"{self.path} {what}: it was removed or renamed while the run trained in it, so the run ends.\n"

@@ -23,9 +23,7 @@ from flambeau.errors import InputError
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.user_code import is_function
 
-_COMPARED = (
-    16  # images of which all bytes are compared, of data that were packed since the training
-)
+_COMPARED = 16  # images of which all bytes are compared, where the data were packed meanwhile
 
 
 def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
@@ -74,7 +72,7 @@ def _training_data(trained: Trained) -> Source | None:
     recorded = trained.settings.data
     if recorded is None or is_named(Path(recorded)) or is_function(recorded):
         return None
-    with contextlib.suppress(InputError):
+    with contextlib.suppress(InputError, OSError):
         return open_sources(Path(recorded))[0]
     return None
 
@@ -97,7 +95,11 @@ def _overlaps(recorded: str | None, data: Path) -> bool:
     paths = (Path(recorded), data)
     if any(is_named(path) or is_function(path) for path in paths):
         return False
-    folders = [os.path.realpath(path if path.is_dir() else path.parent) for path in paths]
+    # Not Path.is_dir, which raises for a folder without permission: a run of somebody else may name one.
+    folders = [
+        os.path.realpath(path if os.path.isdir(path) else path.parent)  # noqa: PTH112
+        for path in paths
+    ]
     return os.path.commonpath(folders) in folders
 
 
