@@ -13,6 +13,7 @@ import pytest
 import simplejpeg
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngImageFile
 from timm.data.random_erasing import RandomErasing
 from timm.data.transforms import RandomResizedCropAndInterpolation
 from torch.utils.data import (
@@ -617,6 +618,82 @@ def test_drafts_and_thumbnails_are_pils(folder: Path) -> None:
 
 
 # ---------------------------------------------------------------- the loader as an object
+
+
+def _after_with(path: Path) -> Any:
+    with Image.open(path) as image:
+        pass
+    return EVALUATION(image.convert("RGB"))
+
+
+def _with_a_closed_stream(path: Path) -> Any:
+    with path.open("rb") as file:
+        image = Image.open(file)
+    return EVALUATION(image)
+
+
+def _verified(path: Path) -> Any:
+    image = Image.open(path)
+    image.verify()
+    return EVALUATION(image)
+
+
+def _at_another_frame(path: Path) -> Any:
+    with Image.open(path) as image:
+        image.seek(1)
+
+
+def _classes(path: Path) -> Any:
+    image = Image.open(path)
+    converted = image.convert("RGB")
+    classes = [image.__class__, converted.__class__, pickle.loads(pickle.dumps(image)).__class__]
+    return f"{classes} {isinstance(image, PngImageFile)} {converted == Image.open(path).convert('RGB')}"
+
+
+def _changed_and_pickled(path: Path) -> Any:
+    image = Image.open(path)
+    image.putpixel((0, 0), (1, 2, 3))
+    return EVALUATION(pickle.loads(pickle.dumps(image))), EVALUATION(copy.deepcopy(image))
+
+
+def _with_a_note(path: Path) -> Any:
+    image = Image.open(path)
+    image.info["note"] = "mine"
+    return f"{sorted(map(str, image.convert('RGB').info))} {sorted(map(str, image.copy().info))}"
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        _after_with,
+        _with_a_closed_stream,
+        _verified,
+        _at_another_frame,
+        _classes,
+        _changed_and_pickled,
+        _with_a_note,
+    ],
+)
+def test_an_image_is_what_pil_gives(
+    tmp_path: Path, read: Callable[[Path], Any], suffix: str
+) -> None:
+    """Also where its file is closed, where somebody asks for its class, or writes into it."""
+    small = np.random.default_rng(0).integers(0, 256, (6, 7, 3), dtype=np.uint8)
+    path = tmp_path / f"image.{suffix}"
+    Image.fromarray(small).resize((70, 60), Image.Resampling.BICUBIC).save(path)
+
+    def outcome(index: int) -> Any:
+        try:
+            return read(path)
+        except Exception as error:
+            return f"{type(error).__name__} {error}"
+
+    (plain,) = DataLoader(Reads(outcome, 1))
+    (ours,) = fast(DataLoader(Reads(outcome, 1)))
+    assert len(ours) == len(plain)
+    for one, other in zip(ours, plain, strict=True):
+        assert one == other if isinstance(one, str) else torch.equal(one, other)
 
 
 def test_settings_are_those_of_the_loader(folder: Path) -> None:

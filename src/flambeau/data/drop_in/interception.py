@@ -91,7 +91,7 @@ def _intercept(kind: type, method: str) -> None:
         if plan is None or (plan.draws_python and sample.is_python_reseeded):
             sample.counts[OWN] += 1
             return original(self, *inputs)
-        is_read = isinstance(inputs[0], LazyImage) and not inputs[0].is_decoded
+        is_read = isinstance(inputs[0], LazyImage) and not inputs[0].is_left_to_pil
         try:
             result = plan.run(inputs[0], sample)
         except DecodeError:  # PIL may read it, or raise its own error

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
@@ -27,17 +27,49 @@ class LazyImage(Image.Image):
     """An image as `PIL.Image.open` or its `convert` returns it, without pixels until they are needed.
 
     Every PIL method that needs pixels, or anything else in the file, gets them: `open_it` reads the file
-    then.
+    then. `isinstance` and pickle see PIL's class. Once its file is closed, everything goes to PIL, which
+    raises what it always raises then.
+
+    Args:
+        picture: the stored pixels.
+        mode: "RGB" or "L".
+        open_it: opens the file by PIL.
+        kind: PIL's class of the image.
+        stream: the user's open file, if the image comes from one.
     """
 
-    def __init__(self, picture: Picture, mode: str, open_it: Callable[[], Image.Image]) -> None:
+    def __init__(
+        self,
+        picture: Picture,
+        mode: str,
+        open_it: Callable[[], Image.Image],
+        kind: type[Image.Image] = Image.Image,
+        stream: Any = None,
+    ) -> None:
         self._pixels: Any = None
+        self._kind = kind
         self.filename: Any = ""
         super().__init__()
         del self.info
+        self.format, self.format_description = kind.format, kind.format_description
         self.picture, self._open_it = picture, open_it
         self._mode = mode
         self._size = (picture.width, picture.height)
+        self._stream = stream
+        self._is_closed = False
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Image.Image]:  # type: ignore[override]
+        return self._kind
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled and deep-copied as PIL's class."""
+        if self._kind is Image.Image:
+            return super().copy().__reduce_ex__(protocol)
+        if self._pixels is not None:
+            self._opened.load()
+            self._opened.im = self._pixels
+        return self._opened.__reduce_ex__(protocol)
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of PIL's class for the format, such as `info`."""
@@ -47,12 +79,36 @@ class LazyImage(Image.Image):
 
     @functools.cached_property
     def _opened(self) -> Image.Image:
-        return self._open_it()
+        opened = self._open_it()
+        if self._is_closed:
+            opened.__exit__()
+        elif self._has_lost_its_file:
+            opened.fp = self._stream  # type: ignore[attr-defined]
+        return opened
 
     @property
-    def is_decoded(self) -> bool:
-        """Whether somebody used the pixels, and may have changed them."""
-        return self._pixels is not None
+    def _has_lost_its_file(self) -> bool:
+        return self._is_closed or getattr(self._stream, "closed", False)
+
+    @property
+    def is_left_to_pil(self) -> bool:
+        """Whether somebody used the pixels and may have changed them, or has closed the file."""
+        return self._pixels is not None or self._has_lost_its_file
+
+    def __exit__(self, *args: object) -> None:
+        if "_opened" in vars(self):
+            self._opened.__exit__(*args)
+        self._is_closed = self._kind is not Image.Image
+
+    def verify(self) -> None:
+        """As PIL's, after which an image cannot be read."""
+        if self._pixels is None:
+            self._opened.verify()
+            self._is_closed = self._kind is not Image.Image
+
+    def seek(self, frame: int) -> None:
+        """As PIL's; there is one frame."""
+        self._opened.seek(frame)
 
     @property
     def _im(self) -> Any:
@@ -66,19 +122,22 @@ class LazyImage(Image.Image):
 
     def load(self) -> Any:
         """PIL's access to single pixels; nothing is decoded before it is used."""
-        return super().load() if self.is_decoded else _LazyPixels(self)
+        return super().load() if self.is_left_to_pil else _LazyPixels(self)
 
     def convert(self, mode: str | None = None, *args: Any, **settings: Any) -> Image.Image:
         """As PIL's; to the same mode, and from grey to RGB, without decoding."""
-        if self.is_decoded or args or settings or mode not in _MODES:
+        if self.is_left_to_pil or args or settings or mode not in _MODES:
             return super().convert(mode, *args, **settings)
         if mode != self._mode and self._mode == "RGB":  # PIL computes luma from RGB, not the file's
             return super().convert(mode)
-        return LazyImage(self.picture, mode, self._open_it)
+        converted = LazyImage(self.picture, mode, self._open_it)
+        if {"info", "_opened"} & vars(self).keys():  # somebody may have written into it
+            converted.info = self.info.copy()
+        return converted
 
     def draft(self, mode: str | None, size: Any) -> Any:
         """As PIL's, which `thumbnail` uses: a JPEG just opened is decoded at 1/2, 1/4 or 1/8 of its size."""
-        if self.is_decoded or self.format is None:
+        if self.is_left_to_pil or self.format is None:
             return None
         drafted = self._opened.draft(mode, size)
         if drafted is not None:
@@ -88,7 +147,7 @@ class LazyImage(Image.Image):
 
     def copy(self) -> Image.Image:
         """As PIL's, without decoding."""
-        return super().copy() if self.is_decoded else self.convert(self._mode)
+        return super().copy() if self.is_left_to_pil else self.convert(self._mode)
 
 
 class _LazyPixels:
@@ -127,18 +186,14 @@ def open_lazily(
         with contextlib.suppress(DecodeError):  # too large for our decoder: PIL has its own limit
             picture = Picture(data, header)
             if picture.height * picture.width <= (Image.MAX_IMAGE_PIXELS or math.inf):
-                image = LazyImage(picture, _mode_of(picture), lambda: opener(io.BytesIO(data)))
-                image.format = kind.format
-                image.format_description = kind.format_description
+                stream = fp if stored is None and hasattr(fp, "read") else None
+                image = LazyImage(
+                    picture, _mode_of(picture), lambda: opener(io.BytesIO(data)), kind, stream
+                )
                 image.filename = _name_of(fp)
                 return image
-    try:
-        opened: Image.Image = opener(io.BytesIO(data), "r", formats)
-    except UnidentifiedImageError:  # PIL's message should name the file
-        opener(fp, "r", formats)
-        raise
-    if stored is None:
-        vars(opened)["filename"] = _name_of(fp)
+    is_readable_again = stored is None and (not hasattr(fp, "read") or _is_seekable(fp))
+    opened: Image.Image = opener(fp if is_readable_again else io.BytesIO(data), "r", formats)
     return opened
 
 
@@ -159,13 +214,20 @@ def _kind_of(
 
 def _read(fp: Any) -> bytes:
     if hasattr(fp, "read"):
-        # PIL ignores streams that cannot seek, too.
-        with contextlib.suppress(AttributeError, OSError):
-            fp.seek(0)
+        _is_seekable(fp)
         data: bytes = fp.read()
         return data
     with open(fp, "rb") as file:  # noqa: PTH123  whatever PIL takes
         return file.read()
+
+
+def _is_seekable(stream: Any) -> bool:
+    """Whether PIL, which starts at 0, can read what has been read of it."""
+    try:
+        stream.seek(0)
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 def _name_of(fp: Any) -> Any:

@@ -180,7 +180,7 @@ def can_take(image: Any) -> bool:
 
 def _picture(image: Image.Image) -> tuple[Picture, int]:
     channels = 3 if image.mode == "RGB" else 1
-    if isinstance(image, LazyImage) and not image.is_decoded:
+    if isinstance(image, LazyImage) and not image.is_left_to_pil:
         return image.picture, channels
     return Picture(np.asarray(image)), channels
 
