@@ -68,7 +68,7 @@ def run_copies(sources: dict[str, str], folder: Path) -> dict[str, str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=300,
         check=False,
     )
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]

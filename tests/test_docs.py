@@ -287,7 +287,7 @@ def test_blocks_run(
     monkeypatch.chdir(tmp_path)
     page = read(path)
     if any("torch.distributed" in block.source for block in page.blocks):
-        start_ranks(1, run_alone, page, name_of(path)).results(timeout=120)
+        start_ranks(1, run_alone, page, name_of(path)).results(timeout=300)
     else:
         run_page(page, name_of(path))
 

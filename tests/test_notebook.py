@@ -71,7 +71,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
     folder = tmp_path_factory.mktemp("notebook")
     cells = [nbformat.v4.new_code_cell(source) for source in CELLS]
     client = nbclient.NotebookClient(
-        nbformat.v4.new_notebook(cells=cells), timeout=120, allow_errors=True,
+        nbformat.v4.new_notebook(cells=cells), timeout=300, allow_errors=True,
         resources={"metadata": {"path": str(folder)}},
     )  # fmt: skip
 

@@ -291,7 +291,7 @@ def browse(path: Path, folder: Path, query: str = "") -> tuple[str, list[str]]:
     command = [str(BROWSER), *options, *no_network, f"--user-data-dir={folder / 'user'}"]
     done = subprocess.run(
         [*command, "--dump-dom", path.as_uri() + query],
-        capture_output=True, text=True, encoding="utf-8", check=False, timeout=120,
+        capture_output=True, text=True, encoding="utf-8", check=False, timeout=300,
     )  # fmt: skip
     # Its own requests have no page as their origin.
     asked = re.findall(r'"initiator":"null".*"url":"(https?:[^"]*)"', log.read_text("utf-8"))

@@ -61,7 +61,7 @@ def run_example(
 ) -> dict[str, tuple[str, float]]:
     """What example.py says where flambeau cannot be imported."""
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = run_python("-c", ALONE, export / "example.py", *files, environ=environment, timeout=240)
+    done = run_python("-c", ALONE, export / "example.py", *files, environ=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     return answers_in(done.stdout)
 

@@ -23,7 +23,7 @@ def test_every_number_is_worked_on_once(threads, count):
 
 def test_threads_work_at_once_and_are_kept():
     pool, names = DecodePool(3), set()
-    meeting = threading.Barrier(3, timeout=120)
+    meeting = threading.Barrier(3, timeout=300)
 
     def work(number):
         names.add(threading.current_thread().name)
@@ -87,7 +87,7 @@ def test_a_forked_child_has_threads_of_its_own():
     if child == 0:
         status = 1
         try:
-            meeting = threading.Barrier(3, timeout=120)
+            meeting = threading.Barrier(3, timeout=300)
             pool.each(3, lambda number: meeting.wait())
             status = 0
         finally:

@@ -61,7 +61,7 @@ def test_torchrun_starts_again_what_was_killed(
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             os.kill(int((out / ".lock").read_text()), signal.SIGKILL)
-            _, said = job.communicate(timeout=120)
+            _, said = job.communicate(timeout=300)
         finally:
             job.terminate()
     assert job.returncode == 0, said
@@ -88,7 +88,7 @@ def test_the_report_names_a_process_that_was_killed(
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
             os.kill(int((out / ".lock").read_text()), signal.SIGKILL)
-            _, said = job.communicate(timeout=120)
+            _, said = job.communicate(timeout=300)
         finally:
             job.terminate()
     assert job.returncode == 0, said
@@ -114,7 +114,7 @@ def test_an_extension_on_two_processes_and_a_refusal_that_is_said_once(
             sys.executable, "-m", "flambeau", "train", str(tmp_path / "data"), "--out", str(tmp_path / "out"),
             "--procs", "2", "--duration", "1ep", "--batch-size", "4", "--device", "cpu", *more,
         ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         return done.returncode, done.stderr
 
     assert train()[0] == 0
@@ -147,7 +147,7 @@ def test_a_run_in_parts_goes_on_with_the_same_bits_on_another_number_of_processe
                     time.sleep(0.01)
                 if stop_at:
                     job.send_signal(signal.SIGTERM)
-                _, said = job.communicate(timeout=120)
+                _, said = job.communicate(timeout=300)
             finally:
                 job.terminate()
         assert job.returncode == (75 if stop_at else 0), said

@@ -185,7 +185,7 @@ def test_the_launcher_starts_all_again(tmp_path: Path, make_images: Callable[...
         "--device", "cpu",
     ]  # fmt: skip
     done = subprocess.run(
-        command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=180
+        command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("starting the ranks again") == 1

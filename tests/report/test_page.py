@@ -206,7 +206,7 @@ def in_a_browser(folder: Path, page: str, script: str, *, budget_ms: int = 0) ->
         flags += f" --virtual-time-budget={budget_ms}"
     done = subprocess.run(
         [CHROMIUM, *flags.split(), f"file://{file}"],
-        check=True, capture_output=True, text=True, timeout=120,
+        check=True, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     return done.stdout
 
@@ -289,7 +289,7 @@ def test_a_browser_draws_it_and_runs_nothing_else(tmp_path: Path) -> None:
             "--disable-background-networking", f"--log-net-log={log}", "--virtual-time-budget=3000",
             "--dump-dom", f"file://{file}",
         ],
-        check=False, capture_output=True, text=True, timeout=120,
+        check=False, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "data-owned" not in done.stdout.partition("<body>")[0]

@@ -111,15 +111,15 @@ def test_a_run_in_a_trial_has_a_folder_of_its_own(
 
 def test_a_namespace_whose_number_is_given_again_belongs_to_another_doctor(tmp_path: Path) -> None:
     """Processes in it that do not come from this one are not those of a trial, and are not killed."""
-    inside = ["unshare", "-Urm", "sleep", "30"]
+    inside = ["unshare", "-Urm", "sleep", "300"]
     child = subprocess.Popen(inside)
-    start = "unshare -Urm sleep 30 >/dev/null 2>&1 & echo $!"
+    start = "unshare -Urm sleep 300 >/dev/null 2>&1 & echo $!"
     orphan = int(subprocess.run(["sh", "-c", start], capture_output=True, check=True).stdout)
     try:
         here = Path("/proc/self/ns/mnt").readlink()
         namespaces = {}
-        end = time.monotonic() + 20
-        while len(namespaces) < 2 and time.monotonic() < end:
+        end = time.monotonic() + 300
+        while len(namespaces) < 2 and child.poll() is None and time.monotonic() < end:
             for process in (child.pid, orphan):
                 with contextlib.suppress(OSError):
                     namespace = Path(f"/proc/{process}/ns/mnt").readlink()

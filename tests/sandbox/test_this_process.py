@@ -54,7 +54,7 @@ def test_only_the_output_is_left(words: str, output: str, folder: Path) -> None:
     names = {"user.py", "kept", *filter(None, [output])}
     done = subprocess.run(
         [sys.executable, "-m", "flambeau", *words.split()],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=120,
+        cwd=folder, capture_output=True, text=True, check=False, timeout=300,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -168,7 +168,7 @@ def test_two_hosts_train_as_one_survive_a_cut_and_go_on(
     first, second = (launch(hosts, n, training, out, sleep_s=0.1) for n in (0, 1))
     wait_for_steps(out, 22, first)
     hosts.cut(1)
-    said = [process.communicate(timeout=75)[0] for process in (first, second)]
+    said = [process.communicate(timeout=300)[0] for process in (first, second)]
     assert [first.returncode, second.returncode] == [1, 1], said
     # Each side knows only that the other has fallen silent, and says who and where.
     assert re.search(r"rank 1 of 2 \(host host-b.*", said[0].splitlines()[-1]), said[0]
@@ -178,7 +178,7 @@ def test_two_hosts_train_as_one_survive_a_cut_and_go_on(
 
     hosts.cut(1, is_cut=False)
     first, second = (launch(hosts, n, training, out) for n in (0, 1))
-    said = [process.communicate(timeout=120)[0] for process in (first, second)]
+    said = [process.communicate(timeout=300)[0] for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], said
     assert "going on from step 20" in said[0]
     assert said[1].strip() == ""  # rank 0 alone speaks
@@ -195,7 +195,7 @@ def test_two_hosts_train_as_one_survive_a_cut_and_go_on(
 
 
 def wait_for_steps(out: Path, steps: int, process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     metrics = out / "metrics.jsonl"
     while not (metrics.exists() and f'"step": {steps},' in metrics.read_text()):
         assert process.poll() is None, process.communicate()[0]

@@ -89,7 +89,7 @@ class Launcher:
     def pids(self, num_ranks: int = 2, first: int = 0) -> list[int]:
         """Processes of the ranks, once all of them wait."""
         paths = [self.folder / f"ready-{rank}" for rank in range(first, first + num_ranks)]
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 300
         while not all(path.exists() for path in paths):
             assert time.monotonic() < deadline, (self.folder / "err").read_text()
             assert self.process.is_alive(), (self.folder / "err").read_text()
@@ -320,7 +320,7 @@ def nodes_of_a_job(start: Start, *bodies: str, **settings: Any) -> list[Launcher
 
 def until_held(place: str) -> None:
     """Until somebody listens there."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while True:
         with contextlib.suppress(OSError):
             socket.create_connection(("localhost", int(place.rpartition(":")[2]))).close()
@@ -794,7 +794,7 @@ def test_a_rank_that_is_stopped_is_named_and_killed_when_the_job_is_to_end(start
     """SIGTERM does not reach it: the job waited for ever, and said nothing."""
     launcher = start(STOPS, patch={(attempt, "_STOPPED_S"): 1.0})
     (pid,) = launcher.pids(1, first=1)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not (said := (launcher.folder / "err").read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -552,7 +552,7 @@ def test_on_cuda(tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    errors = [rank.communicate(timeout=80)[1] for rank in ranks]
+    errors = [rank.communicate(timeout=300)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
 
 

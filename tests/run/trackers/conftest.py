@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from flambeau import Run
-from flambeau.run.trackers import run_trackers
+from flambeau.run.trackers import run_trackers, wandb_run
 
 # Time is never the same twice.
 _OF_TIME = {"images_per_s", "data_wait"}
@@ -26,7 +26,9 @@ _OF_TIME = {"images_per_s", "data_wait"}
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than users are to wait."""
-    monkeypatch.setattr(run_trackers, "END_WAIT_S", 60.0)
+    monkeypatch.setattr(run_trackers, "END_WAIT_S", 300.0)
+    monkeypatch.setattr(wandb_run, "_INIT_S", 200.0)
+    monkeypatch.setattr(wandb_run, "_FINISH_S", 200.0)
 
 
 def small_run(
