@@ -26,20 +26,20 @@ _EQUAL = 1e-3
 
 
 class ExportedNetwork(nn.Module):
-    """The model of an export as a network: (N, C, S, S) uint8 to logits (N, K)."""
+    """The model of an export as a network: (N, C, S, S) of its dtype to logits (N, K)."""
 
     classify: Classifier
     """The model itself, which takes pixels of any size."""
 
-    def __init__(self, classify: Classifier, size: int) -> None:
+    def __init__(self, classify: Classifier, size: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.classify, self._size = classify, size
+        self.classify, self._size, self.dtype = classify, size, dtype
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of prepared images."""
         if images.shape[-2:] != (self._size, self._size):
             raise ValueError(f"an export takes images of {self._size} pixels")
-        pixels = images.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        pixels = images.to(self.dtype).permute(0, 2, 3, 1).contiguous()
         return self.classify(pixels, torch.tensor([self._size, self._size]))
 
 
@@ -81,8 +81,9 @@ def load_export(
         path, is_recorded(content), trust, say, hashes if isinstance(hashes, dict) else {}
     )
     classify = format_.open(path / format_.file, torch.get_num_threads(), permission)
+    dtype = torch.float32 if facts.pixels == "uint16" else torch.uint8
     trained = Trained(
-        ExportedNetwork(classify, size).eval(),
+        ExportedNetwork(classify, size, dtype).eval(),
         settings,
         facts,
         torch.device("cpu"),
@@ -124,7 +125,7 @@ def _check_fits(trained: Trained, index: Path) -> None:
     """Call the model once: export.json may have been edited, so that it does not fit."""
     facts, size = trained.facts, trained.image_size
     try:
-        images = torch.zeros(1, facts.channels, size, size, dtype=torch.uint8)
+        images = torch.zeros(1, facts.channels, size, size)
         fits = trained.logits(images).shape == (1, len(facts.classes))
     except Exception as error:  # of three runtimes
         raise InputError(_no_fit(index)) from error
@@ -135,7 +136,7 @@ def _check_fits(trained: Trained, index: Path) -> None:
 def _report_differences(trained: Trained, answers: object, say: Callable[[str], None]) -> None:
     """Say if the check images get other logits than when the run was exported."""
     assert isinstance(trained.model, ExportedNetwork)
-    pixels = check_images(trained.image_size, trained.facts.channels)
+    pixels = check_images(trained)
     got = trained.model.classify(pixels, torch.tensor(pixels.shape[1:3]))
     try:
         off = float((got - torch.tensor(answers)).abs().max())
