@@ -154,3 +154,8 @@ def test_pages_that_are_not_read_are_said(flambeau: Any) -> None:
     trained = flambeau("train tif --out run", SHORT, "--epochs 1")
     assert line in trained.out + trained.err
     assert line in flambeau("evaluate run tif --all").err
+    assert line in flambeau("predict run tif").err
+    assert line in flambeau("features run tif tif.npy").err
+    found = json.loads(flambeau("check tif --json").out)
+    assert found["several_pages"] == {"images": 40, "looked_at": 40}
+    assert "several pages" not in flambeau("predict run png").err

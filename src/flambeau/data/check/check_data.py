@@ -19,7 +19,14 @@ from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.single_images import single_image_findings
-from flambeau.data.sources.source import ConcatSource, Source, file_of, left_out_counts
+from flambeau.data.datasets.image_statistics import several_pages
+from flambeau.data.sources.source import (
+    ConcatSource,
+    Source,
+    file_of,
+    left_out_columns,
+    left_out_counts,
+)
 from flambeau.data.sources.wide_source import is_wide, of_kind
 from flambeau.terminal import CountBar
 
@@ -58,12 +65,15 @@ class DataCheck:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the JSON report."""
+        several, looked_at = several_pages(self.train, self.val)
         return {
             "images": len(self.source),
             "train": len(self.train),
             "val": len(self.val),
             "classes": len(self.train.classes),
             "left_out": left_out_counts(self.source),
+            "columns_left_out": left_out_columns(self.source),
+            "several_pages": {"images": several, "looked_at": looked_at},
             "read_s": round(self.read_s, 3),
             "compared_s": round(self.compared_s, 3),
             "findings": [finding.as_dict(self.names) for finding in self.findings],

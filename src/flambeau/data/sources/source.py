@@ -85,6 +85,11 @@ def left_out_counts(source: Source) -> dict[str, int]:
     return dict(sum((one.counts for one in found.values()), Counter[str]()))
 
 
+def left_out_columns(source: Source) -> list[str]:
+    """The columns of its tables that a source does not read."""
+    return [*dict.fromkeys(name for one in left_out(source) for name in one.columns)]
+
+
 def file_of(source: Source, index: int) -> Path | None:
     """The file of an image; None if it has no file of its own."""
     file_at: Callable[[int], Path | None] | None = getattr(source, "file_at", None)

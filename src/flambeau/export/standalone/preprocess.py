@@ -19,11 +19,12 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
 WHITE = 65535
-_OTHER = "RGB;16B" if sys.byteorder == "little" else "RGB;16L"
+_OTHER = "B" if sys.byteorder == "little" else "L"
 # Pillow's names of levels of 16 bits in color, and of the same with the bytes the other way round.
-_SWAPPED = {"RGB;16B": "RGB;16L", "RGB;16L": "RGB;16B", "RGB;16N": _OTHER}
-_SWAPPED |= {
-    key.replace("RGB", "RGBA"): value.replace("RGB", "RGBA") for key, value in _SWAPPED.items()
+_SWAPPED = {
+    f"{mode};16{order}": f"{mode};16{other}"
+    for mode in ("RGB", "RGBA")
+    for order, other in (("B", "L"), ("L", "B"), ("N", _OTHER))
 }
 
 Pixels: TypeAlias = NDArray[np.uint8] | NDArray[np.float32]
