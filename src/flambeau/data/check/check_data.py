@@ -3,6 +3,7 @@
 import functools
 import os
 import time
+import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,15 +150,43 @@ def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[F
         for name, count in zip(classes, val_counts, strict=True)
         if not count
     ]
+    findings = _alike_names(classes)
     if not rows:
-        return []
+        return findings
     return [
+        *findings,
         Finding(
             "classes",
             "The classes are uneven",
             "The accuracy is mostly that of the large classes; classes without validation images are not "
             "measured.",
             "Give train --balance or --class-weights, look at the figures of each class, or add images.",
+            len(rows),
+            rows,
+        ),
+    ]
+
+
+def _alike_names(classes: Sequence[str]) -> list[Finding]:
+    """Classes whose names are one for a reader: `Cat` and `cat`, or one accent written in two ways."""
+    spellings: dict[str, list[str]] = {}
+    for name in classes:
+        key = " ".join(unicodedata.normalize("NFKC", name).casefold().replace("_", " ").split())
+        spellings.setdefault(key, []).append(name)
+    rows = []
+    for names in spellings.values():
+        # Of those that look the same only their codes tell the difference.
+        look_same = len({unicodedata.normalize("NFC", name) for name in names}) < len(names)
+        if len(names) > 1:
+            rows.append(Row((), " and ".join(map(ascii if look_same else repr, names))))
+    if not rows:
+        return []
+    return [
+        Finding(
+            "classes",
+            "Names of classes are alike, but for case, spaces or how accents are written",
+            "They may be one class, whose images the model then tells apart by chance.",
+            "Put the images of one class into one folder, or give the classes other names.",
             len(rows),
             rows,
         )
