@@ -23,6 +23,7 @@ from flambeau.errors import DecodeError
 from flambeau.export.resize_in_graph import ResizedCentre
 from flambeau.export.standalone.preprocess import Preprocessing
 from flambeau.images.decode import Picture, decode
+from refused import refused
 
 SIDES = [(40, 61), (28, 28), (3, 300), (97, 33)]
 SHORT = "--epochs 6 --batch-size 8 --model tiny_convnet --precision fp32 --image-size 24"
@@ -132,6 +133,24 @@ def test_files_are_read_to_the_pixels_of_the_run_or_refused_as_there(
         read += 1
     assert read > 20
     assert refused > 20
+
+
+def test_an_export_refuses_floating_point_pixels(
+    flambeau: Any, exported_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run takes those of 0 .. 1; as 8 bits all of them would be black."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(
+        "import numpy as np\n\nclass Own:\n    classes = ['stripes', 'waves', 'tiles']\n"
+        "    targets = [0, 1, 2]\n\n    def __len__(self):\n        return 3\n\n"
+        "    def __getitem__(self, k):\n"
+        "        return np.random.default_rng(k).random((32, 32, 3), 'f4'), k\n\n"
+        "def data():\n    return Own()\n"
+    )
+    flags = "--format safetensors --allow-slower --out shipped"
+    assert flambeau("export", exported_run, flags).code == 0
+    assert flambeau("evaluate", exported_run, "own.py:data").code == 0
+    refused(flambeau("evaluate shipped own.py:data"), "8 bits", "floating-point")
 
 
 @pytest.fixture

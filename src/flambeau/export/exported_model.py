@@ -39,7 +39,12 @@ class ExportedNetwork(nn.Module):
         """Logits of prepared images."""
         if images.shape[-2:] != (self._size, self._size):
             raise ValueError(f"an export takes images of {self._size} pixels")
-        pixels = images.to(self.dtype).permute(0, 2, 3, 1).contiguous()
+        if images.dtype != self.dtype:
+            raise InputError(
+                "this export takes the 8 bits of image files, and these pixels are floating-point numbers\n"
+                "Ask the run itself, or return 8-bit pixels"
+            )
+        pixels = images.permute(0, 2, 3, 1).contiguous()
         return self.classify(pixels, torch.tensor([self._size, self._size]))
 
 
@@ -90,7 +95,7 @@ def load_export(
         normalize=lambda images: images,  # which the graph does
         has_fixed_size=True,
     )
-    _check_fits(trained, path / INDEX)
+    _check_fits(trained, dtype, path / INDEX)
     _report_differences(trained, about.get("answers"), say)
     return trained
 
@@ -121,11 +126,11 @@ def _facts(
         ) from error
 
 
-def _check_fits(trained: Trained, index: Path) -> None:
+def _check_fits(trained: Trained, dtype: torch.dtype, index: Path) -> None:
     """Call the model once: export.json may have been edited, so that it does not fit."""
     facts, size = trained.facts, trained.image_size
     try:
-        images = torch.zeros(1, facts.channels, size, size)
+        images = torch.zeros(1, facts.channels, size, size, dtype=dtype)
         fits = trained.logits(images).shape == (1, len(facts.classes))
     except Exception as error:  # of three runtimes
         raise InputError(_no_fit(index)) from error
