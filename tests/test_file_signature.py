@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import pickle
 import tarfile
 import zipfile
@@ -57,6 +58,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "git-lfs": lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 5\n",
     "git-annex": lambda: b"/annex/objects/MD5E-s5--4d7a.pth\n",
     "web page": lambda: b"\r\n<!DOCTYPE html><html></html>",
+    "svg": lambda: b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>',
     "gzip": lambda: gzip.compress(b"x"),
     "bzip2": lambda: bz2.compress(b"x"),
     "xz": lambda: lzma.compress(b"x"),
@@ -99,6 +101,13 @@ def test_a_text_is_quoted_and_cut_characters_do_not_matter(tmp_path: Path) -> No
 def test_bytes_that_say_nothing(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "a").write_bytes(data)
     assert signature(tmp_path / "a") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    """Which would wait for ever for somebody to write."""
+    os.mkfifo(tmp_path / "a.png")
+    assert signature(tmp_path / "a.png") is None
 
 
 def test_a_link_of_git_annex_to_what_is_not_here(tmp_path: Path) -> None:

@@ -115,6 +115,8 @@ def signature(path: Path) -> Signature | None:
         return ANNEXED
     if path.is_symlink() and not path.exists():
         return None
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        return None  # reading a pipe would never end
     with path.open("rb") as file:
         return signature_of(file.read(_HEAD), path)
 
@@ -136,6 +138,8 @@ def _stand_in(head: bytes) -> Signature | None:
         return Signature(
             "zeros", "a file of zeros, which nothing wrote", "copy or download it again"
         )
+    if b"<svg" in head and head.lstrip().startswith(b"<"):
+        return Signature("svg", "an SVG drawing", NOT_READ)
     if head.lstrip()[:15].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
         what = "a web page, and not the file itself"
         cure = "open it to see what the server said, and download the file again"

@@ -60,6 +60,29 @@ def test_each_command_counts_what_it_leaves_out(flambeau: Any) -> None:
         assert LINE in flambeau(command).err
 
 
+def test_columns_of_a_table_are_named_once_for_all_shards(flambeau: Any) -> None:
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    image = Path("data", "cat", "0.jpg").read_bytes()
+    Path("shards").mkdir()
+    for number in range(2):
+        columns = {"image": [image] * 4, "label": ["cat", "dog"] * 2, "quality": [1, 2, 3, 4]}
+        parquet.write_table(pa.table(columns), f"shards/part-{number:05}-of-00002.parquet")
+    lines = flambeau("check shards").out.splitlines()
+    (line,) = [line for line in lines if "columns that are not read" in line]
+    assert line.endswith(": quality")
+    told = json.loads(flambeau("check shards --json").out)
+    assert told["columns_left_out"] == ["quality"]
+
+
+@pytest.mark.parametrize("names", [("train", "dev"), ("Trainval", "TEST"), ("input", "gt")])
+def test_folders_that_are_no_classes_are_refused(flambeau: Any, names: tuple[str, str]) -> None:
+    for name, old in zip(names, ("cat", "dog"), strict=True):
+        Path("other").mkdir(exist_ok=True)
+        Path("data", old).rename(Path("other", name))
+    refused(flambeau("train other --out run"), f"{names[0]}/", f"{names[1]}/", "look like")
+
+
 def test_nothing_is_said_where_nothing_is_left_out(flambeau: Any) -> None:
     for file in OTHER:
         Path("data", "dog", file).unlink()

@@ -20,8 +20,11 @@ SIZES = [
 ]  # fmt: skip
 
 
-def preprocessing(folder: Path, size: int, channels: int, interpolation: str) -> Preprocessing:
+def preprocessing(
+    folder: Path, size: int, channels: int, interpolation: str, pixels: str = "uint8"
+) -> Preprocessing:
     told = {
+        "pixels": pixels,
         "classes": ["a"],
         "image_size": size,
         "resized_shorter_side": round(size / EVAL_SHARE),

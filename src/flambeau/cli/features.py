@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=0, skip_bad_images=0)
     layers = _layers(arguments.layers)
+    from flambeau.data.datasets.image_statistics import page_remarks
     from flambeau.trainer.evaluation.feature_file import SUFFIXES
     from flambeau.trainer.evaluation.predictions_file import refuse_existing
     from flambeau.trainer.prediction.features import open_images, write_features
@@ -83,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         download=arguments.download,
         say=say,
     )
+    for line in page_remarks(source):
+        say(line)
     written = write_features(
         trained,
         source,

@@ -56,7 +56,7 @@ def fill_folder(
     format_ = FORMATS[plan.format]
     classify = format_.open(folder / format_.file, torch.get_num_threads(), made_now(folder))
     logits = batched_logits(classify, images.pixels)
-    pixels = check_images(trained.image_size, trained.facts.channels)
+    pixels = check_images(trained)
     about = {
         "flambeau": __version__,
         "format": plan.format,
@@ -68,6 +68,7 @@ def fill_folder(
         "interpolation": trained.settings.crop,
         "mean": trained.facts.mean,
         "std": trained.facts.std,
+        "pixels": trained.facts.pixels,
         "images": {"measured": len(images.labels), "of": images.total},
         "steps": as_rows(figures),
         "settings": _settings(trained),
@@ -96,7 +97,10 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
     if plan.format == "safetensors" and trained.settings.model in SMALL_NAMES:
         beside.append(Path(small_convnet.__file__))
     for file in beside:
-        write_file(folder / file.name, file.read_bytes())
+        text = file.read_bytes()
+        if trained.facts.pixels == "uint16":
+            text = text.replace(b"of_16_bits = false", b"of_16_bits = true")
+        write_file(folder / file.name, text)
 
 
 def _settings(trained: Trained) -> dict[str, Any]:
@@ -113,9 +117,15 @@ def _label_lines(trained: Trained) -> bytes:
     return "".join(" ".join(name.split("\n")) + "\n" for name in trained.facts.classes).encode()
 
 
-def check_images(size: int, channels: int) -> Tensor:
-    """Two computed images for a comparison of logits: (2, size + 9, size + 23, channels) uint8."""
+def check_images(trained: Trained) -> Tensor:
+    """Two computed images for a comparison of logits: (2, S + 9, S + 23, C) uint8, or levels of 16 bits."""
+    size, facts = trained.image_size, trained.facts
     n, y, x, c = torch.meshgrid(
-        *map(torch.arange, (2, size + 9, size + 23, channels)), indexing="ij"
+        *map(torch.arange, (2, size + 9, size + 23, facts.channels)), indexing="ij"
     )
-    return ((y * (3 + 2 * n) + x * (5 - 3 * n) + 40 * c + y * x // 50) % 256).to(torch.uint8)
+    levels = (y * (3 + 2 * n) + x * (5 - 3 * n) + 40 * c + y * x // 50) % 256
+    if facts.pixels == "uint8":
+        return levels.to(torch.uint8)
+    # Two standard deviations to either side, as 16 bits have no scale of their own.
+    around = torch.tensor(facts.mean) + torch.tensor(facts.std) * (levels - 128) / 64
+    return around.round().clamp(0, 65535)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source
+from flambeau.data.sources.wide_source import of_kind
 from flambeau.errors import InputError, require_folder
 from flambeau.export.export_folder import fill_folder
 from flambeau.export.formats.all_formats import FORMATS
@@ -119,7 +120,10 @@ def _data_of_run(
         folder = RunFolder(run)
         folder.permission(folder.read_existing(), trust=trust, say=say).ask_for(stored, "data")
     try:
-        return open_data(trained.settings)
+        train, val = (
+            of_kind(source, trained.facts.pixels) for source in open_data(trained.settings)
+        )
+        return train, val
     except InputError as error:
         raise InputError(
             f"the data of the run cannot be opened: {error}\nName images with {flag} DATA"

@@ -26,20 +26,25 @@ _EQUAL = 1e-3
 
 
 class ExportedNetwork(nn.Module):
-    """The model of an export as a network: (N, C, S, S) uint8 to logits (N, K)."""
+    """The model of an export as a network: (N, C, S, S) of its dtype to logits (N, K)."""
 
     classify: Classifier
     """The model itself, which takes pixels of any size."""
 
-    def __init__(self, classify: Classifier, size: int) -> None:
+    def __init__(self, classify: Classifier, size: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.classify, self._size = classify, size
+        self.classify, self._size, self.dtype = classify, size, dtype
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of prepared images."""
         if images.shape[-2:] != (self._size, self._size):
             raise ValueError(f"an export takes images of {self._size} pixels")
-        pixels = images.to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+        if images.dtype != self.dtype:
+            raise InputError(
+                "this export takes the 8 bits of image files, and these pixels are floating-point numbers\n"
+                "Ask the run itself, or return 8-bit pixels"
+            )
+        pixels = images.permute(0, 2, 3, 1).contiguous()
         return self.classify(pixels, torch.tensor([self._size, self._size]))
 
 
@@ -81,15 +86,16 @@ def load_export(
         path, is_recorded(content), trust, say, hashes if isinstance(hashes, dict) else {}
     )
     classify = format_.open(path / format_.file, torch.get_num_threads(), permission)
+    dtype = torch.float32 if facts.pixels == "uint16" else torch.uint8
     trained = Trained(
-        ExportedNetwork(classify, size).eval(),
+        ExportedNetwork(classify, size, dtype).eval(),
         settings,
         facts,
         torch.device("cpu"),
         normalize=lambda images: images,  # which the graph does
         has_fixed_size=True,
     )
-    _check_fits(trained, path / INDEX)
+    _check_fits(trained, dtype, path / INDEX)
     _report_differences(trained, about.get("answers"), say)
     return trained
 
@@ -120,11 +126,11 @@ def _facts(
         ) from error
 
 
-def _check_fits(trained: Trained, index: Path) -> None:
+def _check_fits(trained: Trained, dtype: torch.dtype, index: Path) -> None:
     """Call the model once: export.json may have been edited, so that it does not fit."""
     facts, size = trained.facts, trained.image_size
     try:
-        images = torch.zeros(1, facts.channels, size, size, dtype=torch.uint8)
+        images = torch.zeros(1, facts.channels, size, size, dtype=dtype)
         fits = trained.logits(images).shape == (1, len(facts.classes))
     except Exception as error:  # of three runtimes
         raise InputError(_no_fit(index)) from error
@@ -135,7 +141,7 @@ def _check_fits(trained: Trained, index: Path) -> None:
 def _report_differences(trained: Trained, answers: object, say: Callable[[str], None]) -> None:
     """Say if the check images get other logits than when the run was exported."""
     assert isinstance(trained.model, ExportedNetwork)
-    pixels = check_images(trained.image_size, trained.facts.channels)
+    pixels = check_images(trained)
     got = trained.model.classify(pixels, torch.tensor(pixels.shape[1:3]))
     try:
         off = float((got - torch.tensor(answers)).abs().max())

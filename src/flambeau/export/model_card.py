@@ -10,7 +10,7 @@ The model takes decoded pixels and gives probabilities; resizing, cropping and n
 
 | | | |
 |---|---|---|
-| input `pixels` | (N, H, W, {channels}) uint8 | upright images of one size; N, H and W are free |
+| input `pixels` | (N, H, W, {channels}) {pixels} | upright images of one size; N, H and W are free |
 | input `full_size` | (2,) int64 | H and W; of a JPEG decoded at a part of its size, those in full |
 | output `logits` | (N, {classes}) float32 | |
 | output `probabilities` | (N, {classes}) float32 | softmax of the logits |
@@ -57,6 +57,9 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
         f"# {title}",
         _INPUT.format(
             channels=len(about["mean"]),
+            pixels="float32, levels 0 .. 65535 of 16 bits"
+            if about["pixels"] == "uint16"
+            else "uint8",
             classes=len(about["classes"]),
             size=about["image_size"],
             temperature=about["temperature"],

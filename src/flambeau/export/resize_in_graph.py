@@ -3,7 +3,7 @@
 The rule is `eval_image`'s, and the arithmetic that of torch's antialiased filter on uint8: weights in double
 precision, scaled to integers of 16 bits, first along the rows, rounded to 8 bits, then along the columns.
 Here a filter is a matrix of such integers in float64, in which every product and sum of them is exact: the
-order in which a runtime adds makes no difference.
+order in which a runtime adds makes no difference. Of floating-point pixels the weights stay fractions.
 
 N: images, C: channels, H, W: height and width as decoded, S: side of the result.
 """
@@ -64,12 +64,12 @@ class ResizedCentre(nn.Module):
         """Resize and crop.
 
         Args:
-            pixels: (N, H, W, C) uint8, upright.
+            pixels: (N, H, W, C) uint8 or float32, upright.
             full_size: (2,) int64, the full height and width of the picture, which a JPEG decoder may have
                 decoded at 1/2, 1/4 or 1/8; otherwise H and W.
 
         Returns:
-            (N, C, S, S) float32, integers 0 .. 255.
+            (N, C, S, S) float32; of uint8, integers 0 .. 255.
         """
         decoded = [torch.full((), side, dtype=torch.int64) for side in pixels.shape[1:3]]
         full = full_size[0], full_size[1]
@@ -92,10 +92,13 @@ class ResizedCentre(nn.Module):
                 self.size,
                 pixels.shape[1 + axis],
                 self.interpolation,
+                whole=not pixels.is_floating_point(),
             )
             for axis in (0, 1)
         )
         x = pixels.permute(0, 3, 1, 2).double()
+        if pixels.is_floating_point():
+            return (rows[0] @ (x @ columns[0].T)).float()
         x = _rounded(x @ columns[0].T, columns[1])
         return _rounded(rows[0] @ x, rows[1]).float()
 
@@ -114,14 +117,22 @@ def _decoded_part(full: Tensor, middle: Tensor, decoded: Tensor) -> tuple[Tensor
 
 
 def _filter_matrix(
-    begin: Tensor, length: Tensor, resized: Tensor, size: int, total: int, interpolation: str
+    begin: Tensor,
+    length: Tensor,
+    resized: Tensor,
+    size: int,
+    total: int,
+    interpolation: str,
+    *,
+    whole: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Integer weights in float64 of the centred S resized positions, (S, total), and the integer for 1.0.
+    """Weights in float64 of the centred S resized positions, (S, total), and the weight that stands for 1.0.
 
     Args:
         begin, length: the part of the side that is resized, 0-d int64.
         resized: its length afterwards, 0-d int64.
         total: length of the side.
+        whole: make integers of the weights, as the filter of 8-bit pixels has them.
     """
     kernel, reach = _FILTERS[interpolation]
     positions = cast(int, resized.item())  # in a graph a symbol, which int() would freeze
@@ -133,11 +144,14 @@ def _filter_matrix(
     k = (torch.arange(total, dtype=torch.float64) - begin.double())[None]
     weights = kernel((k - centre + 0.5) * (1 / stretch)) * ((k >= low) & (k < high))
     weights = weights / weights.sum(1, keepdim=True)
+    window = _centred(resized - size) + torch.arange(size)
+    if not whole:
+        return torch.index_select(weights, 0, window), torch.ones((), dtype=torch.float64)
     # The largest power of two at which the largest weight of all positions fits.
     powers = torch.arange(_MOST_BITS, dtype=torch.float64)
     fits = (0.5 + weights.max() * torch.exp2(powers + 1)).trunc() < 2 ** (_BITS - 1)
     one = torch.exp2(fits.double().sum())
-    chosen = torch.index_select(weights, 0, _centred(resized - size) + torch.arange(size)) * one
+    chosen = torch.index_select(weights, 0, window) * one
     return torch.where(chosen < 0, chosen - 0.5, chosen + 0.5).trunc(), one
 
 

@@ -22,8 +22,9 @@ class ServedModel(nn.Module):
     Args:
         network: (N, C, S, S) float to (N, K) logits, in evaluation mode.
         decode: `Task.decode` of the run.
-        origin: 'mean' and 'std' per channel, of pixels in [0, 1]; 'size', S; 'interpolation'; and the
-            arguments of `build_model`.
+        origin: 'mean' and 'std' per channel, of pixels in [0, 1] or of the levels of 16 bits; 'pixels',
+            'uint8' or 'uint16', whose levels are float32; 'size', S; 'interpolation'; and the arguments of
+            `build_model`.
     """
 
     def __init__(
@@ -40,16 +41,19 @@ class ServedModel(nn.Module):
         self.resize = ResizedCentre(origin["size"], origin["interpolation"])
         self.network = network
         self.channels = len(mean)
+        is_wide = origin.get("pixels") == "uint16"  # files of version 0.1 have no such key
+        self.dtype = torch.float32 if is_wide else torch.uint8
         # The same products as `normalizer` computes, once.
-        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1) * 255)
-        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1) * 255)
+        scale = 1 if is_wide else 255
+        self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1) * scale)
+        self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1) * scale)
         self.eval()
 
     def forward(self, pixels: Tensor, full_size: Tensor) -> tuple[Tensor, Tensor]:
         """Classify images of one size.
 
         Args:
-            pixels: (N, H, W, C) uint8, upright; N, H and W are free.
+            pixels: (N, H, W, C) of `dtype`, upright; N, H and W are free.
             full_size: (2,) int64; see `ResizedCentre`.
 
         Returns:
@@ -74,14 +78,9 @@ def served(trained: Trained) -> ServedModel:
         InputError: the run was trained on floating-point pixels, which image files do not hold.
     """
     facts = trained.facts
-    if facts.pixels == "uint16":
+    if facts.pixels not in ("uint8", "uint16"):
         raise InputError(
-            "this run was trained on 16-bit images, and an export takes the 8 bits of other image files\n"
-            "Use flambeau.load(RUN), or train on 8 bits made of the 16: flambeau pack DATA NEW --encode png"
-        )
-    if facts.pixels != "uint8":
-        raise InputError(
-            "this run was trained on floating-point pixels, and an export takes the 8 bits of image files\n"
+            "this run was trained on floating-point pixels, and an export takes the levels of image files\n"
             "Use its model.safetensors with its class, or flambeau.load(RUN).model in torch.export"
         )
     origin = {
@@ -90,6 +89,7 @@ def served(trained: Trained) -> ServedModel:
         "image_size": trained.settings.image_size,
         "mean": facts.mean,
         "std": facts.std,
+        "pixels": facts.pixels,
         "size": trained.image_size,
         "interpolation": trained.settings.crop,
     }

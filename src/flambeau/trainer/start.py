@@ -13,6 +13,7 @@ from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import left_out_lines
 from flambeau.data.sources.wide_source import of_kind
+from flambeau.data.transforms.auto_augment import NEED_WHITE
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.provenance import named_code
@@ -324,6 +325,11 @@ def _show(given: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], 
             f"images of 16 bits, with all their levels: mean {prepared.facts.mean}, standard deviation "
             f"{prepared.facts.std}"
         )
+        if settings.augment != "none":
+            say(
+                f"{settings.augment} without {', '.join(NEED_WHITE)}: which of the 16 bits are used, and so "
+                "the level of white, is unknown"
+            )
     for line in class_lines(settings, train.labels, train.classes):
         first, *words = line.split(" ")
         say(_wrapped(first, words, indent=2))

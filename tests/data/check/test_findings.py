@@ -279,6 +279,21 @@ def test_uneven_classes() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "row"),
+    [
+        (["Cat", "cat"], "'Cat' and 'cat'"),
+        (["hot dog", "hot_dog"], "'hot dog' and 'hot_dog'"),
+        (["caf\u00e9", "cafe\u0301"], r"'caf\xe9' and 'cafe\u0301'"),
+        (["cat", "cats"], None),
+    ],
+)
+def test_names_of_classes_that_are_alike(names: list[str], row: str | None) -> None:
+    labels = torch.arange(20) % 2
+    notes = [row.note for finding in class_findings(labels, labels, names) for row in finding.rows]
+    assert notes == ([] if row is None else [row])
+
+
 def clues(train: list[str], val: list[str], labels: list[int] | None = None) -> list[str]:
     names = [f"train/{name}" for name in train] + [f"val/{name}" for name in val]
     is_val = np.arange(len(names)) >= len(train)

@@ -258,7 +258,6 @@ def test_parts_by_folder(tmp_path):
     "files",
     [
         {"cat/1.jpg": "", "dog/1.jpg": ""},
-        {"train/1.jpg": "", "test/1.jpg": ""},  # of what else would they be the classes?
         {"train/cat/1.jpg": "", "train/dog/1.jpg": ""},
         {"train/cat/1.jpg": "", "val/dog/1.jpg": "", "bird/1.jpg": ""},
     ],
@@ -267,6 +266,12 @@ def test_no_parts(tmp_path, files):
     source, val = open_tar(put(tmp_path / "a.tar", files))
     assert val is None
     assert len(source) == len(files)
+
+
+def test_parts_without_classes_are_no_classes(tmp_path):
+    path = put(tmp_path / "a.tar", {"train/1.jpg": "", "test/1.jpg": ""})
+    with pytest.raises(InputError, match="look like parts of the data"):
+        open_tar(path)
 
 
 # --- kept beside the file, found by all

@@ -145,6 +145,27 @@ def test_each_operation_does_what_torchvisions_does(name, channels):
                 assert off.mean() <= (0.03 if name in ("ShearX", "ShearY", "Rotate") else 0)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_levels_of_16_bits_are_moved_as_8_bits_are(channels):
+    pixels = picture(channels)
+    levels = pixels.astype(np.float32) * 16  # 12 bits
+    for name in ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"):
+        for magnitude in (-0.3, 0.3, 17.0):
+            operations = [Operation(name, magnitude)]
+            moved = apply_operations(levels, operations)
+            np.testing.assert_array_equal(moved, apply_operations(pixels, operations) * 16.0)
+            assert moved.dtype == np.float32
+
+
+def test_levels_of_16_bits_keep_their_scale():
+    levels = picture().astype(np.float32) * 16
+    for seed in SEEDS[:200]:
+        for augment in (rand_augment, trivial_augment_wide):
+            changed = augment(levels, seed)
+            assert changed.flags.c_contiguous
+            assert changed.max() <= 4 * 4095  # two operations of at most twice as much
+
+
 def test_results_depend_on_the_seed_alone():
     pixels = picture()
     state = torch.get_rng_state()

@@ -104,6 +104,26 @@ def test_equals_torchvision_within_rounding(name):
     assert changed > 20
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    "name", ["adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_sharpness"]
+)
+def test_levels_of_16_bits_change_as_torchvisions(name, channels):
+    """Which rounds them to whole levels."""
+    levels = picture(channels=channels).astype(np.uint16) * 257 + 91
+    for factor in (0.0, 0.4, 1.0, 1.7, 3.0):
+        ours = getattr(color, name)(levels.astype(np.float32), factor)
+        assert ours.dtype == np.float32
+        difference = np.abs(ours - theirs(getattr(TF, name), levels, factor).astype(np.float32))
+        assert (
+            difference.max() < 8
+        )  # its weights of grey add up to 1 - 1e-4, rounded down in between
+        assert difference.mean() < 4
+        assert (ours == levels).all() == (
+            factor == 1.0 or (name, channels) == ("adjust_saturation", 1)
+        )
+
+
 @pytest.mark.skipif(native.kernel() is None, reason="the C kernel is not built")
 @pytest.mark.parametrize(
     "name", ["adjust_brightness", "adjust_contrast", "adjust_saturation", "adjust_hue"]

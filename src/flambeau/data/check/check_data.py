@@ -3,6 +3,7 @@
 import functools
 import os
 import time
+import unicodedata
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,14 @@ from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.single_images import single_image_findings
-from flambeau.data.sources.source import ConcatSource, Source, file_of, left_out_counts
+from flambeau.data.datasets.image_statistics import several_pages
+from flambeau.data.sources.source import (
+    ConcatSource,
+    Source,
+    file_of,
+    left_out_columns,
+    left_out_counts,
+)
 from flambeau.data.sources.wide_source import is_wide, of_kind
 from flambeau.terminal import CountBar
 
@@ -58,12 +66,15 @@ class DataCheck:
 
     def as_dict(self) -> dict[str, Any]:
         """The content of the JSON report."""
+        several, looked_at = several_pages(self.train, self.val)
         return {
             "images": len(self.source),
             "train": len(self.train),
             "val": len(self.val),
             "classes": len(self.train.classes),
             "left_out": left_out_counts(self.source),
+            "columns_left_out": left_out_columns(self.source),
+            "several_pages": {"images": several, "looked_at": looked_at},
             "read_s": round(self.read_s, 3),
             "compared_s": round(self.compared_s, 3),
             "findings": [finding.as_dict(self.names) for finding in self.findings],
@@ -139,15 +150,43 @@ def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[F
         for name, count in zip(classes, val_counts, strict=True)
         if not count
     ]
+    findings = _alike_names(classes)
     if not rows:
-        return []
+        return findings
     return [
+        *findings,
         Finding(
             "classes",
             "The classes are uneven",
             "The accuracy is mostly that of the large classes; classes without validation images are not "
             "measured.",
             "Give train --balance or --class-weights, look at the figures of each class, or add images.",
+            len(rows),
+            rows,
+        ),
+    ]
+
+
+def _alike_names(classes: Sequence[str]) -> list[Finding]:
+    """Classes whose names are one for a reader: `Cat` and `cat`, or one accent written in two ways."""
+    spellings: dict[str, list[str]] = {}
+    for name in classes:
+        key = " ".join(unicodedata.normalize("NFKC", name).casefold().replace("_", " ").split())
+        spellings.setdefault(key, []).append(name)
+    rows = []
+    for names in spellings.values():
+        # Of those that look the same only their codes tell the difference.
+        look_same = len({unicodedata.normalize("NFC", name) for name in names}) < len(names)
+        if len(names) > 1:
+            rows.append(Row((), " and ".join(map(ascii if look_same else repr, names))))
+    if not rows:
+        return []
+    return [
+        Finding(
+            "classes",
+            "Names of classes are alike, but for case, spaces or how accents are written",
+            "They may be one class, whose images the model then tells apart by chance.",
+            "Put the images of one class into one folder, or give the classes other names.",
             len(rows),
             rows,
         )

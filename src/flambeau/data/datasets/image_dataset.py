@@ -39,7 +39,8 @@ class ImageDataset(SeededDataset):
         skip_bad: continue after an image that cannot be read or decoded. In training it is replaced by the
             next readable one of the source, with its own seed; in evaluation it is left out.
         crop: of training images; its interpolation is also that of evaluation.
-        augmentation: of training images, after crop and flip; none for floating-point pixels.
+        augmentation: of training images, after crop and flip; none for the floating-point pixels of a
+            user's function.
         keep: keep decoded small images; False if each is read only once, so that the first batch does not
             wait for the last image.
         threads: that make a batch together; None for the CPUs of this process, or one in a DataLoader's
@@ -63,12 +64,7 @@ class ImageDataset(SeededDataset):
         self.train, self.skip_bad = train, skip_bad
         self.crop, self.augmentation = crop, augmentation
         self.dtype = pixel_type(source)
-        if augmentation and pixel_kind(source) == "uint16":
-            raise InputError(
-                f"{source.describe(0)} has 16 bits, which --augment and --color-jitter do not change\n"
-                "Leave them out, or make 8 bits of 16: flambeau pack DATA NEW --encode png"
-            )
-        if augmentation and self.dtype != torch.uint8:
+        if augmentation and pixel_kind(source) not in ("uint8", "uint16"):
             raise InputError(
                 f"{source.describe(0)} has floating-point pixels, which --augment and --color-jitter do not "
                 "change\nLeave them out, or return 8-bit pixels"

@@ -54,18 +54,24 @@ def _size_and_grey(data: Stored) -> tuple[tuple[int, int], bool]:
     return (picture.height, picture.width), picture.grey
 
 
-def page_remarks(*sources: Source, limit: int = 64) -> list[str]:
-    """A line if images that are looked at are TIFF files of several pages."""
+def several_pages(*sources: Source, limit: int = 64) -> tuple[int, int]:
+    """How many images are TIFF files of several pages, and how many were looked at."""
     found: list[bool] = []
     for source in sources:
         with contextlib.suppress(InputError):  # none can be read, which is reported elsewhere
             found += _sampled(
                 of_kind(source, "uint8"), limit, lambda data: Picture(data).has_more_pages
             )
-    if not any(found):
+    return sum(found), len(found)
+
+
+def page_remarks(*sources: Source) -> list[str]:
+    """A line if images that are looked at are TIFF files of several pages."""
+    count, looked_at = several_pages(*sources)
+    if not count:
         return []
     return [
-        f"{sum(found)} of {len(found)} images looked at have several pages, as stacks and the channels of an "
+        f"{count} of {looked_at} images looked at have several pages, as stacks and the channels of an "
         "OME-TIFF; only the first page of each is read"
     ]
 

@@ -12,7 +12,33 @@ from torch import Tensor
 from flambeau.errors import InputError
 
 # In lower case.
-_IMAGE_FOLDERS = ("image", "images", "img", "imgs", "jpegimages", "photos", "pictures")
+_IMAGE_FOLDERS = (
+    "image",
+    "images",
+    "img",
+    "imgs",
+    "input",
+    "inputs",
+    "jpegimages",
+    "photos",
+    "pictures",
+)
+_PART_FOLDERS = (
+    "dev",
+    "eval",
+    "evaluation",
+    "holdout",
+    "test",
+    "testing",
+    "train",
+    "training",
+    "trainval",
+    "unlabeled",
+    "unlabelled",
+    "val",
+    "valid",
+    "validation",
+)
 _TARGET_FOLDERS = (
     "annotation",
     "annotations",
@@ -167,8 +193,14 @@ def _is_several(word: str, words: Container[str]) -> bool:
 
 
 def refuse_pairs(classes: Sequence[str], path: Path) -> None:
-    """InputError for folders of images and of their masks or annotations, which are no classes."""
+    """InputError for parts of data, and for images and their masks or annotations, which are no classes."""
     names = sorted(set(classes))
+    if len(names) > 1 and all(name.lower() in _PART_FOLDERS for name in names):
+        raise InputError(
+            f"{path}: {names[0]}/ and {names[1]}/ look like parts of the data, not like two classes\n"
+            "Call the images to train on train/ and those to validate on val/, with a folder per class in "
+            "each; to train these as classes all the same, rename one"
+        )
     images = [name for name in names if name.lower() in _IMAGE_FOLDERS]
     others = [name for name in names if name not in images]
     if images and others and all(name.lower() in _TARGET_FOLDERS for name in others):

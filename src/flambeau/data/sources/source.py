@@ -5,6 +5,7 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -76,13 +77,24 @@ def left_out_lines(*sources: Source) -> list[str]:
     """A line on each folder or file of these sources with files or columns that are not read."""
     # Both parts of a folder of which a share is held out have the same object.
     found = {id(one): one for source in sources for one in left_out(source)}
-    return [line for one in found.values() for line in one.lines]
+    told = set[tuple[str, ...]]()
+    lines = list[str]()
+    for one in found.values():
+        # Of shards with the same columns the first one stands for all.
+        lines += (replace(one, columns=()) if one.columns in told else one).lines
+        told.add(one.columns)
+    return lines
 
 
 def left_out_counts(source: Source) -> dict[str, int]:
     """How many files of a source are left out, by their ending."""
     found = {id(one): one for one in left_out(source)}
     return dict(sum((one.counts for one in found.values()), Counter[str]()))
+
+
+def left_out_columns(source: Source) -> list[str]:
+    """The columns of its tables that a source does not read."""
+    return [*dict.fromkeys(name for one in left_out(source) for name in one.columns)]
 
 
 def file_of(source: Source, index: int) -> Path | None:

@@ -5,10 +5,13 @@ NeurIPS 2020 (arXiv:1909.13719); Müller and Hutter, "TrivialAugment: tuning-fre
 augmentation", ICCV 2021, the wide space (arXiv:2103.10158). Operations, magnitudes and signs are those of
 torchvision's RandAugment and TrivialAugmentWide, with nearest neighbour and black fill.
 
+Levels of 16 bits, as float32, get the operations that need no level of white, which is unknown there: 12 bits
+in files of 16.
+
 The draws depend on the sample's seed alone. Not for data whose label depends on colors or directions.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -59,7 +62,10 @@ OPERATIONS: MappingProxyType[str, _Apply] = MappingProxyType(
 )
 """By torchvision's names and in its order."""
 
+NEED_WHITE = ("Posterize", "Solarize", "AutoContrast", "Equalize")
+"""What images of 16 bits are not changed by."""
 _NAMES = tuple(OPERATIONS)
+_NAMES_OF_16_BITS = tuple(name for name in _NAMES if name not in NEED_WHITE)
 _WITH_INVERT: dict[str, _Apply] = {
     **OPERATIONS,
     "Invert": lambda pixels, _: color.invert(pixels),  # only AutoAugment has it
@@ -93,6 +99,7 @@ def rand_augment(
         num_ops=num_ops,
         magnitude=magnitude,
         num_magnitude_bins=num_magnitude_bins,
+        names=_names_for(pixels),
     )
     return apply_operations(pixels, drawn)
 
@@ -105,7 +112,8 @@ def trivial_augment_wide(pixels: Pixels, seed: int) -> Pixels:
         >>> bool((trivial_augment_wide(pixels, 5) == trivial_augment_wide(pixels, 5)).all())
         True
     """
-    return apply_operations(pixels, [draw_trivial_augment_wide(seed)])
+    drawn = draw_trivial_augment_wide(seed, names=_names_for(pixels))
+    return apply_operations(pixels, [drawn])
 
 
 def draw_rand_augment(
@@ -116,6 +124,7 @@ def draw_rand_augment(
     num_ops: int = 2,
     magnitude: int = 9,
     num_magnitude_bins: int = 31,
+    names: Sequence[str] = _NAMES,
 ) -> list[Operation]:
     """The operations of `rand_augment` for an image of this size.
 
@@ -132,12 +141,18 @@ def draw_rand_augment(
     share = 150 / 331  # of the side, in AutoAugment's images of 331 x 331
     largest = {**_RAND_LARGEST, "TranslateX": share * width, "TranslateY": share * height}
     return [
-        _signed(_name(seed, draw), magnitude, num_magnitude_bins, largest, uniform(seed, draw + 1))
+        _signed(
+            _name(seed, draw, names),
+            magnitude,
+            num_magnitude_bins,
+            largest,
+            uniform(seed, draw + 1),
+        )
         for draw in range(_RAND, _RAND + 2 * num_ops, 2)
     ]
 
 
-def draw_trivial_augment_wide(seed: int) -> Operation:
+def draw_trivial_augment_wide(seed: int, *, names: Sequence[str] = _NAMES) -> Operation:
     """The operation of `trivial_augment_wide`.
 
     Example:
@@ -147,11 +162,11 @@ def draw_trivial_augment_wide(seed: int) -> Operation:
     num_bins = 31
     bin_ = int(uniform(seed, _TRIVIAL + 1) * num_bins)
     sign = uniform(seed, _TRIVIAL + 2)
-    return _signed(_name(seed, _TRIVIAL), bin_, num_bins, _WIDE_LARGEST, sign)
+    return _signed(_name(seed, _TRIVIAL, names), bin_, num_bins, _WIDE_LARGEST, sign)
 
 
 def apply_operations(pixels: Pixels, operations: list[Operation]) -> Pixels:
-    """Applies operations in their order to (H, W, C) uint8, C 1 or 3; the result is contiguous.
+    """Applies operations in their order to (H, W, C), C 1 or 3; the result is contiguous.
 
     Example:
         >>> pixels = np.array([[[1], [2], [3]]], np.uint8)
@@ -163,8 +178,12 @@ def apply_operations(pixels: Pixels, operations: list[Operation]) -> Pixels:
     return np.ascontiguousarray(pixels)
 
 
-def _name(seed: int, draw: int) -> str:
-    return _NAMES[int(uniform(seed, draw) * len(_NAMES))]
+def _names_for(pixels: Pixels) -> Sequence[str]:
+    return _NAMES_OF_16_BITS if pixels.dtype == np.float32 else _NAMES
+
+
+def _name(seed: int, draw: int, names: Sequence[str]) -> str:
+    return names[int(uniform(seed, draw) * len(names))]
 
 
 def _signed(name: str, bin_: int, num_bins: int, largest: dict[str, Any], sign: float) -> Operation:
@@ -197,7 +216,7 @@ class Augmentation:
     jitter: float = 0.0
 
     def __call__(self, pixels: Pixels, seed: int) -> Pixels:
-        """(H, W, C) uint8 to the same; only the low 64 bits of the seed are used."""
+        """(H, W, C) uint8, or levels of 16 bits, to the same; only the low 64 bits of the seed are used."""
         if self.jitter:
             pixels = color_jitter(
                 pixels, seed, brightness=self.jitter, contrast=self.jitter, saturation=self.jitter

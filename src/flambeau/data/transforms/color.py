@@ -15,6 +15,8 @@ jitter of 0.4: `taskset -c 1 python bench/color_operations.py --data DIR --round
 an Intel Xeon. Their pixels also differ from those of the functions on tensors, which are the model here.
 
 All functions take pixels (H, W, C) uint8, C 1 or 3; results are contiguous, and the input never changes.
+Brightness, contrast, saturation and sharpness also take levels 0 .. 65535 of 16 bits, as float32, of which
+nothing is rounded. The other functions need a level of white, which is unknown there: 12 bits in files of 16.
 H: height, W: width, C: channels.
 """
 
@@ -32,6 +34,7 @@ from flambeau.images.pixels import Pixels
 from flambeau.recipes.data.sample_order import mix
 
 Floats = NDArray[np.float32]
+_WHITE_OF_16_BITS = np.float32(65535)
 
 # Luma of ITU-R 601 as in torchvision (the weights add up to 0.9999), times 10,000: sums are integers that
 # float32 holds exactly.
@@ -185,19 +188,21 @@ def adjust_sharpness(pixels: Pixels, factor: float) -> Pixels:
     """
     _check_factor(factor)
     height, width, channels = pixels.shape
+    is_wide = pixels.dtype == np.float32
+    sums: Any = np.float32 if is_wide else np.int16
     # Rows as in memory: the neighbour to the right is `channels` levels further.
-    rows = pixels.reshape(height, width * channels).astype(np.int16)
+    rows = pixels.reshape(height, width * channels).astype(sums)
     inner = rows[1:-1, channels:-channels]
     total = rows[:-2] + rows[1:-1] + rows[2:]
     total = total[:, : -2 * channels] + total[:, channels:-channels] + total[:, 2 * channels :]
-    total += inner * np.int16(4)
-    # Rounded to nearest; thirteenths have no ties.
-    smooth = (total * np.int16(2) + np.int16(13)) // np.int16(26)
+    total += inner * sums(4)
+    # Of 8 bits rounded to nearest; thirteenths have no ties.
+    smooth = total / sums(13) if is_wide else (total * sums(2) + sums(13)) // sums(26)
     values = _floats(smooth - inner)
     values *= np.float32(1 - factor)
     values += inner
     result = pixels.reshape(height, width * channels).copy()
-    result[1:-1, channels:-channels] = _levels(values)
+    result[1:-1, channels:-channels] = _within(values) if is_wide else _levels(values)
     return result.reshape(pixels.shape)
 
 
@@ -289,21 +294,31 @@ def _levels(values: Floats) -> Pixels:
     return np.clip(values, np.float32(0), np.float32(255), out=values).astype(np.uint8)
 
 
+def _within(values: Floats) -> Any:
+    """Clipped to levels of 16 bits; overwrites `values`."""
+    return np.clip(values, np.float32(0), _WHITE_OF_16_BITS, out=values)
+
+
 def _blend(pixels: Pixels, other: Pixels | np.float32, factor: float) -> Pixels:
-    """`factor` of the pixels, and 1 - factor of a level: one for all, or one per pixel, (H, W) uint8."""
+    """`factor` of the pixels, and 1 - factor of a level: one for all, or one per pixel, (H, W)."""
     share = np.float32(factor)
     rest = np.float32(1 - factor)
+    is_wide = pixels.dtype == np.float32
     native = kernel()
-    if native is not None:
+    if native is not None and not is_wide:
         return native.blend(np.ascontiguousarray(pixels), other, share, rest)
     values = _floats(pixels)
     values *= share
     values += other * rest if isinstance(other, np.float32) else _floats(other)[:, :, None] * rest
-    return _levels(values)
+    return _within(values) if is_wide else _levels(values)
 
 
 def _luma(pixels: Pixels) -> Pixels:
-    """(H, W) uint8, the luma of each pixel, truncated."""
+    """(H, W), the luma of each pixel, truncated to uint8; of 16 bits it is a fraction."""
+    if pixels.dtype == np.float32:  # no product of matrices, whose sums depend on the processor
+        red, green, blue = (pixels[:, :, c] * np.float32(_LUMA[c] * 1e-4) for c in range(3))
+        total: Pixels = red + green + blue
+        return total
     if (native := kernel()) is not None:
         return native.luma(np.ascontiguousarray(pixels))
     # Below 2**24: exact in any order of summation. Whole results stay whole: the error of 1e-4 is less than

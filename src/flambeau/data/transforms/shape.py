@@ -5,9 +5,12 @@ Source: the definitions of torchvision 0.29, transforms.v2.functional on uint8 t
 Pillow samples by nearest neighbour in fixed point with 16 bits of fraction: a position within a hundredth of
 a pixel of the border between two pixels may get the other pixel than on torchvision's tensors.
 
-All functions take pixels (H, W, C) uint8, C 1 or 3; results are contiguous, and the input never changes.
+All functions take pixels (H, W, C) uint8 or float32, C 1 or 3; results are contiguous, and the input never
+changes.
 H: height, W: width, C: channels.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 from PIL import Image
@@ -63,7 +66,7 @@ def rotate(pixels: Pixels, degrees: float) -> Pixels:
         >>> rotate(np.array([[[1], [2]], [[3], [4]]], np.uint8), 90)[:, :, 0].tolist()
         [[2, 4], [1, 3]]
     """
-    return np.array(to_image(pixels).rotate(degrees)).reshape(pixels.shape)
+    return _changed(pixels, lambda image: image.rotate(degrees))
 
 
 def _moved(pixels: Pixels, down: int, right: int) -> Pixels:
@@ -78,7 +81,13 @@ def _moved(pixels: Pixels, down: int, right: int) -> Pixels:
 
 def _transformed(pixels: Pixels, matrix: tuple[float, ...]) -> Pixels:
     """Pixel (x, y) taken from (a x + b y + c, d x + e y + f)."""
-    image = to_image(pixels)
-    return np.array(image.transform(image.size, Image.Transform.AFFINE, matrix)).reshape(
-        pixels.shape
-    )
+    affine = Image.Transform.AFFINE
+    return _changed(pixels, lambda image: image.transform(image.size, affine, matrix))
+
+
+def _changed(pixels: Pixels, change: Callable[[Image.Image], Image.Image]) -> Pixels:
+    """Pixels changed by Pillow, floating-point ones plane by plane: it has no color of such."""
+    if pixels.dtype == np.uint8:
+        return np.array(change(to_image(pixels))).reshape(pixels.shape)
+    planes = np.split(pixels, pixels.shape[2], axis=2)
+    return np.stack([np.asarray(change(to_image(plane))) for plane in planes], axis=2)

@@ -12,7 +12,8 @@ from flambeau.export.served_model import ServedModel
 from flambeau.provenance import Permission
 
 Classifier: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""Pixels (N, H, W, C) uint8 and full size (2,) int64, as of `ServedModel`, to logits (N, K) float32."""
+"""Pixels (N, H, W, C) uint8, or float32 levels of 16 bits, and full size (2,) int64, as of `ServedModel`,
+to logits (N, K) float32."""
 
 
 @dataclass(frozen=True)

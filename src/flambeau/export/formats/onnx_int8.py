@@ -22,7 +22,7 @@ def quantize_static(source: Path, target: Path, images: Tensor) -> None:
 
     Args:
         source: a file of `write_onnx`.
-        images: (N, S, S, C) uint8 for the ranges.
+        images: (N, S, S, C) for the ranges, as the model takes them.
 
     Raises:
         InputError: onnxruntime is not installed.

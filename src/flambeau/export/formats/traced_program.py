@@ -22,7 +22,7 @@ def example_call(model: ServedModel) -> tuple[tuple[Tensor, Tensor], dict[str, A
     shape = (2, side + 9, side + 23, model.channels)
     sides = {1: Dim("height", min=1, max=LONGEST_SIDE), 2: Dim("width", min=1, max=LONGEST_SIDE)}
     free = {0: Dim("images", min=1, max=MOST_IMAGES), **sides}
-    arguments = torch.zeros(shape, dtype=torch.uint8), torch.tensor(shape[1:3])
+    arguments = torch.zeros(shape, dtype=model.dtype), torch.tensor(shape[1:3])
     return arguments, {"pixels": free, "full_size": None}
 
 

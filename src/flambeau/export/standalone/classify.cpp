@@ -1,7 +1,8 @@
 // Classify images with model.aoti.pt2, without Python: ./classify model.aoti.pt2 labels.txt image.ppm ...
 //
-// Images are PPM or PGM with 8 bits, upright: what `Preprocessing.read_image` of preprocess.py gives, saved by
-// Pillow. Of a JPEG that was decoded at a part of its size, append the full one: image.ppm=3024x4032.
+// Images are PPM or PGM, upright, with 8 bits, or with 16 for a model of such images: what
+// `Preprocessing.read_image` of preprocess.py gives. Of a JPEG that was decoded at a part of its size, append
+// the full one: image.ppm=3024x4032.
 //
 // Build, with the folder of an installed torch (a CPU build is enough) as $TORCH:
 //   g++ -std=c++20 -O2 classify.cpp -o classify -I$TORCH/include -I$TORCH/include/torch/csrc/api/include
@@ -17,7 +18,9 @@
 #include <string>
 #include <vector>
 
-// (1, H, W, C) uint8 of a binary PGM or PPM.
+static const bool of_16_bits = false; // the model takes levels 0 .. 65535 as float32
+
+// (1, H, W, C) uint8, or float32 levels, of a binary PGM or PPM.
 static torch::Tensor read_pixels(const std::string &name) {
     std::ifstream file(name, std::ios::binary);
     if (!file) throw std::runtime_error(name + " cannot be read");
@@ -30,13 +33,15 @@ static torch::Tensor read_pixels(const std::string &name) {
     const int64_t channels = magic == "P5" ? 1 : magic == "P6" ? 3 : 0;
     if (!channels) throw std::runtime_error(name + " is no binary PGM or PPM");
     const int64_t width = std::stoll(word()), height = std::stoll(word());
-    if (word() != "255" || width < 1 || height < 1 || width > 65535 || height > 65535)
-        throw std::runtime_error(name + " has not 8 bits, or an impossible size");
+    if (word() != (of_16_bits ? "65535" : "255") || width < 1 || height < 1 || width > 65535 || height > 65535)
+        throw std::runtime_error(name + (of_16_bits ? " has not 16 bits" : " has not 8 bits") + ", or an impossible size");
     file.get(); // the one white space before the pixels
-    auto pixels = torch::empty({1, height, width, channels}, torch::kUInt8);
-    if (!file.read(static_cast<char *>(pixels.data_ptr()), pixels.numel()))
+    const int64_t depth = of_16_bits ? 2 : 1;
+    auto bytes = torch::empty({1, height, width, channels, depth}, torch::kUInt8);
+    if (!file.read(static_cast<char *>(bytes.data_ptr()), bytes.numel()))
         throw std::runtime_error(name + " is cut short");
-    return pixels;
+    if (!of_16_bits) return bytes.squeeze(-1);
+    return bytes.select(-1, 0).to(torch::kFloat) * 256 + bytes.select(-1, 1); // the high byte comes first
 }
 
 int main(int count, char **words) try {

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource
 from flambeau.errors import InputError
@@ -81,6 +82,8 @@ def predict(
                 logits = trained.logits(micro.data[0], flip_tta=flip_tta)
                 yield from zip(kept, rankings(logits, classes, top), strict=True)
             bar.update(len(here))
+    for line in page_remarks(source):
+        say(line)
     if not readable:
         raise InputError(f"none of the {len(source)} images could be read")
 

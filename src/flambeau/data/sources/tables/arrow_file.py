@@ -14,6 +14,7 @@ from flambeau.data.sources.arrays.npy_pth import open_with_owner, read_at
 from flambeau.data.sources.class_names_file import chosen_labels, named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import joined, split_texts
+from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.tables.columns import Columns, choose_columns
 from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
@@ -31,16 +32,25 @@ class ArrowSource:
     Args:
         path: the table as the user gave it, such as a Parquet file.
         data: the Arrow file with its images, if it is another file.
+        unread: the columns of the table that are not in that file.
 
     Attributes:
         names: the paths if all are different, else the numbers of the rows.
     """
 
-    def __init__(self, path: Path, *, data: Path | None = None, labelled: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        data: Path | None = None,
+        unread: tuple[str, ...] = (),
+        labelled: bool = True,
+    ) -> None:
         self._path = path
         self._data = data or path
         try:
             table = _read(path, self._data, labelled=labelled)
+            self.left_out = (LeftOut(str(path), columns=unread or table.columns.unread),)
             self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
             self.classes, self.labels = _classes_and_labels(table, path, self.describe)
             self._file = open_with_owner(self, self._data)

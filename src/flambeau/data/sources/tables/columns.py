@@ -34,12 +34,14 @@ class Columns(NamedTuple):
 
     Attributes:
         is_struct: it holds structs of bytes and path, not bytes alone.
+        unread: names of the other columns.
     """
 
     image: str
     is_struct: bool
     label: str | None
     classes: tuple[str, ...] | None
+    unread: tuple[str, ...]
 
     @property
     def names(self) -> list[str]:
@@ -74,10 +76,10 @@ def _chosen(schema: Any, path: Path, labelled: bool) -> Columns:
     files = parts["bytes"]
     if not (pa.types.is_binary(files) or pa.types.is_large_binary(files)):
         raise InputError(f"{path}: column {image!r} holds {files}\nExpected binary: image files")
-    if not labelled:
-        return Columns(image, is_struct, None, None)
-    label = _label(pa, types, features, path)
-    return Columns(image, is_struct, label, _names(features.get(label, {}), label, path))
+    label = _label(pa, types, features, path) if labelled else None
+    classes = None if label is None else _names(features.get(label, {}), label, path)
+    unread = tuple(name for name in types if name not in (image, label))
+    return Columns(image, is_struct, label, classes, unread)
 
 
 def _features(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, dict[str, Any]]:

@@ -42,7 +42,7 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
     except OSError as error:
         raise unreadable(path, error) from error
     parquet = open_table(path)
-    choose_columns(parquet.schema_arrow, path, labelled=labelled)
+    columns = choose_columns(parquet.schema_arrow, path, labelled=labelled)
     folder = data_home() / "parquet"
     name = f"{path.stem}-{_hash(str(path.absolute()))}"
     copy = folder / f"{name}-{_hash(f'1 {status.st_size} {status.st_mtime_ns}')}.arrow"
@@ -60,7 +60,7 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
                 f"{path} cannot be copied into {folder}: {(error.strerror or str(error)).lower()}\n"
                 "Its images are read from there: make room, or name another folder as FLAMBEAU_DATA"
             ) from error
-    return ArrowSource(path, data=copy, labelled=labelled)
+    return ArrowSource(path, data=copy, unread=columns.unread, labelled=labelled)
 
 
 def open_table(path: Path) -> Any:
