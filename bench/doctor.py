@@ -1,6 +1,6 @@
 """Asks `flambeau doctor` about trainings with one known cause of lost time, and compares its answers.
 
-    python bench/doctor.py [NAME ...] [--doctor COMMAND] [--pairs N] [--record]
+    python bench/doctor.py [NAME ...] [--doctor COMMAND] [--pairs N] [--short] [--record]
 
 The trainings are those of bench/doctor_jobs; NAME picks some. Each is given to the doctor, unchanged, and
 measured by a clock of its own in the run that is watched: two runs differ by what else the machine does. An
@@ -12,6 +12,7 @@ answer is right if
 Where a remedy is known, the job is run by hand without and with it, in turn, by the clock: the median of the
 ratios is the gain that is realised, which stands beside the gain that the doctor has measured; `--pairs 0`
 leaves that out. Of a remedy with a number, such as workers=4, the proposed number is realised.
+`--short` asks for causes and lines alone, in half a minute per job: no trials, fewer seconds, no pairs.
 
 Prints a table, and a JSON line per job; the exit code is 1 if an answer was wrong or missing. COMMAND gets
 `-- python JOB` and writes what `flambeau doctor --json` writes.
@@ -36,6 +37,10 @@ from typing import Any
 from provenance import commit, cpu_model, record  # beside this script
 
 JOBS = Path(__file__).parent / "doctor_jobs"
+DOCTOR = f"{sys.executable} -m flambeau doctor --json"
+SHORT = " --no-trials --seconds 6"
+MEMORY = next((f"{path}" for path in [Path("/dev/shm")] if path.is_dir()), None)
+"""Where a job that is watched can leave a file: what it writes elsewhere is thrown away. None: anywhere."""
 KINDS = {
     "read", "decode", "transform", "collate", "few workers", "many workers", "worker start", "send",
     "model", "small steps", "sync", "python", "optimizer", "compile", "threads", "slow rank",
@@ -163,8 +168,9 @@ def read_clock(job: Job, folder: Path) -> Clocked:
 
 def diagnosed(job: Job, doctor: str) -> tuple[dict[str, Any], Clocked, float]:
     """What the doctor writes about a job, what the job has measured meanwhile, and the seconds it took."""
+    make_photos(job)
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         measured = [f"{job.path}", "--clock", f"{folder}/clock", "--stay"]
         written = run([*shlex.split(doctor), "--", sys.executable, *measured])
         clock = read_clock(job, Path(folder))
@@ -176,6 +182,18 @@ def diagnosed(job: Job, doctor: str) -> tuple[dict[str, Any], Clocked, float]:
             f"the doctor's answer about {job.path} is no JSON: {error}\n{written}"
         ) from error
     return found, clock, seconds
+
+
+def make_photos(job: Job) -> None:
+    """Those that a job asks for, before it is watched: each run of it would make and lose its own."""
+    nodes = ast.walk(ast.parse(job.path.read_text(encoding="utf-8")))
+    texts = {ast.unparse(node) for node in nodes if isinstance(node, ast.Call)}
+    made = {text for text in texts if text.startswith("job.photos(")}
+    if made:
+        code = (
+            f"import sys; sys.path.insert(0, {str(JOBS)!r}); import job; {'; '.join(sorted(made))}"
+        )
+        run([sys.executable, "-c", code])
 
 
 def judged(job: Job, waiting_share: float, found: dict[str, Any]) -> dict[str, Any]:
@@ -263,14 +281,17 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="jobs; all where none is named")
-    parser.add_argument("--doctor", default=f"{sys.executable} -m flambeau doctor --json")
+    parser.add_argument("--doctor", default=DOCTOR)
     parser.add_argument(
         "--pairs", type=int, default=3, help="runs without and with the remedy; 0 for none"
     )
+    parser.add_argument("--short", action="store_true", help=f"the doctor with{SHORT}, no pairs")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()
     if told.pairs < 0:
         parser.error("--pairs must be at least 0")
+    if told.short:
+        told.doctor, told.pairs = told.doctor + SHORT, 0
     packages = ("torch", "lightning", "transformers", "accelerate", "timm")
     origin = {
         "versions": {name: importlib.metadata.version(name) for name in packages},
