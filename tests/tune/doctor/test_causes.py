@@ -29,7 +29,7 @@ def trainer(*rows: list[Any], waited: float = 0.0, **other: Any) -> dict[str, An
     return {
         "steps": 100, "seconds": 10.0, "step_s": 0.1, "batches": 100, "waited_s": waited,
         "started_s": 0.0, "seen": list(rows), "rank": 0, "world": 1, "anomaly": False,
-        "threads": 1, "process_threads": 4, "device": "cpu",
+        "threads": 1, "process_threads": 4, "device": "cpu", "graphs": 0,
         "loader": {**loader, "place": [FILE, 3, "main"]},
         "optimizer": {
             "name": "AdamW", "tensors": 10, "fused": False, "can_fuse": True, "is_torchs": True,
@@ -109,6 +109,32 @@ def test_a_line_that_waits_for_the_device() -> None:
     assert first(one) == ("sync", f"{FILE}:21")
 
 
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("history = history + [loss.item()]", "python"),
+        ("table[losses['sum'].tolist()] = sorted(table)", "python"),
+        ("print(f'{loss.item()}', sorted(table))", "python"),
+        ("shown.append((float(loss), sorted(table)))", "python"),
+        ("if torch.isnan(x).any():", "sync"),
+        ("worst = (x - y).abs().max().item()", "sync"),
+        ("count[labels[i].item()] += 1", "sync"),
+        ("metric.update(x)", "sync"),
+    ],
+)
+def test_a_short_call_is_not_to_blame_for_the_rest_of_its_line(
+    line: str, cause: str, tmp_path: Path
+) -> None:
+    """The call takes 1 of the 40 ms of its line; what it asks for is computed there, or was before."""
+    file = tmp_path / "train.py"
+    file.write_text(f"while True:\n    {line}\n{'        pass' * line.startswith('if')}\n")
+    seen = ["main", "", "", "", f"{file}", 2, "<module>", 4.0]
+    one = trainer(*MODEL, seen, waiting_calls=[[f"{file}", 2, ".item()", 1.0, 0.001, 0]])
+    found = findings_of(Trial([one], [])).causes[0]
+    assert (found.kind, found.where) == (cause, f"{file}:2")
+    assert "device" not in found.text, "it has none"
+
+
 def test_copies_to_the_device_are_no_waiting_lines() -> None:
     one = trainer(*MODEL, waiting_calls=[[FILE, 21, "copy to cuda, not pinned", 1.0, 0.05, 2**20]])
     assert first(one) == ("copy", f"{FILE}:21")
@@ -142,7 +168,7 @@ def test_many_small_operations() -> None:
     (told,) = [cause.text for cause in waiting if cause.kind == "small steps"]
     assert told.startswith("20 ms of a step are 4000 operations of 5 us: ")  # the rest is waiting
     # Views and wrappers are many, too, where a few convolutions take the time.
-    views = {"count": 100, "seconds": 0.0005, "small_s": 0.0001}
+    views = {"count": 100, "seconds": 0.05, "small_s": 0.0001}
     assert first(trainer(*MODEL, operations=small | views))[0] == "model"
 
 
@@ -152,6 +178,17 @@ def test_few_small_operations_are_not_the_time_of_a_long_step() -> None:
     found = findings_of(Trial([trainer(*MODEL, operations=few)], [])).causes[0]
     assert (found.kind, found.share) == ("python", 1.0)
     assert "operations of" not in found.text and "torch.compile" not in found.text
+
+
+@pytest.mark.parametrize(("graphs", "cause"), [(0, "python"), (1, "model")])
+def test_a_loss_that_is_mostly_no_operation_of_torch(graphs: int, cause: str) -> None:
+    """`bank[list]` makes a tensor of the list; a compiled model has kernels of its own."""
+    large = {"count": 40, "seconds": 0.02, "small_s": 0.0001, "memory_bound": 0}
+    rows = row("forward", 6.0, line=21), row("forward", 1.0), row("backward", 3.0)
+    one = trainer(*rows, operations=large, graphs=graphs)
+    assert first(one) == (cause, f"{FILE}:21" if cause == "python" else "")
+    many_lines = [row("forward", 1.0, line=line) for line in range(10)]
+    assert first(trainer(*many_lines, operations=large, graphs=graphs))[0] == "model"
 
 
 @pytest.mark.parametrize(("fastest", "cause"), [(0.016, "small steps"), (0.1, "model")])

@@ -2,11 +2,20 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
 
-from flambeau.tune.watch.stack_phases import Activity, CodeLocation, activity_of, note_training
+from flambeau.tune.watch.stack_phases import (
+    Activity,
+    CodeLocation,
+    activity_of,
+    activity_of_lines,
+    note_training,
+)
 
 TORCH = "/env/lib/site-packages/torch"
 SITE = "/env/lib/site-packages"
@@ -98,6 +107,44 @@ def test_phase(stack: Sequence[tuple[str, str]], phase: str) -> None:
 def test_kind_of_work_in_a_worker(stack: Sequence[tuple[str, str]], kind: str) -> None:
     found = seen(TRAIN, LOADER, WORKER, *stack)
     assert (found.phase, found.kind) == ("worker", kind)
+
+
+def test_what_a_loader_calls_to_make_a_batch_is_collating_whatever_its_name() -> None:
+    """In the fetchers of the torch that is installed, read as text."""
+    file = Path(torch.__file__).parent / "utils/data/_utils/fetch.py"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    kinds = {}
+    for number, line in enumerate(lines, 1):
+        if (
+            "self.collate_fn(" in line
+            or "self.dataset[" in line
+            or "next(self.dataset_iter)" in line
+        ):
+            fetch = CodeLocation(f"{file}", number, "fetch")
+            user = CodeLocation("/home/me/data.py", 2, "cleaned")
+            kinds[line.strip()] = activity_of_lines([user, fetch]).kind
+    collating = {line for line, kind in kinds.items() if kind == "collate"}
+    assert collating and collating == {line for line in kinds if "self.collate_fn(" in line}
+    assert collating < kinds.keys()
+
+
+def test_a_loader_with_a_collate_fn_of_any_name() -> None:
+    seen: list[str] = []
+
+    def cleaned(samples: list[int]) -> list[int]:
+        seen.append(activity_of(sys._getframe()).kind)
+        return samples
+
+    class Numbers(Dataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            seen.append(activity_of(sys._getframe()).kind)
+            return index
+
+    list(DataLoader(Numbers(), batch_size=2, collate_fn=cleaned))
+    assert seen == ["", "", "collate"]
 
 
 def test_the_line_is_the_users() -> None:

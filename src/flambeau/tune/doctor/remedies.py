@@ -12,6 +12,7 @@ from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
 from flambeau.tune.doctor.causes import (
     FASTER_ON_ONE,
+    MOSTLY,
     SLOWS_ALL,
     Findings,
     gain_of_one_thread,
@@ -27,7 +28,6 @@ _CACHED = 8  # batches
 _OR_TENSORS = ", or batches of tensors, which go through shared memory"
 _WORTH_TRYING = 0.04  # changes that could save a smaller share of the time are not tried; chosen
 
-_MOSTLY = 0.7  # of their lines' time that calls must take, so that a trial shows it; chosen
 LINES_STAY = (
     "not tried: only the calls can be left out from outside, not what else these lines compute"
 )
@@ -182,7 +182,7 @@ def _for_waits(findings: Findings) -> Iterator[Remedy]:
     change = {"skip_waits": lines}
     # A trial leaves out the calls; what a check such as torch.isnan(x).any() computes before stays.
     calls = sum(timed_waits(findings.trial).values())
-    refused = "" if calls > _MOSTLY * share else LINES_STAY
+    refused = "" if calls > MOSTLY * share else LINES_STAY
     yield Remedy(
         "skip waiting calls", how, change, _saved(share), "sync", at_most=False, refused=refused
     )

@@ -1,0 +1,63 @@
+"""Whether a line that asks a tensor for its value also computes that tensor, by the line's text."""
+
+import ast
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+_ASK = {"item", "tolist", "cpu", "numpy", "detach", "float", "int", "bool"}
+"""Methods and functions that compute nothing themselves."""
+
+
+@functools.cache
+def computes_what_it_asks_for(where: str) -> bool:
+    """`if torch.isnan(x).any():` does, `history = history + [loss.item()]` does not.
+
+    The first takes as long as what it asks for; of the second only the call itself is to blame for waiting.
+
+    Args:
+        where: FILE:LINE.
+
+    Returns:
+        True also where the line shows no such call, as one of a library's function may hold it.
+    """
+    file, _, line = where.rpartition(":")
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return True
+    around = [one for one in ast.walk(tree) if _is_at(one, int(line))]
+    if not around:
+        return True
+    inner = min(around, key=lambda one: (one.end_lineno or one.lineno) - one.lineno)
+    asked = list(_asked(inner))
+    return not asked or any(_computes(node) for value in asked for node in ast.walk(value))
+
+
+def _is_at(node: ast.AST, line: int) -> bool:
+    return isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+
+
+def _asked(statement: ast.stmt) -> Iterator[ast.expr]:
+    """The expressions whose values a statement asks for."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and _name(node) in _ASK:
+            yield from node.args
+            if isinstance(node.func, ast.Attribute):
+                yield node.func.value
+        elif isinstance(node, ast.FormattedValue):
+            yield node.value
+        elif isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)):
+            yield node.test
+
+
+def _name(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _computes(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return _name(node) not in _ASK
+    if isinstance(node, ast.Subscript):  # losses["mask"] is in a dictionary, x[0] may be a tensor
+        return not isinstance(node.slice, ast.Constant) or not isinstance(node.slice.value, str)
+    return isinstance(node, (ast.BinOp, ast.Compare))
