@@ -26,16 +26,16 @@ def computes_what_it_asks_for(where: str) -> bool:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
         return True
-    around = [one for one in ast.walk(tree) if _is_at(one, int(line))]
+    statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt)]
+    around = [one for one in statements if int(line) in _lines(one)]
     if not around:
         return True
-    inner = min(around, key=lambda one: (one.end_lineno or one.lineno) - one.lineno)
-    asked = list(_asked(inner))
+    asked = list(_asked(min(around, key=lambda one: len(_lines(one)))))
     return not asked or any(_computes(node) for value in asked for node in ast.walk(value))
 
 
-def _is_at(node: ast.AST, line: int) -> bool:
-    return isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+def _lines(statement: ast.stmt) -> range:
+    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
 
 
 def _asked(statement: ast.stmt) -> Iterator[ast.expr]:
