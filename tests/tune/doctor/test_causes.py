@@ -84,6 +84,34 @@ def test_what_workers_do_is_what_is_waited_for(kind: str, waits: str, cause: str
     assert found == (cause, f"{FILE}:12")
 
 
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("return zlib.decompress(self.blobs[index])", "decode"),
+        ("record = json.loads(line)", "decode"),
+        ("return cv2.imread(path)[..., ::-1]", "decode"),
+        ("label = db.execute(QUERY, (name,)).fetchone()", "read"),
+        ("names = os.listdir(self.folder)", "read"),
+        ("return self.table[index]", "transform"),
+    ],
+)
+def test_c_code_that_a_line_calls_says_what_it_does(line: str, cause: str, tmp_path: Path) -> None:
+    file = tmp_path / "data.py"
+    file.write_text(f"{line}\n")
+    busy = ["main", "worker", "", "", f"{file}", 1, "__getitem__", 8.0]
+    assert first(trainer(*MODEL, waited=4.0), workers=(worker(busy),)) == (cause, f"{file}:1")
+
+
+def test_batches_that_a_thread_of_the_script_makes() -> None:
+    made = ["producer", "data", "decode", "", FILE, 31, "work", 7.0]
+    one = trainer(row("data", 8.0, kind="idle", line=12), row("forward", 2.0), made, loader={})
+    (cause, *_) = findings_of(Trial([one | {"batches": 0}], [])).causes
+    assert (cause.kind, cause.where, cause.share) == ("decode", f"{FILE}:31", 0.8)
+    assert "they are made by a thread of the script" in cause.text
+    (alone, *_) = findings_of(Trial([one | {"batches": 0, "seen": one["seen"][:2]}], [])).causes
+    assert alone.where == f"{FILE}:12", "as where no thread is seen"
+
+
 def test_workers_that_start_again_in_each_epoch() -> None:
     one = trainer(*MODEL, waited=1.0, started_s=5.0)
     assert first(one, workers=(worker(row("worker", 1.0)),)) == ("worker start", f"{FILE}:3")

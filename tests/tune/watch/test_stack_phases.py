@@ -21,6 +21,7 @@ TORCH = "/env/lib/site-packages/torch"
 SITE = "/env/lib/site-packages"
 TRAIN = ("/home/me/train.py", "main")
 LOADER = (f"{TORCH}/utils/data/dataloader.py", "__next__")
+FETCH = (f"{TORCH}/utils/data/_utils/fetch.py", "fetch")
 CALL = (f"{TORCH}/nn/modules/module.py", "_wrapped_call_impl")
 BACKWARD = (f"{TORCH}/_tensor.py", "backward")
 OPTIMIZER = (f"{TORCH}/optim/optimizer.py", "wrapper")
@@ -68,6 +69,10 @@ def seen(*stack: tuple[str, str]) -> Activity:
         ([OPTIMIZER, ("/home/me/lion.py", "step")], "optimizer"),
         ([OPTIMIZER, ("/home/me/lion.py", "step"), ("/home/me/lion.py", "sign")], "optimizer"),
         ([(f"{TORCH}/serialization.py", "save")], "checkpoint"),
+        ([(f"{SITE}/numpy/lib/_npyio_impl.py", "_savez")], "checkpoint"),
+        ([LOADER, FETCH, ITEM, (f"{TORCH}/serialization.py", "save")], "data"),  # a cache
+        ([("/usr/lib/python3.11/queue.py", "get")], "data"),
+        ([("/usr/lib/python3.11/queue.py", "put")], ""),
         ([("/home/me/train.py", "validate"), CALL], "evaluation"),
         ([("/home/me/train.py", "evaluate_model"), LOADER], "evaluation"),
         ([CALL, (f"{TORCH}/_dynamo/convert_frame.py", "_compile")], "compile"),

@@ -3,7 +3,8 @@
 import ast
 import functools
 from collections.abc import Iterator
-from pathlib import Path
+
+from flambeau.tune.doctor.script_statements import lines_of, statements_of
 
 _ASK = {"item", "tolist", "cpu", "numpy", "detach", "float", "int", "bool"}
 """Methods and functions that compute nothing themselves."""
@@ -22,20 +23,11 @@ def computes_what_it_asks_for(where: str) -> bool:
         True also where the line shows no such call, as one of a library's function may hold it.
     """
     file, _, line = where.rpartition(":")
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return True
-    statements = [one for one in ast.walk(tree) if isinstance(one, ast.stmt)]
-    around = [one for one in statements if int(line) in _lines(one)]
+    around = [one for one in statements_of(file) if int(line) in lines_of(one)]
     if not around:
         return True
-    asked = list(_asked(min(around, key=lambda one: len(_lines(one)))))
+    asked = list(_asked(min(around, key=lambda one: len(lines_of(one)))))
     return not asked or any(_computes(node) for value in asked for node in ast.walk(value))
-
-
-def _lines(statement: ast.stmt) -> range:
-    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
 
 
 def _asked(statement: ast.stmt) -> Iterator[ast.expr]:

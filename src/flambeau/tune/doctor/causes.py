@@ -9,6 +9,7 @@ from typing import Any
 from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.tune.doctor.asked_values import computes_what_it_asks_for
 from flambeau.tune.doctor.formatting import Cause, at_line, compiled_anew, line_with_source, percent
+from flambeau.tune.doctor.outside_sampler import PRODUCER
 from flambeau.tune.doctor.shares import (
     PHASES,
     DataWork,
@@ -145,7 +146,10 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> Iter
         yield Cause("many workers" if are_many else "worker start", whole, line, text)
         return
     if not work.shares:
-        yield Cause("read", whole, "", f"waits for data {percent(whole)} of the time")
+        lines = by_line(rows_of(trial.trainers[0]), ("data",))
+        where = max(lines, key=lines.__getitem__, default="")
+        text = f"waits for data {percent(whole)} of the time{line_with_source(where)}"
+        yield Cause("read", whole, where, text)
         return
     kind = work.first
     where, _ = work.lines[kind][0]
@@ -154,6 +158,8 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> Iter
         who = f"its {workers} workers spend {share} of their work"
         if workers == 1:
             who = f"its worker spends {share} of its work"
+    elif any(row.thread == PRODUCER for row in rows_of(trial.trainers[0])):
+        who = f"they are made by a thread of the script, which spends {share} of its work"
     else:
         who = f"they are made in the training process, {share} of that time"
     what = f"{who} on {_DATA_KINDS[kind]}{line_with_source(where)}"

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flambeau.tune.doctor.evaluation_lines import evaluation_lines
+from flambeau.tune.doctor.script_statements import asks_for_batch, is_in_producer
+from flambeau.tune.watch.code_origin import origin_of_file
 from flambeau.tune.watch.outside import ANSWER, STACKS_READ, WAIT
 from flambeau.tune.watch.plan import write_whole
 from flambeau.tune.watch.stack_phases import CodeLocation, activity_of_lines
@@ -38,6 +40,8 @@ if hasattr(libc := ctypes.CDLL(None), "prctl"):
 print(flush=True)
 input()
 """
+PRODUCER = "producer"
+"""Thread of the rows of a script's own threads that make batches for the one that trains."""
 _FEEDER = "QueueFeederThread"
 _DENIED = (
     "a process may not read another one here (a container: docker run --cap-add SYS_PTRACE; "
@@ -184,8 +188,15 @@ def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list
         return {}
     seconds = trainer["seconds"] / count
     training = {(file, function) for file, _, function in trainer["training_lines"]}
+    # Batches of a DataLoader are clocked, and a generator around them is none of its time.
+    is_clocked = trainer["batches"] * 2 >= trainer["steps"]
+    fetching = _asked_of_script(own, () if is_clocked else trainer["training_lines"])
     evaluations = evaluation_lines(trainer["evaluations"], trainer["training_lines"])
-    rows = {trainer["process"]: _rows("main", own, seconds, training, evaluations)}
+    rows = {trainer["process"]: _rows("main", own, seconds, training, evaluations, fetching)}
+    producers = [one for one in stacks if _is_producer(one, trainer)]
+    rows[trainer["process"]] += [
+        [PRODUCER, "data", *row[2:]] for row in _rows(PRODUCER, producers, seconds, (), {})
+    ]
     for one in stacks:
         if one.process == trainer["process"]:
             continue
@@ -196,6 +207,33 @@ def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list
             rows.setdefault(one.process, []).extend(_rows(name, [one], seconds, (), {}))
     # A feeder alone is that of another program with a queue.
     return {process: seen for process, seen in rows.items() if any(r[0] == "main" for r in seen)}
+
+
+def _asked_of_script(
+    stacks: Sequence[_Stack], training: Sequence[Sequence[Any]]
+) -> set[tuple[CodeLocation, ...]]:
+    """Those stacks in which a line that asks for a batch has called something: the script's own loader."""
+    trained: dict[str, set[int]] = defaultdict(set)
+    for file, line, _ in training:
+        trained[file].add(line)
+    return {
+        one.lines
+        for one in stacks
+        for line in one.lines[1:]
+        if line.file in trained
+        and asks_for_batch(line.file, line.line, frozenset(trained[line.file]))
+    }
+
+
+def _is_producer(stack: _Stack, trainer: Mapping[str, Any]) -> bool:
+    """Whether it is another thread of the script in the process that trains, which makes batches for it."""
+    if stack.process != trainer["process"] or stack.thread == trainer["thread"]:
+        return False
+    return any(
+        line.file.endswith("concurrent/futures/thread.py")
+        or (origin_of_file(line.file).owner == "user" and is_in_producer(line.file, line.line))
+        for line in stack.lines
+    )
 
 
 def _is_wait(line: CodeLocation) -> bool:
@@ -229,6 +267,7 @@ def _rows(
     seconds: float,
     training: Collection[tuple[str, str]],
     evaluations: Mapping[str, Collection[int]],
+    fetching: Collection[tuple[CodeLocation, ...]] = (),
 ) -> list[list[Any]]:
     total: Counter[tuple[str, str, CodeLocation]] = Counter()
     for one in stacks:
@@ -236,6 +275,8 @@ def _rows(
         evaluates = any(line.line in evaluations.get(line.file, ()) for line in one.lines)
         if evaluates and phase not in ("checkpoint", "compile"):
             phase = "evaluation"
+        elif not phase and one.lines in fetching:
+            phase = "data"
         total[phase, kind, location or CodeLocation("", 0, "")] += one.times
     return [
         [name, phase, kind, "", *location, count * seconds]

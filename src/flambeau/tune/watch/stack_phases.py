@@ -20,7 +20,9 @@ _PHASES: _Rules = (
     ("torch._inductor.compile_fx", ".*(compile|compiler).*", "compile"),
     ("torch.serialization", "save", "checkpoint"),
     ("torch.distributed.checkpoint", ".*save.*", "checkpoint"),
-    ("safetensors.torch", "save.*", "checkpoint"),
+    ("safetensors", "save.*", "checkpoint"),
+    ("numpy.lib._npyio_impl", "_?save.*", "checkpoint"),
+    ("joblib.numpy_pickle", "dump", "checkpoint"),
     ("flambeau.run.folder", _ANY, "checkpoint"),
     ("lightning.pytorch.loops.evaluation_loop", _ANY, "evaluation"),
     ("pytorch_lightning.loops.evaluation_loop", _ANY, "evaluation"),
@@ -35,6 +37,8 @@ _PHASES: _Rules = (
     ("nvidia.dali", _ANY, "data"),
     ("webdataset", _ANY, "data"),
     ("ffcv", _ANY, "data"),
+    ("queue|multiprocessing.queues", "get", "data"),  # of a thread or process of the script
+    ("concurrent.futures", "result.*", "data"),
     ("datasets.arrow_dataset", _ANY, "data"),
     ("torch._tensor", "backward", "backward"),
     ("torch.autograd", "backward|grad", "backward"),
@@ -234,6 +238,7 @@ def _classify(tags: Sequence[_Tag]) -> _Class:
             kind = kind or tag.kind
         if tag.phase == "fetch":
             fetches = number if fetches is None else fetches
+            phase = "" if phase == "checkpoint" else phase  # a cache of a data set
             continue
         # Buffers and statistics are exchanged, and waited for, within a forward pass.
         stays = phase in _ABOVE_ALL or (phase == "communication" and tag.phase not in _ABOVE_ALL)
@@ -302,7 +307,7 @@ def _tag(origin: Origin, name: str) -> _Tag:
 
 def _first(rules: _Rules, module: str, name: str) -> str:
     for where, function, meaning in rules:
-        if re.fullmatch(rf"{where}(\..*)?", module) is None:
+        if re.fullmatch(rf"(?:{where})(\..*)?", module) is None:
             continue
         if function == _ANY or re.fullmatch(function, name):
             return meaning
