@@ -40,7 +40,7 @@ class Background:
 def main() -> None:
     told = job.begin(REMEDY, batches=(Background, "__iter__"))
     torch.set_num_threads(1)
-    batches = Background(64, 64 if told.remedied else 2000)
+    batches = Background(64, 64 if told.remedied else 8000)
     net = nn.Sequential(
         nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1)
     )
