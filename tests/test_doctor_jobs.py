@@ -41,7 +41,7 @@ def test_a_job_is_well_formed(path: Path, bench: ModuleType) -> None:
 
 def test_all_causes_and_peers_are_there(bench: ModuleType) -> None:
     jobs = bench.find_jobs([])
-    assert len(jobs) == 42
+    assert len(jobs) == 48
     assert {job.cause for job in jobs} == bench.KINDS
     assert sum(job.trainer != "plain" for job in jobs) >= 12
     assert sum(job.remedy is not None for job in jobs) >= 12
