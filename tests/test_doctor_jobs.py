@@ -42,7 +42,7 @@ def test_a_job_is_well_formed(path: Path, bench: ModuleType) -> None:
 
 def test_all_causes_and_peers_are_there(bench: ModuleType) -> None:
     jobs = bench.find_jobs([])
-    assert len(jobs) >= 24 + 38
+    assert len(jobs) >= 24 + 40
     assert {cause for job in jobs for cause in job.causes} == bench.KINDS
     assert sum(job.trainer != "plain" for job in jobs) >= 12
     assert sum(job.remedy is not None for job in jobs) >= 12

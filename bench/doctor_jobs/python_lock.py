@@ -32,7 +32,7 @@ class Board:
     def publish(self) -> None:
         while True:
             self.lock.acquire()
-            time.sleep(0.03)  # a network drive
+            time.sleep(0.08)  # a network drive
             self.rows.clear()
             self.lock.release()
             time.sleep(0.002)
@@ -40,8 +40,8 @@ class Board:
 
 def run(board: Board) -> None:
     torch.manual_seed(1)
-    x = torch.randn(8192, 128)
-    loader = DataLoader(TensorDataset(x, x.sum(1).gt(0).long()), batch_size=256, shuffle=True)
+    x = torch.randn(32_768, 128)
+    loader = DataLoader(TensorDataset(x, x.sum(1).gt(0).long()), batch_size=64, shuffle=True)
     model = nn.Sequential(nn.Linear(128, 256), nn.Tanh(), nn.Linear(256, 2))
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
     step = 0

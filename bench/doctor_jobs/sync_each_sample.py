@@ -52,4 +52,5 @@ def training_function(told):
 
 
 if __name__ == "__main__":
-    training_function(job.begin(REMEDY))
+    told = job.begin(REMEDY)
+    training_function(told)
