@@ -176,6 +176,12 @@ def test_the_line_of_a_copy_is_not_told_as_python_again() -> None:
     assert places == [("copy", f"{FILE}:21"), ("python", f"{FILE}:22")]
 
 
+def test_a_tracer_that_was_left_on_comes_first() -> None:
+    found = findings_of(Trial([trainer(*MODEL, row("", 9.0), tracer="Pdb.trace_dispatch")], []))
+    assert found.causes[0].kind == "debug mode" and "Pdb.trace_dispatch" in found.causes[0].text
+    assert remedies_for(found)[0].name == "no tracer"
+
+
 @pytest.mark.parametrize(
     ("phase", "cause"),
     [("", "python"), ("optimizer", "optimizer"), ("evaluation", "evaluation"),

@@ -129,6 +129,42 @@ def test_batches_of_a_generator_of_the_script_are_data(
     assert phases == {5: phase, 6: phase, 8: "", 9: "", 11: phase}
 
 
+NO_LOADER = """\
+def accuracy(net):
+    net.eval()
+    with torch.no_grad():
+        guesses = net(held_inputs)
+    return count(guesses)
+
+def train(net, teacher):
+    for x in inputs:
+        with torch.no_grad():
+            y = teacher(x)
+        step(net(x), y)
+        net.eval()
+        with torch.inference_mode():
+            shown = net(held_inputs)
+
+def distill(teacher):
+    with torch.no_grad():
+        return teacher(x)
+"""
+
+
+def test_an_evaluation_without_a_loader(tmp_path: Path) -> None:
+    """A function with eval() and without gradients; of one that trains only such blocks, after eval()."""
+    file = tmp_path / "a.py"
+    file.write_text(NO_LOADER)
+    call = f"_call_impl ({SITE}/torch/nn/modules/module.py:9)"
+    text = stacks(
+        *(f"thread (7): MainThread;f ({file}:{at});{call} 1" for at in (4, 5, 10, 11, 14, 18))
+    )
+    trainer = TRAINER | {"training_lines": [[f"{file}", 11, "train"]]}
+    phases = {row[5]: row[1] for row in rows_of_stacks(text, trainer)[7]}
+    evaluated = {at for at, phase in phases.items() if phase == "evaluation"}
+    assert evaluated == {4, 5, 14}
+
+
 SOURCE = """\
 def train():
     for epoch in range(9):

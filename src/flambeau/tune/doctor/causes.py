@@ -366,6 +366,10 @@ def _are_small(trainer: dict[str, Any], operations: dict[str, Any]) -> bool:
 def _debug_causes(trial: Trial) -> Iterator[Cause]:
     """Their share is known only after a trial without the debug mode."""
     trainer = trial.trainers[0]
+    if tracer := trainer.get("tracer"):
+        text = f"Python calls {tracer} at each line or call, as sys.settrace or sys.setprofile asks for"
+        yield Cause("debug mode", _MIN_SHARE, "", text)
+        return
     if trainer["anomaly"]:
         yield Cause("debug mode", _MIN_SHARE, "", "autograd's anomaly detection is on")
         return

@@ -16,10 +16,11 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flambeau.tune.doctor.evaluation_lines import evaluation_lines
-from flambeau.tune.doctor.script_statements import asks_for_batch, is_in_producer
+from flambeau.tune.doctor.script_statements import asks_for_batch, is_in_evaluation, is_in_producer
 from flambeau.tune.watch.code_origin import origin_of_file
 from flambeau.tune.watch.outside import ANSWER, STACKS_READ, WAIT
 from flambeau.tune.watch.plan import write_whole
@@ -188,14 +189,11 @@ def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list
         return {}
     seconds = trainer["seconds"] / count
     training = {(file, function) for file, _, function in trainer["training_lines"]}
-    # Batches of a DataLoader are clocked, and a generator around them is none of its time.
-    is_clocked = trainer["batches"] * 2 >= trainer["steps"]
-    fetching = _asked_of_script(own, () if is_clocked else trainer["training_lines"])
-    evaluations = evaluation_lines(trainer["evaluations"], trainer["training_lines"])
-    rows = {trainer["process"]: _rows("main", own, seconds, training, evaluations, fetching)}
+    texts = _phases_by_text(own, trainer)
+    rows = {trainer["process"]: _rows("main", own, seconds, training, texts)}
     producers = [one for one in stacks if _is_producer(one, trainer)]
     rows[trainer["process"]] += [
-        [PRODUCER, "data", *row[2:]] for row in _rows(PRODUCER, producers, seconds, (), {})
+        [PRODUCER, "data", *row[2:]] for row in _rows(PRODUCER, producers, seconds)
     ]
     for one in stacks:
         if one.process == trainer["process"]:
@@ -204,25 +202,36 @@ def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list
         is_worker = is_main and activity_of_lines(one.lines).phase == "worker"
         if is_worker or one.name.strip(": ").startswith(_FEEDER):
             name = "main" if is_main else _FEEDER
-            rows.setdefault(one.process, []).extend(_rows(name, [one], seconds, (), {}))
+            rows.setdefault(one.process, []).extend(_rows(name, [one], seconds))
     # A feeder alone is that of another program with a queue.
     return {process: seen for process, seen in rows.items() if any(r[0] == "main" for r in seen)}
 
 
-def _asked_of_script(
-    stacks: Sequence[_Stack], training: Sequence[Sequence[Any]]
-) -> set[tuple[CodeLocation, ...]]:
-    """Those stacks in which a line that asks for a batch has called something: the script's own loader."""
+def _phases_by_text(
+    stacks: Sequence[_Stack], trainer: Mapping[str, Any]
+) -> dict[tuple[CodeLocation, ...], str]:
+    """What the text of a script says of its stacks: they evaluate, or ask its own generator for a batch."""
     trained: dict[str, set[int]] = defaultdict(set)
-    for file, line, _ in training:
+    for file, line, _ in trainer["training_lines"]:
         trained[file].add(line)
-    return {
-        one.lines
-        for one in stacks
-        for line in one.lines[1:]
-        if line.file in trained
-        and asks_for_batch(line.file, line.line, frozenset(trained[line.file]))
-    }
+    steps = {file: frozenset(lines) for file, lines in trained.items()}
+    by_loader = evaluation_lines(trainer["evaluations"], trainer["training_lines"])
+    # Batches of a DataLoader are clocked, and a generator around them is none of its time.
+    is_clocked = trainer["batches"] * 2 >= trainer["steps"]
+
+    def phase_of(lines: Sequence[CodeLocation]) -> str:
+        is_called = False
+        asks = False
+        for file, number, _ in lines:
+            if origin_of_file(file).owner == "user":
+                at = file, number, steps.get(file, frozenset())
+                if number in by_loader.get(file, ()) or is_in_evaluation(*at):
+                    return "evaluation"
+                asks = asks or (is_called and asks_for_batch(*at))
+            is_called = True
+        return "data" if asks and not is_clocked else ""
+
+    return {one.lines: phase_of(one.lines) for one in stacks}
 
 
 def _is_producer(stack: _Stack, trainer: Mapping[str, Any]) -> bool:
@@ -265,18 +274,15 @@ def _rows(
     name: str,
     stacks: Sequence[_Stack],
     seconds: float,
-    training: Collection[tuple[str, str]],
-    evaluations: Mapping[str, Collection[int]],
-    fetching: Collection[tuple[CodeLocation, ...]] = (),
+    training: Collection[tuple[str, str]] = (),
+    texts: Mapping[tuple[CodeLocation, ...], str] = MappingProxyType({}),
 ) -> list[list[Any]]:
     total: Counter[tuple[str, str, CodeLocation]] = Counter()
     for one in stacks:
         phase, kind, location = activity_of_lines(one.lines, training)
-        evaluates = any(line.line in evaluations.get(line.file, ()) for line in one.lines)
-        if evaluates and phase not in ("checkpoint", "compile"):
-            phase = "evaluation"
-        elif not phase and one.lines in fetching:
-            phase = "data"
+        text = texts.get(one.lines, "")
+        if not phase or (text == "evaluation" and phase not in ("checkpoint", "compile")):
+            phase = text or phase
         total[phase, kind, location or CodeLocation("", 0, "")] += one.times
     return [
         [name, phase, kind, "", *location, count * seconds]

@@ -210,6 +210,10 @@ def _for_process(findings: Findings) -> Iterator[Remedy]:
     trial, shares = findings.trial, findings.shares
     first = trial.trainers[0]
     cpus = usable_cpus()
+    if tracer := first.get("tracer"):
+        how = f"remove sys.settrace or sys.setprofile of {tracer}: a debugger, a profiler, coverage"
+        change = {"no_tracer": True}
+        yield Remedy("no tracer", how, change, 2.0, "debug mode", at_most=False)
     if first["anomaly"]:
         how = "remove torch.autograd.set_detect_anomaly(True)"
         change = {"no_anomaly": True}
