@@ -40,7 +40,7 @@ def main():
     embed = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 16))
     head = nn.Linear(16, 5)
     optimizer = torch.optim.Adam([*embed.parameters(), *head.parameters()])
-    x_val, y_val = torch.randn(1200, 32), torch.randint(0, 5, (1200,))
+    x_val, y_val = torch.randn(2400, 32), torch.randint(0, 5, (2400,))
     loader = DataLoader(
         TensorDataset(torch.randn(6400, 32), torch.randint(0, 5, (6400,))), 32, shuffle=True
     )
