@@ -176,6 +176,23 @@ def test_the_line_of_a_copy_is_not_told_as_python_again() -> None:
     assert places == [("copy", f"{FILE}:21"), ("python", f"{FILE}:22")]
 
 
+@pytest.mark.parametrize(
+    ("is_torchs", "can_fuse", "where", "end"),
+    [
+        (True, True, "", "(AdamW of 10 tensors, not fused)"),
+        (True, False, "", "(AdamW of 10 tensors)"),
+        (False, True, f"{FILE}:31", f"(AdamW of 10 tensors), at {FILE}:31"),
+    ],
+)
+def test_an_optimizer_of_the_script_is_not_told_to_be_fused(
+    is_torchs: bool, can_fuse: bool, where: str, end: str
+) -> None:
+    one = trainer(*MODEL, row("optimizer", 9.0, line=31), row("optimizer", 1.0))
+    one["optimizer"] |= {"is_torchs": is_torchs, "can_fuse": can_fuse}
+    (cause, *_) = findings_of(Trial([one], [])).causes
+    assert (cause.kind, cause.where) == ("optimizer", where) and cause.text.endswith(end)
+
+
 def test_a_tracer_that_was_left_on_comes_first() -> None:
     found = findings_of(Trial([trainer(*MODEL, row("", 9.0), tracer="Pdb.trace_dispatch")], []))
     assert found.causes[0].kind == "debug mode" and "Pdb.trace_dispatch" in found.causes[0].text

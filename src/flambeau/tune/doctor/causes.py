@@ -247,11 +247,15 @@ def _phase_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
         ),
     }
     if not facts.get("fused"):  # a fused one cannot become faster
+        is_torchs = facts.get("is_torchs", True)
         text = (
             f"the optimizer takes {share['optimizer']} of the time "
-            f"({facts.get('name', '?')} of {facts.get('tensors', 0)} tensors, not fused)"
+            f"({facts.get('name', '?')} of {facts.get('tensors', 0)} tensors"
+            f"{', not fused' * bool(is_torchs and facts.get('can_fuse'))})"
         )
-        yield Cause("optimizer", shares["optimizer"], "", text)
+        lines = {} if is_torchs else by_line(rows, ("optimizer",))
+        where = max(lines, key=lines.__getitem__, default="")
+        yield Cause("optimizer", shares["optimizer"], where, text + line_with_source(where))
     for phase, text in texts.items():
         lines = by_line(rows, (phase,))
         where = max(lines, key=lines.__getitem__, default="")
