@@ -149,6 +149,27 @@ def test_another_line_is_wrong(bench: ModuleType, tmp_path: Path) -> None:
     assert not asked(bench, tmp_path, answer(f"other.py:{line}"), path)["is_line"]
 
 
+def test_a_job_may_accept_several_causes_and_lines(bench: ModuleType, tmp_path: Path) -> None:
+    path = stand_in(tmp_path)
+    text = path.read_text(encoding="utf-8").replace('"few workers"', '("read", "few workers")')
+    text = text.replace('"pass  # here"', '("import argparse, json", "pass  # here")')
+    path.write_text(text, encoding="utf-8")
+    first, second = bench.read_job(path).lines
+    for line in (first, second):
+        row = asked(bench, tmp_path, answer(f"{path}:{line}"), path)
+        assert row["is_cause"] and row["is_line"] and row["cause"] == "read or few workers"
+    assert not asked(bench, tmp_path, answer(f"{path}:{second + 1}"), path)["is_line"]
+
+
+def test_threads_are_those_that_are_asked_for(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert "OMP_NUM_THREADS" not in bench.environ()
+    monkeypatch.setenv(bench.THREADS, "1")
+    assert bench.environ()["OMP_NUM_THREADS"] == "1"
+
+
 def test_the_number_that_is_proposed_is_realised(bench: ModuleType, tmp_path: Path) -> None:
     found = answer("")
     found["remedies"][1] |= {"name": "workers=8", "measured": 2.1}
