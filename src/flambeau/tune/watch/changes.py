@@ -3,7 +3,7 @@
 By name, with their values:
 
 - every DataLoader, see `loader_clock.py`: workers (a number; of iterable data sets only for the classes in
-  shared, see `worker_shares.py`), prefetch (a number), persistent, once (of those made at the same line, the
+  shared, see `worker_shares.py`), prefetch (a number), persistent, once (of those made on the same way, the
   first is used in the place of later ones), pin, cached (number of batches to keep),
   alone (seconds), fast;
 - the process: threads and worker_threads (at most), keep_freed, tf32, cudnn_benchmark, no_anomaly,
