@@ -55,6 +55,19 @@ def test_a_helper_makes_loaders_of_which_some_are_made_anew(
     assert facts == [[False, False], [True, True], [True, True], [False, False]]
 
 
+def test_a_cache_of_batches_is_that_of_all_loaders_of_one_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterated = []
+    iterate = DataLoader.__iter__
+    monkeypatch.setattr(
+        DataLoader, "__iter__", lambda self: (iterated.append(id(self)), iterate(self))[1]
+    )
+    told = ran(tmp_path, {"cached": 1}, monkeypatch)
+    assert len(iterated) == 2
+    assert told["read"] == [[[1, 2], [1, 2]], [[5, 6]]] * 3
+
+
 def test_one_loader_per_way_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     iterated = []
     iterate = DataLoader.__iter__

@@ -100,17 +100,12 @@ def _for_data(findings: Findings) -> Iterator[Remedy]:
         return
     line = _loader_line(findings)
     workers: int = loader["num_workers"]
-    yield Remedy(
-        "cached batches",
-        f"no data to wait for: the most that any change of the loader can give{line}",
-        {"cached": _CACHED},
-        _saved(whole),
-        "data",
-        at_most=False,
-        is_bound=True,
-    )
+    # Neither batches in memory nor more of them ahead spare the start of workers that are made anew.
+    start_stays = loader.get("is_made_anew") and start > waits
+    if not start_stays:
+        yield _cached(line, whole)
     yield from _for_workers(findings, whole=whole, start=start)
-    if workers and waits >= _WORTH_TRYING and work.idle > 0.2:
+    if workers and waits >= _WORTH_TRYING and work.idle > 0.2 and not start_stays:
         how = f"DataLoader(prefetch_factor=8){line}"
         yield Remedy("prefetch=8", how, {"prefetch": 8}, _saved(waits), "data")
     images = work.shares.get("decode", 0) + work.shares.get("transform", 0)
@@ -120,6 +115,19 @@ def _for_data(findings: Findings) -> Iterator[Remedy]:
     if findings.trial.trainers[0]["device"] != "cpu" and not loader["pin_memory"]:
         how = f"DataLoader(pin_memory=True), and .to(device, non_blocking=True){line}"
         yield Remedy("pin memory", how, {"pin": True}, _saved(waits), "copy")
+
+
+def _cached(line: str, whole: float) -> Remedy:
+    """The bound of all changes of the loader."""
+    return Remedy(
+        "cached batches",
+        f"no data to wait for: the most that any change of the loader can give{line}",
+        {"cached": _CACHED},
+        _saved(whole),
+        "data",
+        at_most=False,
+        is_bound=True,
+    )
 
 
 def _for_workers(findings: Findings, *, whole: float, start: float) -> Iterator[Remedy]:

@@ -225,7 +225,8 @@ def _batches_of(
         kept: dict[Any, Any] = {}
         return lambda loader: iterate(kept.setdefault(_same(loader, ways), loader))
     if "cached" in change:
-        return CachedBatches(iterate, change["cached"]).batches
+        same = functools.partial(_same, ways=ways)
+        return CachedBatches(iterate, change["cached"], same).batches
     if "alone" in change:
         return lambda loader: _then_alone(loader, iterate, change["alone"], folder)
     if change.get("fast"):
@@ -269,16 +270,25 @@ def _then_alone(
 
 
 class CachedBatches:
-    """Iterates loaders from `count` batches in memory: the speed of a training whose data cost nothing."""
+    """Iterates loaders from `count` batches in memory: the speed of a training whose data cost nothing.
 
-    def __init__(self, iterate: Callable[[Any], Iterator[Any]], count: int) -> None:
-        self._iterate, self._count = iterate, count
-        self._kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+    Args:
+        same: what loaders that share their batches have in common.
+    """
+
+    def __init__(
+        self,
+        iterate: Callable[[Any], Iterator[Any]],
+        count: int,
+        same: Callable[[Any], Any] = lambda loader: loader,
+    ) -> None:
+        self._iterate, self._count, self._same = iterate, count, same
+        self._kept: dict[Any, list[Any]] = {}
         self._are_changed: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """An epoch with as many batches as the loader has; endless if it has no length."""
-        kept = self._kept.setdefault(loader, [])
+        kept = self._kept.setdefault(self._same(loader), [])
         try:
             length = len(loader)
         except TypeError:
