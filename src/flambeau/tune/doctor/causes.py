@@ -36,7 +36,7 @@ _MAX_FAULT_S = 5e-6  # upper bound of kernel time per page fault; 2e-6 measured 
 _SLEEP = (
     0.3  # share of workers' time without CPU above which more workers than CPUs make sense; chosen
 )
-MOSTLY = 0.7  # of a line's time that calls must take, so that they stand for all of it; chosen
+MOSTLY = 0.5  # of a line's time that calls must take, so that they stand for all of it; chosen
 _FULL = 0.9
 _PYTHON_PHASES = ("python", "")
 SLOWS_ALL = ("debug mode", "threads")
