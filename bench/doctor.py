@@ -1,6 +1,6 @@
 """Asks `flambeau doctor` about trainings with one known cause of lost time, and compares its answers.
 
-    python bench/doctor.py [NAME ...] [--doctor COMMAND] [--pairs N] [--record]
+    python bench/doctor.py [NAME ...] [--doctor COMMAND] [--pairs N] [--short] [--threads N] [--record]
 
 The trainings are those of bench/doctor_jobs; NAME picks some. Each is given to the doctor, unchanged, and
 measured by a clock of its own in the run that is watched: two runs differ by what else the machine does. An
@@ -12,6 +12,8 @@ answer is right if
 Where a remedy is known, the job is run by hand without and with it, in turn, by the clock: the median of the
 ratios is the gain that is realised, which stands beside the gain that the doctor has measured; `--pairs 0`
 leaves that out. Of a remedy with a number, such as workers=4, the proposed number is realised.
+`--short` asks for causes and lines alone, in half a minute per job: no trials, fewer seconds, no pairs.
+On a machine that others use, torch's threads wait for each other, which is a cause of its own: `--threads 1`.
 
 Prints a table, and a JSON line per job; the exit code is 1 if an answer was wrong or missing. COMMAND gets
 `-- python JOB` and writes what `flambeau doctor --json` writes.
@@ -36,6 +38,11 @@ from typing import Any
 from provenance import commit, cpu_model, record  # beside this script
 
 JOBS = Path(__file__).parent / "doctor_jobs"
+DOCTOR = f"{sys.executable} -m flambeau doctor --json"
+THREADS = "DOCTOR_JOBS_THREADS"
+SHORT = " --no-trials --seconds 6"
+MEMORY = next((f"{path}" for path in [Path("/dev/shm")] if path.is_dir()), None)
+"""Where a job that is watched can leave a file: what it writes elsewhere is thrown away. None: anywhere."""
 KINDS = {
     "read", "decode", "transform", "collate", "few workers", "many workers", "worker start", "send",
     "model", "small steps", "sync", "python", "optimizer", "compile", "threads", "slow rank",
@@ -55,15 +62,15 @@ class Job:
 
     Attributes:
         path: of the script.
-        cause: one of `KINDS`.
-        line: the number of the line that is to blame, from 1; None where there is none.
+        causes: one of `KINDS`, or several, each of which an engineer would accept.
+        lines: the numbers of the line that is to blame, from 1, or of several; empty where there is none.
         remedy: the name of the lever that helps; None where only an edit does.
         trainer: whose loop it is.
     """
 
     path: Path
-    cause: str
-    line: int | None
+    causes: tuple[str, ...]
+    lines: tuple[int, ...]
     remedy: str | None
     trainer: str
 
@@ -97,13 +104,18 @@ def read_job(path: Path) -> Job:
     missing = {"CAUSE", "WHERE", "REMEDY", "TRAINER"} - told.keys()
     if missing:
         raise SystemExit(f"{path} has no {', '.join(sorted(missing))}")
-    line = None
-    if told["WHERE"] is not None:
-        texts = [text.strip() for text in source.splitlines()]
-        if texts.count(told["WHERE"]) != 1:
-            raise SystemExit(f"{path}: WHERE must be exactly one line: {told['WHERE']}")
-        line = texts.index(told["WHERE"]) + 1
-    return Job(path, told["CAUSE"], line, told["REMEDY"], told["TRAINER"])
+    texts = [text.strip() for text in source.splitlines()]
+    where = several(told["WHERE"])
+    for text in where:
+        if texts.count(text) != 1:
+            raise SystemExit(f"{path}: WHERE must be exactly one line: {text}")
+    lines = tuple(texts.index(text) + 1 for text in where)
+    return Job(path, several(told["CAUSE"]), lines, told["REMEDY"], told["TRAINER"])
+
+
+def several(told: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """A constant of a job: one text, several that are right, or none."""
+    return (told,) if isinstance(told, str) else told or ()
 
 
 def find_jobs(names: list[str], folder: Path = JOBS) -> list[Job]:
@@ -135,8 +147,9 @@ def run(command: list[str]) -> str:
 
 
 def environ() -> dict[str, str]:
-    """With as many threads as torch takes by itself, whatever this process was given."""
-    return {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    """With as many threads as torch takes by itself, whatever this process was given, or with THREADS."""
+    named = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    return named | ({"OMP_NUM_THREADS": os.environ[THREADS]} if THREADS in os.environ else {})
 
 
 def clocked(job: Job, remedy: str | None = None) -> Clocked:
@@ -163,8 +176,9 @@ def read_clock(job: Job, folder: Path) -> Clocked:
 
 def diagnosed(job: Job, doctor: str) -> tuple[dict[str, Any], Clocked, float]:
     """What the doctor writes about a job, what the job has measured meanwhile, and the seconds it took."""
+    make_photos(job)
     start = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as folder:
         measured = [f"{job.path}", "--clock", f"{folder}/clock", "--stay"]
         written = run([*shlex.split(doctor), "--", sys.executable, *measured])
         clock = read_clock(job, Path(folder))
@@ -178,6 +192,18 @@ def diagnosed(job: Job, doctor: str) -> tuple[dict[str, Any], Clocked, float]:
     return found, clock, seconds
 
 
+def make_photos(job: Job) -> None:
+    """Those that a job asks for, before it is watched: each run of it would make and lose its own."""
+    nodes = ast.walk(ast.parse(job.path.read_text(encoding="utf-8")))
+    texts = {ast.unparse(node) for node in nodes if isinstance(node, ast.Call)}
+    made = {text for text in texts if text.startswith("job.photos(")}
+    if made:
+        code = (
+            f"import sys; sys.path.insert(0, {str(JOBS)!r}); import job; {'; '.join(sorted(made))}"
+        )
+        run([sys.executable, "-c", code])
+
+
 def judged(job: Job, waiting_share: float, found: dict[str, Any]) -> dict[str, Any]:
     """What the doctor found of the cause, and whether it is right.
 
@@ -189,10 +215,12 @@ def judged(job: Job, waiting_share: float, found: dict[str, Any]) -> dict[str, A
     first = found["causes"][0] if found["causes"] else {"kind": None, "where": None}
     share = found["shares"].get("data", 0.0) + found["shares"].get("worker start", 0.0)
     file, _, number = (first["where"] or "").rpartition(":")
-    is_line = job.line is None or (Path(file).name == job.path.name and number == f"{job.line}")
+    is_named = Path(file).name == job.path.name and number in map(str, job.lines)
     return {
-        "cause": job.cause, "cause_found": first["kind"], "is_cause": first["kind"] == job.cause,
-        "line": job.line, "where_found": first["where"], "is_line": is_line,
+        "cause": " or ".join(job.causes), "cause_found": first["kind"],
+        "is_cause": first["kind"] in job.causes,
+        "line": next(iter(job.lines), None), "where_found": first["where"],
+        "is_line": is_named or not job.lines,
         "waiting": round(waiting_share, 3), "waiting_found": round(share, 3),
         "is_waiting": abs(share - waiting_share) <= WAITING_POINTS,
     }  # fmt: skip
@@ -263,14 +291,20 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help="jobs; all where none is named")
-    parser.add_argument("--doctor", default=f"{sys.executable} -m flambeau doctor --json")
+    parser.add_argument("--doctor", default=DOCTOR)
     parser.add_argument(
         "--pairs", type=int, default=3, help="runs without and with the remedy; 0 for none"
     )
+    parser.add_argument("--short", action="store_true", help=f"the doctor with{SHORT}, no pairs")
+    parser.add_argument("--threads", type=int, help="of torch in the jobs; all cores by default")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()
     if told.pairs < 0:
         parser.error("--pairs must be at least 0")
+    if told.short:
+        told.doctor, told.pairs = told.doctor + SHORT, 0
+    if told.threads:
+        os.environ[THREADS] = f"{told.threads}"
     packages = ("torch", "lightning", "transformers", "accelerate", "timm")
     origin = {
         "versions": {name: importlib.metadata.version(name) for name in packages},
@@ -288,6 +322,7 @@ def main() -> int:
         program, *words = shlex.split(told.doctor)
         doctor = shlex.quote(shlex.join([Path(program).name, *words]))
         command = f"python bench/doctor.py {job.path.stem} --doctor {doctor} --pairs {told.pairs}"
+        command += f" --threads {told.threads}" if told.threads else ""
         record(rows[-1] | origin | {"command": command}, __file__, keep=told.record)
     print(table(rows), *(f"{name} failed" for name in failed), sep="\n")
     return int(bool(failed) or not all(map(is_good, rows)))

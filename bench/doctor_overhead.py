@@ -7,11 +7,13 @@ of 10000 steps itself, 2.5 seconds: of so short steps a fifth is watched, half a
 runs the same loop bare, under `flambeau doctor`'s watch, and by `traceml run` with `trace_step` around each
 step, in turn; the figures of a run are the medians of its blocks, of wall time and of CPU time of the process
 that trains with all its threads, which other programs disturb less. One JSON line per contender: the medians
-over the rounds of its ratios to the bare run of the same round.
+over the rounds of its ratios to the bare run of the same round. Without TraceML (traceml-ai) there is none of
+it; `load` is how many programs wanted a CPU before.
 """
 
 import argparse
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -81,13 +83,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--record", action="store_true")
     told = parser.parse_args()
-    found: dict[str, list[dict[str, float]]] = {"bare": [], "doctor": [], "traceml": []}
+    found: dict[str, list[dict[str, float]]] = {"bare": [], "doctor": []}
+    versions = {"torch": torch.__version__}
+    if importlib.util.find_spec("traceml_ai"):
+        found["traceml"] = []
+        versions["traceml"] = importlib.metadata.version("traceml-ai")
+    load = round(os.getloadavg()[0], 2)
     with tempfile.TemporaryDirectory() as place:
         script = Path(place) / "train.py"
         script.write_text(SCRIPT, encoding="utf-8")
         for number in range(told.rounds):
             names = list(found)
-            for name in names[number % 3 :] + names[: number % 3]:
+            for name in names[number % len(names) :] + names[: number % len(names)]:
                 found[name].append(one_run(name, script))
                 print(name, found[name][-1], file=sys.stderr, flush=True)
     for name, runs in found.items():
@@ -101,10 +108,7 @@ def main() -> None:
                 f"{figure}_to_bare": round(statistics.median(ratios), 4),
                 f"{figure}_ratios": [round(ratio, 4) for ratio in ratios],
             }
-        row |= {
-            "torch": torch.__version__, "traceml": importlib.metadata.version("traceml-ai"),
-            "cpu": cpu_model(), "commit": commit(),
-        }  # fmt: skip
+        row |= {**versions, "cpu": cpu_model(), "load": load, "commit": commit()}
         record(row, __file__, keep=told.record)
 
 

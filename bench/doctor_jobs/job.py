@@ -2,8 +2,8 @@
 
 Each job is a training script as a user writes it, with one cause of lost time that is known:
 
-    CAUSE     in the doctor's words
-    WHERE     the line that is to blame, as it stands in the script; None where no line of it is
+    CAUSE     in the doctor's words; several where each of them is right
+    WHERE     the line that is to blame, as it stands in the script; None where no line of it is, or several
     REMEDY    the lever that helps; None where only an edit of the script does
     TRAINER   whose loop it is
 

@@ -10,8 +10,8 @@ from flambeau.sandbox.sandbox import Sandbox
 from flambeau.tune.doctor import outside_sampler
 from flambeau.tune.doctor.evaluation_lines import evaluation_lines
 from flambeau.tune.doctor.outside_sampler import rows_of_stacks, why_not
-from flambeau.tune.doctor.shares import by_line, rows_of
-from flambeau.tune.doctor.trial import Script
+from flambeau.tune.doctor.shares import by_line, data_work, rows_of, shares_of
+from flambeau.tune.doctor.trial import Script, Trial
 from flambeau.tune.watch.plan import Plan
 
 SITE = "/env/lib/python3.11/site-packages"
@@ -19,6 +19,8 @@ TRAINER: dict[str, Any] = {
     "process": 7,
     "thread": 7,
     "seconds": 4.0,
+    "steps": 9,
+    "batches": 9,
     "training_lines": [["/me/a.py", 9, "test"], ["/me/a.py", 20, "<module>"]],
     "evaluations": [],
 }
@@ -50,6 +52,117 @@ def test_lines_of_threads_and_processes() -> None:
     assert rows[8] == [["main", "worker", "", "", "/me/d.py", 4, "__getitem__", 2.0]]
     assert rows.keys() == {7, 8}
     assert rows_of_stacks("", TRAINER) == {}
+
+
+PRODUCER = """\
+def work(self):
+    while True:
+        self.ready.put(
+            decoded(next(paths)))
+
+def log():
+    while True:
+        sleep(1)
+"""
+
+
+def test_a_thread_of_the_script_that_makes_batches(tmp_path: Path) -> None:
+    """One that puts nothing into a queue, such as a logger, makes none."""
+    file = tmp_path / "a.py"
+    file.write_text(PRODUCER)
+    own = 'process 7:"python"'
+    run = "run (/usr/lib/python3.11/threading.py:982)"
+    rows = rows_of_stacks(
+        stacks(
+            f"{own};thread (7): MainThread;<module> (/me/a.py:20);get (/usr/lib/python3.11/queue.py:9);"
+            "wait (/usr/lib/python3.11/threading.py:5) 3",
+            f"{own};thread (7): MainThread;<module> (/me/a.py:21) 1",
+            f"{own};thread (8): Thread-1;{run};work ({file}:4);load ({SITE}/PIL/ImageFile.py:5) 3",
+            f"{own};thread (8): Thread-1;{run};work ({file}:3);put (/usr/lib/python3.11/queue.py:9);"
+            "wait (/usr/lib/python3.11/threading.py:5) 1",
+            f"{own};thread (9): Thread-2;{run};log ({file}:8) 4",
+        ),
+        TRAINER,
+    )
+    made = [row for row in rows[7] if row[0] == "producer"]
+    assert sorted(row[1:3] + row[4:6] + row[7:] for row in made) == [
+        ["data", "decode", f"{file}", 4, 3.0],
+        ["data", "idle", f"{file}", 3, 1.0],
+    ]
+    trainer = TRAINER | {
+        "seen": rows[7],
+        "batches": 0,
+        "waited_s": 0.0,
+        "started_s": 0.0,
+    }
+    assert shares_of(trainer)["data"] == 0.75
+    work = data_work(Trial([trainer], []))
+    assert work.shares == {"decode": 1.0} and work.lines["decode"] == [(f"{file}:4", 1.0)]
+
+
+OWN_LOADER = """\
+def batches():
+    while True:
+        yield shrunk(images)
+
+for x in (
+    batches()
+):
+    for p in net.parameters():
+        seen.add(name(p))
+    step(x)
+    y = next(more)
+"""
+
+
+@pytest.mark.parametrize(("clocked", "phase"), [(0, "data"), (9, "")])
+def test_batches_of_a_generator_of_the_script_are_data(
+    clocked: int, phase: str, tmp_path: Path
+) -> None:
+    """Where there is no DataLoader, whose time is clocked."""
+    file = tmp_path / "a.py"
+    file.write_text(OWN_LOADER)
+    lines = {f"<module> ({file}:{at});inner (/me/b.py:{at})": at for at in (5, 6, 8, 9, 11)}
+    text = stacks(*(f"thread (7): MainThread;{one} 1" for one in lines))
+    trainer = TRAINER | {"training_lines": [[f"{file}", 10, "<module>"]], "batches": clocked}
+    phases = {row[5]: row[1] for row in rows_of_stacks(text, trainer)[7]}
+    assert phases == {5: phase, 6: phase, 8: "", 9: "", 11: phase}
+
+
+NO_LOADER = """\
+def accuracy(net):
+    net.eval()
+    with torch.no_grad():
+        guesses = net(held_inputs)
+    return count(guesses)
+
+def train(net, teacher):
+    for x in inputs:
+        with torch.no_grad():
+            y = teacher(x)
+        step(net(x), y)
+        net.eval()
+        with torch.inference_mode():
+            shown = net(held_inputs)
+
+def distill(teacher):
+    with torch.no_grad():
+        return teacher(x)
+"""
+
+
+def test_an_evaluation_without_a_loader(tmp_path: Path) -> None:
+    """A function with eval() and without gradients; of one that trains only such blocks, after eval()."""
+    file = tmp_path / "a.py"
+    file.write_text(NO_LOADER)
+    call = f"_call_impl ({SITE}/torch/nn/modules/module.py:9)"
+    text = stacks(
+        *(f"thread (7): MainThread;f ({file}:{at});{call} 1" for at in (4, 5, 10, 11, 14, 18))
+    )
+    trainer = TRAINER | {"training_lines": [[f"{file}", 11, "train"]]}
+    phases = {row[5]: row[1] for row in rows_of_stacks(text, trainer)[7]}
+    evaluated = {at for at, phase in phases.items() if phase == "evaluation"}
+    assert evaluated == {4, 5, 14}
 
 
 SOURCE = """\

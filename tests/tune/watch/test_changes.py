@@ -1,6 +1,7 @@
 """Changes of a model from outside: same parameters, same results to rounding, and the change in effect."""
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from flambeau.tune.watch.changes import apply_changes, change_model
 from flambeau.tune.watch.loader_clock import CachedBatches
+from flambeau.tune.watch.step_watch import tracer_name
 
 
 class Seen(nn.Module):
@@ -147,3 +149,18 @@ def test_threads_of_workers_are_limited_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("flambeau.tune.watch.changes.get_worker_info", lambda: "a worker")
     torch.set_num_threads(16)
     assert asked == [16, 1]
+
+
+def test_a_tracer_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.getprofile()
+    for name in ("settrace", "setprofile"):
+        monkeypatch.setattr(sys, name, getattr(sys, name))  # put back at the end
+
+    def counts(*_: object) -> None: ...
+
+    sys.setprofile(counts)
+    named = tracer_name()
+    sys.setprofile(before)
+    apply_changes({"no_tracer": True})
+    sys.setprofile(counts)
+    assert named.endswith("counts") and sys.getprofile() is before

@@ -2,16 +2,26 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
 
-from flambeau.tune.watch.stack_phases import Activity, CodeLocation, activity_of, note_training
+from flambeau.tune.watch.stack_phases import (
+    Activity,
+    CodeLocation,
+    activity_of,
+    activity_of_lines,
+    note_training,
+)
 
 TORCH = "/env/lib/site-packages/torch"
 SITE = "/env/lib/site-packages"
 TRAIN = ("/home/me/train.py", "main")
 LOADER = (f"{TORCH}/utils/data/dataloader.py", "__next__")
+FETCH = (f"{TORCH}/utils/data/_utils/fetch.py", "fetch")
 CALL = (f"{TORCH}/nn/modules/module.py", "_wrapped_call_impl")
 BACKWARD = (f"{TORCH}/_tensor.py", "backward")
 OPTIMIZER = (f"{TORCH}/optim/optimizer.py", "wrapper")
@@ -59,6 +69,10 @@ def seen(*stack: tuple[str, str]) -> Activity:
         ([OPTIMIZER, ("/home/me/lion.py", "step")], "optimizer"),
         ([OPTIMIZER, ("/home/me/lion.py", "step"), ("/home/me/lion.py", "sign")], "optimizer"),
         ([(f"{TORCH}/serialization.py", "save")], "checkpoint"),
+        ([(f"{SITE}/numpy/lib/_npyio_impl.py", "_savez")], "checkpoint"),
+        ([LOADER, FETCH, ITEM, (f"{TORCH}/serialization.py", "save")], "data"),  # a cache
+        ([("/usr/lib/python3.11/queue.py", "get")], "data"),
+        ([("/usr/lib/python3.11/queue.py", "put")], ""),
         ([("/home/me/train.py", "validate"), CALL], "evaluation"),
         ([("/home/me/train.py", "evaluate_model"), LOADER], "evaluation"),
         ([CALL, (f"{TORCH}/_dynamo/convert_frame.py", "_compile")], "compile"),
@@ -98,6 +112,44 @@ def test_phase(stack: Sequence[tuple[str, str]], phase: str) -> None:
 def test_kind_of_work_in_a_worker(stack: Sequence[tuple[str, str]], kind: str) -> None:
     found = seen(TRAIN, LOADER, WORKER, *stack)
     assert (found.phase, found.kind) == ("worker", kind)
+
+
+def test_what_a_loader_calls_to_make_a_batch_is_collating_whatever_its_name() -> None:
+    """In the fetchers of the torch that is installed, read as text."""
+    file = Path(torch.__file__).parent / "utils/data/_utils/fetch.py"
+    lines = file.read_text(encoding="utf-8").splitlines()
+    kinds = {}
+    for number, line in enumerate(lines, 1):
+        if (
+            "self.collate_fn(" in line
+            or "self.dataset[" in line
+            or "next(self.dataset_iter)" in line
+        ):
+            fetch = CodeLocation(f"{file}", number, "fetch")
+            user = CodeLocation("/home/me/data.py", 2, "cleaned")
+            kinds[line.strip()] = activity_of_lines([user, fetch]).kind
+    collating = {line for line, kind in kinds.items() if kind == "collate"}
+    assert collating and collating == {line for line in kinds if "self.collate_fn(" in line}
+    assert collating < kinds.keys()
+
+
+def test_a_loader_with_a_collate_fn_of_any_name() -> None:
+    seen: list[str] = []
+
+    def cleaned(samples: list[int]) -> list[int]:
+        seen.append(activity_of(sys._getframe()).kind)
+        return samples
+
+    class Numbers(Dataset[int]):
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> int:
+            seen.append(activity_of(sys._getframe()).kind)
+            return index
+
+    list(DataLoader(Numbers(), batch_size=2, collate_fn=cleaned))
+    assert seen == ["", "", "collate"]
 
 
 def test_the_line_is_the_users() -> None:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.recipes.setup.environment import usable_cpus
+from flambeau.tune.doctor.asked_values import computes_what_it_asks_for
 from flambeau.tune.doctor.formatting import Cause, at_line, compiled_anew, line_with_source, percent
+from flambeau.tune.doctor.outside_sampler import PRODUCER
 from flambeau.tune.doctor.shares import (
     PHASES,
     DataWork,
@@ -34,6 +36,7 @@ _MAX_FAULT_S = 5e-6  # upper bound of kernel time per page fault; 2e-6 measured 
 _SLEEP = (
     0.3  # share of workers' time without CPU above which more workers than CPUs make sense; chosen
 )
+MOSTLY = 0.5  # of a line's time that calls must take, so that they stand for all of it; chosen
 _FULL = 0.9
 _PYTHON_PHASES = ("python", "")
 SLOWS_ALL = ("debug mode", "threads")
@@ -143,7 +146,10 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> Iter
         yield Cause("many workers" if are_many else "worker start", whole, line, text)
         return
     if not work.shares:
-        yield Cause("read", whole, "", f"waits for data {percent(whole)} of the time")
+        lines = by_line(rows_of(trial.trainers[0]), ("data",))
+        where = max(lines, key=lines.__getitem__, default="")
+        text = f"waits for data {percent(whole)} of the time{line_with_source(where)}"
+        yield Cause("read", whole, where, text)
         return
     kind = work.first
     where, _ = work.lines[kind][0]
@@ -152,6 +158,8 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> Iter
         who = f"its {workers} workers spend {share} of their work"
         if workers == 1:
             who = f"its worker spends {share} of its work"
+    elif any(row.thread == PRODUCER for row in rows_of(trial.trainers[0])):
+        who = f"they are made by a thread of the script, which spends {share} of its work"
     else:
         who = f"they are made in the training process, {share} of that time"
     what = f"{who} on {_DATA_KINDS[kind]}{line_with_source(where)}"
@@ -161,14 +169,17 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> Iter
 def waiting_lines(trial: Trial) -> dict[str, float]:
     """Lines that make the host wait for the device, with their share of the first rank's time.
 
-    A line takes as long as its timed calls, or as stack samples show it outside of the model, if longer.
+    A line takes as long as its timed calls, or as stack samples show it outside of the model, if longer and
+    if it computes what it asks for.
     """
     trainer = trial.trainers[0]
     sampled = by_line(rows_of(trainer), _PYTHON_PHASES)
-    return {
-        where: max(share, sampled.get(where, 0.0) / trainer["seconds"])
-        for where, share in timed_waits(trial).items()
-    }
+    lines = timed_waits(trial)
+    for where, share in lines.items():
+        whole = sampled.get(where, 0.0) / trainer["seconds"]
+        if share > MOSTLY * whole or computes_what_it_asks_for(where):
+            lines[where] = max(share, whole)
+    return lines
 
 
 def timed_waits(trial: Trial) -> dict[str, float]:
@@ -191,23 +202,25 @@ def _line_causes(trial: Trial, lines: dict[str, float]) -> Iterator[Cause]:
     """The user's Python between the parts of a step; calls in it that wait for the device come separately."""
     trainer = trial.trainers[0]
     total = sum(lines.values())
-    copies: dict[str, float] = defaultdict(float)  # they are separate causes
+    apart: dict[str, float] = defaultdict(float, lines)  # they are separate causes
     for file, line, _, _, seconds, _ in _calls(trainer, are_copies=True):
-        copies[f"{file}:{line}"] += seconds / trainer["step_s"]
+        apart[f"{file}:{line}"] += seconds / trainer["step_s"]
     if total >= _MIN_SHARE:
         where = max(lines, key=lines.__getitem__)
         calls = sum(call[3] for call in _calls(trainer, are_copies=False))
+        what = "calls that wait for the device"
+        if trainer["device"] == "cpu":
+            what = "lines that ask tensors for their values, such as .item()"
         text = (
-            f"{percent(total)} of the time goes to calls that wait for the device, "
+            f"{percent(total)} of the time goes to {what}, "
             f"{calls:.0f} in a step, most{line_with_source(where).lstrip(',')}"
         )
         if busy := device_share(trial):
             text += f"; the GPU computes {percent(busy)} of the time"
         yield Cause("sync", total, where, text)
     python = {
-        where: max(0.0, seconds / trainer["seconds"] - copies[where])
+        where: max(0.0, seconds / trainer["seconds"] - apart[where])
         for where, seconds in by_line(rows_of(trainer), _PYTHON_PHASES).items()
-        if where not in lines
     }
     if python:
         share = sum(python.values())
@@ -234,11 +247,15 @@ def _phase_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
         ),
     }
     if not facts.get("fused"):  # a fused one cannot become faster
+        is_torchs = facts.get("is_torchs", True)
         text = (
             f"the optimizer takes {share['optimizer']} of the time "
-            f"({facts.get('name', '?')} of {facts.get('tensors', 0)} tensors, not fused)"
+            f"({facts.get('name', '?')} of {facts.get('tensors', 0)} tensors"
+            f"{', not fused' * bool(is_torchs and facts.get('can_fuse'))})"
         )
-        yield Cause("optimizer", shares["optimizer"], "", text)
+        lines = {} if is_torchs else by_line(rows, ("optimizer",))
+        where = max(lines, key=lines.__getitem__, default="")
+        yield Cause("optimizer", shares["optimizer"], where, text + line_with_source(where))
     for phase, text in texts.items():
         lines = by_line(rows, (phase,))
         where = max(lines, key=lines.__getitem__, default="")
@@ -297,18 +314,22 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
             yield Cause("small steps", gap, "", text)
             return
         share = busy
-    if not busy and count and _are_small(trainer, operations):
-        whole = share + shares["optimizer"] + shares["python"]
-        if not _do_fit(trainer, operations, whole):
-            lines = by_line(rows_of(trainer), ("forward",))
-            where = max(lines, key=lines.__getitem__, default="")
-            text = (
-                f"the model takes {percent(share)} of the time, and torch's operations only "
-                f"{percent(min(share, operations['seconds'] / trainer['step_s']))}: the rest is Python or "
-                f"other code in it{line_with_source(where)}"
-            )
-            yield Cause("python", share, where, text)
-            return
+    are_small = bool(not busy and count and _are_small(trainer, operations))
+    whole = share + shares["optimizer"] + shares["python"] if are_small else share
+    lines = by_line(rows_of(trainer), ("forward",))
+    where = max(lines, key=lines.__getitem__, default="")
+    # The kernels of a compiled model are none of torch's operations.
+    is_at_line = lines.get(where, 0.0) > share * trainer["seconds"] / 2 and not trainer["graphs"]
+    is_known = not busy and count and (are_small or is_at_line)
+    if is_known and not _do_fit(trainer, operations, whole, longer=_UNKNOWN if are_small else 2):
+        text = (
+            f"the model takes {percent(share)} of the time, and torch's operations only "
+            f"{percent(min(share, operations['seconds'] / trainer['step_s']))}: the rest is Python or "
+            f"other code in it{line_with_source(where)}"
+        )
+        yield Cause("python", share, where, text)
+        return
+    if are_small:
         text = (
             f"{1000 * whole * trainer['step_s']:.2g} ms of a step are {count:.0f} operations of "
             f"{1e6 * operations['seconds'] / count:.0f} us: Python and the starts of operations take longer "
@@ -323,11 +344,17 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
     yield Cause("model", share, "", text)
 
 
-def _do_fit(trainer: dict[str, Any], operations: dict[str, Any], share: float) -> bool:
-    """Whether the operations and their starts are about as long as this share of an undisturbed step."""
+def _do_fit(
+    trainer: dict[str, Any], operations: dict[str, Any], share: float, *, longer: float
+) -> bool:
+    """Whether the operations and their starts are about as long as this share of an undisturbed step.
+
+    Args:
+        longer: times as long as in the profiled steps that operations may take.
+    """
     fastest: float = min(trainer.get("times") or [trainer["step_s"]])
-    known_s: float = operations["seconds"] + _START_S * operations["count"]
-    return bool(_UNKNOWN * known_s >= share * min(fastest, trainer["step_s"]))
+    known_s: float = longer * operations["seconds"] + _UNKNOWN * _START_S * operations["count"]
+    return bool(known_s >= share * min(fastest, trainer["step_s"]))
 
 
 def _are_small(trainer: dict[str, Any], operations: dict[str, Any]) -> bool:
@@ -343,6 +370,10 @@ def _are_small(trainer: dict[str, Any], operations: dict[str, Any]) -> bool:
 def _debug_causes(trial: Trial) -> Iterator[Cause]:
     """Their share is known only after a trial without the debug mode."""
     trainer = trial.trainers[0]
+    if tracer := trainer.get("tracer"):
+        text = f"Python calls {tracer} at each line or call, as sys.settrace or sys.setprofile asks for"
+        yield Cause("debug mode", _MIN_SHARE, "", text)
+        return
     if trainer["anomaly"]:
         yield Cause("debug mode", _MIN_SHARE, "", "autograd's anomaly detection is on")
         return

@@ -1,10 +1,10 @@
 """Which lines of a script belong to its evaluations, by what they do: they read data without gradients."""
 
-import ast
 import functools
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+
+from flambeau.tune.doctor.script_statements import lines_of, statements_of
 
 
 def evaluation_lines(
@@ -32,18 +32,5 @@ def evaluation_lines(
 @functools.cache
 def _statement(file: str, line: int, without: frozenset[int]) -> range | None:
     """The lines of the largest statement that holds one line and none of the others."""
-    ranges = [one for one in _statements(file) if line in one and not without & set(one)]
-    return max(ranges, key=len, default=None)
-
-
-@functools.lru_cache(maxsize=64)
-def _statements(file: str) -> list[range]:
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    return [
-        range(one.lineno, (one.end_lineno or one.lineno) + 1)
-        for one in ast.walk(tree)
-        if isinstance(one, ast.stmt)
-    ]
+    ranges = map(lines_of, statements_of(file))
+    return max((r for r in ranges if line in r and not without & set(r)), key=len, default=None)

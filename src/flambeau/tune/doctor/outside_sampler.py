@@ -16,9 +16,12 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flambeau.tune.doctor.evaluation_lines import evaluation_lines
+from flambeau.tune.doctor.script_statements import asks_for_batch, is_in_evaluation, is_in_producer
+from flambeau.tune.watch.code_origin import origin_of_file
 from flambeau.tune.watch.outside import ANSWER, STACKS_READ, WAIT
 from flambeau.tune.watch.plan import write_whole
 from flambeau.tune.watch.stack_phases import CodeLocation, activity_of_lines
@@ -38,6 +41,8 @@ if hasattr(libc := ctypes.CDLL(None), "prctl"):
 print(flush=True)
 input()
 """
+PRODUCER = "producer"
+"""Thread of the rows of a script's own threads that make batches for the one that trains."""
 _FEEDER = "QueueFeederThread"
 _DENIED = (
     "a process may not read another one here (a container: docker run --cap-add SYS_PTRACE; "
@@ -184,8 +189,12 @@ def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list
         return {}
     seconds = trainer["seconds"] / count
     training = {(file, function) for file, _, function in trainer["training_lines"]}
-    evaluations = evaluation_lines(trainer["evaluations"], trainer["training_lines"])
-    rows = {trainer["process"]: _rows("main", own, seconds, training, evaluations)}
+    texts = _phases_by_text(own, trainer)
+    rows = {trainer["process"]: _rows("main", own, seconds, training, texts)}
+    producers = [one for one in stacks if _is_producer(one, trainer)]
+    rows[trainer["process"]] += [
+        [PRODUCER, "data", *row[2:]] for row in _rows(PRODUCER, producers, seconds)
+    ]
     for one in stacks:
         if one.process == trainer["process"]:
             continue
@@ -193,9 +202,47 @@ def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list
         is_worker = is_main and activity_of_lines(one.lines).phase == "worker"
         if is_worker or one.name.strip(": ").startswith(_FEEDER):
             name = "main" if is_main else _FEEDER
-            rows.setdefault(one.process, []).extend(_rows(name, [one], seconds, (), {}))
+            rows.setdefault(one.process, []).extend(_rows(name, [one], seconds))
     # A feeder alone is that of another program with a queue.
     return {process: seen for process, seen in rows.items() if any(r[0] == "main" for r in seen)}
+
+
+def _phases_by_text(
+    stacks: Sequence[_Stack], trainer: Mapping[str, Any]
+) -> dict[tuple[CodeLocation, ...], str]:
+    """What the text of a script says of its stacks: they evaluate, or ask its own generator for a batch."""
+    trained: dict[str, set[int]] = defaultdict(set)
+    for file, line, _ in trainer["training_lines"]:
+        trained[file].add(line)
+    steps = {file: frozenset(lines) for file, lines in trained.items()}
+    by_loader = evaluation_lines(trainer["evaluations"], trainer["training_lines"])
+    # Batches of a DataLoader are clocked, and a generator around them is none of its time.
+    is_clocked = trainer["batches"] * 2 >= trainer["steps"]
+
+    def phase_of(lines: Sequence[CodeLocation]) -> str:
+        is_called = False
+        asks = False
+        for file, number, _ in lines:
+            if origin_of_file(file).owner == "user":
+                at = file, number, steps.get(file, frozenset())
+                if number in by_loader.get(file, ()) or is_in_evaluation(*at):
+                    return "evaluation"
+                asks = asks or (is_called and asks_for_batch(*at))
+            is_called = True
+        return "data" if asks and not is_clocked else ""
+
+    return {one.lines: phase_of(one.lines) for one in stacks}
+
+
+def _is_producer(stack: _Stack, trainer: Mapping[str, Any]) -> bool:
+    """Whether it is another thread of the script in the process that trains, which makes batches for it."""
+    if stack.process != trainer["process"] or stack.thread == trainer["thread"]:
+        return False
+    return any(
+        line.file.endswith("concurrent/futures/thread.py")
+        or (origin_of_file(line.file).owner == "user" and is_in_producer(line.file, line.line))
+        for line in stack.lines
+    )
 
 
 def _is_wait(line: CodeLocation) -> bool:
@@ -227,15 +274,15 @@ def _rows(
     name: str,
     stacks: Sequence[_Stack],
     seconds: float,
-    training: Collection[tuple[str, str]],
-    evaluations: Mapping[str, Collection[int]],
+    training: Collection[tuple[str, str]] = (),
+    texts: Mapping[tuple[CodeLocation, ...], str] = MappingProxyType({}),
 ) -> list[list[Any]]:
     total: Counter[tuple[str, str, CodeLocation]] = Counter()
     for one in stacks:
         phase, kind, location = activity_of_lines(one.lines, training)
-        evaluates = any(line.line in evaluations.get(line.file, ()) for line in one.lines)
-        if evaluates and phase not in ("checkpoint", "compile"):
-            phase = "evaluation"
+        text = texts.get(one.lines, "")
+        if not phase or (text == "evaluation" and phase not in ("checkpoint", "compile")):
+            phase = text or phase
         total[phase, kind, location or CodeLocation("", 0, "")] += one.times
     return [
         [name, phase, kind, "", *location, count * seconds]

@@ -12,6 +12,7 @@ from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.setup.freed_memory import KEEP_FREED, can_keep_freed
 from flambeau.tune.doctor.causes import (
     FASTER_ON_ONE,
+    MOSTLY,
     SLOWS_ALL,
     Findings,
     gain_of_one_thread,
@@ -27,7 +28,6 @@ _CACHED = 8  # batches
 _OR_TENSORS = ", or batches of tensors, which go through shared memory"
 _WORTH_TRYING = 0.04  # changes that could save a smaller share of the time are not tried; chosen
 
-_MOSTLY = 0.7  # of their lines' time that calls must take, so that a trial shows it; chosen
 LINES_STAY = (
     "not tried: only the calls can be left out from outside, not what else these lines compute"
 )
@@ -100,17 +100,12 @@ def _for_data(findings: Findings) -> Iterator[Remedy]:
         return
     line = _loader_line(findings)
     workers: int = loader["num_workers"]
-    yield Remedy(
-        "cached batches",
-        f"no data to wait for: the most that any change of the loader can give{line}",
-        {"cached": _CACHED},
-        _saved(whole),
-        "data",
-        at_most=False,
-        is_bound=True,
-    )
+    # Neither batches in memory nor more of them ahead spare the start of workers that are made anew.
+    start_stays = loader.get("is_made_anew") and start > waits
+    if not start_stays:
+        yield _cached(line, whole)
     yield from _for_workers(findings, whole=whole, start=start)
-    if workers and waits >= _WORTH_TRYING and work.idle > 0.2:
+    if workers and waits >= _WORTH_TRYING and work.idle > 0.2 and not start_stays:
         how = f"DataLoader(prefetch_factor=8){line}"
         yield Remedy("prefetch=8", how, {"prefetch": 8}, _saved(waits), "data")
     images = work.shares.get("decode", 0) + work.shares.get("transform", 0)
@@ -120,6 +115,19 @@ def _for_data(findings: Findings) -> Iterator[Remedy]:
     if findings.trial.trainers[0]["device"] != "cpu" and not loader["pin_memory"]:
         how = f"DataLoader(pin_memory=True), and .to(device, non_blocking=True){line}"
         yield Remedy("pin memory", how, {"pin": True}, _saved(waits), "copy")
+
+
+def _cached(line: str, whole: float) -> Remedy:
+    """The bound of all changes of the loader."""
+    return Remedy(
+        "cached batches",
+        f"no data to wait for: the most that any change of the loader can give{line}",
+        {"cached": _CACHED},
+        _saved(whole),
+        "data",
+        at_most=False,
+        is_bound=True,
+    )
 
 
 def _for_workers(findings: Findings, *, whole: float, start: float) -> Iterator[Remedy]:
@@ -182,7 +190,7 @@ def _for_waits(findings: Findings) -> Iterator[Remedy]:
     change = {"skip_waits": lines}
     # A trial leaves out the calls; what a check such as torch.isnan(x).any() computes before stays.
     calls = sum(timed_waits(findings.trial).values())
-    refused = "" if calls > _MOSTLY * share else LINES_STAY
+    refused = "" if calls > MOSTLY * share else LINES_STAY
     yield Remedy(
         "skip waiting calls", how, change, _saved(share), "sync", at_most=False, refused=refused
     )
@@ -210,6 +218,10 @@ def _for_process(findings: Findings) -> Iterator[Remedy]:
     trial, shares = findings.trial, findings.shares
     first = trial.trainers[0]
     cpus = usable_cpus()
+    if tracer := first.get("tracer"):
+        how = f"remove sys.settrace or sys.setprofile of {tracer}: a debugger, a profiler, coverage"
+        change = {"no_tracer": True}
+        yield Remedy("no tracer", how, change, 2.0, "debug mode", at_most=False)
     if first["anomaly"]:
         how = "remove torch.autograd.set_detect_anomaly(True)"
         change = {"no_anomaly": True}

@@ -1,5 +1,7 @@
 """Where the time of a step goes, as shares, from what one watched run has recorded."""
 
+import linecache
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +22,16 @@ PHASES = (
     "compile",
 )
 """What a step's time is divided into."""
+_C_CALLS = (
+    (
+        r"\b(zlib|gzip|bz2|lzma|brotli|zstd|zstandard|snappy|blosc2?|lz4\.\w+)\.decompress\(|"
+        r"\b(json|orjson|ujson|pickle|marshal|msgpack)\.(loads?|unpackb)\(|"
+        r"\b(imdecode|imread|b64decode)\(",
+        "decode",
+    ),
+    (r"\.(execute|fetchone|fetchall|read|readline|readinto|recv)\(|\b(listdir|scandir)\(", "read"),
+)
+"""What lines do that call C code, which has no lines of its own."""
 _PLAUSIBLE = 1.2  # largest ratio of GPU time in a profiled step to the time of a step; chosen
 
 
@@ -162,7 +174,9 @@ def kind_of(row: Row) -> str:
         row.kind in ("decode", "read") and row.waits == "sleep"
     ):
         return "read"
-    return row.kind or "transform"
+    text = "" if row.kind else linecache.getline(row.file, row.line)
+    called = (kind for pattern, kind in _C_CALLS if re.search(pattern, text))
+    return row.kind or next(called, "transform")
 
 
 def by_line(rows: Iterable[Row], phases: tuple[str, ...]) -> dict[str, float]:

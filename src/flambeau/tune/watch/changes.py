@@ -3,11 +3,11 @@
 By name, with their values:
 
 - every DataLoader, see `loader_clock.py`: workers (a number; of iterable data sets only for the classes in
-  shared, see `worker_shares.py`), prefetch (a number), persistent, once (of those made at the same line, the
+  shared, see `worker_shares.py`), prefetch (a number), persistent, once (of those made on the same way, the
   first is used in the place of later ones), pin, cached (number of batches to keep),
   alone (seconds), fast;
 - the process: threads and worker_threads (at most), keep_freed, tf32, cudnn_benchmark, no_anomaly,
-  no_profiler, no_saves;
+  no_tracer, no_profiler, no_saves;
 - optimizers: fused, foreach, set_to_none;
 - the model, that is every module with trainable parameters that is called from outside of modules:
   channels_last, autocast (the name of a dtype), compile;
@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -52,10 +53,19 @@ def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
         _zero_by_none()
     if change.get("no_anomaly"):
         torch.set_anomaly_enabled = lambda *_, **__: None
+    if change.get("no_tracer"):
+        for name in ("settrace", "setprofile"):
+            setattr(sys, name, lambda _: None)
     if change.get("no_profiler"):
         _silence_profiler()
     if change.get("no_saves"):
-        torch.save = lambda *_, **__: None
+        for owner, name in (
+            (torch, "save"),
+            (numpy, "save"),
+            (numpy, "savez"),
+            (numpy, "savez_compressed"),
+        ):
+            setattr(owner, name, lambda *_, **__: None)
     if change.get("tf32"):
         torch.set_float32_matmul_precision("high")
     if change.get("cudnn_benchmark"):

@@ -6,7 +6,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import get_ident
@@ -20,12 +20,17 @@ from torch.utils.data import DataLoader, IterableDataset
 from flambeau.data.loading.batch_samples import tensors_in_batch
 from flambeau.data.loading.workers.transport import map_tensors
 from flambeau.tune.watch.plan import write_whole
-from flambeau.tune.watch.stack_phases import CodeLocation, user_line, user_lines
+from flambeau.tune.watch.stack_phases import CodeLocation, user_lines
 from flambeau.tune.watch.worker_shares import WorkerShares, may_change_workers, name_of
 
 _Change = Mapping[str, Any]
+_Way = tuple[CodeLocation, ...]
 _MOST_EVALUATIONS = 100  # ways to a loader that are kept; chosen
 _ALONE_AFTER = 10  # batches, so that prefetched ones are used up; chosen
+
+
+def _way_to(frame: FrameType | None) -> _Way:
+    return tuple(reversed(user_lines(frame)))
 
 
 @dataclass(slots=True)
@@ -37,13 +42,14 @@ class LoaderClock:
         waited_s: for batches, except for the first of an epoch with workers.
         started_s: until the workers have given their first batch, and until they have ended.
         last: the loader that gave the last batch.
-        lines: where each loader was made.
+        ways: the lines that led to where each loader was made, the outermost first.
         is_inside: now in a loader; the loaders that it uses do not count.
         evaluates: the last batch was requested without gradients.
         pause: batches that do not count; then `after_pause` is called.
         after_pause: takes whether a loader has ended, after which there may be no further batch.
         shares: which data sets split their samples among workers; None if not watched.
-        made_again: lines at which loaders were made after the first step.
+        read: such ways to loaders that were iterated.
+        made_again: those on which another loader was made later, after the first step.
         evaluations: lines that led to a loader without gradients, the outermost first.
     """
 
@@ -52,21 +58,28 @@ class LoaderClock:
     started_s: float = 0.0
     batches: int = 0
     last: DataLoader[Any] | None = None
-    lines: "weakref.WeakKeyDictionary[Any, CodeLocation]" = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
+    ways: "weakref.WeakKeyDictionary[Any, _Way]" = field(default_factory=weakref.WeakKeyDictionary)
     is_inside: bool = False
     evaluates: bool = False
     pause: int = 0
     after_pause: Callable[[bool], None] = lambda is_end: None
     shares: WorkerShares | None = None
-    made_again: set[CodeLocation] = field(default_factory=set)
-    evaluations: set[tuple[CodeLocation, ...]] = field(default_factory=set)
+    read: set[_Way] = field(default_factory=set)
+    made_again: set[_Way] = field(default_factory=set)
+    evaluations: set[_Way] = field(default_factory=set)
+
+    def note_made(self, loader: "DataLoader[Any]", frame: FrameType | None) -> None:
+        """One helper makes loaders for training and for evaluation, so its own line is not enough."""
+        way = _way_to(frame)
+        if way:
+            self.ways[loader] = way
+        if way in self.read:
+            self.made_again.add(way)
 
     def note_evaluation(self, frame: FrameType | None) -> None:
         """Keep the lines that lead to a loader without gradients."""
         if len(self.evaluations) < _MOST_EVALUATIONS:
-            self.evaluations.add(tuple(reversed(user_lines(frame))))
+            self.evaluations.add(_way_to(frame))
 
     def loader_facts(self) -> dict[str, Any]:
         """Of the loader that gave the last batch; empty if there was none."""
@@ -79,8 +92,8 @@ class LoaderClock:
             "num_workers": loader.num_workers,
             "pin_memory": bool(loader.pin_memory),
             "persistent_workers": bool(loader.persistent_workers),
-            "place": self.lines.get(loader),
-            "is_made_anew": self.lines.get(loader) in self.made_again,
+            "place": self.ways[loader][-1] if loader in self.ways else None,
+            "is_made_anew": self.ways.get(loader) in self.made_again,
             "repeats": repeats,  # more workers would give samples more than once
             "shared": [name_of(loader.dataset)] if is_shared else [],
         }
@@ -158,11 +171,9 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
         given = signature.bind(self, *args, **kwargs)
         given.arguments.update(_changed(given.arguments, change))
         make(*given.args, **given.kwargs)
-        if (location := user_line(sys._getframe(1))) is not None:
-            clock.lines[self] = location
-            clock.made_again.add(location)
+        clock.note_made(self, sys._getframe(1))
 
-    batches_of = _batches_of(change, iterate, folder, clock.lines)
+    batches_of = _batches_of(change, iterate, folder, clock.ways)
 
     @functools.wraps(iterate)
     def iterate_timed(self: Any) -> Any:
@@ -170,6 +181,8 @@ def watch_loaders(change: _Change, folder: Path) -> LoaderClock:
             return iterate(self)
         if not is_grad_enabled():
             clock.note_evaluation(sys._getframe(1))
+        if (way := clock.ways.get(self)) is not None:
+            clock.read.add(way)
         clock.is_inside = True
         began = perf_counter()
         try:
@@ -206,13 +219,14 @@ def _batches_of(
     change: _Change,
     iterate: Callable[[Any], Iterator[Any]],
     folder: Path,
-    lines: Mapping[Any, CodeLocation],
+    ways: Mapping[Any, _Way],
 ) -> Callable[[Any], Iterator[Any]]:
-    kept: dict[CodeLocation | None, Any] = {}
     if change.get("once"):
-        return lambda loader: iterate(kept.setdefault(lines.get(loader), loader))
+        kept: dict[Any, Any] = {}
+        return lambda loader: iterate(kept.setdefault(_same(loader, ways), loader))
     if "cached" in change:
-        return CachedBatches(iterate, change["cached"]).batches
+        same = functools.partial(_same, ways=ways)
+        return CachedBatches(iterate, change["cached"], same).batches
     if "alone" in change:
         return lambda loader: _then_alone(loader, iterate, change["alone"], folder)
     if change.get("fast"):
@@ -227,6 +241,14 @@ def _batches_of(
 
         return fast_batches
     return iterate
+
+
+def _same(loader: Any, ways: Mapping[Any, _Way]) -> Any:
+    """What loaders have in common that are one, made anew; the loader itself if nothing says so."""
+    if loader not in ways:
+        return loader
+    data = loader.dataset
+    return ways[loader], name_of(data), len(data) if isinstance(data, Sized) else None
 
 
 def _then_alone(
@@ -248,16 +270,25 @@ def _then_alone(
 
 
 class CachedBatches:
-    """Iterates loaders from `count` batches in memory: the speed of a training whose data cost nothing."""
+    """Iterates loaders from `count` batches in memory: the speed of a training whose data cost nothing.
 
-    def __init__(self, iterate: Callable[[Any], Iterator[Any]], count: int) -> None:
-        self._iterate, self._count = iterate, count
-        self._kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+    Args:
+        same: what loaders that share their batches have in common.
+    """
+
+    def __init__(
+        self,
+        iterate: Callable[[Any], Iterator[Any]],
+        count: int,
+        same: Callable[[Any], Any] = lambda loader: loader,
+    ) -> None:
+        self._iterate, self._count, self._same = iterate, count, same
+        self._kept: dict[Any, list[Any]] = {}
         self._are_changed: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """An epoch with as many batches as the loader has; endless if it has no length."""
-        kept = self._kept.setdefault(loader, [])
+        kept = self._kept.setdefault(self._same(loader), [])
         try:
             length = len(loader)
         except TypeError:

@@ -3,6 +3,7 @@
 import functools
 import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple
 
@@ -14,11 +15,14 @@ _ANY = ".*"
 # A module or its package, the function, and what runs there. The first match counts.
 _PHASES: _Rules = (
     ("torch.utils.data._utils.worker", "_worker_loop", "worker"),
+    ("torch.utils.data._utils.fetch", "fetch", "fetch"),
     ("torch._dynamo.convert_frame", _ANY, "compile"),
     ("torch._inductor.compile_fx", ".*(compile|compiler).*", "compile"),
     ("torch.serialization", "save", "checkpoint"),
     ("torch.distributed.checkpoint", ".*save.*", "checkpoint"),
-    ("safetensors.torch", "save.*", "checkpoint"),
+    ("safetensors", "save.*", "checkpoint"),
+    ("numpy.lib._npyio_impl", "_?save.*", "checkpoint"),
+    ("joblib.numpy_pickle", "dump", "checkpoint"),
     ("flambeau.run.folder", _ANY, "checkpoint"),
     ("lightning.pytorch.loops.evaluation_loop", _ANY, "evaluation"),
     ("pytorch_lightning.loops.evaluation_loop", _ANY, "evaluation"),
@@ -33,6 +37,8 @@ _PHASES: _Rules = (
     ("nvidia.dali", _ANY, "data"),
     ("webdataset", _ANY, "data"),
     ("ffcv", _ANY, "data"),
+    ("queue|multiprocessing.queues", "get", "data"),  # of a thread or process of the script
+    ("concurrent.futures", "result.*", "data"),
     ("datasets.arrow_dataset", _ANY, "data"),
     ("torch._tensor", "backward", "backward"),
     ("torch.autograd", "backward|grad", "backward"),
@@ -129,11 +135,25 @@ class _Tag(NamedTuple):
     owner: str
 
 
+class _Class(NamedTuple):
+    """What a stack is, whatever its lines.
+
+    Attributes:
+        located: number of the frame that gives the location.
+        fetches: number of the frame whose line says whether samples are made, or a batch of them.
+    """
+
+    phase: str
+    kind: str
+    located: int | None
+    fetches: int | None
+
+
 _Stack = tuple[int, ...]
 # By id, because code objects with the same text are equal even from different files.
 _tags: dict[int, _Tag] = {}
-# For a stack of such ids: phase, kind, and the number of the frame that gives the location.
-_known: dict[_Stack, tuple[str, str, int | None]] = {}
+_known: dict[_Stack, _Class] = {}
+"""By stack, as such ids."""
 
 
 def activity_of(frame: FrameType | None) -> Activity:
@@ -147,8 +167,9 @@ def activity_of(frame: FrameType | None) -> Activity:
     known = _known.get(stack)
     if known is None:
         known = _known[stack] = _classify([_tag_of(frame) for frame in frames])
-    phase, kind, number = known
-    return Activity(phase, kind, None if number is None else _location(frames[number]))
+    part = None if known.fetches is None else _location(frames[known.fetches])
+    at = None if known.located is None else _location(frames[known.located])
+    return Activity(known.phase, known.kind or _fetched(part), at)
 
 
 def activity_of_lines(
@@ -164,8 +185,10 @@ def activity_of_lines(
         _that_trains(tag) if (one.file, one.function) in training else tag
         for tag, one in zip(tags, stack, strict=True)
     ]
-    phase, kind, number = _classify(tags)
-    return Activity(phase, kind, None if number is None else stack[number])
+    known = _classify(tags)
+    part = None if known.fetches is None else stack[known.fetches]
+    at = None if known.located is None else stack[known.located]
+    return Activity(known.phase, known.kind or _fetched(part), at)
 
 
 def note_training(frame: FrameType | None) -> list[CodeLocation]:
@@ -183,8 +206,25 @@ def _that_trains(tag: _Tag) -> _Tag:
     return tag._replace(phase="") if tag.phase == "evaluation" else tag
 
 
-def _classify(tags: Sequence[_Tag]) -> tuple[str, str, int | None]:
+def _fetched(location: CodeLocation | None) -> str:
+    """'collate' at the line of torch's loader that calls a collate_fn, whatever its name; else ''."""
+    if location is None or location.line not in _collating_lines(location.file):
+        return ""
+    return "collate"
+
+
+@functools.cache
+def _collating_lines(file: str) -> frozenset[int]:
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return frozenset()
+    return frozenset(number for number, line in enumerate(lines, 1) if "self.collate_fn(" in line)
+
+
+def _classify(tags: Sequence[_Tag]) -> _Class:
     phase = kind = ""
+    fetches: int | None = None
     user: int | None = None
     library: int | None = None
     is_user_code = False  # but not the step() of an optimizer that the user has written
@@ -194,7 +234,12 @@ def _classify(tags: Sequence[_Tag]) -> tuple[str, str, int | None]:
         if tag.phase == "worker":  # the frames around it are those of the trainer when it forked
             phase = tag.phase
             break
-        kind = kind or tag.kind
+        if fetches is None:  # what is around a loader is no work on data
+            kind = kind or tag.kind
+        if tag.phase == "fetch":
+            fetches = number if fetches is None else fetches
+            phase = "" if phase == "checkpoint" else phase  # a cache of a data set
+            continue
         # Buffers and statistics are exchanged, and waited for, within a forward pass.
         stays = phase in _ABOVE_ALL or (phase == "communication" and tag.phase not in _ABOVE_ALL)
         if tag.phase and not stays and not (phase and tag.phase in _BELOW_ALL):
@@ -204,7 +249,7 @@ def _classify(tags: Sequence[_Tag]) -> tuple[str, str, int | None]:
             user = number
         elif library is None and tag.owner == "library":
             library = number
-    return phase, kind, library if user is None else user
+    return _Class(phase, kind, library if user is None else user, fetches)
 
 
 def _location(frame: FrameType) -> CodeLocation:
@@ -262,7 +307,7 @@ def _tag(origin: Origin, name: str) -> _Tag:
 
 def _first(rules: _Rules, module: str, name: str) -> str:
     for where, function, meaning in rules:
-        if re.fullmatch(rf"{where}(\..*)?", module) is None:
+        if re.fullmatch(rf"(?:{where})(\..*)?", module) is None:
             continue
         if function == _ANY or re.fullmatch(function, name):
             return meaning

@@ -292,6 +292,7 @@ class StepWatch:
                 "world": int(os.environ.get("WORLD_SIZE", "1")),
                 "loader": self.loaders.loader_facts(),
                 "threads": torch.get_num_threads(),
+                "tracer": tracer_name(),
                 "anomaly": torch.is_anomaly_enabled(),
                 "optimizer": optimizer_facts(optimizer),
                 "keeps_gradients": self._keeps_gradients,
@@ -309,6 +310,12 @@ class StepWatch:
             self._close_window()
         self._result["made"] = 1 + self._count  # the first step is not in the count
         self._finish()
+
+
+def tracer_name() -> str:
+    """The function that Python calls at each line or call of this thread; '' if none."""
+    tracer = sys.gettrace() or sys.getprofile()
+    return "" if tracer is None else getattr(tracer, "__qualname__", type(tracer).__qualname__)
 
 
 def as_rows(seconds: dict[tuple[str, StackSample], float]) -> list[list[Any]]:

@@ -1,0 +1,84 @@
+"""The statements of a script, and the lines they take, to say more of a line than its text does."""
+
+import ast
+import functools
+from pathlib import Path
+
+
+@functools.lru_cache(maxsize=64)
+def statements_of(file: str) -> list[ast.stmt]:
+    """All statements, inner ones too; none where the file cannot be read."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return []
+    return [one for one in ast.walk(tree) if isinstance(one, ast.stmt)]
+
+
+def lines_of(statement: ast.stmt) -> range:
+    return range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)
+
+
+@functools.cache
+def asks_for_batch(file: str, line: int, trained: frozenset[int]) -> bool:
+    """Whether a line is the head of a loop around a training step, or calls `next`.
+
+    Args:
+        trained: lines of the file that lead to a step of the optimizer.
+    """
+    for one in statements_of(file):
+        if isinstance(one, ast.For):
+            if one.lineno <= line < one.body[0].lineno and trained & set(lines_of(one)):
+                return True
+        elif isinstance(one, ast.Assign) and line in lines_of(one):
+            calls = (node.func for node in ast.walk(one.value) if isinstance(node, ast.Call))
+            if any(isinstance(name, ast.Name) and name.id == "next" for name in calls):
+                return True
+    return False
+
+
+@functools.cache
+def is_in_evaluation(file: str, line: int, trained: frozenset[int]) -> bool:
+    """Whether a line is in a block without gradients, after `eval()` of a model.
+
+    A function that has both, and makes no training step, is an evaluation as a whole: it goes on to compute
+    figures from outputs.
+    """
+    around = [one for one in statements_of(file) if line in lines_of(one)]
+    functions = [one for one in around if isinstance(one, ast.FunctionDef)]
+    whole = max(functions, key=lambda one: one.lineno, default=None)
+    if whole is None or not _has_eval(whole):
+        return False
+    if trained & set(lines_of(whole)):
+        blocks = [one for one in around if _has_eval(one) or _has_eval(*_before(one, whole))]
+        return any(map(_is_without_gradients, blocks))
+    return any(_is_without_gradients(one) for one in ast.walk(whole))
+
+
+def _has_eval(*statements: ast.stmt) -> bool:
+    return any(".eval()" in ast.unparse(one) for one in statements)
+
+
+def _before(statement: ast.stmt, function: ast.FunctionDef) -> list[ast.stmt]:
+    """The statements before one in its block."""
+    blocks = (getattr(node, "body", []) for node in ast.walk(function))
+    return next(
+        (b[: b.index(statement)] for b in blocks if isinstance(b, list) and statement in b), []
+    )
+
+
+def _is_without_gradients(node: ast.AST) -> bool:
+    """Whether it is a `with` or a function under `no_grad` or `inference_mode`."""
+    heads = [item.context_expr for item in node.items] if isinstance(node, ast.With) else []
+    heads += node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    texts = map(ast.unparse, heads)
+    return any("no_grad" in text or "inference_mode" in text for text in texts)
+
+
+@functools.cache
+def is_in_producer(file: str, line: int) -> bool:
+    """Whether a line is in a function that puts something into a queue."""
+    functions = [one for one in statements_of(file) if isinstance(one, ast.FunctionDef)]
+    around = [one for one in functions if line in lines_of(one)]
+    called = [node.func for one in around for node in ast.walk(one) if isinstance(node, ast.Call)]
+    return any(getattr(function, "attr", "") in ("put", "put_nowait") for function in called)
