@@ -30,7 +30,7 @@ class EventsLog:
         """Write an event: a text for people, and numbers that belong to it."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
         line = {"time": now, "step": self._step(), "text": text[:2000], **figures}
-        with contextlib.suppress(OSError), open(self._path, "ab", opener=_no_link) as file:  # noqa: PTH123
+        with contextlib.suppress(OSError), open(self._path, "ab", opener=_no_link) as file:
             if file.tell() < _MAX_BYTES:
                 file.write(json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n")
 
