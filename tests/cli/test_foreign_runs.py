@@ -230,5 +230,15 @@ def test_a_home_that_cannot_be_written_ends_no_training(canary: Path, flambeau: 
     assert flambeau("predict run images/0/1.png --trust").code == 0
 
 
+@pytest.mark.parametrize("name", ["config.toml", "model.safetensors"])
+def test_a_pipe_in_a_run_is_not_waited_for(canary: Path, flambeau: Any, name: str) -> None:
+    assert flambeau("train images --model tiny_convnet --out run", SHORT).code == 0
+    Path("run", name).unlink()
+    os.mkfifo(Path("run", name))
+    answer = flambeau("predict run images/0/0.png")
+    assert (answer.code, "is a pipe, and no file" in answer.err) == (2, True)
+    assert flambeau("verify run").code == (2 if name == "config.toml" else 1)
+
+
 def test_error_of_trust_is_one_of_input() -> None:
     assert issubclass(UntrustedCode, InputError)

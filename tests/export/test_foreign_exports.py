@@ -23,6 +23,7 @@ from flambeau.export.formats.pt2_archive import NotPlain, read_archive
 from flambeau.export.formats.pt2_words import check_words
 from flambeau.export.formats.torch_export_file import read_plain
 from flambeau.provenance import UntrustedCode
+from flambeau.trainer.prediction.trained_model import load_trained
 
 MODEL, SAMPLE = "models/model.json", "data/sample_inputs/model.pt"
 CONSTANTS = "data/constants/model_constants_config.json"
@@ -440,6 +441,79 @@ def test_graph_gives_the_bits_of_torchs_own_reader(tmp_path: Path) -> None:
             for _ in range(2):  # nothing of the first call stays
                 for got, expected in zip(graph(pixels, size), theirs(pixels, size), strict=True):
                     torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"image_size": 60_000},
+        {"image_size": "9"},
+        {"dataset": {"channels": 300_000}},
+        {"dataset": {"mean": "grey"}},
+        {"dataset": {"std": [0.0, 0.0, 0.0]}},
+        {"dataset": {"classes": "ab"}},
+    ],
+)
+def test_what_an_index_claims_is_checked_before_memory_is_taken(
+    change: dict[str, Any], export: Path, tmp_path: Path
+) -> None:
+    folder = foreign(export, tmp_path / "foreign", (export / "model.pt2").read_bytes())
+    told = json.loads((folder / "export.json").read_text())
+    told |= change if "image_size" in change else {"dataset": told["dataset"] | change["dataset"]}
+    (folder / "export.json").write_text(json.dumps(told))
+    with pytest.raises(InputError, match=r"export\.json (was edited|is of another version)"):
+        load_export(folder)
+
+
+def test_integers_of_a_graph_do_not_grow_without_bound(export: Path, tmp_path: Path) -> None:
+    """Each product would have twice the bits of the one before."""
+    found = members(export / "model.pt2")
+    told = json.loads(found[MODEL])
+    value: dict[str, Any] = {"as_int": 2**62}
+    nodes = []
+    for number in range(40):
+        inputs = [{"name": name, "arg": value, "kind": 1} for name in "ab"]
+        value = {"as_sym_int": {"as_name": f"grown{number}"}}
+        nodes.append(
+            {"target": "_operator.mul", "inputs": inputs, "outputs": [value], "metadata": {}}
+        )
+    graph = graph_of(told)
+    graph["nodes"] = nodes + graph["nodes"]
+    found[MODEL] = json.dumps(told).encode()
+    folder = foreign(export, tmp_path / "foreign", packed(found))
+    with pytest.raises(InputError, match="does not fit") as refused:
+        load_export(folder)
+    assert str(refused.value.__cause__) == "an integer of 125 bits"
+
+
+def test_a_model_that_is_larger_than_its_weights_is_not_built(
+    exported_run: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a folder from elsewhere may name one, beside a small file of weights."""
+    run = tmp_path / "run"
+    shutil.copytree(exported_run, run)
+    config = (run / "config.toml").read_text()
+    name = next(line for line in config.splitlines() if line.startswith("model = "))
+    (run / "config.toml").write_text(config.replace(name, 'model = "vit_giant_patch14_224"'))
+    export = tmp_path / "export"
+    assert (
+        flambeau("export", exported_run, "--format safetensors --images 6 --out", export).code == 0
+    )
+    file = export / "model.safetensors"
+    with safetensors.safe_open(file, "pt") as opened:
+        origin = json.loads(opened.metadata()["flambeau"])
+    origin["model"] = "vit_giant_patch14_224"
+    state = safetensors.torch.load_file(file)
+    safetensors.torch.save_file(state, file, {"flambeau": json.dumps(origin)})
+
+    def takes_memory(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("it is built")
+
+    monkeypatch.setattr("flambeau.export.formats.weights_file.build_model", takes_memory)
+    monkeypatch.setattr("flambeau.trainer.prediction.trained_model.make_model", takes_memory)
+    for load in (load_export, lambda path: load_trained(path, say=print)):
+        with pytest.raises(InputError, match=r"vit_giant_patch14_224 has \d{10} numbers, and its"):
+            load(export if load is load_export else run)
 
 
 def test_weights_that_name_a_file_are_refused(

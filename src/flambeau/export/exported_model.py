@@ -15,9 +15,11 @@ from flambeau.export.export_folder import INDEX, check_images
 from flambeau.export.formats.all_formats import FORMATS
 from flambeau.export.formats.classifier import Classifier, ModelFormat
 from flambeau.provenance import Permission, is_recorded
+from flambeau.run.folder.json_file import checked_facts
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.settings import FIELDS
 from flambeau.trainer.settings.stored_settings import from_stored
 
 _LARGEST_INDEX = 64 << 20  # bytes of export.json: a hundred thousand classes take ten times less
@@ -111,11 +113,14 @@ def _facts(
     try:
         # The precision and device of the training do not apply to the exported graph.
         stored = {**about["settings"], "precision": "fp32", "device": "cpu"}
+        size = about["image_size"]
+        if type(size) is not int or size not in FIELDS["image_size"].metadata["range"]:
+            raise InputError(f"{index} was edited: no image has {str(size)[:40]} pixels a side")
         return (
             FORMATS[about["format"]],
             from_stored(stored, index),
-            DataFacts(**about["dataset"]),
-            int(about["image_size"]),
+            DataFacts(**checked_facts(about["dataset"])),
+            size,
         )
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, InputError):

@@ -33,6 +33,8 @@ def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
     Raises:
         InputError: as `read_safetensors`.
     """
+    if path.is_fifo():  # it would be waited for
+        raise InputError(f"{path} is a pipe, and no file")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a dict)

@@ -254,6 +254,19 @@ def test_a_manifest_that_holds_something_else_is_named(tmp_path: Path, text: byt
         verify_checkpoint(folder)
 
 
+def test_a_huge_manifest_and_a_pipe_are_damage(tmp_path: Path) -> None:
+    folder = save(tmp_path, 1)
+    with (folder / "manifest.json").open("r+b") as file:
+        file.truncate(1 << 40)  # it takes no space
+    with pytest.raises(CheckpointDamaged, match=r"manifest.json is not what was saved"):
+        verify_checkpoint(folder)
+    folder = save(tmp_path, 2)
+    (folder / "f").unlink()
+    os.mkfifo(folder / "f")
+    with pytest.raises(CheckpointDamaged, match=r"f has 0 of the 9 bytes saved"):
+        verify_checkpoint(folder)
+
+
 def test_a_large_file_is_read_in_one_piece_and_verified_in_many(tmp_path: Path) -> None:
     data = b"flambeau" * 400_000  # 3.2 MB: more than one piece of a verification
     save_checkpoint(tmp_path / "c", {"f": data}, meta={})

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flambeau.errors import InputError
+from flambeau.run.folder.events_log import EventsLog
 from flambeau.run.folder.identity import Identity
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.options.option import options_of
@@ -166,6 +167,35 @@ def test_a_folder_has_one_writer(tmp_path: Path) -> None:
                 action()
     assert files(path) == before
     claimed(path).release()  # the other process is gone, and its lock with it
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "events.jsonl", "metrics.csv"])
+def test_a_link_out_of_the_folder_is_not_written_through(name: str, tmp_path: Path) -> None:
+    """As in a folder from elsewhere: the file would be emptied, cut or appended to."""
+    path, mine = tmp_path / "run", tmp_path / "thesis.tex"
+    claimed(path).release()
+    mine.write_text("years of work\n")
+    (path / name).unlink(missing_ok=True)
+    (path / name).symlink_to(mine)
+    for action in (lambda: claimed(path), lambda: RunFolder(path).set_aside()):
+        with pytest.raises(InputError, match=r"is a link to .*thesis\.tex, into which"):
+            action()
+    EventsLog(path / "events.jsonl", lambda: 0).add("evaluated")
+    assert mine.read_text() == "years of work\n"
+
+
+def test_checkpoints_may_lie_on_another_disk_but_not_in_another_run(tmp_path: Path) -> None:
+    path, disk = tmp_path / "run", tmp_path / "disk"
+    disk.mkdir()
+    for folder in (path, tmp_path / "other"):
+        claimed(folder).release()
+    (path / "checkpoints").rmdir()
+    (path / "checkpoints").symlink_to(disk)
+    claimed(path).release()
+    (path / "checkpoints").unlink()
+    (path / "checkpoints").symlink_to(tmp_path / "other" / "checkpoints")
+    with pytest.raises(InputError, match=r"checkpoints is a link to .*other"):
+        claimed(path)
 
 
 def test_a_folder_has_one_writer_within_a_process(tmp_path: Path) -> None:

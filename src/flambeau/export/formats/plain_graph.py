@@ -82,20 +82,23 @@ _MEMORY_FORMATS = {
 _MOST_BITS = 64
 
 
-def _bounded(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A power or a shift of integers, refusing results that would take all memory."""
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of numbers that refuses integers which would grow until they take all memory."""
 
-    def call(a: Any, b: Any) -> Any:
-        if isinstance(a, int) and isinstance(b, int) and abs(b) > _MOST_BITS:
-            raise NotPlain(f"{function.__name__} of {b}")
-        return function(a, b)
+    def call(*args: Any) -> Any:
+        if function in (operator.pow, operator.lshift) and not abs(args[1]) <= _MOST_BITS:
+            raise NotPlain(f"{function.__name__} of {args[1]}")
+        result = function(*args)
+        if type(result) is int and result.bit_length() > _MOST_BITS:
+            raise NotPlain(f"an integer of {result.bit_length()} bits")
+        return result
 
     return call
 
 
 _NUMBER_FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{
-        f"_operator.{name}": getattr(operator, name)
+        f"_operator.{name}": _bounded(getattr(operator, name))
         for name in (
             "eq",
             "ne",
@@ -114,10 +117,10 @@ _NUMBER_FUNCTIONS: dict[str, Callable[..., Any]] = {
             "and_",
             "or_",
             "rshift",
+            "pow",
+            "lshift",
         )
     },
-    "_operator.pow": _bounded(operator.pow),
-    "_operator.lshift": _bounded(operator.lshift),
     **{f"math.{name}": getattr(math, name) for name in ("trunc", "floor", "ceil", "sqrt")},
     **{
         f"torch.{name}": getattr(torch, name)

@@ -13,7 +13,7 @@ from flambeau.export.formats.torch_export_file import read_bytes
 from flambeau.export.served_model import ServedModel
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
-from flambeau.trainer.parts.model import build_model
+from flambeau.trainer.parts.model import build_model, check_claim
 from flambeau.user_code import is_function
 
 _KEY = "flambeau"  # in the header of the file: the arguments of ServedModel
@@ -53,12 +53,13 @@ def open_weights(path: Path, threads: int, permission: Permission) -> Classifier
         name = str(origin["model"])
         if is_function(name):
             permission.ask_for_file(path, data, what=name)
-        network = build_model(
-            name,
-            num_classes=origin["num_classes"],
-            channels=len(origin["mean"]),
-            image_size=origin["image_size"],
-        )
+        shape = {
+            "num_classes": origin["num_classes"],
+            "channels": len(origin["mean"]),
+            "image_size": origin["image_size"],
+        }
+        check_claim(name, state, **shape)
+        network = build_model(name, **shape)
         dtype = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
         network.to(dtype).load_state_dict(state)
         model = ServedModel(network.eval(), lambda logits: logits, origin)

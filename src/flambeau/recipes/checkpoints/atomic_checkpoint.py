@@ -20,7 +20,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -33,6 +33,7 @@ _STEP = re.compile(r"step-([0-9]+)")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{16}\.(tmp|removed)")
 _VERIFY_BYTES = 1 << 20  # memory of a verification; chosen, untested
+_MOST_MANIFEST_CHUNKS = 64  # of this size: a million files
 _READ_BYTES = 1 << 30  # a file up to this size is read by one call, without joining or copying
 # Errors of a damaged checkpoint (bad sectors, a broken file tree). Any other OSError (no permission,
 # too many open files) says nothing about the checkpoint and is passed on to the caller.
@@ -96,8 +97,9 @@ class Disk:
         os.fsync(file)
 
     def open(self, path: Path) -> int:
-        """Open a file for reading."""
-        return os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        """Open a file for reading; a pipe in its place is not waited for."""
+        flags = getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+        return os.open(path, os.O_RDONLY | flags)
 
     def read(self, file: int, size: int) -> bytes:
         """Read at most `size` bytes; none at the end of the file."""
@@ -566,7 +568,8 @@ def _sealed(head: bytes) -> bytes:
 
 def _read_manifest(disk: Disk, folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """The verified manifest: meta, and size and SHA-256 of each file by name."""
-    data = b"".join(_chunks(disk, folder, MANIFEST, _VERIFY_BYTES))
+    chunks = _chunks(disk, folder, MANIFEST, _VERIFY_BYTES)
+    data = b"".join(islice(chunks, _MOST_MANIFEST_CHUNKS))
     if data != _sealed(data[: -len(_sealed(b""))]):
         raise CheckpointDamaged(folder, MANIFEST, "is not what was saved (its own SHA-256 differs)")
     try:

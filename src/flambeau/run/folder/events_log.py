@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +30,14 @@ class EventsLog:
         """Write an event: a text for people, and numbers that belong to it."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
         line = {"time": now, "step": self._step(), "text": text[:2000], **figures}
-        with contextlib.suppress(OSError), self._path.open("ab") as file:
+        with contextlib.suppress(OSError), open(self._path, "ab", opener=_no_link) as file:
             if file.tell() < _MAX_BYTES:
                 file.write(json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n")
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Opens no link, which a run folder from elsewhere may hold in place of the file."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def note_lost_rank(run: Path, line: str) -> None:

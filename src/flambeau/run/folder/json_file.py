@@ -99,6 +99,15 @@ def dataset_facts(path: Path) -> dict[str, Any]:
         raise ValueError("it is missing") from None
     except OSError as error:
         raise ValueError((error.strerror or str(error)).lower()) from None
+    return checked_facts(facts)
+
+
+def checked_facts(facts: object) -> dict[str, Any]:
+    """The description of a run's data, as dataset.json has it.
+
+    Raises:
+        ValueError: it is not what a run writes.
+    """
     if not isinstance(facts, dict):
         raise ValueError("it is no table")
     if missing := sorted(_NAMES - facts.keys()):
@@ -114,9 +123,10 @@ def _is_what_a_run_writes(name: str, value: Any, facts: Mapping[str, Any]) -> bo
         return isinstance(value, list) and all(isinstance(text, str) for text in value)
     if name in ("mean", "std"):
         is_list = isinstance(value, list) and len(value) == facts["channels"]
-        return is_list and all(type(number) in (int, float) for number in value)
+        numbers = [finite_number(number) for number in value] if is_list else [None]
+        return all(one is not None and (one > 0 or name == "mean") for one in numbers)
     if name == "channels":
-        return type(value) is int and 0 < value < 10**6
+        return type(value) is int and value in (1, 3)
     if name in ("train_samples", "val_samples"):
         return type(value) is int and 0 <= value < 10**18
     if name == "class_weights":

@@ -8,6 +8,7 @@ from pathlib import Path
 from flambeau.errors import InputError
 
 _LOCKED: set[tuple[int, int]] = set()  # locks that this process holds
+_WRITTEN_IN_PLACE = (".lock", "metrics.jsonl", "events.jsonl", "metrics.csv", ".metrics.csv.new")
 
 
 class RunLock:
@@ -16,7 +17,12 @@ class RunLock:
         self._file: int | None = None
 
     def take(self) -> None:
-        """Keep other processes out until `release` or the end of this process."""
+        """Keep other processes out until `release` or the end of this process.
+
+        Raises:
+            InputError: another process trains here, or a link would lead what is written out of the folder.
+        """
+        _refuse_links(self._folder)
         try:
             import fcntl
         except ImportError:  # Windows: no lock, so the user must avoid two runs in one folder
@@ -49,6 +55,21 @@ class RunLock:
             _LOCKED.discard(_identity(os.fstat(self._file)))
             os.close(self._file)
             self._file = None
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse links at which a run would cut, append or delete: a folder from elsewhere may have any."""
+    linked = [folder / name for name in _WRITTEN_IN_PLACE if (folder / name).is_symlink()]
+    checkpoints = folder / "checkpoints"
+    if checkpoints.is_symlink():  # to a larger disk, say, but not into another run
+        around = checkpoints.resolve().parent
+        if around != folder.resolve() and (around / "config.toml").exists():
+            linked.append(checkpoints)
+    if linked:
+        raise InputError(
+            f"{linked[0]} is a link to {os.path.realpath(linked[0])}, into which this run would write: "
+            "remove the link, or choose another folder"
+        )
 
 
 def is_locked(folder: Path) -> bool:

@@ -161,6 +161,8 @@ def are_whole(folder: RunFolder, result: Result) -> bool | None:
     """Whether model.safetensors is what the run wrote; None if unknown."""
     if result.sha256 is None:
         return None
+    if folder.weights.is_fifo():  # it would be waited for
+        return False
     with folder.weights.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == result.sha256
 

@@ -16,8 +16,10 @@ def load_toml(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: it cannot be read.
-        ValueError: not TOML, or too large; includes tomllib.TOMLDecodeError.
+        ValueError: not TOML, a pipe, or too large; includes tomllib.TOMLDecodeError.
     """
+    if path.is_fifo():  # it would be waited for
+        raise ValueError("it is a pipe, and no file")
     with path.open("rb") as file:
         return parse_toml(file.read(_MAX_BYTES + 1))
 

@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import itertools
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,6 +28,8 @@ from flambeau.user_code import (
 SMALL = "small_convnet"
 TINY = "tiny_convnet"
 SMALL_NAMES = {SMALL: 32, TINY: 16}  # widths of SmallConvNet
+_MOST_TIMES = 4  # more numbers of a model than of its weights, which may be tied or packed; chosen
+_FEW_NUMBERS = 10**7
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # mean and standard deviation, in [0, 1]
 
 
@@ -59,6 +61,32 @@ def build_model(
     if drop_path and not any(_drops_paths(module) for module in model.modules()):
         raise InputError(_without_effect(drop_path, name))
     return model
+
+
+def check_claim(name: str, weights: Mapping[str, Tensor], **shape: int) -> None:
+    """Refuse a model that is far larger than its weights, before memory for it is taken.
+
+    A folder from elsewhere may name any model beside a small file of weights.
+
+    Args:
+        shape: as `build_model` takes it. A model in a file of the user is not looked at.
+
+    Raises:
+        InputError: the name or the sizes are not those of these weights.
+    """
+    if is_function(name):
+        return
+    try:
+        with torch.device("meta"):
+            model = _build(name, pretrained=False, drop_path=0.0, **shape)
+    except InputError:
+        raise
+    except (RuntimeError, TypeError, ValueError):  # it reads values while it is made
+        return
+    claimed = sum(tensor.numel() for tensor in model.state_dict().values())
+    held = sum(tensor.numel() for tensor in weights.values())
+    if claimed > _MOST_TIMES * held + _FEW_NUMBERS:
+        raise InputError(f"{name} has {claimed} numbers, and its file of weights {held}")
 
 
 def _without_effect(drop_path: float, name: str) -> str:
@@ -334,7 +362,7 @@ def make_model(
 
     With `any_output` it only has to run, and need not classify the data.
     """
-    shape = _shape(settings, facts)
+    shape = shape_of(settings, facts)
     model = build_model(
         settings.model, pretrained=pretrained, drop_path=settings.drop_path, **shape
     )
@@ -373,7 +401,7 @@ def check_training(
     lone = num_images % (settings.batch_size * accumulate) == 1
     lone = lone or settings.batch_size < 2 * (1 if settings.sync_bn else world)
     try:
-        check_output(model, **_shape(settings, facts), num_images=2 - lone, training=True)
+        check_output(model, **shape_of(settings, facts), num_images=2 - lone, training=True)
     except InputError as error:
         if not lone or not isinstance(error.__cause__, ValueError):
             raise
@@ -386,14 +414,14 @@ def check_training(
         ) from error
     if settings.eval_size is not None:
         try:
-            check_output(model, **{**_shape(settings, facts), "image_size": settings.eval_size})
+            check_output(model, **{**shape_of(settings, facts), "image_size": settings.eval_size})
         except InputError as error:
             raise InputError(
                 f"{settings.model} cannot take eval_size = {settings.eval_size}: {error}"
             ) from error
 
 
-def _shape(settings: ResolvedSettings, facts: DataFacts) -> dict[str, Any]:
+def shape_of(settings: ResolvedSettings, facts: DataFacts) -> dict[str, Any]:
     return {
         "num_classes": facts.task.num_outputs,
         "channels": facts.channels,

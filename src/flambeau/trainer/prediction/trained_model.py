@@ -27,7 +27,13 @@ from flambeau.run.options.option import check_value
 from flambeau.terminal import CountBar
 from flambeau.trainer.parts.data import DataFacts, model_file_sha256
 from flambeau.trainer.parts.device import use_float32, use_threads
-from flambeau.trainer.parts.model import check_output, make_model, normalizer
+from flambeau.trainer.parts.model import (
+    check_claim,
+    check_output,
+    make_model,
+    normalizer,
+    shape_of,
+)
 from flambeau.trainer.parts.qat_model import qat_model
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import FIELDS
@@ -106,10 +112,14 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
     if model_file_sha256(settings.model) != facts.model_file_sha256:
         say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
     use_threads()
+    weights = read_safetensors(folder.weights) if published(folder) else _newest(folder, say)
+    try:
+        check_claim(settings.model, weights, **shape_of(settings, facts))
+    except InputError as error:
+        raise InputError(f"the weights in {path} do not fit the model: {error}") from error
     model = qat_model(
         make_model(dataclasses.replace(settings, device="auto"), facts), settings, facts
     )
-    weights = read_safetensors(folder.weights) if published(folder) else _newest(folder, say)
     why = why_not_loadable(model, weights)
     if why is not None:
         raise InputError(f"the weights in {path} do not fit the model {settings.model}: {why}")
