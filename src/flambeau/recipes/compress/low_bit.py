@@ -355,8 +355,9 @@ def low_bit(
         skip: names of layers that stay exact: usually the first and the last.
 
     Raises:
-        TypeError, ValueError: as LowBitLayer, with the layer's name; or a name in `skip` is not a layer's, or no
-            layer is left, or some have few bits already.
+        TypeError: as LowBitLayer, with the names of the layers.
+        ValueError: as LowBitLayer; or a name in `skip` is not a layer's, no layer is left, or some have few
+            bits already.
 
     Example:
         >>> low_bit(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), "twn", skip=["2"])[0]
