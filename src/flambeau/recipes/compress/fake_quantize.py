@@ -363,7 +363,7 @@ def _check(layers: dict[str, nn.Module]) -> None:
     for name, layer in layers.items():
         if parametrize.is_parametrized(layer):
             continue
-        weight = layer._parameters.get("weight")
+        weight = dict(layer.named_parameters(recurse=False)).get("weight")
         if weight is None:
             raise ValueError(
                 f"a hook computes the weight of {name!r} (weight_norm or spectral_norm of torch.nn.utils, "

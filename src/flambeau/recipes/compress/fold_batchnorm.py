@@ -128,7 +128,7 @@ def fold_pair(layer: nn.Module, norm: nn.Module) -> nn.Module:
         )
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError("BatchNorm has no running statistics, so it depends on the batch")
-    if "weight" not in layer._parameters:
+    if "weight" not in dict(layer.named_parameters(recurse=False)):
         raise ValueError(
             "the layer's weight is computed from others: remove weight_norm or pruning first"
         )

@@ -319,7 +319,7 @@ def _unfit(layer: nn.Module) -> str | None:
     methods = ("forward", "_conv_forward")
     if any(getattr(type(layer), name, None) is not getattr(kind, name, None) for name in methods):
         return f"{type(layer).__name__} has a forward of its own"
-    if not isinstance(layer._parameters.get("weight"), nn.Parameter):
+    if not isinstance(dict(layer.named_parameters(recurse=False)).get("weight"), nn.Parameter):
         return "its weight is computed from others (weight_norm, spectral_norm, pruning)"
     if is_lazy(layer.weight):
         return "it has no shape yet: run one batch first"
