@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -134,10 +135,19 @@ class FakeQuantize(nn.Module):
         The ranges are fractions of the one that holds all values and 0, which padding needs.
 
         Args:
-            x: at least one value per channel, not NaN; of any floating dtype.
+            x: at least one value per channel, all finite in float32; of any floating dtype.
+
+        Raises:
+            ValueError: a value is NaN or infinite.
         """
         rows = x.detach().float()
         rows = rows.movedim(self.axis, 0).flatten(1) if self.scale.ndim else rows.reshape(1, -1)
+        if not rows.isfinite().all():
+            raise ValueError("there is no range for values that are NaN or infinite")
+        # By a power of two, which changes no digit: squares neither overflow nor vanish.
+        _, exponent = torch.frexp(rows.abs().max())
+        unit = torch.exp2(exponent.clamp(-100, 100).float())
+        rows = rows / unit
         top = rows.amax(1).clamp(min=0)
         bottom = rows.amin(1).clamp(max=0)
         if self.symmetric:
@@ -153,7 +163,7 @@ class FakeQuantize(nn.Module):
             error = (rounded - rows).square().sum(1)
             better = error < best
             best = torch.where(better, error, best)
-            for old, new in ((self.scale, scale), (self.zero_point, zero)):
+            for old, new in ((self.scale, scale * unit), (self.zero_point, zero)):
                 old.copy_(torch.where(better, new, old.view(-1)).view_as(old))
 
     def codes(self, x: Tensor) -> Tensor:
@@ -237,14 +247,14 @@ class QuantizedLayer(nn.Module):
         self.quantize_weight.observe(weight)
         self.register_buffer("weight_codes", None)
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, input: Tensor, *args: Any, **more: Any) -> Any:
         """The same arguments and result as the layer."""
         if self.weight_codes is None:
             weight = self.quantize_weight(self.layer.weight)
         else:
             weight = self.quantize_weight.from_codes(self.weight_codes)
-        x = self.quantize_input(args[0])
-        return torch.func.functional_call(self.layer, {"weight": weight}, (x, *args[1:]))
+        x = self.quantize_input(input)
+        return torch.func.functional_call(self.layer, {"weight": weight}, (x, *args), more)
 
     def store_codes(self) -> None:
         """Keep only the rounded weights, as int8: a quarter of the bytes, but no more training."""
@@ -295,7 +305,9 @@ def fake_quantize(
         A new model, in the same mode, and the names of its layers.
 
     Raises:
-        ValueError: bits out of range, no batch, a name that is not a layer's, or nothing to quantize.
+        ValueError: bits out of range, no batch, a name that is not a layer's, nothing to quantize, a model
+            that is quantized already, weights without a shape (lazy) or computed by a hook (weight_norm of
+            torch.nn.utils, pruning), or a layer with weights or inputs that are NaN, infinite, or none.
 
     Example:
         >>> model = fake_quantize(nn.Linear(4, 2), [torch.randn(8, 4)]).model
@@ -303,35 +315,62 @@ def fake_quantize(
         FakeQuantize(bits=8, symmetric, scales=2)
     """
     skip = set(skip)
-    layers: dict[str, nn.Module] = {
-        name: m for name, m in model.named_modules() if isinstance(m, _LAYERS)
-    }
-    if unknown := skip - layers.keys():
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if before := [name for name, m in modules.items() if isinstance(m, QuantizedLayer)]:
+        raise ValueError(f"some layers are quantized already: {', '.join(before)}")
+    names = {name: m for name, m in modules.items() if isinstance(m, _LAYERS)}
+    if unknown := skip - names.keys():
         raise ValueError(
             f"no convolution or linear layer has the name {', '.join(sorted(unknown))}"
         )
+    skipped = {names[name] for name in skip}
+    layers = {name: m for name, m in model.named_modules() if m in names.values()}
+    _check(layers)
     seen = _inputs(model, layers, batches)
     result = copy.deepcopy(model)
     quantized = []
     left = {}
     for name, layer in layers.items():
-        if name in skip:
+        if layer in skipped:
             left[name] = "skipped"
         elif name not in seen:
             left[name] = "forward does not call it: its weights are read by another module"
         elif parametrize.is_parametrized(layer):
             left[name] = "a parametrization computes its weights"
-        else:
-            new = QuantizedLayer(
-                result.get_submodule(name), weight_bits=weight_bits, input_bits=input_bits
+        elif not layer.get_parameter("weight").is_floating_point():
+            left[name] = f"its weights are {layer.get_parameter('weight').dtype}"
+        elif not seen[name]:
+            raise ValueError(
+                f"{name!r} got no values: the batches, or its inputs in them, are empty"
             )
-            new.quantize_input.observe(torch.cat(seen[name]))
+        else:
+            try:
+                new = QuantizedLayer(
+                    result.get_submodule(name), weight_bits=weight_bits, input_bits=input_bits
+                )
+                new.quantize_input.observe(torch.cat(seen[name]))
+            except ValueError as error:
+                raise ValueError(f"the weights or inputs of {name!r}: {error}") from error
             new.train(layer.training)
             quantized.append(name)
             result = _replaced(result, result.get_submodule(name), new)
     if not quantized:
         raise ValueError(f"there is nothing to round: {left or 'no convolution or linear layer'}")
     return Prepared(result, quantized, left)
+
+
+def _check(layers: dict[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        if parametrize.is_parametrized(layer):
+            continue
+        weight = dict(layer.named_parameters(recurse=False)).get("weight")
+        if weight is None:
+            raise ValueError(
+                f"a hook computes the weight of {name!r} (weight_norm or spectral_norm of torch.nn.utils, "
+                "pruning), which no copy keeps: remove it first, or use torch.nn.utils.parametrizations"
+            )
+        if is_lazy(weight):
+            raise ValueError(f"{name!r} has no shape yet: run one batch through the model first")
 
 
 def to_integers(model: nn.Module) -> nn.Module:
@@ -381,16 +420,18 @@ def _inputs(
     seen: dict[str, list[Tensor]] = {}
 
     def keep(name: str, x: Tensor) -> None:
+        kept = seen.setdefault(name, [])
+        if not x.numel() or x.is_complex():
+            return
         values = x.detach().flatten().float()
         some = values[:: max(1, len(values) // _NUM_KEPT)]
-        seen.setdefault(name, []).append(
-            torch.cat([some, values.amax()[None], values.amin()[None]])
-        )
+        kept.append(torch.cat([some, values.amax()[None], values.amin()[None]]))
 
     copied = copy.deepcopy(model).eval()
     for name in layers:
         copied.get_submodule(name).register_forward_pre_hook(
-            lambda m, args, n=name: keep(n, args[0])
+            lambda m, args, more, n=name: keep(n, args[0] if args else more["input"]),
+            with_kwargs=True,
         )
     num_batches = 0
     with torch.no_grad():

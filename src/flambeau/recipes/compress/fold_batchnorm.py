@@ -60,7 +60,8 @@ def fold_batchnorm(model: nn.Module, *example: Any) -> Folded:
         A new model, of the same dtypes and on the same devices, with the folded and the other BatchNorms.
 
     Raises:
-        ValueError: torch.fx cannot follow `forward`, or the outputs of the folded model differ.
+        ValueError: torch.fx cannot follow `forward`, the outputs of the folded model differ, or a hook
+            computed the weights of a layer.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
@@ -70,6 +71,13 @@ def fold_batchnorm(model: nn.Module, *example: Any) -> Folded:
           (1): Identity()
         )
     """
+    for name, layer in model.named_modules():
+        weight = getattr(layer, "weight", None) if isinstance(layer, _LAYERS) else None
+        if weight is not None and not parametrize.is_parametrized(layer) and not weight.is_leaf:
+            raise ValueError(
+                f"a hook computed the weight of {name!r} (weight_norm of torch.nn.utils, pruning), so the "
+                "model cannot be copied: remove it first"
+            )
     graph = _trace(model, example)
     exact = copy.deepcopy(model).double()
     inputs = [_double(value) for value in example]
@@ -105,7 +113,8 @@ def fold_pair(layer: nn.Module, norm: nn.Module) -> nn.Module:
 
     Raises:
         TypeError: another kind of layer.
-        ValueError: no running statistics, or the numbers of channels differ.
+        ValueError: no running statistics, the numbers of channels differ, or the layer's weights are computed
+            from others (weight_norm, spectral_norm, pruning).
 
     Example:
         >>> layer, norm = nn.ConvTranspose2d(4, 6, 2, groups=2), nn.BatchNorm2d(6).eval()
@@ -119,6 +128,10 @@ def fold_pair(layer: nn.Module, norm: nn.Module) -> nn.Module:
         )
     if norm.running_mean is None or norm.running_var is None:
         raise ValueError("BatchNorm has no running statistics, so it depends on the batch")
+    if "weight" not in dict(layer.named_parameters(recurse=False)):
+        raise ValueError(
+            "the layer's weight is computed from others: remove weight_norm or pruning first"
+        )
     num_out = layer.out_features if isinstance(layer, nn.Linear) else layer.out_channels
     if norm.num_features != num_out:
         raise ValueError(f"a layer of {num_out} channels before BatchNorm of {norm.num_features}")
@@ -254,11 +267,14 @@ def _measure(
     def compare(norm: nn.Module, output: Any, name: str) -> None:
         layer = exact.get_submodule(pairs[name])
         try:
-            got = _what_stays(norm)(fold_pair(layer, norm)(*seen.pop(name)))
+            args, more = seen.pop(name)
+            got = _what_stays(norm)(fold_pair(layer, norm)(*args, **more))
             same = _equal([got], [output])
         except (TypeError, ValueError, RuntimeError):
             same = False
-        if not same:
+        if same and not output.numel():
+            unequal[name] = "its output is empty on the example, which shows nothing"
+        elif not same:
             unequal[name] = (
                 f"{pairs[name]!r} ({_kind(layer)}) with folded weights gives something else"
             )
@@ -267,7 +283,7 @@ def _measure(
     for name, layer in pairs.items():
         handles.append(
             exact.get_submodule(layer).register_forward_pre_hook(
-                lambda m, args, n=name: seen.update({n: args})
+                lambda m, args, more, n=name: seen.update({n: (args, more)}), with_kwargs=True
             )
         )
         handles.append(

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import is_lazy
 
 Method = Literal["dorefa", "twn", "bnn", "xnor"]
 
@@ -175,14 +177,16 @@ class LowBitLayer(nn.Module):
     So a BatchNorm without ReLU should come before, except with 'twn'.
 
     Args:
-        layer: nn.Conv2d with zero padding, or nn.Linear; its exact weight is still the trained parameter.
+        layer: nn.Conv2d with zero padding, or nn.Linear; its exact weight is still the trained parameter. It
+            is not called: no subclass with a forward of its own, no hooks, no weight_norm or other
+            parametrization.
         method: see above.
         bits: of a weight, 1 to 8; only for 'dorefa'.
         input_bits: of the input, 1 to 8, None for an exact one; only for 'dorefa'.
         gradient_bits: of the gradient of the output, 1 to 8; only for 'dorefa'.
 
     Raises:
-        TypeError: another kind of layer.
+        TypeError: another kind of layer, or one that computes more than its class.
         ValueError: bits out of range, or given for a method with a fixed number of bits.
 
     Example:
@@ -204,11 +208,9 @@ class LowBitLayer(nn.Module):
         gradient_bits: int | None = None,
     ) -> None:
         super().__init__()
-        if (
-            not isinstance(layer, nn.Conv2d | nn.Linear)
-            or getattr(layer, "padding_mode", "zeros") != "zeros"
-        ):
-            raise TypeError(f"nn.Conv2d with zero padding or nn.Linear, got {layer}")
+        if reason := _unfit(layer):
+            raise TypeError(f"nn.Conv2d with zero padding or nn.Linear, got {layer}: {reason}")
+        assert isinstance(layer, nn.Conv2d | nn.Linear)
         fixed_bits = {"twn": 2, "bnn": 1, "xnor": 1}
         given = [n for n in (bits, input_bits, gradient_bits) if n is not None]
         if (
@@ -294,7 +296,7 @@ class LowBitLayer(nn.Module):
             y = F.conv2d(x, weight, groups=layer.groups, **geometry)
             if size is not None:  # section 3.2 of XNOR-Net: K
                 box = weight.new_full((1, 1, *weight.shape[2:]), 1 / math.prod(weight.shape[2:]))
-                y = y * F.conv2d(size.mean(1, keepdim=True), box, **geometry)
+                y = y * F.conv2d(size.mean(-3, keepdim=True), box, **geometry)
         if layer.bias is not None:
             y = y + (layer.bias if isinstance(layer, nn.Linear) else layer.bias[:, None, None])
         return y if self.gradient_bits is None else round_gradient(y, self.gradient_bits)
@@ -305,6 +307,29 @@ class LowBitLayer(nn.Module):
         self.packed = pack_bits(codes, self.bits)
         self.scale = scale
         self.layer.weight = nn.Parameter(scale.new_empty(0), requires_grad=False)
+
+
+def _unfit(layer: nn.Module) -> str | None:
+    """Why the layer computes something else than its class with other weights would; None if it does not."""
+    if not isinstance(layer, nn.Conv2d | nn.Linear):
+        return "it is of another class"
+    if getattr(layer, "padding_mode", "zeros") != "zeros":
+        return "its padding is not of zeros"
+    kind: Any = nn.Linear if isinstance(layer, nn.Linear) else nn.Conv2d
+    methods = ("forward", "_conv_forward")
+    if any(getattr(type(layer), name, None) is not getattr(kind, name, None) for name in methods):
+        return f"{type(layer).__name__} has a forward of its own"
+    if not isinstance(dict(layer.named_parameters(recurse=False)).get("weight"), nn.Parameter):
+        return "its weight is computed from others (weight_norm, spectral_norm, pruning)"
+    if is_lazy(layer.weight):
+        return "it has no shape yet: run one batch first"
+    if not layer.weight.is_floating_point():
+        return f"its weights are {layer.weight.dtype}"
+    if any(value for key, value in vars(layer).items() if key.endswith("_hooks")):
+        return "it has hooks, which would not be called"
+    if isinstance(layer, NonDynamicallyQuantizableLinear):
+        return "nn.MultiheadAttention reads its weights without calling it"
+    return None
 
 
 def _unit(weight: Tensor) -> Tensor:
@@ -330,7 +355,9 @@ def low_bit(
         skip: names of layers that stay exact: usually the first and the last.
 
     Raises:
-        ValueError: as LowBitLayer; or a name in `skip` is not a layer's, or no layer is left.
+        TypeError: as LowBitLayer, with the names of the layers.
+        ValueError: as LowBitLayer; or a name in `skip` is not a layer's, no layer is left, or some have few
+            bits already.
 
     Example:
         >>> low_bit(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)), "twn", skip=["2"])[0]
@@ -339,23 +366,30 @@ def low_bit(
           (layer): Linear(in_features=4, out_features=8, bias=True)
         )
     """
-    skip, result = set(skip), copy.deepcopy(model)
-    names = [n for n, m in result.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    if unknown := skip - set(names):
+    skip = set(skip)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    if before := [n for n, m in modules.items() if isinstance(m, LowBitLayer)]:
+        raise ValueError(f"some layers have few bits already: {', '.join(before)}")
+    layers = {n: m for n, m in modules.items() if isinstance(m, nn.Conv2d | nn.Linear)}
+    if unknown := skip - set(layers):
         raise ValueError(f"no nn.Conv2d or nn.Linear has the name {', '.join(sorted(unknown))}")
-    if not set(names) - skip:
+    skipped = {layers[name] for name in skip}
+    chosen = {layer: name for name, layer in reversed(layers.items()) if layer not in skipped}
+    if not chosen:
         raise ValueError("the model has no nn.Conv2d or nn.Linear besides those that are skipped")
-    for name in names:
-        if name not in skip:
-            layer = result.get_submodule(name)
-            new = LowBitLayer(
-                layer,
-                method,
-                bits=bits,
-                input_bits=input_bits,
-                gradient_bits=gradient_bits,
-            )
-            result = _replaced(result, layer, new)
+    if unfit := [f"{name!r}, {why}" for m, name in chosen.items() if (why := _unfit(m))]:
+        raise TypeError(f"skip layers that cannot have few bits: {'; '.join(reversed(unfit))}")
+    result = copy.deepcopy(model)
+    for name in chosen.values():
+        layer = result.get_submodule(name)
+        new = LowBitLayer(
+            layer,
+            method,
+            bits=bits,
+            input_bits=input_bits,
+            gradient_bits=gradient_bits,
+        )
+        result = _replaced(result, layer, new)
     return result
 
 

@@ -64,7 +64,8 @@ class WeightMasks:
         names: of the parameters to prune; by default the weights of convolutions and linear layers.
 
     Raises:
-        ValueError: a name is not a parameter's, or there are none.
+        ValueError: a name is not a parameter's, there are none, or (without `names`) the weights of a layer
+            are computed from others (weight_norm, spectral_norm).
 
     Example:
         >>> model = nn.Linear(4, 2, bias=False)
@@ -75,17 +76,22 @@ class WeightMasks:
     """
 
     def __init__(self, model: nn.Module, *, names: Iterable[str] | None = None) -> None:
-        parameters = dict(model.named_parameters())
+        parameters = dict(model.named_parameters(remove_duplicate=False))
         if names is None:
             layers = [name for name, m in model.named_modules() if isinstance(m, _LAYERS)]
-            weights = [f"{name}.weight" if name else "weight" for name in layers]
-            names = [name for name in weights if name in parameters]
-        else:
-            names = list(names)
+            names = [f"{name}.weight" if name else "weight" for name in layers]
+            if computed := [name for name in names if name not in parameters]:
+                raise ValueError(
+                    f"{', '.join(computed)} is computed from other parameters (weight_norm, spectral_norm, "
+                    "pruning) and cannot stay 0: give the names of the other weights"
+                )
+        names = list(names)
         if missing := [name for name in names if name not in parameters]:
             raise ValueError(f"the model has no parameter {', '.join(missing)}")
         if not names:
             raise ValueError("the model has no weights of convolutions or linear layers")
+        once = {id(parameters[name]): name for name in reversed(list(names))}
+        names = list(reversed(once.values()))
         self._weights = {name: parameters[name] for name in names}
         self._layers = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
         self.masks = {
@@ -96,7 +102,7 @@ class WeightMasks:
     def sparsity(self) -> float:
         """The fraction of weights, over all layers, that is kept at 0."""
         kept = sum(int(mask.sum()) for mask in self.masks.values())
-        return 1 - kept / sum(mask.numel() for mask in self.masks.values())
+        return 1 - kept / max(1, sum(mask.numel() for mask in self.masks.values()))
 
     @torch.no_grad()
     def prune(self, sparsity: float) -> None:
@@ -116,7 +122,7 @@ class WeightMasks:
         ]
         everything = torch.cat([size.to(sizes[0].device) for size in sizes])
         gone = everything.topk(round(sparsity * len(everything)), largest=False).indices
-        keep = (everything >= 0).index_fill(0, gone, False)
+        keep = (everything != -1).index_fill(0, gone, False)
         parts = keep.split([len(size) for size in sizes])
         for (name, weight), part in zip(self._weights.items(), parts, strict=True):
             self.masks[name] = part.view(weight.shape).to(weight.device)

@@ -67,7 +67,8 @@ def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None)
     A model of timm does this by `reset_classifier()`. In others the new layer is of the same kind, with
     torch's default initialization, and has a bias if the old one had one; auxiliary heads are replaced too,
     and the attributes `num_classes` and `num_labels` of the modules around are updated. The new parameters
-    are trainable, even in a frozen model; make the optimizer afterwards.
+    are trainable, even in a frozen model; make the optimizer afterwards. Hooks, weight_norm and the like are
+    not applied to the new layer.
 
     Args:
         model: changed in place. Seed torch's global generator before to get the same weights again.
@@ -89,8 +90,12 @@ def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None)
         raise ValueError(f"num_classes must be at least 1, got {num_classes}")
     if head is None and callable(getattr(model, "reset_classifier", None)):
         return _reset(model, num_classes)
-    layers = _output_layers(model) if head is None else [head]
     candidates = _candidates(model)
+    if head is None:
+        layers = _output_layers(model)
+    else:
+        named = dict(model.named_modules(remove_duplicate=False)).get(head)
+        layers = [next((name for name, layer in candidates.items() if layer is named), head)]
     for name in layers:
         if name not in candidates:
             raise ValueError(f"{name!r} cannot be replaced as a head. " + _listed(candidates))
@@ -168,7 +173,11 @@ def _rivals(model: nn.Module, main: str, candidates: dict[str, Any]) -> list[str
 
 def _last(model: nn.Module) -> str:
     """The last module that holds parameters directly, except auxiliary heads."""
-    names = [n for n, m in model.named_modules() if any(True for _ in m.parameters(recurse=False))]
+    names = [
+        name.partition(".parametrizations.")[0]  # the parameters of weight_norm and its kin
+        for name, module in model.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
+    ]
     return next((name for name in reversed(names) if not _is_auxiliary(name)), "")
 
 

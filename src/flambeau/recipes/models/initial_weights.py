@@ -97,6 +97,8 @@ def initialize_weights(
             if key not in ("weight", "bias") or id(parameter) not in waiting - touched:
                 continue
             touched.add(id(parameter))
+            if not parameter.numel():
+                continue
             with torch.no_grad():
                 if key == "bias":
                     parameter.zero_()
