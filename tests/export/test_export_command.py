@@ -413,16 +413,16 @@ def test_verify_names_what_is_wrong(
 
 
 @pytest.mark.parametrize(
-    "edited",
+    ("edited", "words"),
     [
-        {"image_size": 64},
-        {"dataset.classes": ["a"]},
-        {"dataset.classes": 3},
-        {"dataset.channels": "x"},
+        ({"image_size": 64}, "does not fit the model beside it"),
+        ({"dataset.classes": ["a"]}, "does not fit the model beside it"),
+        ({"dataset.classes": 3}, "'classes' in it is not what a run writes"),
+        ({"dataset.channels": "x"}, "'channels' in it is not what"),
     ],
 )
 def test_edited_index_is_told(
-    exports: dict[str, Path], tmp_path: Path, flambeau: Any, edited: dict[str, Any]
+    exports: dict[str, Path], tmp_path: Path, flambeau: Any, edited: dict[str, Any], words: str
 ) -> None:
     shutil.copytree(exports["onnx"], tmp_path / "copy")
     told = json.loads((tmp_path / "copy" / "export.json").read_text())
@@ -431,7 +431,7 @@ def test_edited_index_is_told(
         (told[place] if place else told)[key] = value
     (tmp_path / "copy" / "export.json").write_text(json.dumps(told))
     answer = flambeau("predict", tmp_path / "copy", exports["onnx"].parent)
-    assert (answer.code, "does not fit the model beside it" in answer.err) == (2, True)
+    assert (answer.code, words in answer.err) == (2, True), answer.err
 
 
 def test_other_answers_than_those_of_the_export_are_said(
