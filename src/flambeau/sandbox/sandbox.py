@@ -209,9 +209,9 @@ class Sandbox:
             }
             used = mapped(processes_of(folder, namespace), made) if made else set()
             end_processes(folder, running.process.pid, namespace, running.earlier)
-            remove_left({name: made[name] for name in used})
             with suppress(subprocess.TimeoutExpired):
                 running.process.wait(5)
+            remove_left({name: made[name] for name in used})
 
     def end(self, folder: Path) -> None:
         """Kill the remaining processes of a command, and remove the folder and everything it wrote."""
