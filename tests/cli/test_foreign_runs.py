@@ -1,6 +1,7 @@
 """Runs that came from elsewhere and name files of code: which commands run them, and when."""
 
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from PIL import Image
 import flambeau as doors
 from flambeau.errors import InputError
 from flambeau.provenance import UntrustedCode
+from flambeau.recipes.checkpoints.atomic_checkpoint import read_checkpoint, save_checkpoint
 
 CODE = """
 import os, pathlib
@@ -238,6 +240,30 @@ def test_a_pipe_in_a_run_is_not_waited_for(canary: Path, flambeau: Any, name: st
     answer = flambeau("predict run images/0/0.png")
     assert (answer.code, "is a pipe, and no file" in answer.err) == (2, True)
     assert flambeau("verify run").code == (2 if name == "config.toml" else 1)
+
+
+@pytest.mark.parametrize("name", ["training_state.pt", "model.safetensors"])
+def test_a_sealed_checkpoint_with_a_pickle_ends_in_words(
+    canary: Path, flambeau: Any, name: str
+) -> None:
+    """Anybody can seal a checkpoint; torch's own message would advise to run what it holds."""
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return open, (str(canary), "w")
+
+    command = ("train images --model tiny_convnet --out run", SHORT)
+    assert flambeau(*command).code == 0
+    for published in ("result.json", "model.safetensors"):
+        Path("run", published).unlink()
+    for folder in Path("run", "checkpoints").iterdir():
+        found = read_checkpoint(folder)
+        shutil.rmtree(folder)
+        save_checkpoint(folder, {**found.files, name: pickle.dumps(Evil(), 2)}, meta=found.meta)
+    answer = flambeau(*command)
+    assert (answer.code, "is no checkpoint of a run: " in answer.err) == (2, True)
+    assert "weights_only" not in answer.err
+    assert not canary.exists()
 
 
 def test_error_of_trust_is_one_of_input() -> None:

@@ -260,6 +260,36 @@ def test_shared_memory_is_real_but_for_a_working_folder_in_it(
         monkeypatch.undo()
 
 
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no shared memory")
+def test_shared_memory_of_killed_processes_is_removed(files: Path) -> None:
+    """Of theirs alone: neither what was there before, nor what another process made meanwhile or uses."""
+    code = (
+        "import pathlib, sys, time\nfrom multiprocessing import shared_memory\n"
+        "mine = [shared_memory.SharedMemory(sys.argv[1] + end, True, 99) for end in ('-1', '-2')]\n"
+        "old = shared_memory.SharedMemory(sys.argv[2])\n"
+        "print('made', flush=True)\ntime.sleep(300)"
+    )
+    mark = f"flambeau-test-{os.getpid()}"
+    old, meanwhile, used = (Path("/dev/shm", mark + end) for end in ("-old", "-new", "-2"))
+    old.write_bytes(bytes(99))
+    try:
+        with Sandbox("overlayfs") as sandbox:
+            folder = sandbox.new_folder()
+            reading, writing = os.pipe()
+            command = [sys.executable, "-c", code, mark, old.name]
+            with open(writing, "w") as output, open(reading) as lines:  # noqa: PTH123
+                sandbox.start(command, folder, dict(os.environ), output)
+                assert lines.readline() == "made\n"
+                meanwhile.touch()
+                with used.open("rb"):
+                    sandbox.end(folder)
+            left = {path.name for path in Path("/dev/shm").glob(f"{mark}*")}
+            assert left == {old.name, meanwhile.name, used.name}
+    finally:
+        for path in Path("/dev/shm").glob(f"{mark}*"):
+            path.unlink()
+
+
 def test_caches_last_from_one_command_to_the_next(
     files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,8 +20,14 @@ from flambeau.sandbox.inside_trial import MARK
 from flambeau.sandbox.landlock import landlock_version
 from flambeau.sandbox.overlay_view import most_in_memory
 from flambeau.sandbox.private_copy import copy_folder
-from flambeau.sandbox.processes import adopt_orphans, adopted_processes, end_processes
+from flambeau.sandbox.processes import (
+    adopt_orphans,
+    adopted_processes,
+    end_processes,
+    processes_of,
+)
 from flambeau.sandbox.scratch import Scratch, remove_tree
+from flambeau.sandbox.shared_memory import mapped, remove_left, shared_files
 
 _SOURCES = Path(__file__).resolve().parents[2]
 _START = (
@@ -196,9 +202,16 @@ class Sandbox:
         running = self._running[folder]
         if running.process is not None:
             namespace = self._report(folder).get("namespace")
+            made = {
+                name: file
+                for name, file in shared_files().items()
+                if running.shared_before.get(name) != file
+            }
+            used = mapped(processes_of(folder, namespace), made) if made else set()
             end_processes(folder, running.process.pid, namespace, running.earlier)
             with suppress(subprocess.TimeoutExpired):
                 running.process.wait(5)
+            remove_left({name: made[name] for name in used})
 
     def end(self, folder: Path) -> None:
         """Kill the remaining processes of a command, and remove the folder and everything it wrote."""
@@ -288,6 +301,7 @@ class _Running:
         self.folder = folder
         self.scratch = scratch.new("written")
         self.earlier = frozenset(adopted_processes())
+        self.shared_before = shared_files()
         self.process: subprocess.Popen[bytes] | None = None
 
     def remove(self) -> None:

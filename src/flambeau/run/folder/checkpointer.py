@@ -4,11 +4,13 @@ The recipe checkpoints/atomic_checkpoint.py writes, verifies and removes them.
 """
 
 import errno
+import pickle
 import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -323,15 +325,31 @@ def state_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def restored(checkpoint: Checkpoint) -> Restored:
-    files = unsharded(checkpoint.files)
-    ema = files.get("ema.safetensors")
-    return Restored(
-        name=checkpoint.folder.name,
-        model=safetensors.torch.load(files["model.safetensors"]),
-        ema=None if ema is None else safetensors.torch.load(ema),
-        state=from_bytes(files["training_state.pt"]),
-        meta=dict(checkpoint.meta),
-    )
+    with reading(checkpoint):
+        files = unsharded(checkpoint.files)
+        ema = files.get("ema.safetensors")
+        return Restored(
+            name=checkpoint.folder.name,
+            model=safetensors.torch.load(files["model.safetensors"]),
+            ema=None if ema is None else safetensors.torch.load(ema),
+            state=from_bytes(files["training_state.pt"]),
+            meta=dict(checkpoint.meta),
+        )
+
+
+@contextmanager
+def reading(checkpoint: Checkpoint) -> Iterator[None]:
+    """Refuse what no run writes into a checkpoint: anybody can make a manifest that fits its files."""
+    try:
+        yield
+    except (pickle.UnpicklingError, safetensors.SafetensorError, LookupError, TypeError) as error:
+        why = "it holds objects that only running its code could make; nothing of it was run"
+        if not isinstance(error, pickle.UnpicklingError):
+            why = str(error).partition("\n")[0][:200]
+        raise InputError(
+            f"{checkpoint.folder} is no checkpoint of a run: {why}\n"
+            "Remove it, if it comes from elsewhere: a run goes on from the checkpoint before it"
+        ) from error
 
 
 def why_not_loadable(model: torch.nn.Module, saved: Mapping[str, Any]) -> str | None:

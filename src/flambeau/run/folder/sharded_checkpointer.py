@@ -44,6 +44,7 @@ from flambeau.run.folder.checkpointer import (
     Checkpointer,
     Restored,
     Snapshot,
+    reading,
     restored,
     state_bytes,
 )
@@ -276,11 +277,13 @@ def restore_pieces(
         number = name.removeprefix("shard-")[:5]
         return name in overlaps or (number.isdecimal() and int(number) % world == rank)
 
-    for file, data in read_checkpoint(folder, only=is_mine, disk=disk).files.items():
-        pieces = safetensors.torch.load(data)
-        for name, source, target in overlaps.get(file, ()):
-            target.of(tensors[name]).copy_(source.of(pieces[name]))
-    state = from_bytes(checkpoint.files[STATE])
+    files = read_checkpoint(folder, only=is_mine, disk=disk).files
+    with reading(checkpoint):
+        for file, data in files.items():
+            pieces = safetensors.torch.load(data)
+            for name, source, target in overlaps.get(file, ()):
+                target.of(tensors[name]).copy_(source.of(pieces[name]))
+        state = from_bytes(checkpoint.files[STATE])
     model, ema = split_tensors(tensors, state)
     return Restored(folder.name, model, ema, state, checkpoint.meta)
 
