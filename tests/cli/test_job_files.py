@@ -199,7 +199,7 @@ def test_kubernetes_knows_the_exit_codes() -> None:
     assert job["template"]["spec"]["restartPolicy"] == "Never"  # podFailurePolicy asks for it
 
 
-# What the schemas of before 1.29 call required there, no cluster asks for: onPodConditions in every rule.
+# The schemas of 1.26 to 1.28 ask for onPodConditions in every rule, which clusters of them do not.
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
 def test_kubernetes_takes_the_file(version: str) -> None:
     documents = list(yaml.safe_load_all((JOBS / "kubernetes.yaml").read_text()))

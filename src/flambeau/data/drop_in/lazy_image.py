@@ -64,7 +64,7 @@ class LazyImage(Image.Image):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickled and deep-copied as PIL's class."""
-        if self._kind is Image.Image:
+        if not self._has_file:
             return super().copy().__reduce_ex__(protocol)
         if self._pixels is not None:
             self._opened.load()
@@ -95,20 +95,29 @@ class LazyImage(Image.Image):
         """Whether somebody used the pixels and may have changed them, or has closed the file."""
         return self._pixels is not None or self._has_lost_its_file
 
+    @property
+    def _has_file(self) -> bool:
+        """Whether it stands for an opened file; what `convert` and `copy` return does not."""
+        return self._kind is not Image.Image
+
     def __exit__(self, *args: object) -> None:
-        if "_opened" in vars(self):
-            self._opened.__exit__(*args)
-        self._is_closed = self._kind is not Image.Image
+        if self._has_file:
+            self._is_closed = True
+            if "_opened" in vars(self):
+                self._opened.__exit__(*args)
 
     def verify(self) -> None:
-        """As PIL's, after which an image cannot be read."""
-        if self._pixels is None:
+        """As PIL's, after which an opened image cannot be read."""
+        if self._has_file and self._pixels is None:
             self._opened.verify()
-            self._is_closed = self._kind is not Image.Image
+            self._is_closed = True
 
     def seek(self, frame: int) -> None:
         """As PIL's; there is one frame."""
-        self._opened.seek(frame)
+        if self._has_file:
+            self._opened.seek(frame)
+        else:
+            super().seek(frame)
 
     @property
     def _im(self) -> Any:

@@ -77,12 +77,12 @@ def left_out_lines(*sources: Source) -> list[str]:
     """A line on each folder or file of these sources with files or columns that are not read."""
     # Both parts of a folder of which a share is held out have the same object.
     found = {id(one): one for source in sources for one in left_out(source)}
-    told = set[tuple[str, ...]]()
+    seen = set[tuple[str, ...]]()
     lines = list[str]()
     for one in found.values():
         # Of shards with the same columns the first one stands for all.
-        lines += (replace(one, columns=()) if one.columns in told else one).lines
-        told.add(one.columns)
+        lines += (replace(one, columns=()) if one.columns in seen else one).lines
+        seen.add(one.columns)
     return lines
 
 

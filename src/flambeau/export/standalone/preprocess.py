@@ -186,9 +186,8 @@ def _opened(data: bytes) -> ImageFile.ImageFile:
 
 def _is_misread(tags: Any) -> bool:
     """Whether Pillow gives other pixels than are in a TIFF; found by comparison with tifffile."""
-    color = tags.get(
-        262, 0
-    )  # 0: white is zero, 1: grey, 2: RGB, 3: palette, 5: CMYK, 6: YCbCr, 8: CIELab
+    # 0: white is zero, 1: grey, 2: RGB, 3: palette, 5: CMYK, 6: YCbCr, 8: CIELab
+    color = tags.get(262, 0)
     bits = tags.get(258, (1,))
     samples = tags.get(277, len(bits))
     alpha = tags.get(338, ())[:1]

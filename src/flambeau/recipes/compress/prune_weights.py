@@ -90,7 +90,8 @@ class WeightMasks:
             raise ValueError(f"the model has no parameter {', '.join(missing)}")
         if not names:
             raise ValueError("the model has no weights of convolutions or linear layers")
-        once = {id(parameters[name]): name for name in reversed(list(names))}
+        # Of the names of one weight the first one stays.
+        once = {id(parameters[name]): name for name in reversed(names)}
         names = list(reversed(once.values()))
         self._weights = {name: parameters[name] for name in names}
         self._layers = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}

@@ -72,16 +72,15 @@ def check_claim(name: str, weights: Mapping[str, Tensor], **shape: int) -> None:
         shape: as `build_model` takes it. A model in a file of the user is not looked at.
 
     Raises:
-        InputError: the name or the sizes are not those of these weights.
+        InputError: the model is much larger than these weights.
     """
     if is_function(name):
         return
     try:
         with torch.device("meta"):
             model = _build(name, pretrained=False, drop_path=0.0, **shape)
-    except InputError:
-        raise
-    except (RuntimeError, TypeError, ValueError):  # it reads values while it is made
+    # It reads values while it is made, or cannot be made, which `build_model` says.
+    except (InputError, RuntimeError, TypeError, ValueError):
         return
     claimed = sum(tensor.numel() for tensor in model.state_dict().values())
     held = sum(tensor.numel() for tensor in weights.values())
