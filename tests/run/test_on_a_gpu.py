@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, TensorDataset
 from flambeau import Run
 from flambeau.recipes.parallel import fixed_order_sum
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
+from flambeau.recipes.training.graph_replay import GraphReplay
 from flambeau.run.folder.checkpointer import restore
 
 pytestmark = [
@@ -155,13 +156,44 @@ def test_parts_have_the_same_bits_in_other_processes(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_most_steps_are_replays_of_the_same_bits(
+    tmp_path: Path, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def learn(folder: str) -> tuple[dict[str, Any], int]:
+        torch.manual_seed(0)
+        model = a_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)
+        run = Run(
+            tmp_path / folder, model, optimizer, some_data(512), batch_size=16, duration="3ep", bar=False,
+            log_every=40, precision=precision, ema=0.9, clip_norm=0.5, schedule="cosine",
+        )  # fmt: skip
+        for _ in run.epochs():
+            for images, targets in run.batches():
+                with run.autocast():
+                    loss = cross_entropy(model(images), targets)
+                run.log(one=loss.detach())
+                run.step(loss)
+        replays = run.state.amp._replay
+        assert isinstance(replays, GraphReplay)
+        return copy.deepcopy(model.state_dict()), replays.num_replays
+
+    got, num_replays = learn("replayed")
+    monkeypatch.setattr(GraphReplay, "_record", lambda self, work: None)
+    expected, none = learn("run")
+    assert none == 0
+    assert num_replays >= 60, f"of 96 steps {num_replays} were replays"
+    for name, value in got.items():
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(("parts", "synced"), [(None, False), (4, False), (4, True)])
 def test_no_step_between_two_lines_waits(
     tmp_path: Path, precision: str, parts: int | None, synced: bool
 ) -> None:
     torch.use_deterministic_algorithms(False)
     model = convert_sync_batchnorm(a_model()) if synced else a_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, capturable=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
     told: dict[str, Any] = {} if parts is None else {"parts": parts}
     run = Run(
         tmp_path / "run", model, optimizer, some_data(400), batch_size=16, duration="1ep", log_every=1000,

@@ -23,7 +23,6 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
@@ -105,7 +104,7 @@ class Run:
             check_ranks(self._ranks, parts.identity.values, parts.model, parts.loader.length)
             saved = parts.model if parts.shards is None else parts.shards[0].pieces
             self.state = make_state(parts, saved, optimizer, options)
-            self._loop = TransientState(torch.zeros((), dtype=torch.float32, device=self.device))
+            self._loop = TransientState()
             self._draws = BatchDraws(options.seed, self.device)
             self._in_parts = options.parts is not None
             written = None if self._replays else self.folder.path

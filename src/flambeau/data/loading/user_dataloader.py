@@ -3,7 +3,6 @@
 import itertools
 import zlib
 from collections.abc import Callable, Iterator, Sized
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from flambeau.data.loading.micro_batch import MicroBatch, share_of, wait_before_
 from flambeau.data.loading.sampler_chain import are_shares, first_indices, set_epoch
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import mix
-from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
+from flambeau.recipes.setup.seeding import seed_cpu
 
 _NO_INDICES = np.empty(0, dtype=np.int64)
 
@@ -111,16 +110,13 @@ class UserDataLoader:
         if self.forks:
             wait_before_fork(self._world)
         batches = iter(self._batches)
-        draws_here = isinstance(self._batches, DataLoader) and self._batches.num_workers == 0
         for number in itertools.count():
-            # The first batch comes after the sampler's draw, which must be the same with workers.
-            with cpu_generators_restored() if number and not draws_here else nullcontext():
-                if number:
-                    seed_cpu(mix(seed + number))
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
+            if number:  # the first batch comes after the sampler's draw, the same with workers
+                seed_cpu(mix(seed + number))
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
             if self._must_compare:
                 self._compare(_digest(batch))
             yield batch

@@ -116,6 +116,8 @@ class _CudaUpload(_Upload):
         self.stream = _side_stream(index)
 
     def start(self, batch: T) -> tuple[T, Any]:
+        if are_on(batch, self.device):
+            return batch, None
         copies: list[Tensor] = []
         with torch.cuda.stream(self.stream):
             moved = _map(batch, functools.partial(self._copy, copies))
@@ -141,6 +143,21 @@ class _CudaUpload(_Upload):
                 # batch while the computing stream still reads it.
                 copy_.record_stream(computing)
         return batch
+
+
+def are_on(batch: Any, device: torch.device) -> bool:
+    """Whether a batch is a tuple or list of tensors that need no copy.
+
+    Args:
+        device: with its index, as a tensor on a GPU has it.
+
+    Example:
+        >>> are_on([torch.ones(2), torch.zeros(2)], torch.device("cpu"))
+        True
+    """
+    return type(batch) in (tuple, list) and all(
+        isinstance(t, Tensor) and t.device == device for t in batch
+    )
 
 
 def _map(batch: Any, function: Callable[[Tensor], Any]) -> Any:

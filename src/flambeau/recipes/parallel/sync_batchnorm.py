@@ -339,7 +339,7 @@ def _statistics(
         drift = centred.sum(dims).double() / size  # because the mean was rounded
         local[:num_channels] = shift + drift
         local[num_channels:-1] = centred.square().sum(dims)
-        local[-1] = size
+        local[-1:].fill_(size)  # an assignment would wait for a GPU
     means, squares, sizes = _gathered(local, group).split([num_channels, num_channels, 1], dim=1)
     count = _added(sizes[:, 0])
     mean = _added(sizes * means) / count.clamp(min=1)

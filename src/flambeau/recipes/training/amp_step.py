@@ -15,7 +15,9 @@ skipped, all steps are dampened.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -28,6 +30,9 @@ Precision = Literal["fp32", "bf16", "fp16"]
 _run_engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _MAX_ROOTS = 64  # weights of micro-batches that are cached as tensors; chosen
+_ON_DEVICE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+"""Optimizers whose fused or capturable step is done by kernels alone, and reads a rate from the device."""
+Replay = Callable[[Callable[[], object], Sequence[Tensor], Hashable], object]
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[Any]:
@@ -57,6 +62,9 @@ class AmpStep:
         agree: for several processes whose gradients are averaged: replaces a 0-d flag by its maximum over
             all processes (`all_reduce(flag, op=MAX)`), so that a loss that is not finite on one counts on
             all. Called only in fp16; otherwise such a loss makes its gradients NaN, and averaging spreads it.
+        replay: the class `GraphReplay` of graph_replay.py, which makes one CUDA graph of what follows the
+            backward pass. Only for SGD, Adam and AdamW of torch on a GPU with `fused` or `capturable`, whose
+            learning rates are then rounded to float32 on the device; elsewhere it has no effect.
 
     Raises:
         ValueError: an unknown precision, no parameters, parameters on several devices, max_norm <= 0.
@@ -82,6 +90,7 @@ class AmpStep:
         growth_interval: int = 2000,
         halt: bool = False,
         agree: Callable[[Tensor], object] | None = None,
+        replay: Callable[[torch.device], Replay] | None = None,
     ) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         devices = {p.device for p in parameters}
@@ -99,6 +108,8 @@ class AmpStep:
         self.device = devices.pop()
         self.halted = torch.zeros((), dtype=torch.float32, device=self.device)
         """0-d float32: 1 if a watched tensor, or (except in fp16) a gradient, was not finite."""
+        self.num_halted = torch.zeros_like(self.halted)
+        """0-d float32, with `halt`: steps that were skipped since `halted` became 1."""
         self.skipped = torch.zeros_like(self.halted) if precision == "fp16" else self.halted
         """0-d float32: 1 if the last step was skipped. A schedule may read it later, without waiting."""
         self.norm = torch.zeros((), dtype=torch.float32, device=self.device)
@@ -112,6 +123,10 @@ class AmpStep:
         self._growth_tracker = torch.zeros((), dtype=torch.int32, device=self.device)
         self._roots: dict[tuple[float, torch.dtype], Tensor] = {}
         self._fused = _skips_in_kernel(optimizer)
+        self._replay: Replay | None = None
+        if replay is not None and _is_on_device(optimizer):
+            self._replay = replay(self.device)
+        self._rates: list[tuple[float, Tensor]] = []  # of each group, on the device
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The autocast context for the forward pass and the loss; call backward outside it."""
@@ -150,29 +165,26 @@ class AmpStep:
             watch: float32 tensors on the device that must be finite too, such as the loss.
         """
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        fp16 = self.precision == "fp16"
+        watched = list(watch)
+        replay = self._replay_of(gradients)
         if not self._halt:
             self.halted.zero_()
-        if fp16:
-            self._check(list(watch), self.halted, self._one)
-            if self._agree is not None:
-                self._agree(self.halted)
-            self.skipped.copy_(self.halted)
-            self._check(gradients, self.skipped, self._scale.double().reciprocal().float())
+        if self.precision == "fp16" or replay is not None:  # each loss is at a new address
+            self._check(watched, self.halted, self._one)
+            watched = []
+        if self.precision == "fp16" and self._agree is not None:
+            self._agree(self.halted)
+        if replay is None:
+            self._finish(gradients, watched)
         else:
-            self._check([*gradients, *watch], self.halted, self._one)
-        divisor = None
-        if self.max_norm is not None and gradients:
-            self.norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            # As torch.nn.utils.clip_grad_norm_: gradients times max_norm / (norm + 1e-6), at most 1.
-            divisor = ((self.norm + 1e-6) / self.max_norm).clamp_(min=1.0)
-        self._step(gradients, divisor)
-        if fp16:
-            torch._amp_update_scale_(
-                self._scale, self._growth_tracker, self.skipped, 2.0, 0.5, self._growth_interval
-            )
+            self._finish_by(replay, gradients)
         for p in self._parameters:
             p.grad = None
+
+    def clear_halt(self) -> None:
+        """With `halt`: let the next steps count again."""
+        self.halted.zero_()
+        self.num_halted.zero_()
 
     @property
     def scale(self) -> Tensor | None:
@@ -191,6 +203,61 @@ class AmpStep:
         """Restore a `state_dict`."""
         self._scale.copy_(state["scale"])
         self._growth_tracker.copy_(state["growth_tracker"])
+
+    def _finish(self, gradients: list[Tensor], watched: list[Tensor]) -> None:
+        """All that follows the backward pass, by kernels that depend on no value on the host."""
+        if self.precision == "fp16":
+            self.skipped.copy_(self.halted)
+            self._check(gradients, self.skipped, self._scale.double().reciprocal().float())
+        else:
+            self._check([*gradients, *watched], self.halted, self._one)
+        divisor = None
+        if self.max_norm is not None and gradients:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            self.norm.copy_(norm)
+            # As torch.nn.utils.clip_grad_norm_: gradients times max_norm / (norm + 1e-6), at most 1.
+            divisor = ((norm + 1e-6) / self.max_norm).clamp_(min=1.0)
+        self._step(gradients, divisor)
+        if self._halt:
+            self.num_halted += self.halted
+        if self.precision == "fp16":
+            torch._amp_update_scale_(
+                self._scale, self._growth_tracker, self.skipped, 2.0, 0.5, self._growth_interval
+            )
+
+    def _replay_of(self, gradients: list[Tensor]) -> Replay | None:
+        """Who does this step, if it has kernels alone; None: `_finish`."""
+        if self._replay is None or not _unobserved(self.optimizer):
+            return None
+        is_dense = all(gradient.layout is torch.strided for gradient in gradients)
+        return self._replay if is_dense else None
+
+    def _finish_by(self, replay: Replay, gradients: list[Tensor]) -> None:
+        groups = self.optimizer.param_groups
+        given = [(group["lr"], group.get("capturable")) for group in groups]
+        settings = tuple(_settings(group) for group in groups)
+        while len(self._rates) < len(groups):
+            self._rates.append((math.nan, torch.zeros_like(self._one)))
+        for number, group in enumerate(groups):
+            rate = group["lr"]
+            before, on_device = self._rates[number]
+            if isinstance(rate, Tensor):
+                self._rates[number] = math.nan, rate
+                continue
+            if rate != before:
+                on_device.fill_(rate)
+                self._rates[number] = rate, on_device
+            group["lr"] = on_device
+            if "capturable" in group:
+                group["capturable"] = True  # Adam is else not recorded
+        tensors = [*gradients, *_tensors(self.optimizer), *(rate for _, rate in self._rates)]
+        try:
+            replay(functools.partial(self._finish, gradients, []), tensors, settings)
+        finally:
+            for group, (rate, capturable) in zip(groups, given, strict=True):
+                group["lr"] = rate
+                if capturable is not None:
+                    group["capturable"] = capturable
 
     def _check(self, tensors: list[Tensor], flag: Tensor, factor: Tensor) -> None:
         """Multiply by `factor`, and set `flag` if a value is not finite; one kernel per dtype."""
@@ -218,6 +285,24 @@ class AmpStep:
             torch._foreach_div_(gradients, divisor)
         with _undone_if(self.skipped, optimizer):
             optimizer.step()
+
+
+def _settings(group: dict[str, Any]) -> tuple[Hashable, ...]:
+    """What a kernel gets as numbers."""
+    return tuple(
+        tuple(value) if type(value) is list else value
+        for name, value in group.items()
+        if name not in ("params", "lr")
+    )
+
+
+def _is_on_device(optimizer: Optimizer) -> bool:
+    groups = optimizer.param_groups
+    return (
+        type(optimizer) in _ON_DEVICE
+        and all(p.is_cuda for group in groups for p in group["params"])
+        and all(group.get("fused") or group.get("capturable") for group in groups)
+    )
 
 
 def _unobserved(optimizer: Optimizer) -> bool:

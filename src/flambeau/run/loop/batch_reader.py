@@ -1,5 +1,6 @@
 """How batches are read for training and evaluation, reach the device, and seed the generators."""
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -19,7 +20,7 @@ from flambeau.data.loading.workers.processes import Restarts
 from flambeau.data.wrap import Batches
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
-from flambeau.recipes.data.device_prefetch import prefetch_to_device
+from flambeau.recipes.data.device_prefetch import are_on, prefetch_to_device
 from flambeau.recipes.data.sample_order import mix
 from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.loop.rank_checks import BadReports
@@ -165,8 +166,18 @@ class BatchReader:
 
     def to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         """Move the data to the device, copying while the device computes."""
-        if self._device.type == "cpu":
-            return stream
+        return stream if self._device.type == "cpu" else self._moved(stream)
+
+    def _moved(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        for micro in stream:
+            if not are_on(micro.data, self._device):
+                rest = itertools.chain([micro], stream)
+                del micro  # else its data stay for the whole epoch
+                yield from self._prefetched(rest)
+                return
+            yield micro  # nothing to copy ahead, which would cost in a small step
+
+    def _prefetched(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         # The data alone: the prefetcher searches everything that it gets for tensors.
         ahead: deque[MicroBatch] = deque()
 
@@ -175,8 +186,8 @@ class BatchReader:
                 ahead.append(micro._replace(data=None))
                 yield micro.data
 
-        moved = prefetch_to_device(data(), self._device)
-        return (ahead.popleft()._replace(data=data) for data in moved)
+        for batch in prefetch_to_device(data(), self._device):
+            yield ahead.popleft()._replace(data=batch)
 
     def again(
         self, loader: Loader | UserDataLoader, steps_before: int

@@ -242,7 +242,7 @@ class Lifecycle:
         window.settle(self.ranks, step=self.state.step)
         if window.empty:
             return
-        row, halted_steps = self.state.read_window(self.loop.halted_steps)
+        row, halted_steps = self.state.read_window()
         if halted_steps:
             self._roll_back(self.state.step - halted_steps)
             return

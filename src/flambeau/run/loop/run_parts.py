@@ -23,6 +23,7 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.shard_layout import Layout, is_sharded
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.ema import EMA
+from flambeau.recipes.training.graph_replay import GraphReplay
 from flambeau.run.folder.identity import Identity
 from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.folder.published_weights import Best
@@ -100,6 +101,7 @@ def make_parts(
         # Shards clip by the norm over all ranks.
         max_norm=options.clip_norm if options.clip_norm and not sharded else None,
         agree=ranks.worst if ranks.world > 1 else None,
+        replay=GraphReplay if ranks.world == 1 and not sharded else None,
     )
     bad = BadReports(ranks)
     progress = ProgressBar(shown=options.bar, silent=not ranks.is_first)

@@ -213,9 +213,9 @@ class ResumableState:
         """Whether a step was not finite, or fp16 scaling no longer succeeds; waits for the device."""
         return bool(self.amp.halted) or self.amp.loss_scale() < _SCALE_FLOOR
 
-    def read_window(self, halted_steps: Tensor) -> tuple[dict[str, Any], int]:
+    def read_window(self) -> tuple[dict[str, Any], int]:
         """The figures since the last line, and how many of those steps to undo; waits for the device."""
-        figures, halted = self.window.read(halted_steps)
+        figures, halted = self.window.read(self.amp.num_halted)
         row: dict[str, Any] = {**figures}
         if self.amp.precision == "fp16":
             row["loss_scale"] = self.amp.loss_scale()
@@ -265,7 +265,7 @@ class ResumableState:
         _keep_dtypes(self.optimizer, state["optimizer"])
         _lay_out_alike(self.optimizer)
         self.amp.load_state_dict(state["amp"])
-        self.amp.halted.zero_()  # it belongs to a step that is undone
+        self.amp.clear_halt()  # it belongs to a step that is undone
         if self.ema is not None:
             self.ema.load_state_dict({"shadow": restored.ema, "num_updates": state["ema_updates"]})
         self.best.load_state_dict(state["best"])
@@ -363,7 +363,6 @@ class TransientState:
     """What the loop remembers between its methods; not saved. In brackets: who writes the field.
 
     Attributes:
-        halted_steps: 0-d, on the device: steps since the first that was not finite. [TrainingStep]
         next_event: the next step with a line, a checkpoint or the end. [Lifecycle]
         saved_step: step of the newest checkpoint; -1 before the first. [Lifecycle]
         stream: micro-batches from the current position on; None: to be opened.
@@ -380,7 +379,6 @@ class TransientState:
         held_back: logged values that count once the global batch is done. [`count`, `settle`]
     """
 
-    halted_steps: Tensor
     next_event: int = 0
     saved_step: int = -1
     stream: Iterator[MicroBatch] | None = None
@@ -493,7 +491,6 @@ class TransientState:
     def restart(self, *, saved_step: int, next_event: int) -> None:
         """Be as a new process that has loaded a checkpoint."""
         self.give_up()
-        self.halted_steps.zero_()
         self.next_event = next_event
         self.saved_step = saved_step
         self.done = None

@@ -14,12 +14,15 @@ from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.training.metrics import MeanOnDevice
 
 _Part = TypeVar("_Part")
+_SLOTS = 256  # losses that memory is made for at once; chosen
 
 
 class StepMetrics:
     """The losses since the last line, and the means of the values that the user logs.
 
-    Losses are kept in a list, which is free; adding them up would be one kernel per step.
+    Losses are kept in a list, which is free; adding them up would be one kernel per step. On a GPU they are
+    copied into memory that stays: kept tensors would move the gradients of each step to other addresses, and
+    a `GraphReplay` replays what is where it was.
 
     By default each rank has a share of every micro-batch: `settle` weights the ranks' losses by their
     samples. With `in_parts` a step has the same parts on any number of ranks, and `settle` adds up part by
@@ -39,6 +42,7 @@ class StepMetrics:
         """Samples counted since the run began, for a progress bar."""
         self._waited_before = 0.0
         self._start = time.perf_counter()
+        self._slots: list[Tensor] = []  # on a GPU alone
         # With `in_parts` alone; keys are (steps done before, part).
         self._by_part: dict[tuple[int, int], dict[str, MeanOnDevice]] = {}
         self._early: dict[tuple[int, int], dict[str, list[float]]] = {}
@@ -53,12 +57,19 @@ class StepMetrics:
         detached = loss.detach()
         if type(detached) is not Tensor:  # a subclass of it, which no checkpoint can hold
             detached = detached.as_subclass(Tensor)
+        if self.device.type == "cuda":
+            detached = self._next_slot().copy_(detached)
         self.losses.append(detached if detached.dtype is torch.float32 else detached.float())
         self.sizes.append(num_samples)
         self.total_samples += num_samples
         if ends_step and self._in_parts:
             self._step_ends.append(len(self.settled) + len(self.losses))
         return self.losses
+
+    def _next_slot(self) -> Tensor:
+        if len(self.losses) >= len(self._slots):
+            self._slots += torch.empty(_SLOTS, device=self.device, dtype=torch.float32).unbind()
+        return self._slots[len(self.losses)]
 
     def take_back(self, num_losses: int, total_samples: int) -> None:
         """Return to an earlier number of losses and of samples."""

@@ -194,7 +194,6 @@ class TrainingStep:
             if any(gradient.is_sparse for gradient in gradients):
                 raise InputError(f"a gradient is sparse: {SPARSE}") from error
             raise
-        self.loop.halted_steps += state.amp.halted
         if state.ema is not None:
             try:
                 state.ema.update()
