@@ -44,6 +44,14 @@ _OTHER_WORDS = {
     "--amp": "--precision",
     "--fp16": "--precision",
 }
+# Flags of other programs for what needs none in `flambeau train`.
+_NEEDS_NO_FLAG = {
+    "--data": "the data are named without a flag: flambeau train DATA",
+    "--data-dir": "the data are named without a flag: flambeau train DATA",
+    "--resume": "the same command goes on with the run in its folder",
+    "--val-split": "a tenth of each class is held out, unless DATA has train/ and val/",
+    "--threads": "the environment variable OMP_NUM_THREADS says how many, else all cores compute",
+}
 
 # For the help of each command, below those of all.
 _EXIT_CODES = {
@@ -311,6 +319,8 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
     name = word.split("=")[0]
     flags = [flag for action in parser._actions for flag in action.option_strings]
     meant = _OTHER_WORDS.get(name)
+    if parser.prog.endswith(" train") and name in _NEEDS_NO_FLAG:
+        return f"unknown flag {name}: {_NEEDS_NO_FLAG[name]}"
     guess = f"; did you mean '{meant}'?" if meant in flags else nearest(name, flags)
     return f"unknown flag {name}{guess} ({parser.prog} --help lists all)"
 
