@@ -235,7 +235,8 @@ class AmpStep:
     def _finish_by(self, replay: Replay, gradients: list[Tensor]) -> None:
         groups = self.optimizer.param_groups
         given = [(group["lr"], group.get("capturable")) for group in groups]
-        settings = tuple(_settings(group) for group in groups)
+        names = tuple(next(iter(self.optimizer.state.values()), ()))  # in the order of the tensors
+        settings = (names, *map(_settings, groups))
         while len(self._rates) < len(groups):
             self._rates.append((math.nan, torch.zeros_like(self._one)))
         for number, group in enumerate(groups):

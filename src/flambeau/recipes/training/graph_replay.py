@@ -87,7 +87,7 @@ class GraphReplay:
         Not by `torch.cuda.graph`, which empties torch's cache of memory: all addresses would change.
         """
         graph = torch.cuda.CUDAGraph()
-        computing = torch.cuda.current_stream()
+        computing = torch.cuda.current_stream(self._device)
         # A recording that fails leaves the generator unusable: it gets a copy.
         generator = torch.cuda.default_generators[self._device.index or 0]
         draws = generator.graphsafe_get_state()
@@ -96,7 +96,7 @@ class GraphReplay:
         collects = gc.isenabled()
         gc.disable()  # a tensor or event that is collected in between would end the recording
         try:
-            with torch.cuda.stream(self._stream):
+            with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     work()
