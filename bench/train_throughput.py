@@ -2,7 +2,7 @@
 
     python bench/train_throughput.py [--limit SECONDS] [--rounds N] [--seconds S] [--out FILE] [--again]
         [--contenders NAME,...] [--models NAME,...] [--data KIND,...] [--modes eager,compile]
-        [--photos FOLDER] [--timm-script train.py] [--device cpu --size 32 --batch 4]
+        [--photos FOLDER] [--timm-script train.py] [--device cpu]
 
 ResNet-50 and ViT-S/16 of timm, 224 px, batches of 256, bf16 autocast, channels_last, fused SGD with momentum
 or fused AdamW, one GPU. `bare` is a loop by hand with every lever: cudnn.benchmark, TF32 for the rest,
@@ -26,7 +26,7 @@ utilization, or the kernels' intervals by torch.profiler; `cores` is CPU seconds
 includes imports and compilation, whose cache the contenders share.
 
 Each line is written when it is known. What has a line of this commit and device in --out is not measured
-again, so several short calls make one table.
+again, so several short calls make one table. `--device cpu` tries all of it on small images.
 
 Exit code: 0, also if --limit left something out; 1 a contender failed; 2 no such device; 130 interrupted.
 """
@@ -69,6 +69,11 @@ STARTUP_S = {"eager": 30.0, "compile": 120.0}
 PATIENCE = 4.0
 """A contender that takes so many times what is expected is stopped. Chosen."""
 NUM_CLASSES = 1000
+SIZES = {
+    "cuda": {"size": 224, "batch": 256, "seconds": 8.0, "warmup_steps": 20, "num_photos": 2048},
+    "cpu": {"size": 32, "batch": 4, "seconds": 2.0, "warmup_steps": 4, "num_photos": 40},
+}
+"""Defaults: of the measurement, and of a trial."""
 Lines = dict[tuple[Any, ...], dict[str, Any]]
 
 
@@ -540,13 +545,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each contender that count")
-    parser.add_argument("--warmup-steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--size", type=int, default=224, help="pixels")
+    parser.add_argument("--seconds", type=float, help="of each contender that count")
+    parser.add_argument("--warmup-steps", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--size", type=int, help="pixels")
     parser.add_argument("--workers", type=int, default=cores, help="that load photographs")
     parser.add_argument("--photos", type=Path, metavar="FOLDER", help="to keep them in")
-    parser.add_argument("--num-photos", type=int, default=2048)
+    parser.add_argument("--num-photos", type=int)
     parser.add_argument("--copies", type=int, default=32, help="of each photograph")
     parser.add_argument("--timm-script", type=Path, metavar="train.py")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -559,6 +564,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     told = parser.parse_args(words)
     if told.timm_script is not None and not told.timm_script.is_file():
         parser.error(f"--timm-script {told.timm_script}: there is no such file")
+    for name, value in SIZES[told.device].items():
+        if getattr(told, name) is None:
+            setattr(told, name, value)
     if told.out is None and told.device == "cuda":
         told.out = OUT
     return told
@@ -582,7 +590,7 @@ def main(words: Sequence[str]) -> int:
     start = time.monotonic()
     told = parse(words)
     if told.device == "cuda" and not torch.cuda.is_available():
-        note("there is no CUDA device here; --device cpu --size 32 --batch 4 --seconds 2 tries it")
+        note("there is no CUDA device here; --device cpu tries it on small images")
         return 2
     signal.signal(signal.SIGTERM, _terminated)  # so that what runs is stopped
     if told.out is not None:

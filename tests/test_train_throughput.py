@@ -78,7 +78,7 @@ def test_a_second_call_measures_only_what_has_no_line(bench: ModuleType, out: Pa
     bench.main([*words, "--contenders", "Run", "--again"])
     kept = [line for line in out.read_text(encoding="utf-8").splitlines() if "cut off" not in line]
     found = [(line["contender"], line["batch"]) for line in map(json.loads, kept)]
-    assert found == [("bare", 256), ("Run", 256), ("bare", 8), ("Run", 8), ("Run", 256)]
+    assert found == [("bare", 4), ("Run", 4), ("bare", 8), ("Run", 8), ("Run", 4)]
 
 
 def test_what_is_not_installed_is_named_until_it_is(
