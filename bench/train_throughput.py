@@ -110,21 +110,22 @@ class Photos:
     """The photographs in the two forms that are read, made when they are first needed.
 
     Args:
-        folder: where they are, or will be.
-        copies: how often each is there.
+        folder: holds a folder for each choice of the other arguments.
+        copies: how often each photograph is there.
     """
 
     def __init__(self, folder: Path, *, num: int, copies: int, size: int) -> None:
-        self._folder, self._num, self._copies = folder, num, copies
-        self._side = round(size * 8 / 7)
+        self._num, self._copies, self._side = num, copies, round(size * 8 / 7)
+        self._folder = folder / f"{num}-photos-{copies}-times-{self._side}-px"
         self.num_classes = min(NUM_CLASSES, num)
         self.has_segments = False
 
-    @property
-    def expected_s(self) -> float:
-        """What making them may take; 0 where they are there."""
-        there = self._note("jpeg").is_file() and self._note("packed").is_file()
-        return 0.0 if there else 15.0 + 0.1 * self._num / len(os.sched_getaffinity(0))
+    def expected_s(self, data: str) -> float:
+        """What making them may take; 0 where they are there. Chosen, above what it took."""
+        if data == "device" or self._note(data).is_file():
+            return 0.0
+        core_s = 0.02 if self._note("made").is_file() else 0.1
+        return 10.0 + core_s * self._num / len(os.sched_getaffinity(0))
 
     def path(self, data: str, *, deadline: float) -> Path:
         """What a reader is given as its data; raises TimeoutError if it cannot be made by then."""
@@ -154,7 +155,7 @@ class Photos:
 
     def _note(self, part: str) -> Path:
         """A file that is there when a part is whole."""
-        return self._folder / f"{part}-{self._num}-{self._copies}-{self._side}"
+        return self._folder / f"{part}.done"
 
     def _repeat_files(self, made: Path, target: Path, deadline: float) -> None:
         for folder in sorted((made / "train").iterdir()):
@@ -307,7 +308,7 @@ class Bench:
         own = self.seen.get((case.data, case.mode))
         if own is None:
             own = STARTUP_S[case.mode] + 1.5 * self.told.seconds
-        return own + (0.0 if case.data == "device" else self.photos.expected_s)
+        return own + self.photos.expected_s(case.data)
 
     def line(self, case: Case) -> dict[str, Any]:
         """The case's figures; raises Failed or LimitReached."""
@@ -597,9 +598,8 @@ def main(words: Sequence[str]) -> int:
         told.out.parent.mkdir(parents=True, exist_ok=True)
     known = {} if told.again else known_lines(told.out)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        folder = told.photos or Path(place)
-        folder.mkdir(parents=True, exist_ok=True)
-        photos = Photos(folder.resolve(), num=told.num_photos, copies=told.copies, size=told.size)
+        folder = (told.photos or Path(place)).resolve()
+        photos = Photos(folder, num=told.num_photos, copies=told.copies, size=told.size)
         busy = Utilization(told.device)
         bench = Bench(told, facts(told), photos, busy, start + told.limit)
         try:

@@ -193,3 +193,19 @@ def test_a_repeated_record_file_has_each_record_as_often(bench: ModuleType, tmp_
     with RecordReader(tmp_path / "b.rec") as reader:
         assert list(reader) == 4 * records
         assert [reader[k] for k in range(12)] == 4 * records
+
+
+@pytest.mark.slow
+def test_the_true_contenders_give_figures(bench: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ["--device", "cpu", "--models", "resnet50", "--modes", "eager", "--out", str(out)]
+    words += ["--contenders", "bare,Run,train", "--data", "device,packed", "--seconds", "0.5"]
+    assert bench.main([*words, "--num-photos", "12", "--workers", "2"]) == 0
+    lines = read(out)
+    assert sorted((line["data"], line["contender"]) for line in lines) == [
+        ("device", "Run"), ("device", "bare"), ("packed", "Run"), ("packed", "train"),
+    ]  # fmt: skip
+    for line in lines:
+        assert line["images_per_s"] > 0
+        assert line["ratio"] > 0
+        assert line["cores"] > 0.2
