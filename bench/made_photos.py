@@ -6,7 +6,7 @@ Each is a scene of textures with the 1/f spectrum of natural images, behind shap
 flat, under the noise of a sensor. Sizes are around 500 x 375, upright ones among them; JPEG quality is 75 to
 95, more often high, and the chroma is 4:2:0 in four of five.
 
-600 of them beside 294 photographs of ImageNet (mean, deciles 1, 5 and 9), decoded by libjpeg-turbo on one core
+600 of them beside 294 photographs of ImageNet (mean; deciles 1, 5, 9), decoded by libjpeg-turbo on one core
 of a busy Xeon: 109 kB (54, 99, 175) beside 112 kB (26, 113, 188), and 1.98 ms (1.09, 1.85, 3.13) beside
 2.00 ms (0.64, 2.00, 3.08). --compare prints the same of a folder.
 """

@@ -2,7 +2,7 @@
 
     python bench/train_throughput.py [--limit SECONDS] [--rounds N] [--seconds S] [--out FILE] [--again]
         [--contenders NAME,...] [--models NAME,...] [--data KIND,...] [--modes eager,compile]
-        [--photos FOLDER] [--timm-script train.py] [--device cpu --size 32 --batch 4]
+        [--photos FOLDER] [--timm-script train.py] [--device cpu]
 
 ResNet-50 and ViT-S/16 of timm, 224 px, batches of 256, bf16 autocast, channels_last, fused SGD with momentum
 or fused AdamW, one GPU. `bare` is a loop by hand with every lever: cudnn.benchmark, TF32 for the rest,
@@ -26,7 +26,7 @@ utilization, or the kernels' intervals by torch.profiler; `cores` is CPU seconds
 includes imports and compilation, whose cache the contenders share.
 
 Each line is written when it is known. What has a line of this commit and device in --out is not measured
-again, so several short calls make one table.
+again, so several short calls make one table. `--device cpu` tries all of it on small images.
 
 Exit code: 0, also if --limit left something out; 1 a contender failed; 2 no such device; 130 interrupted.
 """
@@ -69,6 +69,11 @@ STARTUP_S = {"eager": 30.0, "compile": 120.0}
 PATIENCE = 4.0
 """A contender that takes so many times what is expected is stopped. Chosen."""
 NUM_CLASSES = 1000
+SIZES = {
+    "cuda": {"size": 224, "batch": 256, "seconds": 8.0, "warmup_steps": 20, "num_photos": 2048},
+    "cpu": {"size": 32, "batch": 4, "seconds": 2.0, "warmup_steps": 4, "num_photos": 40},
+}
+"""Defaults: of the measurement, and of a trial."""
 Lines = dict[tuple[Any, ...], dict[str, Any]]
 
 
@@ -105,21 +110,22 @@ class Photos:
     """The photographs in the two forms that are read, made when they are first needed.
 
     Args:
-        folder: where they are, or will be.
-        copies: how often each is there.
+        folder: holds a folder for each choice of the other arguments.
+        copies: how often each photograph is there.
     """
 
     def __init__(self, folder: Path, *, num: int, copies: int, size: int) -> None:
-        self._folder, self._num, self._copies = folder, num, copies
-        self._side = round(size * 8 / 7)
+        self._num, self._copies, self._side = num, copies, round(size * 8 / 7)
+        self._folder = folder / f"{num}-photos-{copies}-times-{self._side}-px"
         self.num_classes = min(NUM_CLASSES, num)
         self.has_segments = False
 
-    @property
-    def expected_s(self) -> float:
-        """What making them may take; 0 where they are there."""
-        there = self._note("jpeg").is_file() and self._note("packed").is_file()
-        return 0.0 if there else 15.0 + 0.1 * self._num / len(os.sched_getaffinity(0))
+    def expected_s(self, data: str) -> float:
+        """What making them may take; 0 where they are there. Chosen, above what it took."""
+        if data == "device" or self._note(data).is_file():
+            return 0.0
+        core_s = 0.02 if self._note("made").is_file() else 0.1
+        return 10.0 + core_s * self._num / len(os.sched_getaffinity(0))
 
     def path(self, data: str, *, deadline: float) -> Path:
         """What a reader is given as its data; raises TimeoutError if it cannot be made by then."""
@@ -149,7 +155,7 @@ class Photos:
 
     def _note(self, part: str) -> Path:
         """A file that is there when a part is whole."""
-        return self._folder / f"{part}-{self._num}-{self._copies}-{self._side}"
+        return self._folder / f"{part}.done"
 
     def _repeat_files(self, made: Path, target: Path, deadline: float) -> None:
         for folder in sorted((made / "train").iterdir()):
@@ -302,7 +308,7 @@ class Bench:
         own = self.seen.get((case.data, case.mode))
         if own is None:
             own = STARTUP_S[case.mode] + 1.5 * self.told.seconds
-        return own + (0.0 if case.data == "device" else self.photos.expected_s)
+        return own + self.photos.expected_s(case.data)
 
     def line(self, case: Case) -> dict[str, Any]:
         """The case's figures; raises Failed or LimitReached."""
@@ -540,13 +546,13 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--limit", type=float, default=float("inf"), metavar="SECONDS")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of each contender that count")
-    parser.add_argument("--warmup-steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--size", type=int, default=224, help="pixels")
+    parser.add_argument("--seconds", type=float, help="of each contender that count")
+    parser.add_argument("--warmup-steps", type=int)
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--size", type=int, help="pixels")
     parser.add_argument("--workers", type=int, default=cores, help="that load photographs")
     parser.add_argument("--photos", type=Path, metavar="FOLDER", help="to keep them in")
-    parser.add_argument("--num-photos", type=int, default=2048)
+    parser.add_argument("--num-photos", type=int)
     parser.add_argument("--copies", type=int, default=32, help="of each photograph")
     parser.add_argument("--timm-script", type=Path, metavar="train.py")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -559,6 +565,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     told = parser.parse_args(words)
     if told.timm_script is not None and not told.timm_script.is_file():
         parser.error(f"--timm-script {told.timm_script}: there is no such file")
+    for name, value in SIZES[told.device].items():
+        if getattr(told, name) is None:
+            setattr(told, name, value)
     if told.out is None and told.device == "cuda":
         told.out = OUT
     return told
@@ -582,16 +591,15 @@ def main(words: Sequence[str]) -> int:
     start = time.monotonic()
     told = parse(words)
     if told.device == "cuda" and not torch.cuda.is_available():
-        note("there is no CUDA device here; --device cpu --size 32 --batch 4 --seconds 2 tries it")
+        note("there is no CUDA device here; --device cpu tries it on small images")
         return 2
     signal.signal(signal.SIGTERM, _terminated)  # so that what runs is stopped
     if told.out is not None:
         told.out.parent.mkdir(parents=True, exist_ok=True)
     known = {} if told.again else known_lines(told.out)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
-        folder = told.photos or Path(place)
-        folder.mkdir(parents=True, exist_ok=True)
-        photos = Photos(folder.resolve(), num=told.num_photos, copies=told.copies, size=told.size)
+        folder = (told.photos or Path(place)).resolve()
+        photos = Photos(folder, num=told.num_photos, copies=told.copies, size=told.size)
         busy = Utilization(told.device)
         bench = Bench(told, facts(told), photos, busy, start + told.limit)
         try:

@@ -108,7 +108,7 @@ def test_a_test_that_hangs_does_not_take_the_others_along(tool: ModuleType, tmp_
 def test_benches_one_after_the_other(
     tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bench that fails, one that ignores SIGTERM beyond the limit, and one that comes too late."""
+    """A bench that fails, one that ignores SIGTERM and takes no more than its share, and one after it."""
     monkeypatch.setattr(tool, "ROOT", tmp_path)
     (tmp_path / "bench").mkdir()
     scripts = {
@@ -120,8 +120,11 @@ def test_benches_one_after_the_other(
     for name, text in scripts.items():
         (tmp_path / "bench" / f"{name}.py").write_text(text)
     lines: list[dict[str, Any]] = []
-    commands = [("good.py", "{device}"), ("bad.py",), ("slow.py",), ("good.py", "{device}")]
-    tool.run_benches(commands, lines.append, device="cpu", deadline=time.monotonic() + 5)
+    given = [(1.0, "good.py", "{device}"), (1.0, "bad.py", ""), (1.0, "slow.py", "")]
+    benches = [tool.Bench(*words) for words in [*given, (9.0, "good.py", "{device}-{seconds}")]]
+    deadline = time.monotonic() + 20 + tool.MARGIN_S
+    tool.run_benches(benches, lines.append, device="cpu", deadline=deadline)
+    own = int(lines[-1]["bench"].rpartition("-")[2])
     for line in lines:
         line.pop("seconds", None)
     pid = next(line["line"]["pid"] for line in lines if "pid" in line.get("line", {}))
@@ -133,13 +136,40 @@ def test_benches_one_after_the_other(
         {"bench": "bench bad.py", "outcome": "failed", "why": "no such model"},
         {"bench": "bench slow.py", "line": {"pid": pid}},
         {"bench": "bench slow.py", "outcome": "stopped at the limit"},
-        {"bench": "bench good.py cpu", "outcome": "not run: the time is over"},
+        {"bench": f"bench good.py cpu-{own}", "line": {"n": 1, "on": f"cpu-{own}"}},
+        {"bench": f"bench good.py cpu-{own}", "outcome": "passed"},
     ]
+    assert 5 <= own <= 20
+    tool.run_benches(benches[:1], lines.append, device="cpu", deadline=time.monotonic())
+    assert lines[-1] == {"bench": "bench good.py cpu", "outcome": "not run: the time is over"}
+
+
+def test_a_missing_package_is_named_before_anything_runs(
+    tool: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert tool.missing_packages() == []
+    needs = ["no-such-package>=1.2", "torch>=2.11", "pillow>=11.3"]
+    project = {"project": {"dependencies": needs}}
+    monkeypatch.setattr(tool.tomllib, "loads", lambda text: project)
+    out = tmp_path / "out.jsonl"
+    assert tool.main(["--device", "cpu", "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("gpu_check: not installed here: no-such-package>=1.2; fetch the wheels")
+    assert "'no-such-package>=1.2')" in error
+    assert error.count("\n") == 1
+    assert not out.exists()
 
 
 def test_it_finds_the_marked_files_and_the_benches(tool: ModuleType) -> None:
     names = {Path(file).name for file in tool.gpu_test_files()}
     assert {"test_nccl.py", "test_device_dataset.py", "test_amp_step.py"} <= names
     assert "test_help.py" not in names
-    for script, *_ in tool.BENCHES:
-        assert (TOOL.parents[1] / "bench" / script).is_file()
+    for bench in tool.BENCHES:
+        assert (TOOL.parents[1] / "bench" / bench.script).is_file()
+    scripts = [bench.script for bench in tool.BENCHES]
+    assert scripts[:2] == ["train_throughput.py", "trainer_overhead.py"]
+    words = tool.BENCHES[0].words.format(device="cpu", seconds="9", folder="out", commit="abc def")
+    assert "--limit 9 " in words

@@ -78,7 +78,7 @@ def test_a_second_call_measures_only_what_has_no_line(bench: ModuleType, out: Pa
     bench.main([*words, "--contenders", "Run", "--again"])
     kept = [line for line in out.read_text(encoding="utf-8").splitlines() if "cut off" not in line]
     found = [(line["contender"], line["batch"]) for line in map(json.loads, kept)]
-    assert found == [("bare", 256), ("Run", 256), ("bare", 8), ("Run", 8), ("Run", 256)]
+    assert found == [("bare", 4), ("Run", 4), ("bare", 8), ("Run", 8), ("Run", 4)]
 
 
 def test_what_is_not_installed_is_named_until_it_is(
@@ -193,3 +193,19 @@ def test_a_repeated_record_file_has_each_record_as_often(bench: ModuleType, tmp_
     with RecordReader(tmp_path / "b.rec") as reader:
         assert list(reader) == 4 * records
         assert [reader[k] for k in range(12)] == 4 * records
+
+
+@pytest.mark.slow
+def test_the_true_contenders_give_figures(bench: ModuleType, tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    words = ["--device", "cpu", "--models", "resnet50", "--modes", "eager", "--out", str(out)]
+    words += ["--contenders", "bare,Run,train", "--data", "device,packed", "--seconds", "0.5"]
+    assert bench.main([*words, "--num-photos", "12", "--workers", "2"]) == 0
+    lines = read(out)
+    assert sorted((line["data"], line["contender"]) for line in lines) == [
+        ("device", "Run"), ("device", "bare"), ("packed", "Run"), ("packed", "train"),
+    ]  # fmt: skip
+    for line in lines:
+        assert line["images_per_s"] > 0
+        assert line["ratio"] > 0
+        assert line["cores"] > 0.2
