@@ -243,7 +243,7 @@ def _of_steps(target: str, arguments: argparse.Namespace) -> "Answer":
 def _steps(target: str, arguments: argparse.Namespace) -> "Iterator[Steps]":
     from flambeau.inspection.named_model import named_model
     from flambeau.trainer.parts.device import pick_device, use_threads
-    from flambeau.trainer.parts.model import SMALL_NAMES
+    from flambeau.trainer.parts.model import OWN_MODELS
     from flambeau.tune.step.training_steps import steps_of_model, steps_of_run
 
     if _is_run(target):
@@ -257,7 +257,7 @@ def _steps(target: str, arguments: argparse.Namespace) -> "Iterator[Steps]":
     except InputError as error:
         import timm
 
-        if ":" in target or target in SMALL_NAMES or timm.is_model(target):
+        if ":" in target or target in OWN_MODELS or timm.is_model(target):
             raise
         raise InputError(
             f"there is no file, no run folder and no model {target}: {error}\n"

@@ -1,6 +1,6 @@
 """example.py of an export: ten lines that classify image files without flambeau or the training code."""
 
-from flambeau.trainer.parts.model import SMALL_NAMES
+from flambeau.trainer.parts.model import OWN_MODELS
 from flambeau.trainer.prediction.trained_model import Trained
 
 _HEAD = '''"""Classify image files: python {name} photo.jpg ...; needs numpy, pillow and {needs}."""
@@ -70,9 +70,11 @@ def _construction(trained: Trained) -> tuple[str, tuple[str, str]]:
     facts = trained.facts
     classes = len(facts.classes)
     channels = facts.channels
-    if name in SMALL_NAMES:
-        call = f"SmallConvNet({channels}, {classes}, width={SMALL_NAMES[name]})"
-        return "", ("from small_convnet import SmallConvNet", call)
+    if name in OWN_MODELS:
+        recipe, kind, own_arguments = OWN_MODELS[name]
+        named = "".join(f", {key}={value}" for key, value in own_arguments.items())
+        call = f"{kind}({channels}, {classes}{named})"
+        return "", (f"from {recipe} import {kind}", call)
     if name.startswith("torchvision:"):
         known = name.removeprefix("torchvision:").partition(".")[0]
         more = ""

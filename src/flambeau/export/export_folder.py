@@ -22,11 +22,11 @@ from flambeau.export.standalone import preprocess
 from flambeau.export.step_figures import StepFigures, as_rows, batched_logits
 from flambeau.export.steps import ExportPlan
 from flambeau.provenance import made_now, record
+from flambeau.recipes import models
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
-from flambeau.recipes.models import small_convnet
 from flambeau.recipes.setup.environment import environment
 from flambeau.run.options.option import values_of
-from flambeau.trainer.parts.model import SMALL_NAMES
+from flambeau.trainer.parts.model import OWN_MODELS
 from flambeau.trainer.prediction.sample_images import SampleImages
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.version import __version__
@@ -94,8 +94,9 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
     beside = [Path(preprocess.__file__)]
     if plan.format == "aoti":
         beside.append(beside[0].with_name("classify.cpp"))
-    if plan.format == "safetensors" and trained.settings.model in SMALL_NAMES:
-        beside.append(Path(small_convnet.__file__))
+    if plan.format == "safetensors" and trained.settings.model in OWN_MODELS:
+        recipe, _, _ = OWN_MODELS[trained.settings.model]
+        beside.append(Path(models.__path__[0]) / f"{recipe}.py")
     for file in beside:
         text = file.read_bytes()
         if trained.facts.pixels == "uint16":

@@ -220,8 +220,9 @@ def train(
             0 for small images or on a CPU, else the cores, at most 8; from 0 to 1024).
         retry_workers: how often to restart data workers that crash or hang before the run stops with an error
             (from 0 to 1000).
-        model: a timm name, torchvision:NAME, small_convnet, tiny_convnet, or FILE.py:FUNCTION (None:
-            small_convnet up to 64 pixels (tiny_convnet for the embedded data), else resnet18).
+        model: a timm name, torchvision:NAME, small_convnet, tiny_convnet, speedrun_convnet, or
+            FILE.py:FUNCTION (None: small_convnet up to 64 pixels (tiny_convnet for the embedded data), else
+            resnet18).
         pretrained: start from the published pretrained weights of the model.
         weights: start from the weights in this file or run; tensors whose names and shapes match are loaded.
         drop_path: probability of stochastic depth, for models that have it; 0 is off (at least 0 and below

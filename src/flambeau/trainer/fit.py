@@ -52,6 +52,8 @@ from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS, parse_betas
 from flambeau.trainer.tasks.task import Task
 
+_FIRST_IMAGES = 2000
+"""For `init_from_images`; more patches change the whitening filters little."""
 Datasets = tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]
 """For training and for evaluation."""
 
@@ -326,6 +328,8 @@ def new_model(
         if settings.weights is not None and loads:
             lines.append(load_weights(model, settings.weights))
         inputs = functools.partial(_first_inputs, model, settings, facts, train)
+        if settings.weights is None and loads:
+            init_from_images(model, inputs)
         model = qat_model(model, settings, facts, inputs if loads else None)
         check_training(model, settings, facts, world=settings.parts or ranks.world)
         if settings.sync_bn and max(ranks.world, settings.parts or 1) > 1:
@@ -344,14 +348,25 @@ def new_model(
     return model, lines
 
 
+def init_from_images(model: nn.Module, inputs: Callable[[int], list[Tensor]]) -> None:
+    """Give a model that begins with what it sees some training images, by its method of this name."""
+    initialize = getattr(model, "init_from_images", None)
+    if initialize is not None:
+        initialize(torch.cat(inputs(_FIRST_IMAGES)))
+
+
 def _first_inputs(
-    model: nn.Module, settings: ResolvedSettings, facts: DataFacts, train: Source
+    model: nn.Module,
+    settings: ResolvedSettings,
+    facts: DataFacts,
+    train: Source,
+    num_images: int = RANGE_IMAGES,
 ) -> list[Tensor]:
     """Batches of normalized images, spread over the training images."""
     device = pick_device(settings.device)
     settings = dataclasses.replace(settings, eval_size=None)
     trained = Trained(model, settings, facts, device, normalizer(facts, device))
-    return read_images(trained, train, RANGE_IMAGES).normalized(trained)
+    return read_images(trained, train, num_images).normalized(trained)
 
 
 def new_history(facts: DataFacts, device: torch.device) -> dict[str, SampleHistory]:

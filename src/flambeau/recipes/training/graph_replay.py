@@ -10,6 +10,7 @@ gains nothing. Not for work that reads values on the host, draws random numbers,
 tensors on the device: a replay repeats kernels, and no Python.
 """
 
+import contextlib
 import gc
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -103,6 +104,10 @@ class GraphReplay:
                 finally:
                     graph.capture_end()
         except RuntimeError:
+            # Where the end of the recording fails, torch's memory stays as during one, and keeps what other
+            # streams have used; where it does not, there is nothing to end.
+            with contextlib.suppress(RuntimeError):
+                torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
             return None
         finally:
             generator.graphsafe_set_state(draws)

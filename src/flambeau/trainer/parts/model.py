@@ -1,6 +1,7 @@
 """Models by name: timm's, torchvision's, flambeau's small ones, or a function in a file."""
 
 import contextlib
+import importlib
 import inspect
 import itertools
 import socket
@@ -27,7 +28,12 @@ from flambeau.user_code import (
 
 SMALL = "small_convnet"
 TINY = "tiny_convnet"
-SMALL_NAMES = {SMALL: 32, TINY: 16}  # widths of SmallConvNet
+OWN_MODELS: dict[str, tuple[str, str, dict[str, int]]] = {
+    # name: (recipe, its class, what else that takes)
+    SMALL: ("small_convnet", "SmallConvNet", {"width": 32}),
+    TINY: ("small_convnet", "SmallConvNet", {"width": 16}),
+    "speedrun_convnet": ("speedrun_convnet", "SpeedrunConvNet", {}),
+}
 _MOST_TIMES = 4  # more numbers of a model than of its weights, which may be tied or packed; chosen
 _FEW_NUMBERS = 10**7
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # mean and standard deviation, in [0, 1]
@@ -45,7 +51,7 @@ def build_model(
     """Make a classifier.
 
     Args:
-        name: a timm name, 'torchvision:NAME', 'small_convnet', 'tiny_convnet', or 'FILE.py:FUNCTION'. A
+        name: a timm name, 'torchvision:NAME', one of OWN_MODELS, or 'FILE.py:FUNCTION'. A
             suffix chooses among several published weights: 'resnet50.a1_in1k' of timm,
             'torchvision:resnet50.IMAGENET1K_V1'.
         channels: of its input, 1 or 3.
@@ -106,10 +112,11 @@ def _build(
     pretrained: bool,
     drop_path: float,
 ) -> nn.Module:
-    if name in SMALL_NAMES:
-        from flambeau.recipes.models.small_convnet import SmallConvNet
-
-        return SmallConvNet(channels, num_classes, width=SMALL_NAMES[name])
+    if name in OWN_MODELS:
+        recipe, kind, more = OWN_MODELS[name]
+        module = importlib.import_module(f"flambeau.recipes.models.{recipe}")
+        own: nn.Module = getattr(module, kind)(channels, num_classes, **more)
+        return own
     if name.startswith("torchvision:"):
         known = name.removeprefix("torchvision:")
         return _torchvision(known, num_classes, channels, pretrained, drop_path)
@@ -148,7 +155,7 @@ def _timm(
     if not timm.is_model(name):
         known = timm.list_models() + timm.list_pretrained()
         raise InputError(
-            f"unknown model '{name}'{nearest(name, [*known, *SMALL_NAMES])} "
+            f"unknown model '{name}'{nearest(name, [*known, *OWN_MODELS])} "
             "(timm names as they are; torchvision:NAME; FILE.py:FUNCTION)"
         )
     default = timm.get_pretrained_cfg(name)

@@ -168,8 +168,8 @@ class Settings(SharedOptions):
     )
     model: str | None = option(
         None,
-        "a timm name, torchvision:NAME, small_convnet, tiny_convnet, or FILE.py:FUNCTION",
-        "timm 模型名、torchvision:NAME、small_convnet、tiny_convnet 或 FILE.py:FUNCTION",
+        "a timm name, torchvision:NAME, small_convnet, tiny_convnet, speedrun_convnet, or FILE.py:FUNCTION",
+        "timm 模型名、torchvision:NAME、small_convnet、tiny_convnet、speedrun_convnet 或 FILE.py:FUNCTION",
         group="model",
         auto=(
             "small_convnet up to 64 pixels (tiny_convnet for the embedded data), else resnet18",
@@ -503,7 +503,8 @@ class Settings(SharedOptions):
         if self.qat and not self.pretrained and self.weights is None:
             raise InputError("qat starts from trained weights: give --weights RUN or --pretrained")
         model = self.model or ""
-        if self.pretrained and (model in ("small_convnet", "tiny_convnet") or ".py:" in model):
+        has_published = not model.endswith("_convnet") and ".py:" not in model
+        if self.pretrained and not has_published:
             raise InputError(
                 "pretrained needs a timm or torchvision model: there are no published weights of "
                 f"{model}"

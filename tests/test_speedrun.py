@@ -1,0 +1,71 @@
+"""bench/speedrun.py: runs of `flambeau train` against a clock, resumable, with views at the end."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from load_script import load_script
+
+ROOT = Path(__file__).parents[1]
+speedrun = load_script(ROOT / "bench" / "speedrun.py")
+
+
+def test_the_views_of_an_image_are_itself_mirrored_and_shifted() -> None:
+    images = torch.arange(16.0).view(1, 1, 4, 4)
+    views = list(speedrun.views_of(images, "flip and shift"))
+    assert sum(weight for weight, _ in views) == 1
+    assert len(views) == 6
+    assert torch.equal(views[1][1], images.flip(-1))
+    weight, shifted = views[2]
+    assert weight == 0.125
+    assert torch.equal(shifted[..., 1:, 1:], images[..., :-1, :-1])
+    assert [w for w, _ in speedrun.views_of(images, "flip")] == [0.5, 0.5]
+    assert torch.equal(next(speedrun.views_of(images, "plain"))[1], images)
+
+
+def test_a_grid_is_all_combinations() -> None:
+    assert list(speedrun.combinations("lr=0.1,0.2;optimizer=sgd")) == [
+        {"lr": 0.1, "optimizer": "sgd"},
+        {"lr": 0.2, "optimizer": "sgd"},
+    ]
+    assert list(speedrun.combinations("")) == [{}]
+    with pytest.raises(SystemExit, match="no setting"):
+        list(speedrun.combinations("learning=1"))
+
+
+@pytest.mark.slow
+def test_runs_are_lines_and_are_not_done_twice(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for name, level in (("dark", 60), ("light", 190)):
+            (tmp_path / part / name).mkdir(parents=True)
+            for index in range(16):
+                pixels = draw.normal(level, 20, (16, 16, 3)).clip(0, 255).astype(np.uint8)
+                Image.fromarray(pixels).save(tmp_path / part / name / f"{index}.png")
+
+    def lines(runs: int) -> list[dict[str, Any]]:
+        command = [
+            sys.executable, str(ROOT / "bench" / "speedrun.py"), "--data", str(tmp_path), "--device", "cpu",
+            "--runs", str(runs), "--out", str(tmp_path / "out.jsonl"), "--threads", "1",
+            "--set", "batch_size=16", "--set", "duration=3ep", "--set", "precision=fp32", "--set", "lr=0.01",
+        ]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    first = lines(1)
+    assert [line["seed"] for line in first] == [0]
+    assert first[0]["steps"] == 6
+    assert first[0]["accuracy"] == first[0]["accuracies"]["flip and shift"] > 0.8
+    again = lines(2)
+    assert [line.get("seed") for line in again] == [1, None]
+    assert again[1]["n"] == 2
+    mean = (first[0]["accuracy"] + again[0]["accuracy"]) / 2
+    assert again[1]["mean_accuracy"] == pytest.approx(mean, abs=1e-5)
