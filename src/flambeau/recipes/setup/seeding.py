@@ -158,10 +158,11 @@ def seed_cpu(seed: int) -> None:
     """
     torch.default_generator.manual_seed(seed & 0xFFFFFFFFFFFFFFFF)
     random.seed(seed & 0xFFFFFFFFFFFFFFFF)
-    with contextlib.suppress(ImportError):
+    try:
         import numpy as np
-
-        np.random.seed(seed & 0xFFFFFFFF)
+    except ImportError:
+        return
+    np.random.seed(seed & 0xFFFFFFFF)
 
 
 @contextlib.contextmanager

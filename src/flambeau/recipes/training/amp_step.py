@@ -214,7 +214,10 @@ class AmpStep:
         divisor = None
         if self.max_norm is not None and gradients:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            self.norm.copy_(norm)
+            if self._replay is None:
+                self.norm = norm
+            else:  # a graph's own tensors are overwritten by the next one
+                self.norm.copy_(norm)
             # As torch.nn.utils.clip_grad_norm_: gradients times max_norm / (norm + 1e-6), at most 1.
             divisor = ((norm + 1e-6) / self.max_norm).clamp_(min=1.0)
         self._step(gradients, divisor)
