@@ -33,7 +33,7 @@ class Chart:
 CHARTS = {
     "trainer-overhead": Chart(
         "trainer_overhead",
-        "1100420",
+        "b73046ec",
         "ratio",
         ("ratio_p25", "ratio_p75"),
         "Processor time of a step of a tiny network, against the bare loop",
