@@ -67,5 +67,7 @@ def test_bad_arguments() -> None:
         SpeedrunConvNet(3, 10, widths=(8, 8))
     with pytest.raises(ValueError, match="at least 1"):
         SpeedrunConvNet(0, 10)
+    with pytest.raises(ValueError, match="at least 9 x 9 px, got 8 x 12"):
+        SpeedrunConvNet(1, 2)(torch.zeros(2, 1, 8, 12))
     with pytest.raises(ValueError, match="not finite"):
         SpeedrunConvNet(1, 2).init_from_images(torch.full((4, 1, 12, 12), float("nan")))

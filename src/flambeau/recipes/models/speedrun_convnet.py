@@ -13,8 +13,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
+_IMAGES_AT_ONCE = 256  # bounds the memory for their patches
 _MIN_SIZE = 9  # the first layer takes one pixel off, three halvings leave one
 _EPS = 5e-4  # in the paper; added to eigenvalues, so that directions without variance do not become noise
 _BATCHNORM_MOMENTUM = 0.4  # in the paper: a training has some hundred steps
@@ -73,9 +74,12 @@ class SpeedrunConvNet(nn.Module):
         Raises:
             ValueError: some pixel is not finite.
         """
-        patches = images_NCHW.double().unfold(2, 2, 1).unfold(3, 2, 1)  # (N, C, H - 1, W - 1, 2, 2)
-        rows = patches.permute(0, 2, 3, 1, 4, 5).flatten(0, 2).flatten(1)
-        products = rows.T @ rows / len(rows)
+        size = self.whiten.in_channels * 2 * 2
+        products = images_NCHW.new_zeros(size, size, dtype=torch.float64)
+        for images in images_NCHW.split(_IMAGES_AT_ONCE):
+            patches = images.double().unfold(2, 2, 1).unfold(3, 2, 1)  # (n, C, H - 1, W - 1, 2, 2)
+            rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, size)
+            products += rows.T @ rows / len(rows) * len(images) / len(images_NCHW)
         if not bool(products.isfinite().all()):
             raise ValueError("some image has numbers that are not finite (inf or NaN)")
         values, vectors = torch.linalg.eigh(products)
@@ -90,7 +94,11 @@ class SpeedrunConvNet(nn.Module):
 
         Args:
             x_NCHW: floating-point, normalized, H and W at least 9, in any memory format.
+
+        Raises:
+            ValueError: the images are smaller.
         """
+        _check_size(x_NCHW)
         x = self.groups(F.gelu(self.whiten(x_NCHW)))
         features = F.max_pool2d(x, x.shape[-2:]).flatten(1)
         logits: Tensor = self.head(features) / features.shape[1]
@@ -110,6 +118,15 @@ class _Group(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.gelu(self.norm1(F.max_pool2d(self.conv1(x), 2)))
         return F.gelu(self.norm2(self.conv2(x)))
+
+
+@fx.wrap  # so that torch.fx follows the rest of forward
+def _check_size(x_NCHW: Tensor) -> None:
+    height, width = x_NCHW.shape[-2:]
+    if min(height, width) < _MIN_SIZE:
+        raise ValueError(
+            f"images must be at least {_MIN_SIZE} x {_MIN_SIZE} px, got {height} x {width}: enlarge them"
+        )
 
 
 def _conv(in_channels: int, channels: int) -> nn.Conv2d:

@@ -36,7 +36,7 @@ class GraphReplay:
         >>> replay = GraphReplay(x.device)
         >>> for _ in range(3):
         ...     replay(lambda: x.add_(1), [x])
-        >>> x.tolist(), replay.num_replays  # on a GPU the third is a replay
+        >>> x.tolist(), replay.num_replays  # on a GPU the last two are replays
         ([3.0, 3.0], 0)
     """
 
