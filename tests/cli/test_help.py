@@ -188,7 +188,7 @@ def test_zh_is_a_flag_of_train_alone(flambeau: Any) -> None:
         ("launch --procs", "--procs needs a value; flambeau launch --help says which"),
         ("runs --sort -x", "--sort -x: unknown column"),
         ("train --data photos", "unknown flag --data: the data are named without a flag"),
-        ("train photos --resume", "unknown flag --resume: the same command goes on"),
+        ("train photos --resume", "unknown flag --resume: the same command continues"),
         ("train photos --val-split=0.2", "--val-split: a tenth of each class is held out"),
         ("train --threads 2", "unknown flag --threads: the environment variable OMP_NUM_THREADS"),
         ("check photos --resume", "unknown flag --resume (flambeau check --help lists all)"),

@@ -138,6 +138,7 @@ def kinds(images: Path, **given: Any) -> list[bool]:
         ({}, [True, True]),
         ({"flip": False, "mixup": 0.2, "random_erasing": 0.2}, [True, True]),
         ({"workers": 0}, [True, True]),
+        ({"alternate_flip": True}, [True, True]),
         ({"workers": 2}, [False, False]),  # asked for
         ({"augment": "randaugment"}, [False, True]),  # not done in batch
         ({"color_jitter": 0.4}, [False, True]),

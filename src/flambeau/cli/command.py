@@ -48,7 +48,7 @@ _OTHER_WORDS = {
 _NEEDS_NO_FLAG = {
     "--data": "the data are named without a flag: flambeau train DATA",
     "--data-dir": "the data are named without a flag: flambeau train DATA",
-    "--resume": "the same command goes on with the run in its folder",
+    "--resume": "the same command continues the run in its folder",
     "--val-split": "a tenth of each class is held out, unless DATA has train/ and val/",
     "--threads": "the environment variable OMP_NUM_THREADS says how many, else all cores compute",
 }

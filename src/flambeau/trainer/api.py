@@ -121,6 +121,7 @@ def train(
     download: bool = False,
     skip_bad_images: int = 0,
     flip: bool = True,
+    alternate_flip: bool = False,
     crop_scale: float | None = None,
     padding: int | None = None,
     augment: str = "none",
@@ -205,6 +206,8 @@ def train(
         skip_bad_images: number of unreadable images to replace by others before the run stops with an error
             (at least 0).
         flip: mirror half of the training images at random; turn it off for digits and text.
+        alternate_flip: mirror every training image in every other epoch, so that any two epochs show both
+            sides of it, in place of half of them at random.
         crop_scale: smallest share of the image area that a random training crop keeps (None: 0.25; above 0
             and at most 1).
         padding: largest random shift of a training image in pixels, for data sets whose images all have one

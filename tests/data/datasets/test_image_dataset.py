@@ -184,6 +184,25 @@ def test_nothing_is_mirrored_if_asked(mode):
         assert mirrored.any() == flip
 
 
+def test_alternate_flips_mirror_by_the_sign_of_the_seed(mode):
+    one_sided = np.zeros((16, 16, 3), np.uint8)
+    one_sided[:, :8] = 255
+    buffer = io.BytesIO()
+    Image.fromarray(one_sided).save(buffer, "PNG")
+    dataset = make(
+        mode,
+        dict.fromkeys(range(12), buffer.getvalue()),
+        crop=TrainingCrop("alternate", (1.0, 1.0)),
+        image_size=16 if "small" in mode else 14,
+    )
+    assert dataset.alternates
+    seeds = torch.arange(12) * 7**20 * torch.tensor([1, -1] * 6) + torch.tensor([0, -1] * 6)
+    (images_NCHW, _), _ = dataset.batch(torch.arange(12), seeds)
+    left, right = images_NCHW.float().chunk(2, dim=3)
+    mirrored = left.mean(dim=(1, 2, 3)) < right.mean(dim=(1, 2, 3))
+    assert mirrored.tolist() == [False, True] * 6
+
+
 def test_the_cache_reads_each_image_once(monkeypatch):
     dataset = make("small, cached")
     reads = dataset.source.reads

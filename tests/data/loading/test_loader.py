@@ -115,6 +115,23 @@ def test_workers_and_resume_points_change_nothing(dataset: Dataset[Any]) -> None
                 torch.testing.assert_close(got.data, expected.data, rtol=0, atol=0)
 
 
+def test_seeds_alternate_where_the_dataset_asks_for_it() -> None:
+    class Alternating(Seeded):
+        alternates = True
+
+    def seeds_of(dataset: Seeded, epoch: int) -> Tensor:
+        parts = all_of(Loader(dataset, BatchLayout(8), seed=4), epoch=epoch, epochs=1)
+        indices, seeds = (
+            torch.cat(column) for column in zip(*(p.data for p in parts), strict=True)
+        )
+        return seeds[indices.argsort()]
+
+    first, second, third = (seeds_of(Alternating(), epoch) < 0 for epoch in range(3))
+    assert torch.equal(second, ~first) and torch.equal(third, first)
+    assert torch.equal(seeds_of(Alternating(), 0), seeds_of(Seeded(), 0))
+    assert not torch.equal(seeds_of(Seeded(), 1) < 0, second)
+
+
 def test_a_sample_is_the_same_in_every_batch() -> None:
     """What is random about a sample depends on (seed, epoch, index), not on its neighbours."""
 

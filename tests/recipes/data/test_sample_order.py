@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from flambeau.recipes.data.sample_order import mix, sample_order, sample_seeds
+from flambeau.recipes.data.sample_order import alternating_seeds, mix, sample_order, sample_seeds
 
 MASK = (1 << 64) - 1
 
@@ -94,3 +94,15 @@ def test_the_same_on_cuda() -> None:
     on_gpu = sample_seeds(torch.arange(1000, device="cuda"), seed=1, epoch=1)
     assert on_gpu.device.type == "cuda"
     assert torch.equal(on_gpu.cpu(), on_cpu)
+
+
+def test_alternating_seeds_change_their_sign_and_nothing_else() -> None:
+    indices = torch.arange(4000)
+    first = alternating_seeds(indices, seed=3, epoch=0)
+    assert torch.equal(first, sample_seeds(indices, seed=3, epoch=0))
+    assert 0.45 < (first < 0).double().mean() < 0.55
+    for epoch in range(5):
+        seeds = alternating_seeds(indices, seed=3, epoch=epoch)
+        assert torch.equal(seeds < 0, (first < 0) ^ (epoch % 2 == 1))
+        plain = torch.tensor([naive_seed(index, 3, epoch) & (MASK >> 1) for index in range(50)])
+        assert torch.equal(seeds[:50] & (MASK >> 1), plain)

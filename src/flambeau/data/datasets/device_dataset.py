@@ -64,6 +64,7 @@ class DeviceDataset(SeededDataset):
         self.source, self.image_size, self.channels = source, image_size, channels
         self.train = train
         self.crop = crop
+        self.alternates = train and crop.flip == "alternate"
         self.cutout = cutout
         self.device = torch.device(device)
         images = ImageDataset(

@@ -63,6 +63,7 @@ class ImageDataset(SeededDataset):
         self.source, self.image_size, self.channels = source, image_size, channels
         self.train, self.skip_bad = train, skip_bad
         self.crop, self.augmentation = crop, augmentation
+        self.alternates = train and crop.flip == "alternate"
         self.dtype = pixel_type(source)
         if augmentation and pixel_kind(source) not in ("uint8", "uint16"):
             raise InputError(

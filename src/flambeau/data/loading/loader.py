@@ -32,7 +32,7 @@ from flambeau.data.loading.workers.processes import (
 from flambeau.data.loading.workers.progress import defer_worker_deaths, reading
 from flambeau.data.loading.workers.transport import Uncollated, has_room, pinned, received, to_send
 from flambeau.errors import InputError, WorkerLost
-from flambeau.recipes.data.sample_order import sample_order, sample_seeds
+from flambeau.recipes.data.sample_order import alternating_seeds, sample_order, sample_seeds
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
 
@@ -322,7 +322,9 @@ class _Fetch(Dataset[Any]):
         if type(self._dataset) is TensorDataset and self._collate is default_collate:
             return part, tuple(t[indices] for t in self._dataset.tensors), size, ()
         draws = torch.from_numpy(part.draws[part.cut.local])
-        seeds = sample_seeds(draws, seed=self._seed, epoch=part.epoch)
+        alternates = isinstance(self._dataset, SeededDataset) and self._dataset.alternates
+        seeds_of = alternating_seeds if alternates else sample_seeds
+        seeds = seeds_of(draws, seed=self._seed, epoch=part.epoch)
         if isinstance(self._dataset, SeededDataset):
             first = int(indices[0])
             try:

@@ -13,6 +13,9 @@ class SeededDataset(Dataset[Any]):
     The loader calls `batch`; for any other `Dataset` it seeds the global generators before each sample.
     """
 
+    alternates = False
+    """Whether the signs of the seeds alternate from epoch to epoch, as by `alternating_seeds`."""
+
     def __len__(self) -> int:
         raise NotImplementedError
 

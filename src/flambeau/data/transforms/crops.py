@@ -13,6 +13,7 @@ C: channels, H: height, W: width.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -42,17 +43,24 @@ class TrainingCrop:
     """How training images are cropped and mirrored.
 
     Attributes:
-        flip: mirror half of the images; False if left and right matter (digits, text).
+        flip: mirror half of the images; False if left and right matter (digits, text). 'alternate' mirrors
+            those whose seed is negative, which `alternating_seeds` changes from epoch to epoch.
         scale: smallest and largest share of the area that a random resized crop keeps, within (0, 1].
         padding: how far small images, which are not resized, are shifted each way, pixels; None for an eighth
             of their side.
         interpolation: of crops, also in evaluation: 'bilinear' or 'bicubic'.
     """
 
-    flip: bool = True
+    flip: bool | Literal["alternate"] = True
     scale: tuple[float, float] = CROP_SCALE
     padding: int | None = None
     interpolation: str = "bilinear"
+
+    def mirrors(self, seed: int) -> bool:
+        """Whether the image of this seed is mirrored."""
+        if self.flip == "alternate":
+            return seed < 0
+        return self.flip and uniform(seed, _FLIP) < 0.5
 
     def padding_of(self, side: int) -> int:
         """How far images of this side are shifted, pixels."""
@@ -128,7 +136,7 @@ def train_image(
     """
     picture = Picture(data)
     box = random_resized_crop_box(picture.height, picture.width, seed, scale=crop.scale)
-    mirror = crop.flip and uniform(seed, _FLIP) < 0.5
+    mirror = crop.mirrors(seed)
     if out is None:
         out = torch.empty(size, size, channels or _channels_of(data), dtype=_type_of(data))
     _check_type(data, out)

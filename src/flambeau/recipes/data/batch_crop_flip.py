@@ -28,7 +28,7 @@ def batch_crop_flip(
     *,
     padding: int,
     border: Literal["reflect", "constant"] = "reflect",
-    flip: bool = True,
+    flip: bool | Literal["alternate"] = True,
     cutout: int = 0,
     value: float | Tensor = 0.0,
 ) -> Tensor:
@@ -42,7 +42,8 @@ def batch_crop_flip(
         seeds: (N,) int64 on the device of the images, one per sample and epoch, as from `sample_seeds`.
         padding: largest shift in pixels, at least 0 and below H and W; usually 4 for 32 x 32.
         border: how a shift fills the border: 'reflect' the image, or 'constant' with `value`.
-        flip: set False if left and right matter.
+        flip: mirror half of the images, by their seeds; 'alternate' mirrors those whose seed is negative, for
+            `alternating_seeds`. Set False if left and right matter.
         cutout: side in pixels of the square that is set to `value`, 0 for none; its center is uniform over
             the image, and it is clipped at the border. 16 for CIFAR-10, 8 for CIFAR-100 in the paper.
         value: one number, or a 0-d or (C,) tensor on the device. In the paper the mean of the data, which is
@@ -61,13 +62,13 @@ def batch_crop_flip(
         >>> torch.equal(both[1:], batch_crop_flip(x[1:], torch.tensor([6]), padding=1))
         True
     """
-    _check(x_NCHW, seeds, padding, border, cutout)
+    _check(x_NCHW, seeds, padding, border, cutout, flip)
     (num_images, _, height, width), device = x_NCHW.shape, x_NCHW.device
     rows, columns = torch.arange(height, device=device), torch.arange(width, device=device)
     from_rows = rows + _integers(seeds, _SHIFT_DOWN, 2 * padding + 1)[:, None] - padding
     from_columns = columns + _integers(seeds, _SHIFT_RIGHT, 2 * padding + 1)[:, None] - padding
     if flip:
-        turned = _integers(seeds, _FLIP, 2)[:, None] == 1
+        turned = (seeds < 0 if flip == "alternate" else _integers(seeds, _FLIP, 2) == 1)[:, None]
         from_columns = torch.where(turned, from_columns.flip(1), from_columns)
     outside = torch.zeros((), dtype=torch.bool, device=device)
     if border == "constant" and padding:
@@ -85,7 +86,9 @@ def batch_crop_flip(
     return x_NHWC.permute(0, 3, 1, 2)
 
 
-def _check(x_NCHW: Tensor, seeds: Tensor, padding: int, border: str, cutout: int) -> None:
+def _check(
+    x_NCHW: Tensor, seeds: Tensor, padding: int, border: str, cutout: int, flip: object
+) -> None:
     if x_NCHW.dim() != 4:
         raise ValueError(f"images must be (N, C, H, W), got {tuple(x_NCHW.shape)}")
     if seeds.dtype != torch.int64:
@@ -97,6 +100,8 @@ def _check(x_NCHW: Tensor, seeds: Tensor, padding: int, border: str, cutout: int
     shorter = min(x_NCHW.shape[2:])
     if not 0 <= padding < shorter:
         raise ValueError(f"padding must be in 0 .. {shorter - 1}, got {padding}")
+    if flip not in (True, False, "alternate"):
+        raise ValueError(f"flip must be True, False or 'alternate', got {flip!r}")
     if border not in ("reflect", "constant"):
         raise ValueError(f"border must be 'reflect' or 'constant', got {border!r}")
     if cutout < 0:

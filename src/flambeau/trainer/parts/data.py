@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -183,7 +183,8 @@ def datasets(
     holds = device.type in _HOLDING and not settings.workers  # workers would not be used
 
     scale = settings.crop_scale or CROP_SCALE[0], CROP_SCALE[1]
-    crop = TrainingCrop(settings.flip, scale, settings.padding, settings.crop)
+    flip: bool | Literal["alternate"] = "alternate" if settings.alternate_flip else settings.flip
+    crop = TrainingCrop(flip, scale, settings.padding, settings.crop)
 
     def make(source: Source, *, train: bool) -> ImageDataset | DeviceDataset:
         skip_bad = settings.skip_bad_images > 0

@@ -107,6 +107,13 @@ class Settings(SharedOptions):
         "随机水平翻转一半的训练图像；数字和文字应关闭",
         group="data",
     )
+    alternate_flip: bool = option(
+        False,
+        "mirror every training image in every other epoch, so that any two epochs show both sides of it, in "
+        "place of half of them at random",
+        "每隔一个 epoch 翻转每张训练图像，使相邻两个 epoch 各看到一面，代替随机翻转一半",
+        group="data",
+    )
     crop_scale: float | None = option(
         None,
         "smallest share of the image area that a random training crop keeps",
@@ -493,6 +500,8 @@ class Settings(SharedOptions):
                 f"epochs = {self.epochs} and duration = {self.duration!r} contradict each other: "
                 "give one of them"
             )
+        if self.alternate_flip and not self.flip:
+            raise InputError("alternate_flip has no effect without flip: leave one of them out")
         if self.balance != "none" and self.class_weights == "auto":
             raise InputError(
                 f"balance = {self.balance!r} and class_weights = 'auto' both make up for rare classes: "
