@@ -150,6 +150,35 @@ def test_forward_and_optimizer_steps(make: Any, precision: Any) -> None:
     assert types_of(fake_cuda(work), "cuda") == types_of(work("cpu"), "cpu")
 
 
+def test_a_step_that_is_watched_reads_the_same_rate_as_a_replay() -> None:
+    """A hook sees every step; the rate is float32 on the device, as in the steps before it."""
+
+    def work(on: str) -> Any:
+        model = network(on)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        replays = []
+        rates = []
+
+        def replay(work: Callable[[], object], tensors: object, settings: object) -> None:
+            replays.append(optimizer.param_groups[0]["lr"])
+            work()
+
+        amp = AmpStep(optimizer, replay=lambda device: replay)
+        for step in range(4):
+            if step == 2:
+                optimizer.register_step_post_hook(
+                    lambda o, *_: rates.append(o.param_groups[0]["lr"])
+                )
+            for p in model.parameters():
+                p.grad = torch.zeros_like(p)
+            amp.step()
+            assert optimizer.param_groups[0]["lr"] == 0.1
+        assert len(replays) == len(rates) == 2
+        return [*replays, *rates]
+
+    assert {(t.dtype, t.device.type) for t in fake_cuda(work)} == {(torch.float32, "cuda")}
+
+
 def test_recomputing_forward() -> None:
     def work(on: str) -> Any:
         return checkpoint_modules(network(on), "0", "3")(images(on))
