@@ -10,7 +10,7 @@ import torchvision.models
 from torch import nn
 
 from flambeau.errors import InputError
-from flambeau.trainer.parts.model import SMALL, TINY, build_model
+from flambeau.trainer.parts.model import OWN_MODELS, build_model
 
 TORCHVISION = "torchvision:"
 DEFAULT_SIZE = 224  # pixels, where a model was published for none
@@ -43,12 +43,12 @@ def model_names(*, tags: bool) -> list[str]:
         with_tags = {name.partition(".")[0] for name in published}
         names = [name for name in names if name not in with_tags] + published
     known = torchvision.models.list_models(module=torchvision.models)  # classifiers
-    return [SMALL, TINY, *sorted(names), *sorted(f"{TORCHVISION}{name}" for name in known)]
+    return [*OWN_MODELS, *sorted(names), *sorted(f"{TORCHVISION}{name}" for name in known)]
 
 
 def catalog_entry(name: str) -> CatalogEntry:
     """The entry of one of `model_names`; its parameters are not counted yet, unless that costs nothing."""
-    if name in (SMALL, TINY):
+    if name in OWN_MODELS:
         return CatalogEntry(name, None, None, pretrained=False)
     if name.startswith(TORCHVISION):
         return _torchvision_entry(name)
@@ -107,7 +107,7 @@ def model_with_values(
     Raises:
         InputError: the model does not take these channels or this size.
     """
-    published = None if ":" in name or name in (SMALL, TINY) else timm.get_pretrained_cfg(name)
+    published = None if ":" in name or name in OWN_MODELS else timm.get_pretrained_cfg(name)
     return build_model(
         name,
         num_classes=1000 if published is None else published.num_classes,
@@ -118,7 +118,7 @@ def model_with_values(
 
 def made_for(name: str, model: nn.Module) -> int:
     """The side of the images, pixels, that a model made by `model_without_values` takes."""
-    if name in (SMALL, TINY):
+    if name in OWN_MODELS:
         return _SMALL_SIZE
     # torchvision's ViTs are made for 224 pixels, whatever their newest weights take
     side = getattr(model, "image_size", None) or catalog_entry(name).input_size
