@@ -49,6 +49,7 @@ def out(bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     script = tmp_path / "contender.py"
     script.write_text(CONTENDER.replace("PIDS", str(tmp_path / "pids")))
     monkeypatch.setattr(bench, "CONTENDER", script)
+    monkeypatch.setattr(bench, "NEEDS", {})  # they need no peer that is installed
     return tmp_path / "out.jsonl"
 
 
@@ -123,7 +124,7 @@ def assert_ended(pids: Path) -> None:
 def test_a_signal_ends_it_with_its_contender(out: Path, number: signal.Signals) -> None:
     code = (
         f"import sys, pathlib; sys.path.insert(0, {str(BENCH)!r}); import train_throughput as bench;"
-        f" bench.CONTENDER = pathlib.Path({str(out.with_name('contender.py'))!r});"
+        f" bench.CONTENDER = pathlib.Path({str(out.with_name('contender.py'))!r}); bench.NEEDS = {{}};"
         f" sys.exit(bench.main({[*ON_DEVICE, '--contenders', 'bare,lightning', '--out', str(out)]!r}))"
     )
     process = subprocess.Popen(

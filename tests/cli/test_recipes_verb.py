@@ -18,7 +18,7 @@ from flambeau.errors import InputError
 
 FOLDER = Path(recipes.__file__).parents[1] / "recipes"
 SAMPLE_ORDER = FOLDER / "data" / "sample_order.py"
-AFTER = """  from sample_order import sample_order, sample_seeds, mix
+AFTER = """  from sample_order import sample_order, sample_seeds, alternating_seeds, mix
   page: flambeau recipes page sample_order
 """
 
