@@ -198,3 +198,13 @@ def test_the_training_is_the_same_with_and_without() -> None:
     with ActivationWatch(again):
         again(x).sum().backward()
     assert_close([p.grad for p in again.parameters()], expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("modules", [["second"], ["second", "first"], ["*"]])
+def test_one_module_under_two_names(modules: list[str]) -> None:
+    layer = nn.Linear(2, 2)
+    model = nn.ModuleDict({"first": layer, "second": layer})
+    with ActivationWatch(model, modules=modules) as watch:
+        model["second"](torch.ones(1, 2))
+    expected = ["second"] if modules == ["second"] else ["first"]
+    assert [(a.name, a.calls) for a in watch.read()] == [(name, 1) for name in expected]

@@ -191,3 +191,16 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
     with pytest.raises(ImportError, match="the picture needs matplotlib: pip install matplotlib"):
         plot_gradients(watch.read(), tmp_path / "flow.png")
+
+
+@pytest.mark.parametrize("size", [1e-5, 10.0])  # the squares of these norms are no float16
+def test_update_ratio_of_a_float16_model(size: float) -> None:
+    model = nn.Linear(64, 64, bias=False).half()
+    nn.init.constant_(model.weight, size)
+    before = model.weight.detach().double()
+    model.weight.grad = torch.full_like(model.weight, size / 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    with GradientWatch(model, optimizer, updates=True) as watch:
+        optimizer.step()
+    expected = (model.weight.detach().double() - before).norm() / before.norm()
+    assert watch.read()[0].update_ratio == pytest.approx(float(expected), rel=1e-3)

@@ -20,7 +20,10 @@ Resize = Callable[[Tensor, torch.Size], Tensor | None]
 
 
 class Loaded(NamedTuple):
-    """What happened to each tensor; each name of the model is in one of the first four."""
+    """What happened to each tensor; each name of the model is in one of the first four.
+
+    Only a second name of a shared tensor that was loaded under its first may be in none.
+    """
 
     matched: dict[str, str]
     """Loaded unchanged: name in the model -> name in the state dict."""

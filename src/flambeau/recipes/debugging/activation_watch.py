@@ -173,15 +173,21 @@ class _Sums:
 
 
 def _chosen(model: nn.Module, patterns: Collection[str] | None) -> dict[str, nn.Module]:
-    every = dict(model.named_modules())
     if patterns is None:
-        return {name: module for name, module in every.items() if not list(module.children())}
+        return {
+            name: module for name, module in model.named_modules() if not list(module.children())
+        }
     if isinstance(patterns, str):
         raise TypeError(f"modules is a list of patterns, got the string {patterns!r}")
+    every = dict(model.named_modules(remove_duplicate=False))
     missing = [p for p in patterns if not any(fnmatchcase(name, p) for name in every)]
     if missing:
         raise ValueError(f"modules: {missing[0]!r} matches none of {[*every]}")
-    return {n: m for n, m in every.items() if any(fnmatchcase(n, p) for p in patterns)}
+    names: dict[nn.Module, str] = {}  # of several names of a module the first that matches
+    for name, module in every.items():
+        if any(fnmatchcase(name, pattern) for pattern in patterns):
+            names.setdefault(module, name)
+    return {name: module for module, name in names.items()}
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -140,7 +140,10 @@ class GradientWatch:
         for name, parameter in self._named:
             if name in self._before:
                 old = self._before[name]
-                new = [vector_norm(parameter - old).square(), vector_norm(old).square()]
+                # In float16 the square of a norm above 255 is infinite, and of one below 1e-4 it is 0.
+                wide = torch.promote_types(old.dtype, torch.float32)
+                norms = vector_norm(parameter - old, dtype=wide), vector_norm(old, dtype=wide)
+                new = [norm.square() for norm in norms]
                 sums = self._moved.get(name, [0, 0])
                 self._moved[name] = [a + b for a, b in zip(sums, new, strict=True)]
         self._before.clear()
