@@ -1,11 +1,11 @@
 """How fast `flambeau train` brings small images to a fixed accuracy, run after run in one process.
 
-    python bench/speedrun.py --data FOLDER [--settings FILE.toml] [--runs 25] [--device cuda]
+    python bench/speedrun.py --data FOLDER [--preset speedrun] [--runs 25] [--device cuda]
         [--set lr=0.03 ...] [--grid 'lr=0.02,0.04;momentum=0.6,0.8'] [--limit SECONDS] [--out FILE] [--again]
         [--threads N] [--peer SCRIPT --peer-data FOLDER]
 
 FOLDER has train/ and val/, or is any other DATA of `flambeau train`. The training is that of the command: its
-model, data set, loss and `Run`, with the settings of bench/speedrun.toml. `train_s` is the clock that the
+model, data set, loss and `Run`, with the settings of a preset. `train_s` is the clock that the
 records for CIFAR-10 count: from the first step to the last, without evaluations in between, with the
 evaluation at the end in --views. Not counted are reading the data and a first epoch, which compiles and
 warms up (`warmup_s`); `wall_s` is all of a run, with its files. Each run is one line, written when it ends; a
@@ -37,8 +37,8 @@ from flambeau.trainer import fit as training_code
 from flambeau.trainer.fit import Training, batch_loss, set_up
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import Prepared, datasets, open_data
-from flambeau.trainer.settings.settings import FIELDS, Settings
-from flambeau.trainer.settings.stored_settings import canonical, read_config
+from flambeau.trainer.settings.settings import FIELDS, PRESETS, Settings
+from flambeau.trainer.settings.stored_settings import canonical, with_preset
 from provenance import commit, cpu_model, device_model  # beside this script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -120,7 +120,7 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._settings = read_config(arguments.settings)
+        self._settings = with_preset({"preset": arguments.preset})
         self._held: dict[tuple[object, ...], Any] = {}
         self._about = {
             "settings": self._settings,
@@ -141,7 +141,7 @@ class Bench:
 
     def _datasets(self, prepared: Prepared) -> Any:
         settings = prepared.settings
-        key = (settings.padding, settings.flip, settings.image_size)
+        key = (settings.padding, settings.flip, settings.alternate_flip, settings.image_size)
         if key not in self._held:
             self._held[key] = datasets(prepared)
         return self._held[key]
@@ -248,7 +248,7 @@ def run_peer(script: Path, folder: Path, limit_s: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True)
-    parser.add_argument("--settings", type=Path, default=ROOT / "bench" / "speedrun.toml")
+    parser.add_argument("--preset", choices=PRESETS, default="speedrun")
     parser.add_argument("--runs", type=int, default=25)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -18,6 +18,7 @@ Texts = Callable[[str], str]
 
 _HEADINGS = {"main": "what matters first"}
 _IMPORTANT = (
+    "preset",
     "model",
     "epochs",
     "batch_size",

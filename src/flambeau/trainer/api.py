@@ -42,7 +42,7 @@ from flambeau.trainer.prediction.trained_model import (
 )
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
-from flambeau.trainer.settings.stored_settings import canonical
+from flambeau.trainer.settings.stored_settings import canonical, with_preset
 from flambeau.trainer.start import ProgressOptions, start
 
 
@@ -89,6 +89,7 @@ def _train(
             names = (item for item in trackers if isinstance(item, str))
             given["track"] = ",".join(names) or "none"
         functions = [item for item in trackers if not isinstance(item, str)]
+        given = with_preset(given)
         chosen = canonical(Settings(**given))
         shown = given_settings(chosen, given)
         folder = folder_for_run(default_folder(chosen, shown) if out is None else Path(out))
@@ -176,6 +177,7 @@ def train(
     parts: int | None = None,
     compression: str = "none",
     stall_timeout: float = 60.0,
+    preset: str | None = None,
     checkpoint_every: str = "1ep",
     keep: int = 2,
     log_every: int = 50,
@@ -300,6 +302,8 @@ def train(
         compression: compression of the gradients that processes exchange (one of none, fp16, bf16, powersgd).
         stall_timeout: seconds without progress after which a hanging process or data worker is reported and
             the job ends; 0 is off (at least 0).
+        preset: settings that belong together, by name; flags given beside it take precedence (one of
+            speedrun).
         checkpoint_every: interval between checkpoints, such as 1ep or 500st.
         keep: number of latest checkpoints to keep, in addition to the best one (at least 1).
         log_every: optimizer steps per line of metrics.jsonl (at least 1).

@@ -28,6 +28,8 @@ from flambeau.run.options.option import (
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.tracker_names import tracker_list
 
+PRESETS = ("speedrun",)
+"""Files of settings in the folder `presets`, by name."""
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """Optimizers with betas."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
@@ -63,6 +65,13 @@ class Settings(SharedOptions):
         group="data",
         auto=("the embedded Fashion-MNIST", "内置的 Fashion-MNIST"),
         may_change=True,
+    )
+    preset: str | None = option(
+        None,
+        "settings that belong together, [by name](#presets); flags given beside it take precedence",
+        "[按名称](#预设)给出的一组配套设置；同时给出的命令行选项优先",
+        group="run folder",
+        choices=PRESETS,
     )
     image_size: int | None = option(
         None,
