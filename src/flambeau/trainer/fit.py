@@ -416,6 +416,7 @@ def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
         lr=settings.lr,
         momentum=settings.momentum,
         betas=parse_betas(settings.betas),
+        fixed_norm=settings.fixed_norm,
     )
 
 
