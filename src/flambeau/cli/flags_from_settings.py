@@ -18,7 +18,6 @@ Texts = Callable[[str], str]
 
 _HEADINGS = {"main": "what matters first"}
 _IMPORTANT = (
-    "preset",
     "model",
     "epochs",
     "batch_size",
