@@ -22,6 +22,7 @@ import argparse
 import hashlib
 import itertools
 import json
+import os
 import platform
 import re
 import statistics
@@ -43,6 +44,7 @@ from flambeau.trainer import fit as training_code
 from flambeau.trainer.fit import Training, batch_loss, set_up
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import Prepared, datasets, open_data
+from flambeau.trainer.parts.device import use_threads
 from flambeau.trainer.settings.settings import FIELDS, PRESETS, Settings
 from flambeau.trainer.settings.stored_settings import canonical, with_preset
 from provenance import commit, cpu_model, device_model  # beside this script
@@ -338,7 +340,8 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # which each training obeys
+    use_threads()
     fixed = {}
     for text in arguments.set:
         name, _, value = text.partition("=")

@@ -112,7 +112,7 @@ def test_runs_are_lines_and_are_not_done_twice(tmp_path: Path) -> None:
 
     first = lines(1)
     assert [line["seed"] for line in first] == [0]
-    assert first[0]["steps"] == 6
+    assert (first[0]["steps"], first[0]["threads"]) == (6, 1)
     assert first[0]["accuracy"] == first[0]["accuracies"]["flip and shift"] > 0.8
     again = lines(2)
     assert [line.get("seed") for line in again] == [1, None]
