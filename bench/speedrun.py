@@ -1,25 +1,30 @@
 """How fast `flambeau train` brings small images to a fixed accuracy, run after run in one process.
 
-    python bench/speedrun.py --data FOLDER [--settings FILE.toml] [--runs 25] [--device cuda]
+    python bench/speedrun.py --data FOLDER [--preset speedrun] [--runs 25] [--device cuda]
         [--set lr=0.03 ...] [--grid 'lr=0.02,0.04;momentum=0.6,0.8'] [--limit SECONDS] [--out FILE] [--again]
-        [--threads N] [--peer SCRIPT --peer-data FOLDER]
+        [--threads N] [--target 0.94] [--peer SCRIPT ...] [--ablate]
 
 FOLDER has train/ and val/, or is any other DATA of `flambeau train`. The training is that of the command: its
-model, data set, loss and `Run`, with the settings of bench/speedrun.toml. `train_s` is the clock that the
+model, data set, loss and `Run`, with the settings of a preset. `train_s` is the clock that the
 records for CIFAR-10 count: from the first step to the last, without evaluations in between, with the
 evaluation at the end in --views. Not counted are reading the data and a first epoch, which compiles and
 warms up (`warmup_s`); `wall_s` is all of a run, with its files. Each run is one line, written when it ends; a
 run of the same commit, device, settings and seed that is in --out is not done again, unless --again. The last
 line of each combination of settings has mean, standard error and number.
 
---peer runs a record holder's script, brought by its path, in the folder where its data lie, in the same call,
-and gives its output, line by line.
+--peer runs a record holder's script (airbench94_muon.py, or cifar10_speedrun.py of hiverge), brought by its
+path, before the own runs, with DATA as it reads them, and stops it after as many runs: a line for each, by
+its own clock, and one with the means. --ablate leaves each ingredient out in turn, after the whole; small
+data and --set duration=3ep make that a matter of minutes on a CPU.
 """
 
 import argparse
+import hashlib
 import itertools
 import json
+import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -33,16 +38,35 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.sources.source import Source
 from flambeau.trainer import fit as training_code
 from flambeau.trainer.fit import Training, batch_loss, set_up
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import Prepared, datasets, open_data
-from flambeau.trainer.settings.settings import FIELDS, Settings
-from flambeau.trainer.settings.stored_settings import canonical, read_config
+from flambeau.trainer.parts.device import use_threads
+from flambeau.trainer.settings.settings import FIELDS, PRESETS, Settings
+from flambeau.trainer.settings.stored_settings import canonical, with_preset
 from provenance import commit, cpu_model, device_model  # beside this script
 
 ROOT = Path(__file__).resolve().parents[1]
 VIEWS = ("plain", "flip", "flip and shift")
+VARIANTS = "bench/speedrun_variants.py"
+ABLATIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"model": f"{VARIANTS}:without_whitening"},
+    {"model": f"{VARIANTS}:without_identities"},
+    {"model": f"{VARIANTS}:with_learned_scales"},
+    {"alternate_flip": False},
+    {"flip": False, "alternate_flip": False},
+    {"padding": 0},
+    {"label_smoothing": 0.0},
+    {"fixed_norm": False},
+    {"optimizer": "sgd", "fixed_norm": False, "momentum": 0.85, "lr": 0.4, "weight_decay": 5e-4},
+)
+"""The preset, and what replaces one ingredient of it."""
+ROW = re.compile(r"\|\s*eval\s*\|[^|]*\|\s*([\d.]+)\s*\|\s*([\d.]+)\s*\|\s*([\d.]+)\s*\|")
+"""The last row of a run of airbench and its descendants: accuracy plain and with views, and seconds."""
 
 
 def views_of(images: Tensor, kind: str) -> Iterator[tuple[float, Tensor]]:
@@ -120,7 +144,7 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
-        self._settings = read_config(arguments.settings)
+        self._settings = with_preset({"preset": arguments.preset})
         self._held: dict[tuple[object, ...], Any] = {}
         self._about = {
             "settings": self._settings,
@@ -141,7 +165,7 @@ class Bench:
 
     def _datasets(self, prepared: Prepared) -> Any:
         settings = prepared.settings
-        key = (settings.padding, settings.flip, settings.image_size)
+        key = (settings.padding, settings.flip, settings.alternate_flip, settings.image_size)
         if key not in self._held:
             self._held[key] = datasets(prepared)
         return self._held[key]
@@ -155,6 +179,8 @@ class Bench:
             **values,
             "seed": seed,
         }
+        if ".py:" in given["model"]:
+            given["model"] = str(ROOT / given["model"])  # lines have no path of one machine
         settings, facts = resolve(canonical(Settings(**given)), *self._sources)
         return Prepared(settings, facts, *self._sources)
 
@@ -184,7 +210,32 @@ class Bench:
             lines.append({"set": dict(values), "seed": seed, **figures, **self._about})
             self._write(lines[-1])
         if len(lines) > 1:
-            self._write({"set": dict(values), **summary(lines), **self._about})
+            self._write({"set": dict(values), **self._summary(lines), **self._about})
+
+    def runs_of_peer(self, script: Path) -> None:
+        """As many runs of another's script, where the data lie as it reads them; a first one warms up."""
+        about = {
+            "peer": script.name,
+            "sha256": hashlib.sha256(script.read_bytes()).hexdigest(),
+            **{name: value for name, value in self._about.items() if name != "settings"},
+        }
+        lines: list[dict[str, Any]] = []
+        with tempfile.TemporaryDirectory() as folder:
+            write_tensors(self._sources, Path(folder) / "cifar10")
+            for plain, with_views, seconds in peer_rows(script, Path(folder)):
+                accuracies = {"plain": plain, "flip and shift": with_views}
+                figures = {"accuracy": with_views, "accuracies": accuracies, "train_s": seconds}
+                lines.append({"run": len(lines), **figures, **about})
+                self._write(lines[-1])
+                if len(lines) >= self._arguments.runs or time.monotonic() > self._end:
+                    break
+        if len(lines) > 1:
+            self._write({**self._summary(lines), **about})
+
+    def _summary(self, lines: list[dict[str, Any]]) -> dict[str, Any]:
+        found = summary(lines)
+        target = self._arguments.target
+        return {**found, "target": target, "reached": found["mean_accuracy"] >= target}
 
     def _known(self, values: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
         out = self._arguments.out
@@ -211,6 +262,8 @@ def summary(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Means and standard errors of runs."""
     found: dict[str, Any] = {"n": len(lines)}
     for name in ("accuracy", "train_s", "wall_s"):
+        if name not in lines[0]:  # a peer's script tells only its own clock
+            continue
         values = [line[name] for line in lines]
         found[f"mean_{name}"] = round(statistics.mean(values), 5)
         found[f"se_{name}"] = round(statistics.stdev(values) / len(values) ** 0.5, 5)
@@ -236,19 +289,36 @@ def combinations(grid: str) -> Iterator[dict[str, Any]]:
         yield {name: value_of(name, text) for name, text in zip(names, values, strict=True)}
 
 
-def run_peer(script: Path, folder: Path, limit_s: float) -> None:
-    """Run another's script where its data lie; its output is printed as it comes."""
-    command = [sys.executable, str(script.resolve())]
-    try:
-        subprocess.run(command, cwd=folder, timeout=limit_s, check=False)
-    except subprocess.TimeoutExpired:
-        print(f"speedrun: {script.name} has been stopped after {limit_s:.0f} s", file=sys.stderr)
+def write_tensors(sources: tuple[Source, Source], folder: Path) -> None:
+    """Write train.pt and test.pt, which airbench and its descendants read in place of torchvision's files."""
+    folder.mkdir()
+    for name, source in zip(("train", "test"), sources, strict=True):
+        images = ImageDataset(
+            source, image_size=32, channels=3, train=False, skip_bad=False, keep=False
+        )
+        pixels = images.decoded(torch.device("cpu")).x_NHWC
+        content = {"images": pixels, "labels": source.labels, "classes": list(source.classes)}
+        torch.save(content, folder / f"{name}.pt")
+
+
+def peer_rows(script: Path, folder: Path) -> Iterator[tuple[float, float, float]]:
+    """Accuracy plain and with views, and seconds, of each run of a script but the first, which warms up."""
+    command = [sys.executable, "-u", str(script.resolve())]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as peer:
+        assert peer.stdout is not None
+        try:
+            rows = filter(None, map(ROW.search, peer.stdout))
+            for row in itertools.islice(rows, 1, None):
+                plain, with_views, seconds = map(float, row.groups())
+                yield plain, with_views, seconds
+        finally:
+            peer.kill()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", required=True)
-    parser.add_argument("--settings", type=Path, default=ROOT / "bench" / "speedrun.toml")
+    parser.add_argument("--preset", choices=PRESETS, default="speedrun")
     parser.add_argument("--runs", type=int, default=25)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -261,21 +331,27 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     parser.add_argument("--again", action="store_true", help="do runs that are in --out once more")
     parser.add_argument("--out", type=Path, default=ROOT / "bench" / "results" / "speedrun.jsonl")
-    parser.add_argument("--peer", type=Path, help="a record holder's script")
-    parser.add_argument("--peer-data", type=Path, help="the folder in which that runs")
-    parser.add_argument("--peer-limit", type=float, default=300.0, help="seconds")
+    parser.add_argument("--target", type=float, default=0.94, help="mean accuracy to be reached")
+    parser.add_argument(
+        "--peer", type=Path, action="append", default=[], help="a record holder's script"
+    )
+    parser.add_argument(
+        "--ablate", action="store_true", help="also without each ingredient in turn"
+    )
     arguments = parser.parse_args()
     if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    if arguments.peer is not None:
-        run_peer(arguments.peer, arguments.peer_data or Path(), arguments.peer_limit)
+        os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # which each training obeys
+    use_threads()
     fixed = {}
     for text in arguments.set:
         name, _, value = text.partition("=")
         fixed[name] = value_of(name, value)
     bench = Bench(arguments)
+    for script in arguments.peer:
+        bench.runs_of_peer(script)
     for values in combinations(arguments.grid):
-        bench.runs_of({**fixed, **values})
+        for without in ABLATIONS if arguments.ablate else ({},):
+            bench.runs_of({**fixed, **values, **without})
 
 
 if __name__ == "__main__":

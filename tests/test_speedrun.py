@@ -12,6 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
+from flambeau.recipes.models.speedrun_convnet import SpeedrunConvNet
+from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.settings.stored_settings import with_preset
 from load_script import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +50,46 @@ def test_a_grid_is_all_combinations(speedrun: ModuleType) -> None:
         list(speedrun.combinations("learning=1"))
 
 
+def test_the_runs_of_a_peer_are_read_from_its_table_and_it_is_ended(
+    speedrun: ModuleType, tmp_path: Path
+) -> None:
+    script = tmp_path / "peer.py"
+    script.write_text(
+        "import itertools, pathlib\n"
+        "assert pathlib.Path('cifar10').is_dir()\n"
+        "print('| run | epoch | train_acc | val_acc | tta_val_acc | time_seconds |')\n"
+        "for run in itertools.count():\n"
+        "    print(f'|  {run}  |  0  |  0.5  |  0.5  |    |    |')\n"
+        "    print(f'x|   |   eval  |     0.98  |   0.93  |       0.94{run}  |        2.{run}  |')\n",
+        encoding="utf-8",
+    )
+    folder = tmp_path / "work"
+    (folder / "cifar10").mkdir(parents=True)
+    rows = speedrun.peer_rows(script, folder)
+    assert [next(rows), next(rows)] == [(0.93, 0.941, 2.1), (0.93, 0.942, 2.2)]
+    rows.close()  # it would print on for ever
+
+
+def test_each_ablation_is_a_training_and_differs_by_its_ingredient(speedrun: ModuleType) -> None:
+    preset = with_preset({"preset": "speedrun"})
+    for without in speedrun.ABLATIONS:
+        changed = {name for name, value in without.items() if preset.get(name) != value}
+        assert changed == without.keys() or without == {"flip": False, "alternate_flip": False}
+        Settings(**{**preset, **without})
+    variants = load_script(ROOT / "bench" / "speedrun_variants.py")
+    images = torch.randn(8, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    whole = SpeedrunConvNet(3, 4)
+    for name in ("without_whitening", "without_identities", "with_learned_scales"):
+        model = getattr(variants, name)(num_classes=4, channels=3)
+        model.init_from_images(images)
+        assert model(images).shape == (8, 4)
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        more = trained - sum(p.numel() for p in whole.parameters() if p.requires_grad)
+        assert more == {"without_whitening": 288, "with_learned_scales": 1152}.get(name, 0)
+    plain = variants.without_identities(num_classes=4, channels=3)
+    assert plain.groups[0].conv1.weight[0, 0, 1, 1].item() != 1
+
+
 @pytest.mark.slow
 def test_runs_are_lines_and_are_not_done_twice(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
@@ -69,7 +112,7 @@ def test_runs_are_lines_and_are_not_done_twice(tmp_path: Path) -> None:
 
     first = lines(1)
     assert [line["seed"] for line in first] == [0]
-    assert first[0]["steps"] == 6
+    assert (first[0]["steps"], first[0]["threads"]) == (6, 1)
     assert first[0]["accuracy"] == first[0]["accuracies"]["flip and shift"] > 0.8
     again = lines(2)
     assert [line.get("seed") for line in again] == [1, None]

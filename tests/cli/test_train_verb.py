@@ -137,6 +137,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
     unused = {
         "epochs",
         "extend",
+        "preset",
         "parts",
         "stop_within",
         "eval_size",

@@ -20,7 +20,12 @@ from flambeau.sandbox.this_process import outside
 from flambeau.terminal import print_text, say
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
-from flambeau.trainer.settings.stored_settings import canonical, read_config
+from flambeau.trainer.settings.stored_settings import (
+    canonical,
+    overridden,
+    read_config,
+    with_preset,
+)
 
 if TYPE_CHECKING:
     from flambeau.recipes.training.lr_range import LRCurve
@@ -48,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError("--out is empty; name a folder")
     if arguments.config is not None:
         given = _with_file(arguments.config, given, trust=arguments.trust)
+    given = with_preset(given)
     settings = canonical(Settings(**given))
     if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
         return _launch(arguments, procs)
@@ -136,10 +142,7 @@ def _with_file(path: str, given: Mapping[str, Any], *, trust: bool) -> dict[str,
     """The settings of a file, overridden by those of the command line."""
     from_file = read_config(Path(path))
     ask_for_config(Path(path), from_file, given, trust=trust, say=say)
-    # A flag for the length replaces the file's in both spellings.
-    if {"epochs", "duration"} & given.keys():
-        from_file = {k: v for k, v in from_file.items() if k not in ("epochs", "duration")}
-    return {**from_file, **given}
+    return overridden(from_file, given)
 
 
 @contextlib.contextmanager

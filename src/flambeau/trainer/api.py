@@ -42,7 +42,7 @@ from flambeau.trainer.prediction.trained_model import (
 )
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
-from flambeau.trainer.settings.stored_settings import canonical
+from flambeau.trainer.settings.stored_settings import canonical, with_preset
 from flambeau.trainer.start import ProgressOptions, start
 
 
@@ -89,6 +89,7 @@ def _train(
             names = (item for item in trackers if isinstance(item, str))
             given["track"] = ",".join(names) or "none"
         functions = [item for item in trackers if not isinstance(item, str)]
+        given = with_preset(given)
         chosen = canonical(Settings(**given))
         shown = given_settings(chosen, given)
         folder = folder_for_run(default_folder(chosen, shown) if out is None else Path(out))
@@ -154,6 +155,7 @@ def train(
     optimizer: str = "sgd",
     momentum: float | None = None,
     betas: str | None = None,
+    fixed_norm: bool = False,
     lr: float | None = None,
     weight_decay: float = 0.0005,
     schedule: str = "cosine",
@@ -176,6 +178,7 @@ def train(
     parts: int | None = None,
     compression: str = "none",
     stall_timeout: float = 60.0,
+    preset: str | None = None,
     checkpoint_every: str = "1ep",
     keep: int = 2,
     log_every: int = 50,
@@ -266,6 +269,8 @@ def train(
         momentum: momentum of sgd, rmsprop and muon (None: sgd and rmsprop 0.9, muon 0.95; at least 0 and
             below 1).
         betas: the two betas of adam, adamw, nadam, radam and adamax, such as 0.9,0.98 (None: 0.9,0.999).
+        fixed_norm: muon keeps the norm of each of its matrices fixed, in place of weight decay; for models
+            that normalize after each of them.
         lr: peak learning rate (None: grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet
             1.6, but at most 0.8), adamw 0.001; pretrained or weights a tenth, qat a hundredth; above 0).
         weight_decay: weight decay; never applied to biases and normalization layers (at least 0).
@@ -300,6 +305,8 @@ def train(
         compression: compression of the gradients that processes exchange (one of none, fp16, bf16, powersgd).
         stall_timeout: seconds without progress after which a hanging process or data worker is reported and
             the job ends; 0 is off (at least 0).
+        preset: settings that belong together, by name; flags given beside it take precedence (one of
+            speedrun).
         checkpoint_every: interval between checkpoints, such as 1ep or 500st.
         keep: number of latest checkpoints to keep, in addition to the best one (at least 1).
         log_every: optimizer steps per line of metrics.jsonl (at least 1).

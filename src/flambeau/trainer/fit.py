@@ -16,6 +16,7 @@ from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.device_dataset import DeviceDataset, WithIndices
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.source import Source, has_unit
+from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import checkpoint_folders
 from flambeau.recipes.parallel.sync_batchnorm import convert_sync_batchnorm
@@ -329,7 +330,7 @@ def new_model(
             lines.append(load_weights(model, settings.weights))
         inputs = functools.partial(_first_inputs, model, settings, facts, train)
         if settings.weights is None and loads:
-            init_from_images(model, inputs)
+            init_from_images(model, inputs, preset=settings.preset)
         model = qat_model(model, settings, facts, inputs if loads else None)
         check_training(model, settings, facts, world=settings.parts or ranks.world)
         if settings.sync_bn and max(ranks.world, settings.parts or 1) > 1:
@@ -348,11 +349,22 @@ def new_model(
     return model, lines
 
 
-def init_from_images(model: nn.Module, inputs: Callable[[int], list[Tensor]]) -> None:
-    """Give a model that begins with what it sees some training images, by its method of this name."""
+def init_from_images(
+    model: nn.Module, inputs: Callable[[int], list[Tensor]], *, preset: str | None = None
+) -> None:
+    """Give a model that begins with what it sees some training images, by its method of this name.
+
+    Raises:
+        InputError: the settings are those of a preset for such models, and this is another one.
+    """
     initialize = getattr(model, "init_from_images", None)
     if initialize is not None:
         initialize(torch.cat(inputs(_FIRST_IMAGES)))
+    elif preset is not None:
+        raise InputError(
+            f"preset = {preset!r} is for a model that begins with what it sees (init_from_images), such as "
+            "speedrun_convnet: leave --model or the preset out"
+        )
 
 
 def _first_inputs(
@@ -404,6 +416,7 @@ def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
         lr=settings.lr,
         momentum=settings.momentum,
         betas=parse_betas(settings.betas),
+        fixed_norm=settings.fixed_norm,
     )
 
 

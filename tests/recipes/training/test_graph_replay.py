@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.recipes.training.graph_replay import GraphReplay
+from flambeau.recipes.training.muon import Muon
 
 STEPS = 40
 
@@ -20,6 +21,10 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
     "sgd": lambda m: torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, fused=True),
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=0.01, fused=True),
     "adam, capturable": lambda m: torch.optim.Adam(m.parameters(), lr=0.01, capturable=True),
+    "muon": lambda m: Muon(m.parameters(), matrices=[m[0].weight], lr=0.01),  # type: ignore[index,list-item]
+    "muon, fixed norm": lambda m: Muon(
+        m.parameters(), matrices=[m[0].weight, m[2].weight], lr=0.01, fixed_norm=True  # type: ignore[index,list-item]
+    ),
     "two groups": lambda m: torch.optim.SGD(
         [{"params": [p], "lr": lr} for p, lr in zip(m.parameters(), (0.1, 0.05, 0.1, 0.01), strict=True)],
         momentum=0.9,

@@ -144,6 +144,30 @@ def test_an_update_has_the_size_of_adamws() -> None:
         assert size == pytest.approx(0.2, rel=0.25)
 
 
+def test_with_a_fixed_norm_each_matrix_is_rescaled_before_its_update() -> None:
+    """As in Jordan's airbench94_muon: to the norm of orthonormal rows, and without decay."""
+    (p, zero), (q,) = parameters([(6, 4, 3, 3), (5, 5)]), parameters([(6, 4, 3, 3)])
+    with torch.no_grad():
+        zero.zero_()
+        q *= 6**0.5 / q.norm()
+    train(Muon([p, zero], matrices=[p, zero], fixed_norm=True, weight_decay=9.0), 0, steps=1)
+    train(Muon([q], matrices=[q], weight_decay=0.0), 0, steps=1)
+    torch.testing.assert_close(p, q)
+    assert bool(zero.isfinite().all())
+
+
+def test_a_rate_on_the_device_is_the_rate() -> None:
+    shapes: list[tuple[int, ...]] = [(6, 2), (5,), (3, 4)]
+    mine, theirs = parameters(shapes), parameters(shapes)
+    number = Muon(mine, matrices=mine[:1], lr=0.02)
+    tensor = Muon(theirs, matrices=theirs[:1], lr=0.02)
+    for group in tensor.param_groups:
+        group["lr"] = torch.tensor(0.02)
+    train(number, 0)
+    train(tensor, 0)
+    torch.testing.assert_close(mine, theirs)
+
+
 def test_groups_keep_their_settings_and_are_split() -> None:
     a, b, c, d = parameters([(4, 4), (4,), (4, 4), (4,)])
     groups = [{"params": iter([a, b]), "lr": 0.5}, {"params": [c, d], "weight_decay": 0.0}]

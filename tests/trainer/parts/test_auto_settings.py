@@ -99,6 +99,7 @@ def test_nothing_is_left_open() -> None:
     of_others |= {"crop_scale", "class_weights"}  # these images are moved, and of even classes
     of_others |= {
         "extend",
+        "preset",
         "parts",
         "eval_size",
         "stop_within",

@@ -157,6 +157,7 @@ def test_choices(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"fixed_norm": True}, "fixed_norm has no effect with optimizer = 'sgd'"),
         ({"flip": False, "alternate_flip": True}, "alternate_flip has no effect without flip"),
         ({"epochs": 3, "duration": "3ep"}, "epochs = 3 and duration = '3ep' contradict"),
         ({"pretrained": True, "model": "small_convnet"}, "no published weights of small_convnet"),

@@ -63,8 +63,9 @@ class AmpStep:
             all processes (`all_reduce(flag, op=MAX)`), so that a loss that is not finite on one counts on
             all. Called only in fp16; otherwise such a loss makes its gradients NaN, and averaging spreads it.
         replay: the class `GraphReplay` of graph_replay.py, which makes one CUDA graph of what follows the
-            backward pass. Only for SGD, Adam and AdamW of torch on a GPU with `fused` or `capturable`, whose
-            learning rates are then rounded to float32 on the device; elsewhere it has no effect.
+            backward pass. Only on a GPU, for SGD, Adam and AdamW of torch with `fused` or `capturable`, and
+            for an optimizer that says `steps_on_device = True`, whose learning rates are then rounded to
+            float32 on the device; elsewhere it has no effect.
 
     Raises:
         ValueError: an unknown precision, no parameters, parameters on several devices, max_norm <= 0.
@@ -307,11 +308,11 @@ def _settings(group: dict[str, Any]) -> tuple[Hashable, ...]:
 
 def _is_on_device(optimizer: Optimizer) -> bool:
     groups = optimizer.param_groups
-    return (
+    by_kernels = getattr(optimizer, "steps_on_device", False) or (
         type(optimizer) in _ON_DEVICE
-        and all(p.is_cuda for group in groups for p in group["params"])
         and all(group.get("fused") or group.get("capturable") for group in groups)
     )
+    return by_kernels and all(p.is_cuda for group in groups for p in group["params"])
 
 
 def _unobserved(optimizer: Optimizer) -> bool:

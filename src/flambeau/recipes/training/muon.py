@@ -67,6 +67,10 @@ class Muon(Optimizer):
         betas, eps: of AdamW.
         ns_steps: Newton-Schulz steps, at least 1.
         ns_dtype: of these steps; None is bfloat16, as in the source, and float32 on a CPU.
+        fixed_norm: before each update give each matrix the Frobenius norm of one with orthonormal rows,
+            sqrt(rows), in place of weight decay (as in Jordan's airbench94_muon, 2024). Only where a
+            normalization follows each matrix, to which its size makes no difference: a matrix that grows
+            with its updates would soon hardly turn.
 
     Raises:
         ValueError: a number outside its range, no parameters or no matrices, or a matrix that has fewer than
@@ -78,6 +82,9 @@ class Muon(Optimizer):
         >>> [(group["muon"], len(group["params"])) for group in optimizer.param_groups]
         [(True, 1), (False, 5)]
     """
+
+    steps_on_device = True
+    """A step is kernels alone, and the `lr` of a group may be a 0-d float32 tensor beside the parameters."""
 
     def __init__(
         self,
@@ -91,6 +98,7 @@ class Muon(Optimizer):
         eps: float = 1e-8,
         ns_steps: int = 5,
         ns_dtype: torch.dtype | None = None,
+        fixed_norm: bool = False,
     ) -> None:
         if not (0 <= momentum < 1 and all(0 <= beta < 1 for beta in betas)):
             raise ValueError(f"momentum and betas must be in [0, 1), got {momentum} and {betas}")
@@ -123,6 +131,7 @@ class Muon(Optimizer):
             "eps": eps,
             "ns_steps": ns_steps,
             "ns_dtype": ns_dtype,
+            "fixed_norm": fixed_norm,
         }
         super().__init__(split, defaults)
         if missing := for_muon - {p for group in self.param_groups for p in group["params"]}:
@@ -167,7 +176,10 @@ class Muon(Optimizer):
             stack = orthogonalized(stack, steps=group["ns_steps"], dtype=group["ns_dtype"])
             size = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
             for (p, _), update in zip(pairs, stack, strict=True):
-                p.mul_(1 - group["lr"] * group["weight_decay"])
+                if group.get("fixed_norm"):  # not in a state dict of before there was one
+                    p.mul_(math.sqrt(rows) / torch.linalg.vector_norm(p).clamp(min=1e-7))
+                else:
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.sub_(update.view(p.shape).to(p.dtype) * size)
 
     def _step_others(self, parameters: list[Parameter], group: dict[str, Any]) -> None:

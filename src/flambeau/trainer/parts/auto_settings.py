@@ -4,6 +4,8 @@ import dataclasses
 import math
 from typing import Any
 
+import torch
+
 from flambeau.data.datasets.image_dataset import SMALL_SIDE
 from flambeau.data.datasets.image_statistics import mean_std, probe
 from flambeau.data.sources.source import Source, content_sample, has_unit, names_digest, pixel_kind
@@ -43,7 +45,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     convnet = TINY if settings.data is None else SMALL
     model = settings.model or (convnet if small and not settings.pretrained else "resnet18")
     channels = input_channels(model, grey=seen.grey)
-    device = pick_device(settings.device)
+    device = _device(settings)
     batch_size = parse_batch_size(settings.batch_size).num or _batch_size(
         len(train), settings.accumulate, small=small
     )
@@ -72,6 +74,18 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     return resolved, _facts(resolved, train, val, channels=channels)
 
 
+def _device(settings: Settings) -> torch.device:
+    try:
+        return pick_device(settings.device)
+    except InputError as error:
+        if settings.preset is None or settings.device != "cuda":
+            raise
+        raise InputError(
+            f"preset = {settings.preset!r} is for a GPU, and {error}; --device cpu does without, in minutes "
+            "instead of seconds"
+        ) from error
+
+
 def _with_embedded(settings: Settings) -> Settings:
     if settings.data is not None:
         return settings
@@ -83,6 +97,11 @@ def _with_embedded(settings: Settings) -> Settings:
 
 
 def _check_crop(settings: Settings, size: int, *, shifted: bool) -> None:
+    if settings.preset is not None and not shifted:
+        raise InputError(
+            f"preset = {settings.preset!r} is for images that are all squares of one size, at most "
+            f"{SMALL_SIDE} px, and these are trained as {size} px from others: leave it out, as for photos"
+        )
     without_effect = "crop_scale" if shifted else "padding"
     if getattr(settings, without_effect) is not None:
         are = "are" if shifted else "are not"

@@ -28,6 +28,8 @@ from flambeau.run.options.option import (
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.tracker_names import tracker_list
 
+PRESETS = ("speedrun",)
+"""Files of settings in the folder `presets`, by name."""
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """Optimizers with betas."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
@@ -63,6 +65,13 @@ class Settings(SharedOptions):
         group="data",
         auto=("the embedded Fashion-MNIST", "内置的 Fashion-MNIST"),
         may_change=True,
+    )
+    preset: str | None = option(
+        None,
+        "settings that belong together, [by name](#presets); flags given beside it take precedence",
+        "[按名称](#预设)给出的一组配套设置；同时给出的命令行选项优先",
+        group="run folder",
+        choices=PRESETS,
     )
     image_size: int | None = option(
         None,
@@ -341,6 +350,13 @@ class Settings(SharedOptions):
         group="optimization",
         auto=("0.9,0.999", "0.9,0.999"),
     )
+    fixed_norm: bool = option(
+        False,
+        "muon keeps the norm of each of its matrices fixed, in place of weight decay; for models that "
+        "normalize after each of them",
+        "muon 把它的每个矩阵的范数保持不变，代替权重衰减；用于每个矩阵之后都有归一化层的模型",
+        group="optimization",
+    )
     lr: float | None = option(
         None,
         "peak learning rate",
@@ -502,6 +518,10 @@ class Settings(SharedOptions):
             )
         if self.alternate_flip and not self.flip:
             raise InputError("alternate_flip has no effect without flip: leave one of them out")
+        if self.fixed_norm and self.optimizer != "muon":
+            raise InputError(
+                f"fixed_norm has no effect with optimizer = {self.optimizer!r}: leave it out"
+            )
         if self.balance != "none" and self.class_weights == "auto":
             raise InputError(
                 f"balance = {self.balance!r} and class_weights = 'auto' both make up for rare classes: "

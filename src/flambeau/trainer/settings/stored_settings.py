@@ -1,4 +1,4 @@
-"""Settings in TOML files: `--config`, and the config.toml of a run."""
+"""Settings in TOML files: `--config`, `--preset`, and the config.toml of a run."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -7,11 +7,13 @@ from typing import Any, TypeVar
 
 from flambeau.errors import InputError, nearest, unreadable
 from flambeau.run.options.durations import parse_duration
+from flambeau.run.options.option import check_value, typed
 from flambeau.run.options.toml_file import load_toml
 from flambeau.run.options.tracker_names import tracker_list
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import FIELDS, Settings
 
+PRESET_FOLDER = Path(__file__).parents[1] / "presets"
 _AnySettings = TypeVar("_AnySettings", bound=Settings)
 
 
@@ -37,6 +39,27 @@ def read_config(path: Path) -> dict[str, Any]:
         )
     _check_keys(values, path)
     return values
+
+
+def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings given, on top of those of their `preset`, if they name one.
+
+    Raises:
+        InputError: no preset of that name.
+    """
+    name = given.get("preset")
+    if name is None:
+        return {**given}
+    field = FIELDS["preset"]
+    check_value(field, typed(field, name))
+    return overridden(read_config(PRESET_FOLDER / f"{name}.toml"), given)
+
+
+def overridden(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a file, with those given in their place; a length replaces both of its spellings."""
+    length = {"epochs", "duration"}
+    left_out = length if length & given.keys() else set()
+    return {**{k: v for k, v in values.items() if k not in left_out}, **given}
 
 
 def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:
