@@ -10,7 +10,7 @@ from tqdm import tqdm
 import job
 
 CAUSE = ("python", "evaluation")
-WHERE = "shown = {name: f'{value:.3f}' for name, value in metrics.compute().items()}"
+WHERE = 'shown = {name: f"{value:.3f}" for name, value in metrics.compute().items()}'
 REMEDY = None
 TRAINER = "plain"
 

@@ -56,11 +56,11 @@ class Bag(nn.Module):
 def main():
     told = job.begin(REMEDY)
     torch.set_num_threads(1)
-    if not told.remedied:
-        tracemalloc.start(25)
     loader = DataLoader(Sentences(), batch_size=64, shuffle=True, collate_fn=collate)
     model = Bag()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if not told.remedied:
+        tracemalloc.start(25)
     for epoch in range(500):
         for ids, labels in loader:
             loss = nn.functional.cross_entropy(model(ids), labels)
