@@ -156,6 +156,8 @@ def train(
     momentum: float | None = None,
     betas: str | None = None,
     fixed_norm: bool = False,
+    muon_others: str = "adamw",
+    muon_others_lr: float | None = None,
     lr: float | None = None,
     weight_decay: float = 0.0005,
     schedule: str = "cosine",
@@ -269,8 +271,11 @@ def train(
         momentum: momentum of sgd, rmsprop and muon (None: sgd and rmsprop 0.9, muon 0.95; at least 0 and
             below 1).
         betas: the two betas of adam, adamw, nadam, radam and adamax, such as 0.9,0.98 (None: 0.9,0.999).
-        fixed_norm: muon keeps the norm of each of its matrices fixed, in place of weight decay; for models
-            that normalize after each of them.
+        fixed_norm: muon keeps the norm of each of its matrices fixed, in place of weight decay, and lr, such
+            as 0.24, is the share of it by which a matrix moves; for models that normalize after each of them.
+        muon_others: the optimizer of what muon does not take: biases, norms, the first and the last layer
+            (one of adamw, sgd).
+        muon_others_lr: peak learning rate of what muon does not take (None: lr; above 0).
         lr: peak learning rate (None: grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet
             1.6, but at most 0.8), adamw 0.001; pretrained or weights a tenth, qat a hundredth; above 0).
         weight_decay: weight decay; never applied to biases and normalization layers (at least 0).

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
-from torch.optim import AdamW
+from torch.optim import SGD, AdamW
 
 from flambeau.recipes.training.muon import Muon, hidden_matrices, orthogonalized
 
@@ -133,6 +133,16 @@ def test_the_rest_equals_adamw() -> None:
     assert not torch.allclose(mine[0], theirs[0], atol=1e-2)
 
 
+def test_the_rest_equals_sgd() -> None:
+    shapes: list[tuple[int, ...]] = [(6, 2), (5,), (3, 4), ()]
+    mine, theirs = parameters(shapes), parameters(shapes)
+    settings: dict[str, Any] = {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.1}
+    train(Muon(mine, matrices=mine[:1], others="sgd", **settings), 2)
+    train(SGD(theirs, nesterov=True, **settings), 2)
+    for a, b in zip(mine[1:], theirs[1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
 def test_an_update_has_the_size_of_adamws() -> None:
     """arXiv 2502.16982, section 2.2: a root mean square of about 0.2 of the rate, whatever the shape."""
     for shape in [(64, 64), (16, 256), (256, 16), (8, 4, 3, 3)]:
@@ -145,15 +155,20 @@ def test_an_update_has_the_size_of_adamws() -> None:
 
 
 def test_with_a_fixed_norm_each_matrix_is_rescaled_before_its_update() -> None:
-    """As in Jordan's airbench94_muon: to the norm of orthonormal rows, and without decay."""
-    (p, zero), (q,) = parameters([(6, 4, 3, 3), (5, 5)]), parameters([(6, 4, 3, 3)])
+    """As in Jordan's airbench94_muon: to the norm of orthonormal rows, without decay, and by `lr` of it."""
+    shapes: list[tuple[int, ...]] = [(6, 4, 3, 3), (7, 3)]
+    mine, theirs = parameters([*shapes, (5, 5)]), parameters(shapes)
     with torch.no_grad():
-        zero.zero_()
-        q *= 6**0.5 / q.norm()
-    train(Muon([p, zero], matrices=[p, zero], fixed_norm=True, weight_decay=9.0), 0, steps=1)
-    train(Muon([q], matrices=[q], weight_decay=0.0), 0, steps=1)
-    torch.testing.assert_close(p, q)
-    assert bool(zero.isfinite().all())
+        mine[2].zero_()
+        for p, norm in zip(theirs, (6**0.5, 3**0.5), strict=True):
+            p.mul_(norm / p.norm())
+    starts = [p.detach().clone() for p in theirs]
+    train(Muon(mine, matrices=mine, lr=0.1, fixed_norm=True, weight_decay=9.0), 0, steps=1)
+    train(Muon(theirs, matrices=theirs, lr=0.1, weight_decay=0.0), 0, steps=1)
+    assert bool(mine[2].isfinite().all())
+    for p, q, start, longer_side in zip(mine, theirs, starts, (36, 7), strict=False):
+        torch.testing.assert_close((p - start) * 0.2 * longer_side**0.5, q - start)
+        assert 0.06 < float((p.detach() - start).norm() / start.norm()) < 0.13
 
 
 def test_a_rate_on_the_device_is_the_rate() -> None:
@@ -303,6 +318,7 @@ def bad() -> Iterator[tuple[dict[str, Any], str]]:
     for settings, message in (
         ({"lr": 0.0}, "got 0.0"), ({"weight_decay": -1.0}, "-1.0"), ({"momentum": 1.0}, "got 1.0"),
         ({"betas": (0.9, 1.0)}, r"\(0.9, 1.0\)"), ({"eps": 0.0}, "0.0"), ({"ns_steps": 0}, "and 0"),
+        ({"others": "adam"}, "'adamw' or 'sgd', got 'adam'"),
     ):  # fmt: skip
         yield {"matrices": [a], **settings}, message
 

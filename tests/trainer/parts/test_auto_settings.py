@@ -105,6 +105,7 @@ def test_nothing_is_left_open() -> None:
         "stop_within",
         "weights",
         "head_lr",
+        "muon_others_lr",
         "teacher",
         "teacher_weight",
         "temperature",

@@ -37,6 +37,7 @@ RANGES = {  # good, then refused
     "ema": ([0, 0.5, 0.9999], [1, 1.5]),
     "label_smoothing": ([0, 0.1, 0.999], [1, 2]),
     "lr": ([1e-12, 1, 10], [0, -0.1]),
+    "muon_others_lr": ([1e-12, 1, 280], [0, -0.1]),
     "weight_decay": ([0, 1e-4, 1], [-1e-4]),
     "clip_norm": ([0, 1e-3, 1], [-1e-3]),
     "stall_timeout": ([0, 0.5, 600], [-1e-3]),
@@ -62,6 +63,8 @@ NEEDS: dict[str, dict[str, str]] = {  # what a setting has no effect without
     "gamma": {"schedule": "multistep"},
     "teacher_weight": {"teacher": "runs/large"},
     "temperature": {"teacher": "runs/large"},
+    "muon_others": {"optimizer": "muon"},
+    "muon_others_lr": {"optimizer": "muon"},
 }
 
 
@@ -146,7 +149,7 @@ def test_only_what_is_chosen_from_the_data_may_be_none(name: str) -> None:
 def test_choices(name: str) -> None:
     choices = FIELDS[name].metadata["choices"]
     for choice in choices:
-        Settings(**{name: choice})
+        Settings(**{name: choice}, **NEEDS.get(name, {}))
     wrong = choices[0] + "x"
     with pytest.raises(
         InputError, match=rf"^{name} must be one of .*{wrong}'; did you mean '{choices[0]}'\?$"
@@ -158,6 +161,11 @@ def test_choices(name: str) -> None:
     ("settings", "message"),
     [
         ({"fixed_norm": True}, "fixed_norm has no effect with optimizer = 'sgd'"),
+        ({"muon_others": "sgd"}, "muon_others has no effect with optimizer = 'sgd'"),
+        (
+            {"optimizer": "muon", "fixed_norm": True, "lr": 0.2},
+            "fixed_norm needs lr, .* muon_others_lr",
+        ),
         ({"flip": False, "alternate_flip": True}, "alternate_flip has no effect without flip"),
         ({"epochs": 3, "duration": "3ep"}, "epochs = 3 and duration = '3ep' contradict"),
         ({"pretrained": True, "model": "small_convnet"}, "no published weights of small_convnet"),

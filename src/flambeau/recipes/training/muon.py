@@ -1,6 +1,6 @@
-"""Muon: orthogonal updates for the hidden weight matrices, AdamW for everything else, in one optimizer.
+"""Muon: orthogonal updates for the hidden weight matrices, AdamW or SGD for the rest, in one optimizer.
 
-Muon：对隐藏层的权重矩阵做正交化更新，其余参数用 AdamW，合为一个优化器。
+Muon：对隐藏层的权重矩阵做正交化更新，其余参数用 AdamW 或 SGD，合为一个优化器。
 
 Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024,
 kellerjordan.github.io/posts/muon (Nesterov momentum, five Newton-Schulz steps, convolution filters as
@@ -13,13 +13,14 @@ models without hidden matrices.
 
 import math
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 _MATRIX_MODULES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
 
@@ -54,27 +55,29 @@ def hidden_matrices(model: nn.Module) -> list[Parameter]:
 
 
 class Muon(Optimizer):
-    """Muon for the parameters in `matrices`, AdamW for the others.
+    """Muon for the parameters in `matrices`, AdamW or SGD for the others.
 
     Each parameter group is split in two with the same settings and `muon` True or False; settings of one
     optimizer have no effect on the other. A parameter without a gradient is not changed.
 
     Args:
         params: parameters, or groups of parameters, each with `lr` and `weight_decay` if it needs others.
-        matrices: the parameters for Muon, of at least two dimensions; AdamW takes all others.
+        matrices: the parameters for Muon, of at least two dimensions; AdamW or SGD takes all others.
         lr, weight_decay: of both, above 0 and at least 0; values that suit AdamW.
-        momentum: of Muon, with Nesterov's look-ahead, in [0, 1).
+        momentum: of Muon, and of SGD for the others, with Nesterov's look-ahead, in [0, 1).
         betas, eps: of AdamW.
         ns_steps: Newton-Schulz steps, at least 1.
         ns_dtype: of these steps; None is bfloat16, as in the source, and float32 on a CPU.
-        fixed_norm: before each update give each matrix the Frobenius norm of one with orthonormal rows,
-            sqrt(rows), in place of weight decay (as in Jordan's airbench94_muon, 2024). Only where a
-            normalization follows each matrix, to which its size makes no difference: a matrix that grows
-            with its updates would soon hardly turn.
+        fixed_norm: before each update give each matrix the Frobenius norm that an update has before it is
+            multiplied, sqrt(min(rows, columns)), in place of weight decay (as in Jordan's airbench94_muon,
+            2024). `lr` is then the share of its norm by which a matrix moves, and the others need groups
+            with an `lr` of their own. Only where a normalization follows each matrix, to which its size
+            makes no difference: a matrix that grows with its updates would soon hardly turn.
+        others: who takes the others; 'sgd' has Nesterov's look-ahead.
 
     Raises:
-        ValueError: a number outside its range, no parameters or no matrices, or a matrix that has fewer than
-            two dimensions or is in no group.
+        ValueError: a number outside its range, another name in `others`, no parameters or no matrices, or a
+            matrix that has fewer than two dimensions or is in no group.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 2))
@@ -99,6 +102,7 @@ class Muon(Optimizer):
         ns_steps: int = 5,
         ns_dtype: torch.dtype | None = None,
         fixed_norm: bool = False,
+        others: Literal["adamw", "sgd"] = "adamw",
     ) -> None:
         if not (0 <= momentum < 1 and all(0 <= beta < 1 for beta in betas)):
             raise ValueError(f"momentum and betas must be in [0, 1), got {momentum} and {betas}")
@@ -107,6 +111,8 @@ class Muon(Optimizer):
                 "lr and eps must be above 0, weight_decay at least 0 and ns_steps at least 1, "
                 f"got {lr}, {eps}, {weight_decay} and {ns_steps}"
             )
+        if others not in ("adamw", "sgd"):
+            raise ValueError(f"others must be 'adamw' or 'sgd', got {others!r}")
         for_muon = set(matrices)
         listed: list[Any] = list(params)
         if not for_muon or not listed:
@@ -132,6 +138,7 @@ class Muon(Optimizer):
             "ns_steps": ns_steps,
             "ns_dtype": ns_dtype,
             "fixed_norm": fixed_norm,
+            "others": others,
         }
         super().__init__(split, defaults)
         if missing := for_muon - {p for group in self.param_groups for p in group["params"]}:
@@ -139,14 +146,14 @@ class Muon(Optimizer):
             raise ValueError(f"{len(missing)} of {count} matrices are in no parameter group")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group for AdamW, or for Muon if it has only matrices and `muon` True."""
+        """Add a group for AdamW or SGD, or for Muon if it has only matrices and `muon` True."""
         super().add_param_group({"muon": False, **param_group})
         group = self.param_groups[-1]
         if not group["muon"]:
             # load_state_dict keeps the step count on the device if 'fused' is set.
             group["fused"] = all(p.device.type in ("cpu", "cuda") for p in group["params"])
         elif vectors := [tuple(p.shape) for p in group["params"] if p.dim() < 2]:
-            raise ValueError(f"Muon is for matrices, AdamW for the rest: got shapes {vectors}")
+            raise ValueError(f"Muon is for matrices, not for the rest: got shapes {vectors}")
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -157,8 +164,10 @@ class Muon(Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if group["muon"]:
                 self._step_matrices(parameters, group)
+            elif parameters and group.get("others") == "sgd":  # not in older state dicts
+                self._step_by_sgd(parameters, group)
             elif parameters:
-                self._step_others(parameters, group)
+                self._step_by_adamw(parameters, group)
 
     def _step_matrices(self, parameters: list[Parameter], group: dict[str, Any]) -> None:
         alike: dict[tuple[int, int, torch.device], list[tuple[Parameter, Tensor]]] = {}
@@ -174,15 +183,35 @@ class Muon(Optimizer):
         for (rows, columns, _), pairs in alike.items():
             stack = torch.stack([update for _, update in pairs])  # a few large products
             stack = orthogonalized(stack, steps=group["ns_steps"], dtype=group["ns_dtype"])
-            size = group["lr"] * 0.2 * math.sqrt(max(rows, columns))
+            size = group["lr"]
+            if not group.get("fixed_norm"):  # nor is this
+                size = size * 0.2 * math.sqrt(max(rows, columns))
             for (p, _), update in zip(pairs, stack, strict=True):
-                if group.get("fixed_norm"):  # not in a state dict of before there was one
-                    p.mul_(math.sqrt(rows) / torch.linalg.vector_norm(p).clamp(min=1e-7))
+                if group.get("fixed_norm"):
+                    norm = torch.linalg.vector_norm(p).clamp(min=1e-7)
+                    p.mul_(math.sqrt(min(rows, columns)) / norm)
                 else:
                     p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.sub_(update.view(p.shape).to(p.dtype) * size)
 
-    def _step_others(self, parameters: list[Parameter], group: dict[str, Any]) -> None:
+    def _step_by_sgd(self, parameters: list[Parameter], group: dict[str, Any]) -> None:
+        for p in parameters:
+            if not self.state[p]:
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        sgd(
+            list(parameters),
+            [p.grad for p in parameters if p.grad is not None],
+            [self.state[p]["momentum_buffer"] for p in parameters],
+            fused=group["fused"],
+            weight_decay=group["weight_decay"],
+            momentum=group["momentum"],
+            lr=group["lr"],
+            dampening=0.0,
+            nesterov=group["momentum"] > 0,
+            maximize=False,
+        )
+
+    def _step_by_adamw(self, parameters: list[Parameter], group: dict[str, Any]) -> None:
         states = [self.state[p] for p in parameters]
         for p, state in zip(parameters, states, strict=True):
             if not state:

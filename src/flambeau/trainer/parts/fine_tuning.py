@@ -15,6 +15,7 @@ from flambeau.recipes.models.classifier_head import Head, find_head
 from flambeau.recipes.models.freezing import count_frozen, freeze
 from flambeau.recipes.models.layer_decay import group_table, layerwise_lr
 from flambeau.recipes.models.param_groups import param_groups
+from flambeau.recipes.training.muon import hidden_matrices
 from flambeau.terminal import printable
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.weights.readers import open_weights, plain_names
@@ -111,6 +112,8 @@ def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[
         InputError: a model whose head or layers are unknown.
     """
     groups = param_groups(model, weight_decay=settings.weight_decay)
+    if settings.muon_others_lr is not None:
+        groups = _with_others_lr(groups, model, settings.muon_others_lr)
     if settings.head_lr is None and settings.layer_decay == 1:
         return groups
     head = [] if settings.head_lr is None else _head(model, "head_lr").parameters
@@ -137,6 +140,20 @@ def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[
             "layer_decay has no effect: what it would slow down is frozen; leave one of them out"
         )
     return groups
+
+
+def _with_others_lr(
+    groups: list[dict[str, Any]], model: nn.Module, lr: float
+) -> list[dict[str, Any]]:
+    """Split each group into the matrices of muon and the others, which get this rate."""
+    matrices = set(hidden_matrices(model))
+    split = []
+    for group in groups:
+        inner = [p for p in group["params"] if p in matrices]
+        others = [p for p in group["params"] if p not in matrices]
+        split += [{**group, "params": inner}] if inner else []
+        split += [{**group, "params": others, "lr": lr}] if others else []
+    return split
 
 
 def report(settings: ResolvedSettings, model: nn.Module, optimizer: Optimizer) -> Iterator[str]:

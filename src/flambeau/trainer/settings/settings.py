@@ -47,6 +47,9 @@ _REQUIRES = (  # a setting, and the values of another one with which it has an e
     ("patience", "schedule", ("plateau",)),
     ("plateau_factor", "schedule", ("plateau",)),
     ("momentum", "optimizer", MOMENTUM),
+    ("fixed_norm", "optimizer", ("muon",)),
+    ("muon_others", "optimizer", ("muon",)),
+    ("muon_others_lr", "optimizer", ("muon",)),
     ("betas", "optimizer", BETAS),
 )
 _ALPHA = Range(1e-6, 1e6, or_zero=True)  # outside, Beta(alpha, alpha) cannot be sampled
@@ -352,10 +355,26 @@ class Settings(SharedOptions):
     )
     fixed_norm: bool = option(
         False,
-        "muon keeps the norm of each of its matrices fixed, in place of weight decay; for models that "
-        "normalize after each of them",
-        "muon 把它的每个矩阵的范数保持不变，代替权重衰减；用于每个矩阵之后都有归一化层的模型",
+        "muon keeps the norm of each of its matrices fixed, in place of weight decay, and lr, such as 0.24, "
+        "is the share of it by which a matrix moves; for models that normalize after each of them",
+        "muon 把它的每个矩阵的范数保持不变，代替权重衰减，lr（例如 0.24）即矩阵每步移动的量占该范数的比例；"
+        "用于每个矩阵之后都有归一化层的模型",
         group="optimization",
+    )
+    muon_others: str = option(
+        "adamw",
+        "the optimizer of what muon does not take: biases, norms, the first and the last layer",
+        "muon 不管的参数（偏置、归一化层、第一层和最后一层）所用的优化器",
+        group="optimization",
+        choices=("adamw", "sgd"),
+    )
+    muon_others_lr: float | None = option(
+        None,
+        "peak learning rate of what muon does not take",
+        "muon 不管的参数的峰值学习率",
+        group="optimization",
+        auto=("lr", "lr"),
+        range=ABOVE_0,
     )
     lr: float | None = option(
         None,
@@ -518,10 +537,6 @@ class Settings(SharedOptions):
             )
         if self.alternate_flip and not self.flip:
             raise InputError("alternate_flip has no effect without flip: leave one of them out")
-        if self.fixed_norm and self.optimizer != "muon":
-            raise InputError(
-                f"fixed_norm has no effect with optimizer = {self.optimizer!r}: leave it out"
-            )
         if self.balance != "none" and self.class_weights == "auto":
             raise InputError(
                 f"balance = {self.balance!r} and class_weights = 'auto' both make up for rare classes: "
@@ -565,10 +580,16 @@ class Settings(SharedOptions):
 
     def _check_effects(self) -> None:
         for name, other, values in _REQUIRES:
-            if getattr(self, name) is not None and getattr(self, other) not in values:
+            given = getattr(self, name) != FIELDS[name].default
+            if given and getattr(self, other) not in values:
                 raise InputError(
                     f"{name} has no effect with {other} = {getattr(self, other)!r}: leave it out"
                 )
+        if self.fixed_norm and None in (self.lr, self.muon_others_lr):
+            raise InputError(
+                "fixed_norm needs lr, then the share of its norm by which a matrix moves, such as 0.24, and "
+                "muon_others_lr, the rate of everything else, such as 0.01"
+            )
         if parse_batch_size(self.batch_size).finds and self.accumulate > 1:
             raise InputError(
                 f"batch_size = {self.batch_size!r} finds out how much to accumulate: leave "
