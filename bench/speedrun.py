@@ -61,8 +61,18 @@ ABLATIONS: tuple[dict[str, Any], ...] = (
     {"flip": False, "alternate_flip": False},
     {"padding": 0},
     {"label_smoothing": 0.0},
-    {"fixed_norm": False},
-    {"optimizer": "sgd", "fixed_norm": False, "momentum": 0.85, "lr": 0.4, "weight_decay": 5e-4},
+    {"fixed_norm": False, "lr": 0.04},
+    {"muon_others": "adamw", "muon_others_lr": 0.01, "head_lr": 0.5},
+    {
+        "optimizer": "sgd",
+        "fixed_norm": False,
+        "muon_others": "adamw",
+        "muon_others_lr": None,
+        "head_lr": None,
+        "momentum": 0.85,
+        "lr": 0.4,
+        "weight_decay": 5e-4,
+    },
 )
 """The preset, and what replaces one ingredient of it."""
 ROW = re.compile(r"\|\s*eval\s*\|[^|]*\|\s*([\d.]+)\s*\|\s*([\d.]+)\s*\|\s*([\d.]+)\s*\|")

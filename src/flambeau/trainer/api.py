@@ -273,8 +273,8 @@ def train(
         betas: the two betas of adam, adamw, nadam, radam and adamax, such as 0.9,0.98 (None: 0.9,0.999).
         fixed_norm: muon keeps the norm of each of its matrices fixed, in place of weight decay, and lr, such
             as 0.24, is the share of it by which a matrix moves; for models that normalize after each of them.
-        muon_others: the optimizer of what muon does not take: biases, norms, the first and the last layer
-            (one of adamw, sgd).
+        muon_others: the optimizer of what muon does not take: biases, norms, the first and the last layer;
+            sgd has Nesterov momentum of 0.9 (one of adamw, sgd).
         muon_others_lr: peak learning rate of what muon does not take (None: lr; above 0).
         lr: peak learning rate (None: grows with the batch; at 256: sgd 0.1 (small_convnet 0.4, tiny_convnet
             1.6, but at most 0.8), adamw 0.001; pretrained or weights a tenth, qat a hundredth; above 0).

@@ -417,7 +417,6 @@ def make_optimizer(settings: ResolvedSettings, model: nn.Module) -> Optimizer:
         momentum=settings.momentum,
         betas=parse_betas(settings.betas),
         fixed_norm=settings.fixed_norm,
-        others=settings.muon_others,
     )
 
 

@@ -137,7 +137,8 @@ def test_the_rest_equals_sgd() -> None:
     shapes: list[tuple[int, ...]] = [(6, 2), (5,), (3, 4), ()]
     mine, theirs = parameters(shapes), parameters(shapes)
     settings: dict[str, Any] = {"lr": 0.02, "momentum": 0.8, "weight_decay": 0.1}
-    train(Muon(mine, matrices=mine[:1], others="sgd", **settings), 2)
+    group = {"params": mine, "others": "sgd", **settings}
+    train(Muon([group], matrices=mine[:1]), 2)
     train(SGD(theirs, nesterov=True, **settings), 2)
     for a, b in zip(mine[1:], theirs[1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
@@ -318,7 +319,6 @@ def bad() -> Iterator[tuple[dict[str, Any], str]]:
     for settings, message in (
         ({"lr": 0.0}, "got 0.0"), ({"weight_decay": -1.0}, "-1.0"), ({"momentum": 1.0}, "got 1.0"),
         ({"betas": (0.9, 1.0)}, r"\(0.9, 1.0\)"), ({"eps": 0.0}, "0.0"), ({"ns_steps": 0}, "and 0"),
-        ({"others": "adam"}, "'adamw' or 'sgd', got 'adam'"),
     ):  # fmt: skip
         yield {"matrices": [a], **settings}, message
 
@@ -337,6 +337,8 @@ def test_what_is_no_matrix_and_no_parameters_are_refused() -> None:
         Muon([a, b], matrices=[a, b])
     with pytest.raises(ValueError, match=r"got shapes \[\(4,\)\]"):
         Muon([a], matrices=[a]).add_param_group({"params": [b], "muon": True})
+    with pytest.raises(ValueError, match="others must be 'adamw' or 'sgd', got 'adam'"):
+        Muon([{"params": [a, b], "others": "adam"}], matrices=[a])
     with pytest.raises(ValueError, match="no parameters"):
         Muon(iter([]), matrices=[a])
 

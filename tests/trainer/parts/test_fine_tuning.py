@@ -115,6 +115,38 @@ def test_rates_by_layer_and_of_the_head(images: Path, model_file: Path, tmp_path
     assert {json.loads(row).get("learning_rate", 0.3) for row in rows} == {0.3}
 
 
+def test_what_muon_leaves_has_an_optimizer_and_rates_of_its_own(
+    images: Path, model_file: Path, tmp_path: Path
+) -> None:
+    training = prepared(
+        images,
+        model_file,
+        tmp_path / "run",
+        optimizer="muon",
+        momentum=0.6,
+        fixed_norm=True,
+        lr=0.2,
+        muon_others="sgd",
+        muon_others_lr=0.03,
+        head_lr=0.05,
+        weight_decay=0.01,
+    )
+    found = {
+        name: tuple(group[key] for key in ("muon", "others", "lr", "momentum", "weight_decay"))
+        for group in training.run.optimizer.param_groups
+        for name, parameter in training.model.named_parameters()
+        if any(parameter is p for p in group["params"])
+    }
+    others = {"0.weight": 0.01, "1.weight": 0, "1.bias": 0, "4.weight": 0, "4.bias": 0}
+    head = {"8.weight": 0.01, "8.bias": 0}
+    assert found == {
+        "3.weight": (True, "adamw", 0.2, 0.6, 0.01),
+        **{name: (False, "sgd", 0.03, 0.9, decay) for name, decay in others.items()},
+        **{name: (False, "sgd", 0.05, 0.9, decay) for name, decay in head.items()},
+    }
+    fit(training)
+
+
 def test_the_command_says_what_is_trained(flambeau: Any, images: Path, model_file: Path) -> None:
     command = ("train", images, QUICK, f"--model {model_file}:net --freeze backbone --head-lr 0.1")
     code, _, err = flambeau(*command, "--out run")

@@ -135,11 +135,10 @@ def test_momentum_is_that_of_the_setting() -> None:
     assert plain.param_groups[0]["nesterov"] is False  # torch has no Nesterov without momentum
 
 
-def test_muon_gets_its_settings() -> None:
-    (matrices, *_) = made("muon", network(), fixed_norm=True, others="sgd").param_groups
-    assert (matrices["muon"], matrices["fixed_norm"], matrices["others"]) == (True, True, "sgd")
-    plain = made("muon", network()).param_groups[0]
-    assert (plain["fixed_norm"], plain["others"]) == (False, "adamw")
+def test_muon_gets_its_fixed_norm() -> None:
+    (matrices, *_) = made("muon", network(), fixed_norm=True).param_groups
+    assert (matrices["muon"], matrices["fixed_norm"]) == (True, True)
+    assert made("muon", network()).param_groups[0]["fixed_norm"] is False
 
 
 def test_muon_needs_a_hidden_matrix() -> None:

@@ -13,7 +13,7 @@ models without hidden matrices.
 
 import math
 from collections.abc import Collection, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +61,11 @@ class Muon(Optimizer):
     optimizer have no effect on the other. A parameter without a gradient is not changed.
 
     Args:
-        params: parameters, or groups of parameters, each with `lr` and `weight_decay` if it needs others.
+        params: parameters, or groups of parameters, each with `lr`, `weight_decay` and `momentum` if it needs
+            others. A group with `"others": "sgd"` gives what is no matrix to SGD with Nesterov's look-ahead.
         matrices: the parameters for Muon, of at least two dimensions; AdamW or SGD takes all others.
         lr, weight_decay: of both, above 0 and at least 0; values that suit AdamW.
-        momentum: of Muon, and of SGD for the others, with Nesterov's look-ahead, in [0, 1).
+        momentum: of Muon, and of SGD, with Nesterov's look-ahead, in [0, 1).
         betas, eps: of AdamW.
         ns_steps: Newton-Schulz steps, at least 1.
         ns_dtype: of these steps; None is bfloat16, as in the source, and float32 on a CPU.
@@ -73,11 +74,10 @@ class Muon(Optimizer):
             2024). `lr` is then the share of its norm by which a matrix moves, and the others need groups
             with an `lr` of their own. Only where a normalization follows each matrix, to which its size
             makes no difference: a matrix that grows with its updates would soon hardly turn.
-        others: who takes the others; 'sgd' has Nesterov's look-ahead.
 
     Raises:
-        ValueError: a number outside its range, another name in `others`, no parameters or no matrices, or a
-            matrix that has fewer than two dimensions or is in no group.
+        ValueError: a number outside its range, no parameters or no matrices, a matrix that has fewer than
+            two dimensions or is in no group, or `others` that are neither 'adamw' nor 'sgd'.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 2))
@@ -102,7 +102,6 @@ class Muon(Optimizer):
         ns_steps: int = 5,
         ns_dtype: torch.dtype | None = None,
         fixed_norm: bool = False,
-        others: Literal["adamw", "sgd"] = "adamw",
     ) -> None:
         if not (0 <= momentum < 1 and all(0 <= beta < 1 for beta in betas)):
             raise ValueError(f"momentum and betas must be in [0, 1), got {momentum} and {betas}")
@@ -111,8 +110,6 @@ class Muon(Optimizer):
                 "lr and eps must be above 0, weight_decay at least 0 and ns_steps at least 1, "
                 f"got {lr}, {eps}, {weight_decay} and {ns_steps}"
             )
-        if others not in ("adamw", "sgd"):
-            raise ValueError(f"others must be 'adamw' or 'sgd', got {others!r}")
         for_muon = set(matrices)
         listed: list[Any] = list(params)
         if not for_muon or not listed:
@@ -138,7 +135,7 @@ class Muon(Optimizer):
             "ns_steps": ns_steps,
             "ns_dtype": ns_dtype,
             "fixed_norm": fixed_norm,
-            "others": others,
+            "others": "adamw",
         }
         super().__init__(split, defaults)
         if missing := for_muon - {p for group in self.param_groups for p in group["params"]}:
@@ -149,6 +146,8 @@ class Muon(Optimizer):
         """Add a group for AdamW or SGD, or for Muon if it has only matrices and `muon` True."""
         super().add_param_group({"muon": False, **param_group})
         group = self.param_groups[-1]
+        if group["others"] not in ("adamw", "sgd"):
+            raise ValueError(f"others must be 'adamw' or 'sgd', got {group['others']!r}")
         if not group["muon"]:
             # load_state_dict keeps the step count on the device if 'fused' is set.
             group["fused"] = all(p.device.type in ("cpu", "cuda") for p in group["params"])

@@ -18,6 +18,7 @@ from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.training.muon import hidden_matrices
 from flambeau.terminal import printable
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.settings import MOMENTUM
 from flambeau.weights.readers import open_weights, plain_names
 
 BACKBONE = "backbone"
@@ -112,8 +113,11 @@ def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[
         InputError: a model whose head or layers are unknown.
     """
     groups = param_groups(model, weight_decay=settings.weight_decay)
-    if settings.muon_others_lr is not None:
-        groups = _with_others_lr(groups, model, settings.muon_others_lr)
+    if settings.muon_others == "sgd" or settings.muon_others_lr is not None:
+        others: dict[str, Any] = {"lr": settings.muon_others_lr or settings.lr}
+        if settings.muon_others == "sgd":
+            others |= {"others": "sgd", "momentum": MOMENTUM["sgd"]}
+        groups = _with_settings_of_others(groups, model, others)
     if settings.head_lr is None and settings.layer_decay == 1:
         return groups
     head = [] if settings.head_lr is None else _head(model, "head_lr").parameters
@@ -142,17 +146,17 @@ def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[
     return groups
 
 
-def _with_others_lr(
-    groups: list[dict[str, Any]], model: nn.Module, lr: float
+def _with_settings_of_others(
+    groups: list[dict[str, Any]], model: nn.Module, settings: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Split each group into the matrices of muon and the others, which get this rate."""
+    """Split each group into the matrices of muon and the others, which get these settings."""
     matrices = set(hidden_matrices(model))
     split = []
     for group in groups:
         inner = [p for p in group["params"] if p in matrices]
         others = [p for p in group["params"] if p not in matrices]
         split += [{**group, "params": inner}] if inner else []
-        split += [{**group, "params": others, "lr": lr}] if others else []
+        split += [{**group, "params": others, **settings}] if others else []
     return split
 
 

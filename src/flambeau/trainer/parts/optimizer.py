@@ -51,7 +51,6 @@ def new_optimizer(
     momentum: float | None = None,
     betas: tuple[float, float] | None = None,
     fixed_norm: bool = False,
-    others: str = "adamw",
 ) -> Optimizer:
     """Make an optimizer.
 
@@ -59,7 +58,7 @@ def new_optimizer(
         groups: parameter groups with `weight_decay`, and `lr` where it differs.
         momentum: for those of MOMENTUM; None: the default there.
         betas: for those of BETAS; None: torch's (0.9, 0.999).
-        fixed_norm, others: of muon.
+        fixed_norm: of muon.
     """
     momentum = MOMENTUM.get(name) if momentum is None else momentum
     if name == "sgd":
@@ -76,14 +75,7 @@ def new_optimizer(
                 "model has none that is trained: use adamw"
             )
         assert momentum is not None
-        return Muon(
-            groups,
-            matrices=matrices,
-            lr=lr,
-            momentum=momentum,
-            fixed_norm=fixed_norm,
-            others="sgd" if others == "sgd" else "adamw",
-        )
+        return Muon(groups, matrices=matrices, lr=lr, momentum=momentum, fixed_norm=fixed_norm)
     device = groups[0]["params"][0].device
     if name == "adagrad":
         return optim.Adagrad(groups, lr=lr, fused=device.type == "cpu")

@@ -363,8 +363,9 @@ class Settings(SharedOptions):
     )
     muon_others: str = option(
         "adamw",
-        "the optimizer of what muon does not take: biases, norms, the first and the last layer",
-        "muon 不管的参数（偏置、归一化层、第一层和最后一层）所用的优化器",
+        "the optimizer of what muon does not take: biases, norms, the first and the last layer; sgd has "
+        "Nesterov momentum of 0.9",
+        "muon 不管的参数（偏置、归一化层、第一层和最后一层）所用的优化器；sgd 使用 0.9 的 Nesterov 动量",
         group="optimization",
         choices=("adamw", "sgd"),
     )
