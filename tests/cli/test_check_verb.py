@@ -77,6 +77,14 @@ def test_the_report(flambeau: Any, data: Path) -> None:
     assert sum(line.startswith("  To do: ") for line in lines) == 3
 
 
+def test_one_image_and_several_read_alike(flambeau: Any, data: Path) -> None:
+    Image.new("RGB", (5, 5), (200, 30, 90)).save(data / "train" / "cat" / "small.png")
+    answer = flambeau("check", "data", "--json")
+    titles = {found["kind"]: found["title"] for found in json.loads(answer.out)["findings"]}
+    assert titles["blank"] == "1 image of one color, or nearly one, which shows nothing"
+    assert titles["tiny"] == "1 image of a tiny size"
+
+
 def test_clean_data(flambeau: Any, data: Path) -> None:
     for name in LEFT_OUT:
         (data / name).unlink()

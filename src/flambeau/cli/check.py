@@ -116,7 +116,7 @@ def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
         return []
     return of_single_images(
         "labels",
-        "to train on have labels that the run learned worse than by guessing",
+        "to train on whose label the run learned worse than by guessing",
         "A wrong label contradicts what all other images teach; a rare or hard image may, too.",
         "Look at them, the most suspicious first; --drop labels leaves them out.",
         [(s.number, f"{s.label}, or {s.suggested}? mean loss {s.loss:.2f}") for s in suspects],

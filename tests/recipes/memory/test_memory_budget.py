@@ -271,6 +271,19 @@ def test_refused() -> None:
         fit(model, x, 1)
 
 
+def test_a_block_is_found_by_any_of_its_names() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = self.other = mlp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.body(x)  # type: ignore[no-any-return]
+
+    plan = fit_memory_budget(Named(), (BATCHES[mlp],), blocks=["other.1"], budget_bytes=10**9)
+    assert [block.name for block in plan.blocks] == ["body.1"]
+
+
 def test_an_exception_leaves_no_hooks() -> None:
     class Failing(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:

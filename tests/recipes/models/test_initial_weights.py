@@ -212,6 +212,17 @@ def test_what_cannot_be_set_is_refused_before_anything_changes(
         initialize_weights(model, xavier="good")
 
 
+def test_a_layer_is_found_by_any_of_its_names() -> None:
+    drawn = []
+    for name in ("fc", "head", None):
+        model = nn.ModuleDict({"fc": nn.Linear(300, 5)})
+        model["head"] = model["fc"]
+        settings: Any = {"xavier": [name]} if name else {}
+        initialize_weights(model, generator=torch.Generator().manual_seed(0), **settings)
+        drawn.append(model["fc"].weight.detach())
+    assert torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[0], drawn[2])
+
+
 def test_weights_of_ones_own_are_trained_by_an_optimizer_that_has_the_parameter() -> None:
     layer = nn.Linear(2, 2, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.5)

@@ -68,7 +68,11 @@ class Finding:
 def of_single_images(
     kind: str, title: str, meaning: str, remedy: str, images: Iterable[tuple[int, str]]
 ) -> list[Finding]:
-    """A finding with a row per image, given by number and note; none if there are no images."""
+    """A finding with a row per image, given by number and note; none if there are no images.
+
+    Args:
+        title: what follows '1 image' and '3 images' alike.
+    """
     rows = [Row((number,), note) for number, note in images]
     if not rows:
         return []

@@ -28,28 +28,28 @@ def single_image_findings(facts: ImageFacts, names: Sequence[str]) -> list[Findi
         ),
         *of_single_images(
             "blank",
-            "show nothing: one color, or nearly one",
+            "of one color, or nearly one, which shows nothing",
             "There is nothing to learn in them but their label.",
             "Look at them; a failed download or export looks like this.",
             _blank(facts),
         ),
         *of_single_images(
             "exposure",
-            "are almost all black or all white",
+            "almost all black or all white",
             "They may be failed exposures, masks, or images that were scaled wrongly.",
             "Look at them.",
             _dark_or_bright(facts),
         ),
         *of_single_images(
             "tiny",
-            "are tiny",
+            "of a tiny size",
             "They are enlarged to the size of training, and are blurred then.",
             "Look at them: thumbnails and icons come with a download.",
             _tiny(facts),
         ),
         *of_single_images(
             "odd",
-            "are unlike the rest in shape or color",
+            "unlike the rest in shape or color",
             "A crop of the usual shape cuts off most of a long one; a few grey images among color ones, or "
             "the reverse, often are of another origin.",
             "Look at them.",
@@ -57,7 +57,7 @@ def single_image_findings(facts: ImageFacts, names: Sequence[str]) -> list[Findi
         ),
         *of_single_images(
             "endings",
-            "are of another format than the ending of their name says",
+            "of another format than the ending of the name says",
             "flambeau decodes by content, other programs may not.",
             "Rename them if others read them, too.",
             _endings(facts, names),

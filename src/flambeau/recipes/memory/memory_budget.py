@@ -559,17 +559,23 @@ def activations_by_module(
 
 
 def _block_names(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    """The outermost modules that match the patterns."""
+    """The outermost modules that match the patterns, one with several names by its first."""
     if isinstance(patterns, str):
         raise TypeError(f"blocks must be a list of patterns, got one string: [{patterns!r}]")
-    names = {
-        n: m for n, m in model.named_modules() if n and type(m).forward is not nn.Module.forward
+    every_name = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if name and type(module).forward is not nn.Module.forward
     }
+    first: dict[nn.Module, str] = {}
+    for name, module in every_name.items():
+        first.setdefault(module, name)
+    names = {name: module for module, name in first.items()}
     chosen = set()
     for pattern in patterns:
-        matches = {name for name in names if fnmatchcase(name, pattern)}
+        matches = {first[m] for name, m in every_name.items() if fnmatchcase(name, pattern)}
         if not matches:
-            near = get_close_matches(pattern, names, n=1, cutoff=0.0) or ["none"]
+            near = get_close_matches(pattern, every_name, n=1, cutoff=0.0) or ["none"]
             raise ValueError(
                 f"{pattern!r} matches no module with a forward pass; the nearest is {near[0]!r}"
             )

@@ -79,7 +79,7 @@ def initialize_weights(
     """
     if mode not in ("fan_in", "fan_out"):
         raise ValueError(f"mode must be 'fan_in' or 'fan_out', got {mode!r}")
-    modules: dict[str, Any] = dict(model.named_modules())
+    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
     layers = {name: m for name, m in modules.items() if isinstance(m, _LAYERS)}
     norms = {name: m for name, m in modules.items() if isinstance(m, _NORMS)}
     with_xavier = _matching(layers, xavier, "xavier")
@@ -87,7 +87,7 @@ def initialize_weights(
     for name, parameter in model.named_parameters():
         _check_filled(f"'{name}'", parameter)
     for name, module in {**layers, **norms}.items():
-        _check(name, module, needs_weight=name in at_zero)
+        _check(name, module, needs_weight=module in at_zero)
     others = [modules[name] for name in modules.keys() - layers.keys() - norms.keys()]
     held = {id(p) for module in others for p in module.parameters(recurse=False)}
     waiting = {id(p) for p in model.parameters() if p.requires_grad} - held
@@ -103,9 +103,9 @@ def initialize_weights(
                 if key == "bias":
                     parameter.zero_()
                 elif name in norms:
-                    parameter.fill_(0.0 if name in at_zero else 1.0)
+                    parameter.fill_(0.0 if module in at_zero else 1.0)
                 else:
-                    std = _std(module, mode, negative_slope, xavier=name in with_xavier)
+                    std = _std(module, mode, negative_slope, xavier=module in with_xavier)
                     _draw(parameter, std, generator)
         if isinstance(module, _BATCH_NORMS) and all(p.requires_grad for p in module.parameters()):
             module.reset_running_stats()
@@ -153,14 +153,14 @@ def set_weight(parameter: nn.Parameter, values: Tensor) -> None:
         parameter.copy_(values)
 
 
-def _matching(modules: Collection[str], patterns: Collection[str], setting: str) -> set[str]:
+def _matching(modules: dict[str, Any], patterns: Collection[str], setting: str) -> set[nn.Module]:
     if isinstance(patterns, str):
         raise TypeError(f"{setting} is a list of patterns, got the string {patterns!r}")
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in modules):
             kind = "layer" if setting == "xavier" else "norm"
             raise ValueError(f"{setting}: {pattern!r} matches no {kind}; there are {[*modules]}")
-    return {name for name in modules for pattern in patterns if fnmatchcase(name, pattern)}
+    return {m for name, m in modules.items() for p in patterns if fnmatchcase(name, p)}
 
 
 def _check(name: str, module: Any, *, needs_weight: bool) -> None:
