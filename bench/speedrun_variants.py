@@ -37,10 +37,5 @@ def with_learned_scales(*, num_classes: int, channels: int) -> nn.Module:
     return model
 
 
-def wide(*, num_classes: int, channels: int) -> nn.Module:
-    """The widths of the records for 95 %."""
-    return SpeedrunConvNet(channels, num_classes, widths=(128, 384, 384))
-
-
 def _those(model: nn.Module, kind: type[nn.Module]) -> list[Any]:
     return [module for module in model.modules() if isinstance(module, kind)]

@@ -40,7 +40,7 @@ def test_facts_are_those_of_the_libraries(flambeau: Any) -> None:
 def test_without_a_pattern_every_name_that_model_takes(flambeau: Any) -> None:
     names = set(listed(flambeau))
     known = torchvision.models.list_models(module=torchvision.models)
-    own = {"small_convnet", "tiny_convnet", "speedrun_convnet"}
+    own = {"small_convnet", "tiny_convnet", "speedrun_convnet", "speedrun_convnet_wide"}
     assert names == own | {*timm.list_models()} | {f"torchvision:{name}" for name in known}
     assert "--sizes counts them" in flambeau("models").err
 

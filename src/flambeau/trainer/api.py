@@ -311,7 +311,7 @@ def train(
         stall_timeout: seconds without progress after which a hanging process or data worker is reported and
             the job ends; 0 is off (at least 0).
         preset: settings that belong together, by name; flags given beside it take precedence (one of
-            speedrun).
+            speedrun, speedrun95).
         checkpoint_every: interval between checkpoints, such as 1ep or 500st.
         keep: number of latest checkpoints to keep, in addition to the best one (at least 1).
         log_every: optimizer steps per line of metrics.jsonl (at least 1).

@@ -28,11 +28,12 @@ from flambeau.user_code import (
 
 SMALL = "small_convnet"
 TINY = "tiny_convnet"
-OWN_MODELS: dict[str, tuple[str, str, dict[str, int]]] = {
+OWN_MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # name: (recipe, its class, what else that takes)
     SMALL: ("small_convnet", "SmallConvNet", {"width": 32}),
     TINY: ("small_convnet", "SmallConvNet", {"width": 16}),
     "speedrun_convnet": ("speedrun_convnet", "SpeedrunConvNet", {}),
+    "speedrun_convnet_wide": ("speedrun_convnet", "SpeedrunConvNet", {"widths": (128, 384, 384)}),
 }
 _MOST_TIMES = 4  # more numbers of a model than of its weights, which may be tied or packed; chosen
 _FEW_NUMBERS = 10**7

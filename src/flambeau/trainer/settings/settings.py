@@ -28,7 +28,7 @@ from flambeau.run.options.option import (
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.tracker_names import tracker_list
 
-PRESETS = ("speedrun",)
+PRESETS = ("speedrun", "speedrun95")
 """Files of settings in the folder `presets`, by name."""
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """Optimizers with betas."""
