@@ -149,7 +149,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
     }
     unused |= {"crop_scale", "class_weights"}  # of photos, of uneven classes
     # Of another schedule or optimizer.
-    unused |= {"patience", "plateau_factor", "gamma", "milestones", "betas"}
+    unused |= {"patience", "plateau_factor", "gamma", "milestones", "betas", "muon_others_lr"}
     assert set(config) == set(FIELDS) - unused
     assert config["data"] == str(images)
     assert "auto" not in config.values()
