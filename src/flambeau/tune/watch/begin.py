@@ -12,25 +12,32 @@ from types import ModuleType
 
 
 class _AfterTorch(importlib.abc.MetaPathFinder):
-    """An import hook that finds torch as usual, once, and starts the watch after its import."""
+    """An import hook that finds torch as usual and starts the watch after its import.
+
+    Many packages only ask whether there is a torch, by `importlib.util.find_spec`, before any imports it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._is_asking_the_others = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != "torch" or self._is_asking_the_others:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        self._is_asking_the_others = True
+        try:
+            spec = importlib.util.find_spec("torch")
+        finally:
+            self._is_asking_the_others = False
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
-            folder = self._folder
 
             def run_and_watch(module: ModuleType) -> None:
                 run(module)
-                _begin(folder)
+                sys.meta_path.remove(self)
+                _begin(self._folder)
 
             spec.loader.exec_module = run_and_watch  # type: ignore[method-assign]
         return spec

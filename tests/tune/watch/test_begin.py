@@ -1,0 +1,25 @@
+"""The watch begins when a script imports torch, whoever has asked for torch before."""
+
+import subprocess
+import sys
+
+ASKS = """
+import importlib.util, sys
+from pathlib import Path
+from flambeau.tune.watch import begin
+begun = []
+begin._begin = begun.append
+begin.begin_when_torch_comes(Path("trial"))
+assert importlib.util.find_spec("torch") is not None
+assert not begun and "torch" not in sys.modules
+import torch.nn
+assert importlib.util.find_spec("torch") is torch.__spec__
+assert begun == [Path("trial")]
+assert not any(isinstance(finder, begin._AfterTorch) for finder in sys.meta_path)
+"""
+
+
+def test_a_package_that_only_asks_for_torch_changes_nothing() -> None:
+    """As datasets of Hugging Face does, and transformers."""
+    done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
