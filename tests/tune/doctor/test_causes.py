@@ -215,12 +215,28 @@ def test_nothing_but_the_model() -> None:
 def test_many_small_operations() -> None:
     small = {"count": 4000, "seconds": 0.02, "small_s": 0.016, "memory_bound": 0}
     assert first(trainer(*MODEL, operations=small))[0] == "small steps"
-    waiting = findings_of(Trial([trainer(*MODEL, waited=8.0, operations=small)], [])).causes
+    rows = [row("forward", 1.0, line=line) for line in range(3)] + [row("backward", 5.0)]
+    waiting = findings_of(Trial([trainer(*rows, waited=8.0, operations=small)], [])).causes
     (told,) = [cause.text for cause in waiting if cause.kind == "small steps"]
     assert told.startswith("20 ms of a step are 4000 operations of 5 us: ")  # the rest is waiting
     # Views and wrappers are many, too, where a few convolutions take the time.
     views = {"count": 100, "seconds": 0.05, "small_s": 0.0001}
     assert first(trainer(*MODEL, operations=small | views))[0] == "model"
+
+
+def test_a_line_that_makes_most_of_many_operations_is_named() -> None:
+    """A loss that is added up element by element; the backward pass has no lines of its own."""
+    small = {"count": 4000, "seconds": 0.02, "small_s": 0.016, "memory_bound": 0}
+    rows = row("forward", 2.0, line=32), row("forward", 1.0), row("backward", 5.0)
+    found = findings_of(Trial([trainer(*rows, operations=small)], [])).causes[0]
+    assert (found.kind, found.where) == ("small steps", f"{FILE}:32")
+    assert "in place of a loop" in found.text and "larger batches" not in found.text
+    spread = [row("forward", 1.0, line=line) for line in range(3)]
+    fewer = small | {"count": 1000, "seconds": 0.005, "small_s": 0.004}
+    for one in (trainer(*spread, operations=small), trainer(*rows, waited=8.0, operations=fewer)):
+        causes = findings_of(Trial([one], [])).causes
+        (plain,) = [cause for cause in causes if cause.kind == "small steps"]
+        assert plain.where == "" and "larger batches" in plain.text
 
 
 def test_few_small_operations_are_not_the_time_of_a_long_step() -> None:

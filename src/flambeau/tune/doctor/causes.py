@@ -27,6 +27,7 @@ from flambeau.tune.doctor.trial import Trial
 _MIN_SHARE = 0.03  # causes with a smaller share of the time are not reported; chosen
 _LARGE = 0.12  # causes with a larger share come before the model's own work; chosen
 _UNEVEN = 0.1  # share of a step by which a rank may take longer than another; chosen
+_MANY_OPERATIONS = 2000  # in a step; beyond them a line that makes most is taken for a loop; chosen
 _DEVICE_WAITS = (
     0.4  # share of a step that a GPU may wait for Python before it counts as idle; chosen
 )
@@ -330,12 +331,17 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
         yield Cause("python", share, where, text)
         return
     if are_small:
+        is_loop = count > _MANY_OPERATIONS and lines.get(where, 0.0) > sum(lines.values()) / 2
+        remedy = (
+            "whole tensors in place of a loop over their parts" if is_loop else "larger batches"
+        )
+        most = where if is_loop else ""
         text = (
             f"{1000 * whole * trainer['step_s']:.2g} ms of a step are {count:.0f} operations of "
-            f"{1e6 * operations['seconds'] / count:.0f} us: Python and the starts of operations take longer "
-            "than the computing; larger batches, or torch.compile"
+            f"{1e6 * operations['seconds'] / count:.0f} us{line_with_source(most)}: Python and the starts of "
+            f"operations take longer than the computing; {remedy}, or torch.compile"
         )
-        yield Cause("small steps", whole, "", text)
+        yield Cause("small steps", whole, most, text)
         return
     text = f"the {'GPU' if busy else 'model'} computes {percent(share)} of the time"
     bound = operations.get("memory_bound", 0.0)
