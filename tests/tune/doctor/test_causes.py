@@ -199,6 +199,12 @@ def test_a_tracer_that_was_left_on_comes_first() -> None:
     assert remedies_for(found)[0].name == "no tracer"
 
 
+def test_tracemalloc_that_was_left_on_comes_first() -> None:
+    found = findings_of(Trial([trainer(*MODEL, row("", 9.0), traces_memory=True)], []))
+    assert found.causes[0].kind == "debug mode" and "tracemalloc" in found.causes[0].text
+    assert remedies_for(found)[0].change == {"no_tracemalloc": True}
+
+
 @pytest.mark.parametrize(
     ("phase", "cause"),
     [("", "python"), ("optimizer", "optimizer"), ("evaluation", "evaluation"),

@@ -2,6 +2,7 @@
 
 import copy
 import sys
+import tracemalloc
 
 import pytest
 import torch
@@ -149,6 +150,15 @@ def test_threads_of_workers_are_limited_alone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("flambeau.tune.watch.changes.get_worker_info", lambda: "a worker")
     torch.set_num_threads(16)
     assert asked == [16, 1]
+
+
+def test_tracemalloc_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracemalloc, "start", tracemalloc.start)  # put back at the end
+    tracemalloc.start()
+    apply_changes({"no_tracemalloc": True})
+    assert not tracemalloc.is_tracing()
+    tracemalloc.start(25)
+    assert not tracemalloc.is_tracing()
 
 
 def test_a_tracer_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -380,6 +380,10 @@ def _debug_causes(trial: Trial) -> Iterator[Cause]:
         text = f"Python calls {tracer} at each line or call, as sys.settrace or sys.setprofile asks for"
         yield Cause("debug mode", _MIN_SHARE, "", text)
         return
+    if trainer.get("traces_memory"):
+        text = "tracemalloc records where each object of Python is made"
+        yield Cause("debug mode", _MIN_SHARE, "", text)
+        return
     if trainer["anomaly"]:
         yield Cause("debug mode", _MIN_SHARE, "", "autograd's anomaly detection is on")
         return

@@ -222,6 +222,10 @@ def _for_process(findings: Findings) -> Iterator[Remedy]:
         how = f"remove sys.settrace or sys.setprofile of {tracer}: a debugger, a profiler, coverage"
         change = {"no_tracer": True}
         yield Remedy("no tracer", how, change, 2.0, "debug mode", at_most=False)
+    if first.get("traces_memory"):
+        how = "remove tracemalloc.start(), or PYTHONTRACEMALLOC and -X tracemalloc"
+        change = {"no_tracemalloc": True}
+        yield Remedy("no tracemalloc", how, change, 2.0, "debug mode", at_most=False)
     if first["anomaly"]:
         how = "remove torch.autograd.set_detect_anomaly(True)"
         change = {"no_anomaly": True}

@@ -7,7 +7,7 @@ By name, with their values:
   first is used in the place of later ones), pin, cached (number of batches to keep),
   alone (seconds), fast;
 - the process: threads and worker_threads (at most), keep_freed, tf32, cudnn_benchmark, no_anomaly,
-  no_tracer, no_profiler, no_saves;
+  no_tracer, no_tracemalloc, no_profiler, no_saves;
 - optimizers: fused, foreach, set_to_none;
 - the model, that is every module with trainable parameters that is called from outside of modules:
   channels_last, autocast (the name of a dtype), compile;
@@ -18,6 +18,7 @@ import functools
 import inspect
 import os
 import sys
+import tracemalloc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -56,6 +57,9 @@ def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
     if change.get("no_tracer"):
         for name in ("settrace", "setprofile"):
             setattr(sys, name, lambda _: None)
+    if change.get("no_tracemalloc"):
+        tracemalloc.stop()
+        tracemalloc.start = lambda *_, **__: None
     if change.get("no_profiler"):
         _silence_profiler()
     if change.get("no_saves"):

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+import tracemalloc
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -293,6 +294,7 @@ class StepWatch:
                 "loader": self.loaders.loader_facts(),
                 "threads": torch.get_num_threads(),
                 "tracer": tracer_name(),
+                "traces_memory": tracemalloc.is_tracing(),
                 "anomaly": torch.is_anomaly_enabled(),
                 "optimizer": optimizer_facts(optimizer),
                 "keeps_gradients": self._keeps_gradients,
