@@ -160,8 +160,8 @@ def group_table(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> str:
 
 
 def _units(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    for name, child in model._modules.items():  # named_children() omits further names of a child
-        if child is None:
+    for name, child in model.named_modules(remove_duplicate=False):
+        if not name or "." in name:  # named_children() would omit further names of a child
             continue
         if isinstance(child, _CONTAINERS) or any(map(_is_stack, child.modules())):
             yield from _units(child, f"{prefix}{name}.")
