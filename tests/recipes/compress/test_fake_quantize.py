@@ -315,3 +315,9 @@ def test_a_channel_of_zeros_stays_zero_in_half_precision(dtype: torch.dtype) -> 
     assert rounded(x).isfinite().all()
     rounded.store_codes()
     assert rounded(x)[:, 1].tolist() == [0, 0]
+
+
+def test_one_string_is_not_a_list_of_names() -> None:
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)])
+    with pytest.raises(TypeError, match=r"\['10'\]"):
+        fake_quantize(model, [torch.randn(8, 2)], skip="10")  # it would skip '1' and '0'

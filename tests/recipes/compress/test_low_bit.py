@@ -398,3 +398,42 @@ def accuracy_after_training(method: str | None, settings: dict[str, int], epochs
 def test_accuracy_on_the_embedded_images(method: str | None, settings: Any, bound: float) -> None:
     """Six epochs, the packed model, 1000 images that were not trained on."""
     assert accuracy_after_training(method, settings, epochs=6) > bound
+
+
+def test_float16_weights_that_are_zero_or_many() -> None:
+    zeros = nn.Linear(4, 3).half()
+    nn.init.zeros_(zeros.weight)
+    assert LowBitLayer(zeros, "dorefa", bits=2).weight_values().isfinite().all()
+    many = nn.Linear(512, 512).half()
+    nn.init.ones_(many.weight)  # their sum is above 65504
+    assert LowBitLayer(many, "twn").weight_values().unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("bits", [0, 9, -1, 1.5])
+def test_bits_out_of_range_are_refused(bits: Any) -> None:
+    codes = torch.zeros(8, dtype=torch.uint8)
+    for call in (round_unit, round_gradient, pack_bits):
+        with pytest.raises(ValueError, match=rf"from 1 to 8, got \[{bits}\]"):
+            call(codes.float() if call is not pack_bits else codes, bits)
+    with pytest.raises(ValueError, match=rf"from 1 to 8, got \[{bits}\]"):
+        unpack_bits(codes, bits, (8,))
+
+
+def test_codes_that_are_no_bytes_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"uint8, got torch\.int64"):
+        pack_bits(torch.tensor([-1, 3]), 2)
+
+
+def test_a_gradient_of_one_number_per_sample_has_its_own_range() -> None:
+    x = torch.zeros(3, requires_grad=True)
+    round_gradient(x, 2).backward(torch.tensor([1.0, 2.0, 4.0]))
+    assert x.grad is not None and x.grad.tolist() == [1.0, 2.0, 4.0]
+    empty = torch.zeros(2, 0, requires_grad=True)
+    round_gradient(empty, 2).sum().backward()
+    assert empty.grad is not None and empty.grad.shape == (2, 0)
+
+
+def test_one_string_is_not_a_list_of_names() -> None:
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)])
+    with pytest.raises(TypeError, match=r"\['10'\]"):
+        low_bit(model, "twn", skip="10")  # it would skip '1' and '0'

@@ -214,3 +214,8 @@ def test_the_inputs_of_a_transposed_convolution_are_its_first_dimension(groups: 
     assert kept.unfold(0, 4, 4).sum(-1).eq(2).all()
     narrow = nn.ConvTranspose2d(8, 8, 3, groups=4)  # two inputs per group
     assert WeightMasks(narrow).prune_pattern() == []
+
+
+def test_one_string_is_not_a_list_of_names() -> None:
+    with pytest.raises(TypeError, match=r"\['weight'\]"):
+        WeightMasks(nn.Linear(2, 2), names="weight")

@@ -175,3 +175,8 @@ def test_refusals() -> None:
         ConvBranches(3, 3, kernel_sizes=[(1, 1), (3, 3)])
     with pytest.raises(ValueError, match="got stride 2, 3 and 3 channels"):
         ConvBranches(3, 3, kernel_sizes=[(3, 3)], identity=True, stride=2)
+
+
+def test_a_block_without_branches_is_refused() -> None:
+    with pytest.raises(ValueError, match="kernel_sizes is empty"):
+        ConvBranches(4, 4, kernel_sizes=[])

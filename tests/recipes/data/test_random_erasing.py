@@ -233,3 +233,15 @@ def test_on_cuda_the_same_rectangles_without_a_wait(where):
     if where == "seeds":
         expected = random_erasing(x, **randomness, value="random")
         assert ((noisy.cpu() - expected).abs() > 1e-4).float().mean() < 1e-3
+
+
+@pytest.mark.parametrize("value", [-1, 0.5, 300, math.nan])
+def test_a_value_that_the_images_cannot_hold_is_refused(value: float) -> None:
+    x = torch.ones(2, 3, 8, 8, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"value must be one of torch\.uint8"):
+        random_erasing(x, generator=torch.Generator(), value=value)
+
+
+def test_an_infinite_ratio_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"ratio must be .* finite"):
+        random_erasing(torch.ones(2, 3, 8, 8), generator=torch.Generator(), ratio=(0.3, math.inf))

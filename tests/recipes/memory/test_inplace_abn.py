@@ -276,3 +276,20 @@ def test_a_resnet_of_timm_with_relu() -> None:
     model = timm.create_model("resnet18", num_classes=3, zero_init_last=False)
     found = use_inplace_abn(model, torch.randn(2, 3, 32, 32), relu_slope=0.01)
     assert found == ["bn1", *(f"layer{n}.{block}.bn1" for n in range(1, 5) for block in (0, 1))]
+
+
+class _ByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act = nn.BatchNorm2d(3), nn.LeakyReLU(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(input=self.norm(input=x))
+        return out
+
+
+def test_layers_that_are_called_by_the_name_of_their_argument() -> None:
+    model, x = _ByName(), torch.randn(2, 3, 4, 4)
+    expected = copy.deepcopy(model)(x)
+    assert use_inplace_abn(model, x) == ["norm"]
+    torch.testing.assert_close(model(x), expected)

@@ -246,3 +246,13 @@ def test_refused_models() -> None:
         layerwise_lr(plain(nn.Linear(2, 2)), nn.Linear(2, 2), lr=1.0, layer_decay=0.5)
     with pytest.raises(ValueError, match=r"not of this model: a parameter of \[2, 2\]"):
         layerwise_lr(plain(nn.Linear(2, 2)), stack(), lr=1.0)
+
+
+def test_further_names_of_a_layer_do_not_move_it() -> None:
+    first, twice, last = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    model = nn.Sequential(first, twice, twice, last)
+    assert list(layer_depths(model).values()) == [0, 0, 1, 1, 1, 1, 2, 2]
+    model.layers = nn.ModuleList([first, twice])
+    got = layerwise_lr(plain(model), model, lr=1.0, layer_decay=0.5)
+    assert [group["lr"] for group in got] == [0.25, 0.5, 1.0]
+    assert got[1]["params"] == list(twice.parameters())

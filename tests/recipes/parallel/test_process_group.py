@@ -263,3 +263,11 @@ def test_cuda_and_cpu_tensors_in_one_group() -> None:
     with pytest.raises(KeyError), process_group():
         raise KeyError
     assert not dist.is_initialized()
+
+
+def test_variables_that_are_no_numbers_or_missing_are_named() -> None:
+    one = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "", "LOCAL_WORLD_SIZE": "1"}
+    with pytest.raises(ValueError, match="LOCAL_RANK must be a whole number, got ''"):
+        process_from_environment(one)
+    with pytest.raises(ValueError, match="not SLURM_PROCID, SLURM_LOCALID"):
+        process_from_environment({"SLURM_STEP_NUM_TASKS": "2"})

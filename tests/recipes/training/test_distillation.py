@@ -180,3 +180,8 @@ def test_refusals() -> None:
         decoupled_loss(student[:, :1], teacher[:, :1], targets, temperature=1.0)
     with pytest.raises(ValueError, match="at least 0"):
         decoupled_loss(student, teacher, targets, temperature=1.0, beta=-1.0)
+
+
+def test_an_infinite_temperature_is_refused() -> None:
+    with pytest.raises(ValueError, match="temperature must be above 0 and finite, got inf"):
+        distillation_loss(torch.zeros(1, 2), torch.zeros(1, 2), temperature=float("inf"))

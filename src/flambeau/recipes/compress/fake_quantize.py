@@ -308,12 +308,15 @@ def fake_quantize(
         ValueError: bits out of range, no batch, a name that is not a layer's, nothing to quantize, a model
             that is quantized already, weights without a shape (lazy) or computed by a hook (weight_norm of
             torch.nn.utils, pruning), or a layer with weights or inputs that are NaN, infinite, or none.
+        TypeError: `skip` is a single string.
 
     Example:
         >>> model = fake_quantize(nn.Linear(4, 2), [torch.randn(8, 4)]).model
         >>> model.quantize_weight
         FakeQuantize(bits=8, symmetric, scales=2)
     """
+    if isinstance(skip, str):
+        raise TypeError(f"skip must be a list of names, got one string: [{skip!r}]")
     skip = set(skip)
     modules = dict(model.named_modules(remove_duplicate=False))
     if before := [name for name, m in modules.items() if isinstance(m, QuantizedLayer)]:

@@ -60,9 +60,10 @@ class _RoundGradient(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         steps = 2**ctx.bits - 1
         dims = tuple(range(1, gradient.ndim))
-        largest = (
-            gradient.abs().amax(dims, keepdim=True).clamp(min=torch.finfo(gradient.dtype).tiny)
-        )
+        largest = gradient.abs()
+        if dims and largest.numel():
+            largest = largest.amax(dims, keepdim=True)
+        largest = largest.clamp(min=torch.finfo(gradient.dtype).tiny)
         noise = torch.empty_like(gradient).uniform_(-0.5, 0.5, generator=ctx.generator)
         part = gradient / (2 * largest) + 0.5
         rounded = (part * steps + noise).round().clamp(0, steps) / steps
@@ -79,12 +80,16 @@ def round_gradient(x: Tensor, bits: int, *, generator: torch.Generator | None = 
         bits: 1 to 8.
         generator: for the noise, on the device of x.
 
+    Raises:
+        ValueError: bits out of range.
+
     Example:
         >>> x = torch.zeros(1, 4, requires_grad=True)
         >>> (round_gradient(x, 2) * torch.tensor([3.0, 1.0, -1.0, -3.0])).sum().backward()
         >>> x.grad[0, 0].item(), x.grad[0, 3].item()
         (3.0, -3.0)
     """
+    _check_bits(bits)
     result: Tensor = _RoundGradient.apply(x, bits, generator)
     return result
 
@@ -96,10 +101,14 @@ def round_unit(x: Tensor, bits: int) -> Tensor:
         x: floating, of any shape.
         bits: 1 to 8.
 
+    Raises:
+        ValueError: bits out of range.
+
     Example:
         >>> round_unit(torch.tensor([-1.0, 0.2, 0.4, 3.0]), 2).tolist()
         [0.0, 0.3333333432674408, 0.3333333432674408, 1.0]
     """
+    _check_bits(bits)
     steps = 2**bits - 1
     clipped = x.clamp(0, 1)
     result: Tensor = _Replace.apply(clipped, (clipped * steps).round() / steps)
@@ -120,12 +129,16 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
         uint8, (ceil(codes.numel() * bits / 8),), on the same device.
 
     Raises:
-        ValueError: a code needs more bits.
+        TypeError: codes are not uint8.
+        ValueError: a code needs more bits, or bits out of range.
 
     Example:
         >>> pack_bits(torch.tensor([1, 0, 3, 2], dtype=torch.uint8), 2).tolist()
         [177]
     """
+    _check_bits(bits)
+    if codes.dtype != torch.uint8:
+        raise TypeError(f"codes must be uint8, got {codes.dtype}")
     if codes.numel() and int(codes.max()) >= 2**bits:
         raise ValueError(f"{int(codes.max())} does not fit into {bits} bits")
     shifts = torch.arange(bits, dtype=torch.uint8, device=codes.device)
@@ -148,12 +161,13 @@ def unpack_bits(packed: Tensor, bits: int, shape: Iterable[int]) -> Tensor:
         uint8, of that shape.
 
     Raises:
-        ValueError: the number of bytes does not fit the shape.
+        ValueError: the number of bytes does not fit the shape, or bits out of range.
 
     Example:
         >>> unpack_bits(torch.tensor([177], dtype=torch.uint8), 2, (2, 2)).tolist()
         [[1, 0], [3, 2]]
     """
+    _check_bits(bits)
     shape = tuple(shape)
     count = math.prod(shape)
     if len(packed) != -(-count * bits // 8):
@@ -221,8 +235,7 @@ class LowBitLayer(nn.Module):
             raise ValueError(
                 f"'dorefa' takes bits; 'twn', 'bnn' and 'xnor' have their own: {method!r}, {given}"
             )
-        if not all(1 <= n <= 8 for n in given):
-            raise ValueError(f"bits are from 1 to 8, got {given}")
+        _check_bits(*given)
         self.layer, self.method = layer, method
         self.bits: int = fixed_bits.get(method) or bits or 0
         self.input_bits, self.gradient_bits = input_bits, gradient_bits
@@ -262,7 +275,9 @@ class LowBitLayer(nn.Module):
         if self.method == "twn":
             size = weight.abs()
             large = size > 0.7 * size.mean()  # equation 6 of TWN
-            scale = (size * large).sum() / large.sum().clamp(min=1)
+            # Sums of float16 end at 65504.
+            total = (size * large).sum(dtype=torch.promote_types(size.dtype, torch.float32))
+            scale = (total / large.sum().clamp(min=1)).to(size.dtype)
             return (1 + weight.sign() * large).to(torch.uint8), scale
         return (_unit(weight) * (2**self.bits - 1)).round().to(torch.uint8), self._scale(weight)
 
@@ -309,6 +324,11 @@ class LowBitLayer(nn.Module):
         self.layer.weight = nn.Parameter(scale.new_empty(0), requires_grad=False)
 
 
+def _check_bits(*given: int) -> None:
+    if not all(isinstance(bits, int) and 1 <= bits <= 8 for bits in given):
+        raise ValueError(f"bits are whole numbers from 1 to 8, got {list(given)}")
+
+
 def _unfit(layer: nn.Module) -> str | None:
     """Why the layer computes something else than its class with other weights would; None if it does not."""
     if not isinstance(layer, nn.Conv2d | nn.Linear):
@@ -335,7 +355,8 @@ def _unfit(layer: nn.Module) -> str | None:
 def _unit(weight: Tensor) -> Tensor:
     """Equation 9 of DoReFa: the weight mapped to [0, 1]."""
     bent = weight.tanh()
-    return bent / (2 * bent.abs().max().clamp(min=1e-12)) + 0.5
+    least = max(1e-12, torch.finfo(weight.dtype).tiny)  # float16 cannot represent 1e-12
+    return bent / (2 * bent.abs().max().clamp(min=least)) + 0.5
 
 
 def low_bit(
@@ -355,7 +376,7 @@ def low_bit(
         skip: names of layers that stay exact: usually the first and the last.
 
     Raises:
-        TypeError: as LowBitLayer, with the names of the layers.
+        TypeError: as LowBitLayer, with the names of the layers; or `skip` is a single string.
         ValueError: as LowBitLayer; or a name in `skip` is not a layer's, no layer is left, or some have few
             bits already.
 
@@ -366,6 +387,8 @@ def low_bit(
           (layer): Linear(in_features=4, out_features=8, bias=True)
         )
     """
+    if isinstance(skip, str):
+        raise TypeError(f"skip must be a list of names, got one string: [{skip!r}]")
     skip = set(skip)
     modules = dict(model.named_modules(remove_duplicate=False))
     if before := [n for n, m in modules.items() if isinstance(m, LowBitLayer)]:

@@ -66,6 +66,7 @@ class WeightMasks:
     Raises:
         ValueError: a name is not a parameter's, there are none, or (without `names`) the weights of a layer
             are computed from others (weight_norm, spectral_norm).
+        TypeError: `names` is a single string.
 
     Example:
         >>> model = nn.Linear(4, 2, bias=False)
@@ -85,6 +86,8 @@ class WeightMasks:
                     f"{', '.join(computed)} is computed from other parameters (weight_norm, spectral_norm, "
                     "pruning) and cannot stay 0: give the names of the other weights"
                 )
+        if isinstance(names, str):
+            raise TypeError(f"names must be a list of names, got one string: [{names!r}]")
         names = list(names)
         if missing := [name for name in names if name not in parameters]:
             raise ValueError(f"the model has no parameter {', '.join(missing)}")

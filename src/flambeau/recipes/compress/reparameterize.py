@@ -31,7 +31,7 @@ class ConvBranches(nn.Module):
         stride, groups, dilation: as for nn.Conv2d.
 
     Raises:
-        ValueError: an even or too large kernel, or an identity although the shape changes.
+        ValueError: no kernel, an even or too large one, or an identity although the shape changes.
 
     Example:
         >>> block = ConvBranches(4, 8, kernel_sizes=[(5, 5), (3, 3)], stride=2).eval()
@@ -52,6 +52,8 @@ class ConvBranches(nn.Module):
         dilation: int = 1,
     ) -> None:
         super().__init__()
+        if not kernel_sizes:
+            raise ValueError("kernel_sizes is empty: a block has at least one branch")
         largest = kernel_sizes[0]
         if any(
             n % 2 == 0 or n > most for k in kernel_sizes for n, most in zip(k, largest, strict=True)

@@ -175,14 +175,24 @@ def _check(
         raise ValueError(f"probability must be in [0, 1], got {probability}")
     if not 0 < scale[0] <= scale[1] <= 1:
         raise ValueError(f"scale must be (low, high) with 0 < low <= high <= 1, got {scale}")
-    if not 0 < ratio[0] <= ratio[1]:
-        raise ValueError(f"ratio must be (low, high) with 0 < low <= high, got {ratio}")
+    if not 0 < ratio[0] <= ratio[1] < math.inf:
+        raise ValueError(f"ratio must be (low, high) with 0 < low <= high, finite, got {ratio}")
     if isinstance(value, str):
         if value != "random":
             raise ValueError(f"value must be a number, a tensor or 'random', got {value!r}")
         if not x_NCHW.is_floating_point():
             raise TypeError(f"'random' needs floating images, got {x_NCHW.dtype}")
+    elif not isinstance(value, Tensor) and value not in _as_stored(value, x_NCHW.dtype):
+        raise ValueError(f"value must be one of {x_NCHW.dtype}, as the images, got {value}")
     if isinstance(value, Tensor) and value.shape not in ((), x_NCHW.shape[1:2]):
         raise ValueError(
             f"value must have shape () or ({x_NCHW.shape[1]},), got {tuple(value.shape)}"
         )
+
+
+def _as_stored(value: float, dtype: torch.dtype) -> list[float]:
+    """What images of this type hold after the value is written into them."""
+    if dtype.is_floating_point:
+        return [value]
+    stored: list[float] = torch.full((1,), value, device="cpu").to(dtype).tolist()
+    return stored

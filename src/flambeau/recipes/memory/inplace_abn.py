@@ -78,7 +78,7 @@ class InPlaceABN(nn.Module):
         self.register_buffer("running_var", torch.ones(num_features))
         self.register_buffer("num_batches_tracked", torch.tensor(0))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """(N, C, H, W) to the same shape, dtype and memory format."""
         update = self.training and self.track_running_stats
         momentum = self.momentum if update else 0.0
@@ -90,7 +90,7 @@ class InPlaceABN(nn.Module):
             (self.running_mean, self.running_var) if update or not self.training else (None,) * 2
         )
         settings = (self.training, momentum, self.eps, self.negative_slope)
-        y: Tensor = _ABN.apply(x, self.weight, self.bias, stats, settings)
+        y: Tensor = _ABN.apply(input, self.weight, self.bias, stats, settings)
         return y
 
     def extra_repr(self) -> str:
@@ -222,8 +222,9 @@ def _pairs(model: nn.Module, inputs: list[Any], relu_slope: float | None) -> dic
         outputs[id(out), out._version] = (name, out)
         calls.append(name)
 
-    def read(name: str, args: Any) -> None:
-        key = id(args[0]), args[0]._version
+    def read(name: str, args: Any, more: Any) -> None:
+        x = args[0] if args else more["input"]
+        key = id(x), x._version
         readers.setdefault(name, []).append(outputs.get(key, (None, None))[0])
 
     for name, module in model.named_modules():
@@ -232,7 +233,11 @@ def _pairs(model: nn.Module, inputs: list[Any], relu_slope: float | None) -> dic
         if type(module) is nn.BatchNorm2d and module.affine and module.running_mean is not None:
             handles.append(module.register_forward_hook(lambda m, i, out, n=name: wrote(n, out)))
         elif 0 < _slope(module, relu_slope) <= 1:
-            handles.append(module.register_forward_pre_hook(lambda m, args, n=name: read(n, args)))
+            handles.append(
+                module.register_forward_pre_hook(
+                    lambda m, args, more, n=name: read(n, args, more), with_kwargs=True
+                )
+            )
     with torch.no_grad():
         model.eval()(*inputs)
     for handle in handles:

@@ -47,13 +47,16 @@ def layer_depths(model: nn.Module) -> dict[str, int]:
         return {name: depths.get(name, last) for name in names}
     depths = dict.fromkeys(names, 0)
     deepest = -1
+    visited: dict[nn.Module, int] = {}
     for prefix, module in _units(model):
         inside = [f"{prefix}.{name}" for name, _ in module.named_parameters(remove_duplicate=False)]
         is_embedding = isinstance(module, nn.Embedding)
         is_norm = not list(module.children()) and all(p.ndim < 2 for p in module.parameters())
-        if inside and not is_embedding and (not is_norm or deepest < 0):
-            deepest += 1
-        depths.update(dict.fromkeys(inside, 0 if is_embedding else deepest))
+        if module not in visited:  # another name of a layer does not make another layer
+            if inside and not is_embedding and (not is_norm or deepest < 0):
+                deepest += 1
+            visited[module] = 0 if is_embedding else deepest
+        depths.update(dict.fromkeys(inside, visited[module]))
     return depths
 
 
@@ -157,7 +160,9 @@ def group_table(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> str:
 
 
 def _units(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    for name, child in model.named_children():
+    for name, child in model.named_modules(remove_duplicate=False):
+        if not name or "." in name:  # named_children() would omit further names of a child
+            continue
         if isinstance(child, _CONTAINERS) or any(map(_is_stack, child.modules())):
             yield from _units(child, f"{prefix}{name}.")
         else:

@@ -47,7 +47,7 @@ def process_from_environment(environ: Mapping[str, str] = os.environ) -> Process
             of srun.
 
     Raises:
-        ValueError: only some of the four variables are set, or they contradict each other.
+        ValueError: only some of the variables are set, one is not a number, or they contradict each other.
 
     Example:
         >>> process_from_environment({})
@@ -61,7 +61,7 @@ def process_from_environment(environ: Mapping[str, str] = os.environ) -> Process
             f"{', '.join(given)} set, but not {', '.join(missing)}: start the script with torchrun, "
             "which sets them all, or unset them for a process on its own"
         )
-    return ProcessInfo(*(int(environ[name]) for name in _TORCHRUN))
+    return ProcessInfo(*(_number(environ, name) for name in _TORCHRUN))
 
 
 @contextlib.contextmanager
@@ -114,7 +114,19 @@ def process_group(
         dist.destroy_process_group()
 
 
+def _number(environ: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environ[name])
+    except ValueError as error:
+        raise ValueError(f"{name} must be a whole number, got {environ[name]!r}") from error
+
+
 def _slurm_process(environ: Mapping[str, str]) -> ProcessInfo:
+    if missing := [f"SLURM_{name}" for name in _SLURM if f"SLURM_{name}" not in environ]:
+        raise ValueError(
+            f"SLURM_STEP_NUM_TASKS set, but not {', '.join(missing)}: start the script with srun, which sets "
+            "them all, or unset it for a process on its own"
+        )
     rank, world_size, local_rank, counts, node = (environ[f"SLURM_{name}"] for name in _SLURM)
     tasks: list[int] = []  # on each machine; Slurm writes '4(x2),1' for 4, 4, 1
     for part in counts.split(","):

@@ -10,6 +10,7 @@ nor for a teacher that sees other pixels than the student: give both the same au
 et al. 2022, arXiv:2106.05237).
 """
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -37,7 +38,7 @@ def distillation_loss(
         teacher_logits: (N, C), of the same classes in the same order; they get no gradient.
         targets: (N,) int64 classes or (N, C) probabilities (mixup, cutmix), as
             torch.nn.functional.cross_entropy takes them; None if alpha is 1.
-        temperature: T above 0; usually 1 to 10, 4 on CIFAR-100 in Zhao et al.
+        temperature: T above 0, finite; usually 1 to 10, 4 on CIFAR-100 in Zhao et al.
         alpha: in [0, 1], the weight of the teacher.
         reduction: 'mean' over N, 'sum', or 'none'.
 
@@ -168,8 +169,8 @@ def _checked(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tens
         )
     if not (student.is_floating_point() and teacher.is_floating_point()):
         raise TypeError(f"logits must be floating, got {student.dtype} and {teacher.dtype}")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
+    if not 0 < temperature < math.inf:
+        raise ValueError(f"temperature must be above 0 and finite, got {temperature}")
     dtype = torch.promote_types(student.dtype, torch.float32)  # 8 or 11 bits are not enough
     return student.to(dtype), teacher.detach().to(dtype)
 
