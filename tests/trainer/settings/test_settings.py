@@ -169,6 +169,10 @@ def test_choices(name: str) -> None:
         ({"flip": False, "alternate_flip": True}, "alternate_flip has no effect without flip"),
         ({"epochs": 3, "duration": "3ep"}, "epochs = 3 and duration = '3ep' contradict"),
         ({"pretrained": True, "model": "small_convnet"}, "no published weights of small_convnet"),
+        (
+            {"pretrained": True, "model": "speedrun_convnet_wide"},
+            "weights of speedrun_convnet_wide",
+        ),
         ({"pretrained": True, "model": "net.py:f"}, "no published weights of net.py:f"),
         ({"duration": "8st", "warmup": "8st"}, "warmup = '8st' is not shorter than duration"),
         ({"duration": "2ep", "warmup": "2.5ep"}, "warmup = '2.5ep' is not shorter than duration"),

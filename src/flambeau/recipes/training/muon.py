@@ -163,7 +163,7 @@ class Muon(Optimizer):
             parameters = [p for p in group["params"] if p.grad is not None]
             if group["muon"]:
                 self._step_matrices(parameters, group)
-            elif parameters and group.get("others") == "sgd":  # not in older state dicts
+            elif parameters and group.get("others") == "sgd":  # a state dict of before has none
                 self._step_by_sgd(parameters, group)
             elif parameters:
                 self._step_by_adamw(parameters, group)
@@ -182,11 +182,12 @@ class Muon(Optimizer):
         for (rows, columns, _), pairs in alike.items():
             stack = torch.stack([update for _, update in pairs])  # a few large products
             stack = orthogonalized(stack, steps=group["ns_steps"], dtype=group["ns_dtype"])
+            is_fixed = group.get("fixed_norm", False)  # a state dict of before has none
             size = group["lr"]
-            if not group.get("fixed_norm"):  # nor is this
+            if not is_fixed:
                 size = size * 0.2 * math.sqrt(max(rows, columns))
             for (p, _), update in zip(pairs, stack, strict=True):
-                if group.get("fixed_norm"):
+                if is_fixed:
                     norm = torch.linalg.vector_norm(p).clamp(min=1e-7)
                     p.mul_(math.sqrt(min(rows, columns)) / norm)
                 else:

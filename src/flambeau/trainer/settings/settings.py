@@ -548,7 +548,7 @@ class Settings(SharedOptions):
         if self.qat and not self.pretrained and self.weights is None:
             raise InputError("qat starts from trained weights: give --weights RUN or --pretrained")
         model = self.model or ""
-        has_published = not model.endswith("_convnet") and ".py:" not in model
+        has_published = not model.endswith(("_convnet", "_convnet_wide")) and ".py:" not in model
         if self.pretrained and not has_published:
             raise InputError(
                 "pretrained needs a timm or torchvision model: there are no published weights of "
