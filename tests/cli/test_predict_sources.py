@@ -297,16 +297,17 @@ def test_a_batch_is_read_when_it_is_asked_for(
 
     monkeypatch.setattr(FileSet, "read", counted)
     predictions = predict(load_trained(trained_run, say=print), [Path("many")], top=1)
-    assert [len(ranking) for _, ranking in islice(predictions, 64)] == [1] * 64
+    assert [len(answer.cells()) for _, answer in islice(predictions, 64)] == [2] * 64
     assert sorted(reads) == list(range(64))
     assert len(list(predictions)) == 96
 
 
 def test_predictions_in_a_script(trained_run: Path, images: Path) -> None:
     trained = load_trained(trained_run, say=print)
-    [(sample, ranking)] = predict(trained, [images / "val" / "b" / "00.png"])
+    [(sample, answer)] = predict(trained, [images / "val" / "b" / "00.png"])
     assert (sample.image, sample.packed) == (str(images / "val" / "b" / "00.png"), None)
-    assert sum(share for _, share in ranking) == pytest.approx(1)
+    shares = [one["probability"] for one in answer.as_dict()["classes"]]
+    assert sum(shares) == pytest.approx(1, abs=1e-5)
     assert list(predict(trained, [])) == []
     with pytest.raises(InputError, match="does not exist"):
         next(predict(trained, [Path("gone.png")]))

@@ -20,6 +20,7 @@ from flambeau.cli.command import main
 from flambeau.errors import InputError
 from flambeau.trainer import start as start_module
 from flambeau.trainer.api import evaluate, load, train
+from flambeau.trainer.evaluation.answers import Ranking
 from flambeau.trainer.fit import Training, fit
 from flambeau.trainer.prediction.classify_files import predict
 from flambeau.trainer.prediction.predictor import Predictor
@@ -71,7 +72,9 @@ def test_images_of_all_kinds_give_the_same(color: Predictor, root: Path, tmp_pat
     many = color([path, image, x_HWC, [x_CHW, np.stack([x_HWC, x_HWC])]])
     assert len(many) == 6
     torch.testing.assert_close(many.logits, expected.logits.expand(6, -1))
-    [(_, ranking)] = predict(load_trained(root / "color", say=print), [path])
+    [(_, answer)] = predict(load_trained(root / "color", say=print), [path])
+    assert isinstance(answer, Ranking)
+    ranking = answer.classes
     assert dict(expected.top()[0]) == pytest.approx(dict(ranking))
     assert expected.classes == (ranking[0][0],)
     assert next(iter(expected)) == (ranking[0][0], pytest.approx(ranking[0][1]))

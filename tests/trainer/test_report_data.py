@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from flambeau.data.check.report_text import ReportItem
-from flambeau.trainer.evaluation.sample_history import SampleHistory
 from flambeau.trainer.report_data import ReportData
 from flambeau.trainer.tasks.classification import Classification
+
+TASK = Classification(("a", "b"))
 
 
 class Data:
@@ -38,7 +39,7 @@ def evaluations(
         folder,
         data,
         data,
-        Classification(("a", "b")),
+        TASK,
         best="val_accuracy",
         normalized_by=([0.5], [0.5]),
         has_unit=True,
@@ -60,7 +61,7 @@ def add(
     one.metric.reset()
     one.metric.update(torch.arange(4), torch.ones(4, dtype=torch.int64), logits)
     one.metric.compute()
-    history = SampleHistory(4, fingerprint="", device=torch.device("cpu"))
+    history = TASK.history(4, fingerprint="", device=torch.device("cpu"))
     one.add(step=step, published=published, end=history if is_last else None, say=say)
 
 

@@ -21,6 +21,7 @@ from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import Prepared
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.settings.stored_settings import canonical
+from flambeau.trainer.tasks.classification import Classification
 
 NUM = 60
 
@@ -59,6 +60,11 @@ def train(data: Path, folder: Path, *, stop_at: int = -1, **given: Any) -> Any:
     return training
 
 
+def new_history(num_samples: int) -> SampleHistory:
+    task = Classification(("a", "b", "c"))
+    return task.history(num_samples, fingerprint="x", device=torch.device("cpu"))
+
+
 def micro(indices: list[int], bad: tuple[int, ...] = ()) -> MicroBatch:
     return MicroBatch(
         None, np.array(indices), len(indices) - len(bad), 4, 1, True, True, 4, bad, True, 0
@@ -66,7 +72,7 @@ def micro(indices: list[int], bad: tuple[int, ...] = ()) -> MicroBatch:
 
 
 def test_sums_are_those_of_the_losses() -> None:
-    history = SampleHistory(5, fingerprint="x", device=torch.device("cpu"))
+    history = new_history(5)
     logits = torch.randn(4, 3, requires_grad=True)
     targets = torch.tensor([0, 1, 2, 1])
     history.note(micro([3, 0, 4, 1]), logits, targets, step=0)
@@ -84,7 +90,7 @@ def test_sums_are_those_of_the_losses() -> None:
 
 
 def test_a_rank_counts_its_own_samples_and_no_stand_ins() -> None:
-    history = SampleHistory(5, fingerprint="x", device=torch.device("cpu"))
+    history = new_history(5)
     logits, targets = torch.randn(2, 3), torch.tensor([0, 1])
     history.note(micro([3, 0, 1, 2])._replace(local=slice(2, 4)), logits, targets, step=0)
     history.note(micro([3, 0])._replace(local=slice(0, 2), size=0), logits, targets, step=1)
@@ -93,7 +99,7 @@ def test_a_rank_counts_its_own_samples_and_no_stand_ins() -> None:
 
 def test_the_class_preferred_last_is_that_of_the_last_step() -> None:
     """Whichever rank has seen it, and though it comes twice in a step."""
-    history = SampleHistory(2, fingerprint="x", device=torch.device("cpu"))
+    history = new_history(2)
     for step, best in ((1, 2), (2, 1)):
         logits = torch.eye(3)[[best, best]]
         history.note(micro([1, 1]), logits, torch.tensor([0, 0]), step=step)
@@ -101,7 +107,7 @@ def test_the_class_preferred_last_is_that_of_the_last_step() -> None:
 
 
 def test_an_infinite_loss_is_counted_as_a_large_one() -> None:
-    history = SampleHistory(2, fingerprint="x", device=torch.device("cpu"))
+    history = new_history(2)
     logits = torch.tensor([[torch.inf, 0.0], [0.0, torch.inf]])
     history.note(micro([0, 1]), logits, torch.tensor([1, 1]), step=0)
     units = history.state_dict()["units"]
@@ -206,7 +212,7 @@ def test_another_number_of_processes_goes_on_counting(
 
 
 def test_a_checkpoint_in_other_units_is_continued(data: Path) -> None:
-    history = SampleHistory(5, fingerprint="x", device=torch.device("cpu"))
+    history = new_history(5)
     history.load_state_dict({name: torch.ones(5) for name in ("sums", "seen", "other")})
     assert not history.state_dict()["seen"].any()
 

@@ -132,14 +132,20 @@ def _measured_run(
     from flambeau.data.sources.open_data import with_classes
     from flambeau.trainer.api import measure
     from flambeau.trainer.prediction.trained_model import load_trained
+    from flambeau.trainer.tasks.classification import Classification
 
     trained = load_trained(Path(folder), trust=trust, say=say)
+    if not isinstance(trained.facts.task, Classification):
+        raise InputError(
+            f"{folder} is of a {trained.facts.task_name} task, and --model measures an accuracy of classes\n"
+            f"flambeau evaluate {folder} DATA has its figures"
+        )
 
     def figures(check: "DataCheck") -> dict[str, Any]:
         if trained.facts.train_fingerprint != check.train.fingerprint:
             say(f"{folder} was trained on other images than these: what it has seen is not known")
         val = with_classes(check.val, tuple(trained.facts.classes), "the model")
-        result = measure(trained, val, skip_bad_images=len(val), progress=True).predictions
+        result: Any = measure(trained, val, skip_bad_images=len(val), progress=True).predictions
         is_right = result.ranked[:, 0] == result.labels
         leaked = set(check.leaked)
         hits: dict[bool, list[bool]] = {True: [], False: []}

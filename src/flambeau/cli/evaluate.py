@@ -14,7 +14,7 @@ from flambeau.cli.reading_flags import (
 from flambeau.terminal import print_text, say
 
 if TYPE_CHECKING:
-    from flambeau.trainer.evaluation.evaluation_result import Evaluation
+    from flambeau.trainer.tasks.task import AnyEvaluation
 
 HELP = "measure the model of a run or an export on labelled images"
 
@@ -85,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _write(evaluation: "Evaluation", arguments: argparse.Namespace) -> None:
+def _write(evaluation: "AnyEvaluation", arguments: argparse.Namespace) -> None:
     if arguments.out is not None:
         evaluation.save_predictions(arguments.out, force=arguments.force)
         say(f"predictions of {len(evaluation.predictions)} images: {arguments.out}")

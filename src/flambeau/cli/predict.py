@@ -1,4 +1,4 @@
-"""`flambeau predict`: classes of images, by a trained run."""
+"""`flambeau predict`: what a trained run says of images."""
 
 import argparse
 import contextlib
@@ -18,9 +18,10 @@ from flambeau.errors import InputError
 from flambeau.terminal import print_text, printable, say
 
 if TYPE_CHECKING:
+    from flambeau.trainer.evaluation.answers import Answer
     from flambeau.trainer.prediction.classify_files import Sample
 
-HELP = "classify images with the model of a run or an export"
+HELP = "say what the model of a run or an export sees in images"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="image files, folders of images at any depth, or packed images, torchvision:NAME, "
         "hf:NAME and FILE.py:FUNCTION as `flambeau evaluate` takes them; no labels are needed",
     )
-    add("--top", type=int, default=5, metavar="N", help="classes to name (default: 5)")
+    add(
+        "--top",
+        type=int,
+        default=5,
+        metavar="N",
+        help="classes to name, of a classifier (default: 5)",
+    )
     add_reading_flags(parser)
     add_flip_tta(parser)
     add_trust(parser)
@@ -72,42 +79,36 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with contextlib.closing(predictions):  # ends its workers in any case
         if arguments.out is not None:
-            _write(predictions, arguments, top=min(arguments.top, len(trained.facts.classes)))
+            _write(predictions, arguments, trained.facts.task.answer_columns(top=arguments.top))
             return 0
-        for sample, ranking in predictions:
+        for sample, answer in predictions:
             if arguments.json:
-                print_json([_facts(sample, ranking)], readable=True)
+                print_json([_facts(sample, answer)], readable=True)
             else:
-                print_text(_as_text(sample, ranking))
+                print_text(printable(f"{sample.image}: {answer.as_text()}"))  # one line per image
     return 0
 
 
 def _write(
-    predictions: "Iterable[tuple[Sample, list[tuple[str, float]]]]",
+    predictions: "Iterable[tuple[Sample, Answer]]",
     arguments: argparse.Namespace,
-    *,
-    top: int,
+    columns: Sequence[str],
 ) -> None:
     from flambeau.trainer.evaluation.predictions_file import predictions_file
 
     num_images = 0
-    with predictions_file(arguments.out, top=top, force=arguments.force) as add:
-        for sample, ranking in predictions:
-            add(sample.image, sample.label, ranking)
+    columns = ["path", "label", *columns]
+    with predictions_file(arguments.out, columns, force=arguments.force) as add:
+        for sample, answer in predictions:
+            add([sample.image, sample.label or "", *answer.cells()])
             num_images += 1
     say(f"predictions of {num_images} images: {arguments.out}")
 
 
-def _facts(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> dict[str, Any]:
+def _facts(sample: "Sample", answer: "Answer") -> dict[str, Any]:
     row: dict[str, Any] = {"image": sample.image}
     if sample.packed is not None:
         row |= {"source": sample.packed, "index": sample.index, "name": sample.name}
     if sample.label is not None:
         row["label"] = sample.label
-    row["classes"] = [{"class": name, "probability": round(share, 6)} for name, share in ranking]
-    return row
-
-
-def _as_text(sample: "Sample", ranking: Sequence[tuple[str, float]]) -> str:
-    text = f"{sample.image}: " + ", ".join(f"{name} {share:.1%}" for name, share in ranking)
-    return printable(text)  # one line per image
+    return row | answer.as_dict()

@@ -253,7 +253,7 @@ def _report(
             }
         )
     evaluation = evaluated(json_table(run_folder.path / "evaluation.json"))
-    if evaluation is not None:
+    if evaluation is not None and evaluation.largest_class is not None:
         name, share = evaluation.largest_class
         figures += f"; always {name!r} would be {share:.4f}"
     quoted = shlex.quote(str(run_folder.path))  # these lines are copied to a shell

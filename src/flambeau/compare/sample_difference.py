@@ -1,18 +1,21 @@
 """The first sample in which the data of two runs differ: a missing one, its label, or its pixels."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from flambeau.compare.recorded_facts import RecordedFacts
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source
+from flambeau.data.sources.targets import TargetChoice, target_texts, task_of
 from flambeau.errors import DecodeError, InputError
 from flambeau.images.decode import Picture, Stored
 from flambeau.recipes.data.sample_order import sample_order
+from flambeau.trainer.settings.settings import split_names
 from flambeau.user_code import is_function
 
 READING_S = 20.0
@@ -45,13 +48,21 @@ def open_training_data(run: RecordedFacts) -> Source:
     if is_function(data):
         raise InputError(f"{data} would have to be run to open it")
     try:
-        train, _ = open_sources(data if data is None else Path(data), seed=0)
+        train, _ = open_sources(
+            data if data is None else Path(data), seed=0, choice=_choice(run.settings)
+        )
     except (OSError, TypeError, ValueError) as error:
         raise InputError(str(error).splitlines()[0]) from error
     if train.fingerprint != run.data.get("train_fingerprint"):
         where = "the embedded data" if data is None else data
         raise InputError(f"{where} has changed since {run.folder.path} was trained on it")
     return train
+
+
+def _choice(settings: Mapping[str, Any]) -> TargetChoice:
+    target = settings.get("target")
+    columns = tuple(split_names(str(target))) if target else ()
+    return TargetChoice(settings.get("task"), columns, settings.get("label_separator"))
 
 
 def sample_difference(
@@ -69,10 +80,12 @@ def sample_difference(
         return SampleDifference(f"the classes differ: {what}", 0)
     if list(left.names) != list(right.names):
         return _name_difference(left, right)
-    numbers = (left.labels != right.labels).nonzero().flatten().tolist()
+    if task_of(left) != task_of(right):
+        return SampleDifference(f"the task: {task_of(left)} and {task_of(right)}", 0)
+    pairs = [*zip(target_texts(left), target_texts(right), strict=True)]
+    numbers = [number for number, (one, other) in enumerate(pairs) if one != other]
     texts = {
-        number: f"the label of {left.describe(number)}: "
-        f"{left.classes[int(left.labels[number])]} and {right.classes[int(right.labels[number])]}"
+        number: f"the label of {left.describe(number)}: {' and '.join(pairs[number])}"
         for number in numbers[:_MAX]
     }
     deadline = time.monotonic() + READING_S

@@ -49,6 +49,10 @@ class Measuring:
             )
 
 
+_EXPORTED = ("classification",)
+"""The tasks whose example and graph are written."""
+
+
 def export_run(
     run: Path,
     out: Path,
@@ -81,6 +85,11 @@ def export_run(
         raise InputError(f"{out} exists: name another folder with --out, or move it away")
     FORMATS[plan.format].require(str(RunFolder(run).read_existing().get("model")))
     trained = load_trained(run, trust=trust, say=say)
+    if trained.facts.task_name not in _EXPORTED:
+        raise InputError(
+            f"{run} is of a {trained.facts.task_name} task, and an export is of {_EXPORTED[0]} so far\n"
+            f"`flambeau convert {run} NAME.pth` writes its weights, and flambeau.load(run) predicts with them"
+        )
     if trained.settings.qat:
         plan.check_rounded(run)
     run_data = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))
@@ -100,7 +109,7 @@ def export_run(
 
 def _measured(trained: Trained, measuring: Measuring, run_data: _RunData) -> Source:
     if measuring.data is not None:
-        return open_source(measuring.data, trained.facts.classes)
+        return open_source(measuring.data, trained.facts.classes, choice=trained.choice)
     return run_data("--data")[1]
 
 
@@ -108,7 +117,7 @@ def _ranges(trained: Trained, measuring: Measuring, run_data: _RunData) -> Sampl
     if measuring.calibrate is None:
         source = run_data("--calibrate")[0]
     else:
-        source = open_source(measuring.calibrate, trained.facts.classes)
+        source = open_source(measuring.calibrate, trained.facts.classes, choice=trained.choice)
     return read_images(trained, source, min(RANGE_IMAGES, measuring.most))
 
 

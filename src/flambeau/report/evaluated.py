@@ -6,12 +6,14 @@ C: classes.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 _PICTURE = re.compile(r"data:image/(jpeg|png);base64,[A-Za-z0-9+/]{1,60000}={0,2}")
 _MOST_CLASSES = 100_000
 _MOST_PAIRS = 100_000
 _MOST_SAMPLES = 50  # of a kind
+_MOST_COLUMNS = 1000  # of numbers
+_MOST_POINTS = 5000  # of a scatter
 
 
 @dataclass(frozen=True)
@@ -73,14 +75,146 @@ class Evaluated:
         return self.classes[self.labels.index(most)], most / max(1, sum(self.labels))
 
 
-def evaluated(content: object) -> Evaluated | None:
+@dataclass(frozen=True)
+class TargetSample:
+    """An image in the report of labels or numbers.
+
+    Attributes:
+        image: its path, or its file and number in it.
+        label, predicted: as text.
+        picture: 'data:image/...', or None.
+    """
+
+    image: str
+    label: str
+    predicted: str
+    picture: str | None
+
+
+@dataclass(frozen=True)
+class EvaluatedLabels:
+    """An evaluation of a run of several labels per image.
+
+    Attributes:
+        step: of the weights.
+        labels: K names.
+        there, predicted, right: K counts: images with each label, predicted to have it, and both.
+        average_precision: of each label; None where no image has it.
+        thresholds: from which on each label is predicted.
+        mistakes: the images with the highest loss.
+        suspects, findings: as of `Evaluated`.
+    """
+
+    step: int
+    labels: Sequence[str]
+    there: Sequence[int]
+    predicted: Sequence[int]
+    right: Sequence[int]
+    average_precision: Sequence[float | None]
+    thresholds: Sequence[float]
+    mistakes: Sequence[TargetSample]
+    suspects: Sequence[TargetSample] = ()
+    findings: Sequence[tuple[str, Sequence[str]]] = ()
+
+    largest_class: ClassVar[None] = None
+
+
+@dataclass(frozen=True)
+class NumberColumn:
+    """A column of numbers: its figures, and pairs of a number and the predicted one."""
+
+    name: str
+    images: int
+    mae: float | None
+    rmse: float | None
+    r2: float | None
+    spearman: float | None
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class EvaluatedNumbers:
+    """An evaluation of a run of numbers; see `EvaluatedLabels`."""
+
+    step: int
+    columns: Sequence[NumberColumn]
+    mistakes: Sequence[TargetSample]
+    suspects: Sequence[TargetSample] = ()
+    findings: Sequence[tuple[str, Sequence[str]]] = ()
+
+    largest_class: ClassVar[None] = None
+
+
+def evaluated(content: object) -> Evaluated | EvaluatedLabels | EvaluatedNumbers | None:
     """The content of a file; None if it is not what a run writes."""
     if not isinstance(content, Mapping):
         return None
     try:
-        return _evaluated(content)
+        task = content.get("task")
+        if task == "multilabel":
+            return _labels(content)
+        return _numbers(content) if task == "regression" else _evaluated(content)
     except (KeyError, TypeError, ValueError):
         return None
+
+
+def _labels(content: Mapping[str, Any]) -> EvaluatedLabels:
+    labels = [_text(name) for name in _list(content["labels"], _MOST_CLASSES)]
+
+    def column(name: str) -> list[Any]:
+        values = _list(content[name], len(labels))
+        return values if len(values) == len(labels) else _refuse()
+
+    scores = column("average_precision")
+    return EvaluatedLabels(
+        _count(content["step"]),
+        labels,
+        there=[_count(value) for value in column("there")],
+        predicted=[_count(value) for value in column("predicted")],
+        right=[_count(value) for value in column("right")],
+        average_precision=[None if value is None else _share(value) for value in scores],
+        thresholds=[_share(value) for value in column("thresholds")],
+        mistakes=_target_samples(content["mistakes"]),
+        suspects=_target_samples(content.get("suspects", [])),
+        findings=_findings(content.get("findings", [])),
+    )
+
+
+def _numbers(content: Mapping[str, Any]) -> EvaluatedNumbers:
+    def optional(value: object) -> float | None:
+        return None if value is None else _number(value)
+
+    columns = [
+        NumberColumn(
+            _text(one["name"]),
+            _count(one["images"]),
+            mae=optional(one["mae"]),
+            rmse=optional(one["rmse"]),
+            r2=optional(one["r2"]),
+            spearman=optional(one["spearman"]),
+            points=[(_number(x), _number(y)) for x, y in _list(one["points"], _MOST_POINTS)],
+        )
+        for one in _list(content["columns"], _MOST_COLUMNS)
+    ]
+    return EvaluatedNumbers(
+        _count(content["step"]),
+        columns,
+        mistakes=_target_samples(content["mistakes"]),
+        suspects=_target_samples(content.get("suspects", [])),
+        findings=_findings(content.get("findings", [])),
+    )
+
+
+def _target_samples(value: object) -> list[TargetSample]:
+    return [
+        TargetSample(
+            _text(one["image"])[:1000],
+            _text(one["label"])[:1000],
+            _text(one["predicted"])[:1000],
+            _picture(one.get("picture")),
+        )
+        for one in _list(value, _MOST_SAMPLES)
+    ]
 
 
 def _evaluated(content: Mapping[str, Any]) -> Evaluated:

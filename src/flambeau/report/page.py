@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flambeau.report import panels
-from flambeau.report.confusion_panel import confusion
+from flambeau.report import panels, target_panels
+from flambeau.report.evaluated import Evaluated
 from flambeau.report.markup import escaped, frame, heading, row
 from flambeau.report.reported_run import Chart, ReportedRun, Series, charts, seed_groups, thinned
 from flambeau.report.svg import element
@@ -70,10 +70,10 @@ def _sections(
     shown["curves"] = (panels.timing(one, words) if one else "") + _curves(runs, drawn, words)
     shown["figures"] = _figures(runs, words)
     if answers is not None:
-        shown["pictures"] = panels.pictures(answers, words)
-        shown["confusion"] = confusion(answers, words)
-        shown["classes"] = panels.classes(answers, words)
-        shown["calibration"] = panels.calibration(answers, words)
+        if isinstance(answers, Evaluated):
+            shown |= panels.sections(answers, words)
+        else:
+            shown |= target_panels.sections(answers, words)
     if one is not None:
         shown["first_batch"] = panels.first_batch(one, words) if one.first_batch else ""
         shown["events"] = panels.events(one, words) if one.events else ""

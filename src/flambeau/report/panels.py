@@ -4,7 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from flambeau.report import svg
-from flambeau.report.evaluated import Evaluated, Sample
+from flambeau.report.confusion_panel import confusion
+from flambeau.report.evaluated import Evaluated, EvaluatedLabels, EvaluatedNumbers, Sample
 from flambeau.report.markup import escaped, percent, table
 from flambeau.report.reported_run import ReportedRun
 
@@ -36,12 +37,27 @@ def _picture(sample: Sample, classes: Sequence[str], words: Words) -> str:
     image = ""
     if sample.picture is not None:
         image = f'<img src="{sample.picture}" alt="{escaped(said)}" loading="lazy">'
-    *_, folder, name = ("", *sample.image.split("/"))  # the part of the path that fits
-    path = f"{folder}/{name}" if folder else name
+    path = image_name(sample.image)
     return f'<li>{image}<span>{escaped(said)}</span><span class="soft">{escaped(path)}</span></li>'
 
 
-def findings(answers: Evaluated, words: Words) -> str:
+def image_name(image: str) -> str:
+    """The part of a path that fits under a picture."""
+    *_, folder, name = ("", *image.split("/"))
+    return f"{folder}/{name}" if folder else name
+
+
+def sections(answers: Evaluated, words: Words) -> dict[str, str]:
+    """The content of each section about the answers."""
+    return {
+        "pictures": pictures(answers, words),
+        "confusion": confusion(answers, words),
+        "classes": classes(answers, words),
+        "calibration": calibration(answers, words),
+    }
+
+
+def findings(answers: Evaluated | EvaluatedLabels | EvaluatedNumbers, words: Words) -> str:
     """The findings of the data check, in English."""
     items = "".join(
         f"<li>{escaped(title)}{''.join(f'<br>{escaped(line)}' for line in lines)}</li>"

@@ -28,7 +28,6 @@ from flambeau.run.options.option import declares
 from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
-from flambeau.trainer.evaluation.evaluation_result import Evaluation
 from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.prediction.pixel_remarks import pixel_remarks
 from flambeau.trainer.prediction.predictor import Predictor
@@ -44,6 +43,7 @@ from flambeau.trainer.settings.default_folder import default_folder, given_setti
 from flambeau.trainer.settings.settings import FIELDS, Settings
 from flambeau.trainer.settings.stored_settings import canonical, with_preset
 from flambeau.trainer.start import ProgressOptions, start
+from flambeau.trainer.tasks.task import AnyEvaluation
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,9 @@ def train(
     bar: bool = True,
     track: Track | None = None,
     trust: bool = False,
+    task: str | None = None,
+    target: str | None = None,
+    label_separator: str | None = None,
     image_size: int | None = None,
     eval_size: int | None = None,
     crop: str = "bilinear",
@@ -149,7 +152,7 @@ def train(
     duration: str | None = None,
     batch_size: int | str | None = None,
     early_stop: int = 0,
-    best: str = "val_accuracy",
+    best: str | None = None,
     extend: str | None = None,
     accumulate: int = 1,
     optimizer: str = "sgd",
@@ -166,7 +169,8 @@ def train(
     warmup: str = "10%",
     patience: int | None = None,
     plateau_factor: float | None = None,
-    label_smoothing: float = 0.1,
+    loss: str | None = None,
+    label_smoothing: float | None = None,
     class_weights: str | None = None,
     mixup: float = 0.0,
     cutmix: float = 0.0,
@@ -201,6 +205,12 @@ def train(
             and its figures, such as `lambda step, figures: print(step, figures)`. None: those of the run.
         trust: run files of code that the folder of the run, or of its teacher, names and this call does not,
             even if nothing shows that you have made that folder here.
+        task: what is learned of each image: its class, several labels, or numbers (None: found from the data;
+            one of classification, multilabel, regression).
+        target: columns of the table that hold what is learned, separated by commas, such as age,weight (None:
+            a column called label, or like it).
+        label_separator: what separates the labels in a cell of a table, such as a comma (None: found from the
+            cells).
         image_size: side of the square training images, in pixels (None: from the images, at most 224; from 8
             to 16384).
         eval_size: side of the images in evaluation and prediction, if it differs from image_size (from 8 to
@@ -261,8 +271,9 @@ def train(
             small images, 64 for others and the embedded data, less for few; at least 1).
         early_stop: stop after this many epochs without a better value of best; 0 is off (at least 0).
         best: figure of an evaluation that chooses the best weights; of uneven classes val_macro_f1, or
-            val_macro_recall, the balanced accuracy (one of val_accuracy, val_loss, val_macro_f1,
-            val_macro_recall).
+            val_macro_recall, the balanced accuracy (None: classes val_accuracy, several labels val_map,
+            numbers val_loss; one of val_accuracy, val_loss, val_macro_f1, val_macro_recall, val_map,
+            val_micro_f1, val_hamming_loss, val_mae, val_rmse, val_r2, val_spearman).
         extend: continue a finished run beyond its duration by this much, such as 10ep; 0ep withdraws an
             extension that has not started.
         accumulate: forward passes whose gradients are accumulated into one optimizer step (at least 1).
@@ -288,9 +299,13 @@ def train(
         patience: for plateau: epochs without a better value of best before the learning rate falls (None: 3;
             at least 0).
         plateau_factor: for plateau: factor by which the learning rate falls (None: 0.1; above 0 and below 1).
-        label_smoothing: label smoothing (at least 0 and below 1).
-        class_weights: weight of each class in the loss: auto uses the inverse of its share of the images; or
-            a JSON file with one number per class.
+        loss: the loss: cross-entropy for classes; bce or asymmetric for several labels; mse, l1 or huber for
+            numbers (None: the first of these for the task; one of cross-entropy, bce, asymmetric, mse, l1,
+            huber).
+        label_smoothing: label smoothing (None: 0.1 for classes, else 0; at least 0 and below 1).
+        class_weights: weight of each class in the loss: auto uses the inverse of its share of the images, or
+            for several labels the images without it by those with it; or a JSON file with one number per
+            class.
         mixup: alpha of mixup; 0 is off (0 or from 1e-06 to 1e+06).
         cutmix: alpha of CutMix; 0 is off; together with mixup each batch gets one of the two (0 or from 1e-06
             to 1e+06).
@@ -417,7 +432,7 @@ def evaluate(
     trust: bool = False,
     progress: bool = False,
     say: Callable[[str], None] | None = None,
-) -> Evaluation:
+) -> AnyEvaluation:
     """Measure a model on labelled images, each counted once.
 
     Args:
@@ -450,7 +465,9 @@ def evaluate(
         if number < 0:
             raise InputError(f"{name} must be at least 0, got {number}")
     trained = _loaded(run, image_size, trust, say)
-    source = open_source(Path(data), trained.facts.classes, download=download)
+    source = open_source(
+        Path(data), trained.facts.classes, download=download, choice=trained.choice
+    )
     for line in (
         *left_out_lines(source),
         *page_remarks(source),
@@ -487,7 +504,7 @@ def measure(
     skip_bad_images: int = 0,
     progress: bool = False,
     **facts: Any,
-) -> Evaluation:
+) -> AnyEvaluation:
     """Like `evaluate`, with a loaded model and a source of its classes.
 
     Args:

@@ -12,7 +12,7 @@ from flambeau.errors import InputError
 from flambeau.recipes.data.random_erasing import random_erasing
 from flambeau.recipes.training.amp_step import autocast
 from flambeau.recipes.training.cutmix import cutmix
-from flambeau.recipes.training.distillation import Teacher, distillation_loss
+from flambeau.recipes.training.distillation import Teacher
 from flambeau.recipes.training.mixup import mixup
 from flambeau.trainer.parts.data import DataFacts, teacher_sha256
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
@@ -82,7 +82,9 @@ class TrainingLoss:
         plain_logits = None if alpha else logits.detach()
         if self._teacher is None:
             return loss, plain_logits
-        distilled = distillation_loss(logits, teacher_logits, temperature=self._teacher.temperature)
+        distilled = self._task.distillation_loss(
+            logits, teacher_logits, temperature=self._teacher.temperature
+        )
         return torch.lerp(loss, distilled, self._teacher.weight), plain_logits
 
 

@@ -18,6 +18,7 @@ from flambeau.report.evaluated import evaluated
 from flambeau.run.folder.json_file import json_file
 from flambeau.trainer.evaluation.pictures import contact_sheet, data_uri, unit_range
 from flambeau.trainer.evaluation.sample_history import SampleHistory
+from flambeau.trainer.parts.data import EVALUATION
 from flambeau.trainer.tasks.task import Task
 
 _MIN_EPOCHS = 3  # before that, a model has learned few labels
@@ -75,7 +76,7 @@ class ReportData:
         folder = self._folder
         if folder is None or self.metric.last is None:
             return
-        path = folder / "evaluation.json"
+        path = folder / EVALUATION
         try:
             if end is not None:
                 end.save(folder)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import left_out_lines
+from flambeau.data.sources.targets import task_of
 from flambeau.data.sources.wide_source import of_kind
 from flambeau.data.transforms.auto_augment import NEED_WHITE
 from flambeau.errors import InputError
@@ -32,7 +33,6 @@ from flambeau.trainer.dry_run import dry_run as train_briefly
 from flambeau.trainer.find_lr import find_lr as try_rates
 from flambeau.trainer.fit import Training, fit, set_up
 from flambeau.trainer.parts.auto_settings import resolve
-from flambeau.trainer.parts.class_weights import class_lines
 from flambeau.trainer.parts.data import (
     DataFacts,
     Prepared,
@@ -44,6 +44,7 @@ from flambeau.trainer.settings.default_folder import EMBEDDED_NAME
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS, FIELDS, Settings, parse_batch_size
 from flambeau.trainer.settings.stored_settings import from_stored
+from flambeau.trainer.tasks.all_tasks import TASK_TYPES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,7 +331,7 @@ def _show(given: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], 
                 f"{settings.augment} without {', '.join(NEED_WHITE)}: which of the 16 bits are used, and so "
                 "the level of white, is unknown"
             )
-    for line in class_lines(settings, train.labels, train.classes):
+    for line in TASK_TYPES[task_of(train)].target_lines(train, settings):
         first, *words = line.split(" ")
         say(_wrapped(first, words, indent=2))
     by_group: dict[str, list[str]] = {}

@@ -8,9 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from flambeau.trainer.evaluation.sample_results import SampleResultsMetric, evaluation_facts
+from flambeau.trainer.evaluation.sample_results import (
+    SampleResults,
+    SampleResultsMetric,
+    evaluation_facts,
+)
+from flambeau.trainer.tasks.classification import Classification
 
-CLASSES = ["ant", "bee", "cow"]
+CLASSES = ("ant", "bee", "cow")
 
 
 def answers(num: int = 200, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -21,12 +26,16 @@ def answers(num: int = 200, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return indices, targets, logits
 
 
-def counted(*batches_of_ranks: range) -> SampleResultsMetric:
+def new_metric() -> SampleResultsMetric[SampleResults]:
+    return Classification(CLASSES).sample_results("val_accuracy")
+
+
+def counted(*batches_of_ranks: range) -> SampleResultsMetric[SampleResults]:
     """A metric that has seen these batches, those of each rank by one of its own."""
     indices, targets, logits = answers()
     ranks = []
     for batches in batches_of_ranks:
-        metric = SampleResultsMetric()
+        metric = new_metric()
         for start in batches:
             part = slice(start, start + 32)
             metric.update(indices[part], targets[part], logits[part])
@@ -79,7 +88,7 @@ def test_the_facts_are_those_of_a_count_by_hand() -> None:
 
 
 def test_a_new_evaluation_begins_with_nothing() -> None:
-    metric = SampleResultsMetric()
+    metric = new_metric()
     metric.update(*answers(8))
     metric.reset()
     metric.update(*answers(5, seed=1))

@@ -4,7 +4,8 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,31 +14,39 @@ from sklearn.utils.class_weight import compute_class_weight
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
 from flambeau.trainer.loss import TrainingLoss
-from flambeau.trainer.parts.class_weights import balanced_sampler, class_lines, class_weights
+from flambeau.trainer.parts.class_weights import balanced_sampler, class_weights
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.tasks.class_counts import class_lines
 
 LABELS = torch.tensor([0] * 90 + [1] * 8 + [2] * 2)
 NAMES = ("ant", "bee", "cat")
 
 
+def of(classes: tuple[str, ...]) -> Source:
+    """A source of these labels."""
+    source: Any = SimpleNamespace(labels=LABELS, classes=classes)
+    return cast(Source, source)
+
+
 def test_auto_is_scikit_learns_balanced() -> None:
-    found = class_weights(Settings(class_weights="auto"), LABELS, NAMES)
+    found = class_weights(Settings(class_weights="auto"), of(NAMES))
     expected = compute_class_weight("balanced", classes=np.arange(3), y=LABELS.numpy())
     assert found == pytest.approx(expected.tolist())
     # A class without images has no say in it.
-    assert class_weights(Settings(class_weights="auto"), LABELS, (*NAMES, "dog")) == [*found, 1.0]
-    assert class_weights(Settings(), LABELS, NAMES) is None
+    assert class_weights(Settings(class_weights="auto"), of((*NAMES, "dog"))) == [*found, 1.0]
+    assert class_weights(Settings(), of(NAMES)) is None
 
 
 def test_a_file_holds_a_number_for_each_class(tmp_path: Path) -> None:
     file = tmp_path / "weights.json"
     file.write_text('{"cat": 3, "ant": 0.5, "bee": 0}', encoding="utf-8")
     told = Settings(class_weights=str(file))
-    assert class_weights(told, LABELS, NAMES) == [0.5, 0.0, 3.0]
+    assert class_weights(told, of(NAMES)) == [0.5, 0.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -67,13 +76,13 @@ def test_other_files_are_refused(content: str | None, message: str, tmp_path: Pa
     if content is not None:
         file.write_text(content, encoding="utf-8")
     with pytest.raises(InputError, match=message):
-        class_weights(Settings(class_weights=str(file)), LABELS, NAMES)
+        class_weights(Settings(class_weights=str(file)), of(NAMES))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "weights.json")
     with pytest.raises(InputError, match="it is not a file"):
-        class_weights(Settings(class_weights=str(tmp_path / "weights.json")), LABELS, NAMES)
+        class_weights(Settings(class_weights=str(tmp_path / "weights.json")), of(NAMES))
 
 
 @pytest.mark.parametrize(

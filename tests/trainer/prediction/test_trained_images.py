@@ -12,6 +12,7 @@ from PIL import Image
 from flambeau.cli.command import main
 from flambeau.data.sources.open_data import open_source, open_sources
 from flambeau.data.sources.source import Source, content_sample, names_digest
+from flambeau.data.sources.targets import FOUND
 from flambeau.trainer.prediction.trained_images import trained_images
 
 
@@ -36,7 +37,8 @@ def trained_on(photos: Path) -> tuple[Any, set[str]]:
         train_names=names_digest(train),
         train_content=content_sample(train),
     )
-    trained = SimpleNamespace(facts=facts, settings=SimpleNamespace(data=str(photos)))
+    settings = SimpleNamespace(data=str(photos))
+    trained = SimpleNamespace(facts=facts, settings=settings, choice=FOUND)
     return trained, set(train.names)
 
 

@@ -20,6 +20,7 @@ from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.single_images import single_image_findings
+from flambeau.data.check.target_findings import numbered_targets, target_findings
 from flambeau.data.datasets.image_statistics import several_pages
 from flambeau.data.sources.source import (
     ConcatSource,
@@ -28,6 +29,7 @@ from flambeau.data.sources.source import (
     left_out_columns,
     left_out_counts,
 )
+from flambeau.data.sources.targets import task_of
 from flambeau.data.sources.wide_source import is_wide, of_kind
 from flambeau.terminal import CountBar
 
@@ -123,14 +125,17 @@ def all_findings(
     by_name: bool = True,
 ) -> list[Finding]:
     """Findings on copies, single images, classes and, with `by_name`, names, in the order of KINDS."""
-    labels = [*train.labels.tolist(), *val.labels.tolist()]
+    labels, texts = numbered_targets(train, val)
     is_val = np.arange(len(labels)) >= len(train)
     findings = [
-        *copy_findings(same, labels, train.classes, facts, is_val),
+        *copy_findings(same, labels, texts, facts, is_val),
         *single_image_findings(facts, names),
-        *class_findings(train.labels, val.labels, train.classes),
-        *(name_findings(names, labels, is_val) if by_name else ()),
     ]
+    if task_of(train) == "classification":
+        findings += class_findings(train.labels, val.labels, train.classes)
+        findings += name_findings(names, labels, is_val) if by_name else ()
+    else:
+        findings += [*_alike_names(train.classes), *target_findings(train, val)]
     return sorted(findings, key=lambda finding: KINDS.index(finding.kind))
 
 

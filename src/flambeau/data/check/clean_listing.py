@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flambeau.data.pack.output_files import write_classes, write_whole
 from flambeau.data.sources.class_names_file import class_names_path, classes_file
 from flambeau.data.sources.source import Source, file_of
+from flambeau.data.sources.targets import separator_of, task_of
 from flambeau.errors import InputError, require_folder
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -38,25 +39,43 @@ def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
 def write_listing(
     path: Path, source: Source, is_val: NDArray[np.bool_], drop: Collection[int]
 ) -> int:
-    """Write path, label and split of all images except `drop`; the whole file or nothing."""
-    labels = source.labels.tolist()
-    classes = source.classes
+    """Write path, targets and split of all images except `drop`; the whole file or nothing."""
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]
-    _check_left(kept, labels, is_val, classes)
-    names_path = _class_names_path(path, classes)
-    is_numbered = names_path is not None and all(name.isdecimal() for name in classes)
+    names_path = None
+    if task_of(source) == "classification":
+        _check_left(kept, source.labels.tolist(), is_val, source.classes)
+        names_path = _class_names_path(path, source.classes)
+    heads, cells = _target_cells(source, is_numbered=names_path is not None)
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["path", "label", "split"])
+    rows.writerow(["path", *heads, "split"])
     for number in kept:
-        label = labels[number] if is_numbered else classes[labels[number]]
         part = "val" if is_val[number] else "train"
-        rows.writerow([_checked(_relative_path(folder, source, number)), _checked(label), part])
+        image = _checked(_relative_path(folder, source, number))
+        rows.writerow([image, *map(_checked, cells[number]), part])
     if names_path is not None:
-        write_classes(names_path, classes)
+        write_classes(names_path, source.classes)
     write_whole(path, text.getvalue())
     return len(kept)
+
+
+def _target_cells(source: Source, *, is_numbered: bool) -> tuple[list[str], list[list[str]]]:
+    """The heads of the columns of targets, and the cells of each image, as a listing reads them."""
+    labels = source.labels.tolist()
+    classes = source.classes
+    separator = separator_of(source)
+    if task_of(source) == "classification":
+        by_number = is_numbered and all(name.isdecimal() for name in classes)
+        return ["label"], [[str(label) if by_number else classes[label]] for label in labels]
+    if separator is not None:
+        named = [
+            [name for name, value in zip(classes, row, strict=True) if value] for row in labels
+        ]
+        return ["labels"], [[separator.join(names)] for names in named]
+    return [*classes], [
+        ["" if value != value else f"{value:.9g}" for value in row] for row in labels
+    ]
 
 
 def _class_names_path(path: Path, classes: Sequence[str]) -> Path | None:

@@ -112,6 +112,7 @@ def named_labels(
     *,
     labelled: bool = True,
     by_folder: bool = False,
+    may_be_several: bool = False,
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
@@ -123,16 +124,17 @@ def named_labels(
         labels: of all images of the file, all numbers or all words.
         labelled: False gives all images the class ''.
         by_folder: they are names of folders. Others are refused if they look like several labels.
+        may_be_several: the user has said that each is one class, whatever it looks like.
     """
     if not labels or not labelled:
         return unlabelled(len(labels), path)
-    known = _read(classes_file(path))
+    known = known_classes(path)
     if known is not None:
         return chosen_labels(labels, known, str(classes_file(path)), describe)
     if isinstance(labels[0], str):
         if by_folder:
             refuse_pairs(tuple(map(str, labels)), path)
-        else:
+        elif not may_be_several:
             _refuse_several(labels, path, describe)
         return chosen_labels(labels, sorted(set(map(str, labels))), str(path), describe)
     # Compared in Python: a label from a damaged file may be too large for a tensor.
@@ -178,7 +180,8 @@ def _refuse_several(
     if several is not None:
         raise InputError(
             f"{describe(labels.index(several))}: label {several!r} looks like several labels\n"
-            f"A classifier needs one for each image; if it is one name, write it into {classes_file(path)}"
+            f"A classifier needs one for each image; if it is one name, write it into {classes_file(path)}; "
+            "if images of your table may have several, give --task multilabel"
         )
 
 
@@ -216,6 +219,11 @@ def unlabelled(count: int, path: Path) -> tuple[tuple[str, ...], Tensor]:
     if not count:
         raise InputError(f"{path} holds no images")
     return ("",), torch.zeros(count, dtype=torch.int64)
+
+
+def known_classes(path: Path) -> tuple[str, ...] | None:
+    """The names in the classes file of a packed file; None without one."""
+    return _read(classes_file(path))
 
 
 def _read(path: Path) -> tuple[str, ...] | None:

@@ -18,12 +18,14 @@ from typing import NamedTuple, TextIO
 
 import torch
 
-from flambeau.data.sources.class_names_file import named_labels
+from flambeau.data.sources.class_names_file import known_classes, named_labels
 from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.folder import IMAGE_SUFFIXES, images_below
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.source import Source, SubsetSource
-from flambeau.errors import InputError, unreadable
+from flambeau.data.sources.target_names import TaskName
+from flambeau.data.sources.targets import FOUND, TargetChoice, is_indicator, table_targets
+from flambeau.errors import InputError, nearest, unreadable
 
 # Headers in lower case, letters only, singular; if a file has several, the first one here is used.
 _PATH = (
@@ -44,7 +46,7 @@ _PATH = (
     "图像",
     "图片",
 )
-_LABEL = ("label", "class", "target", "category", "classname", "labelname", "标签", "类别")
+_LABEL = ("label", "class", "target", "category", "classname", "labelname", "tag", "标签", "类别")
 _SPLIT = ("split", "subset", "partition", "dataset", "set")
 
 # Common names of the parts of a data set.
@@ -68,7 +70,7 @@ _Record = tuple[int, list[str]]  # number of its first line, and its values
 class _Row(NamedTuple):
     line: int
     name: str
-    label: str  # '' if it has none
+    targets: tuple[str, ...]  # '' for an empty cell; none if it has no column for them
     part: str  # train, val or test; '' in a file that does not say
 
 
@@ -76,19 +78,18 @@ class _Columns(NamedTuple):
     line: int  # the first of the file
     width: int
     name: int
-    label: int | None
+    targets: tuple[int, ...]
     part: int | None
     header: Sequence[str] = ()  # empty if the file has none
+    is_guess: bool = False  # no name says that these are targets
 
-    @property
-    def label_column(self) -> str:
-        if self.label is None:
-            return ""
-        return f", column {self.header[self.label] if self.header else self.label + 1}"
+    def title(self, at: int) -> str:
+        """The name or number of a column of targets."""
+        return self.header[self.targets[at]] if self.header else f"{self.targets[at] + 1}"
 
     @property
     def unread(self) -> tuple[str, ...]:
-        read = (self.name, self.label, self.part)
+        read = (self.name, *self.targets, self.part)
         return tuple(name for at, name in enumerate(self.header) if at not in read)
 
 
@@ -99,7 +100,9 @@ class ListingSource:
     Their columns are path and label, unless a first line names them: `path` or `file`, `filename`, `image`;
     `label` or `class`, `target`, `category`. Of the other columns only `split` is used (see `open_listing`).
     A .lst has an index, which is ignored, one label, and the path.
-    Labels that are all numbers are read as in `named_labels`; others are the class names.
+    Labels that are all numbers are read as in `named_labels`; others are the class names. Several labels per
+    image, and numbers that are no classes, are found as `table_targets` finds them; without a column of
+    labels, columns of 0 and 1 alone are those of labels.
     A path must not be repeated: one copy could be held out of training, and the other not.
 
     Args:
@@ -108,39 +111,76 @@ class ListingSource:
             image without a label, or with several in a .lst, is of class ''; labels that could not be trained
             on are class names as they are.
         whole_folder: what it does not list of its folder counts as left out.
+        choice: the task and the columns of its targets.
 
     Attributes:
+        task, separator: see `Targets`.
         parts: train, val or test for each image; None without a column for it.
         left_out: the columns that are not read; and the files of its folder that it does not list.
     """
 
-    def __init__(self, path: Path, *, labelled: bool = True, whole_folder: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        labelled: bool = True,
+        whole_folder: bool = False,
+        choice: TargetChoice = FOUND,
+    ) -> None:
         self.path = path.absolute()
         with _opened(path) as file:
-            columns, records = _columns_and_records(path, file, labelled=labelled)
+            columns, records = _columns_and_records(path, file, choice, labelled=labelled)
             rows = list(_rows(path, columns, records, labelled=labelled))
         self._lines = array("Q", [row.line for row in rows])
         self.names: tuple[str, ...] = tuple(row.name for row in rows)
-        texts = [row.label for row in rows]
-
-        def cell(index: int) -> str:
-            return self.describe(index) + ("" if columns is None else columns.label_column)
-
-        try:
-            labels = numbers_or_words(texts, cell)
-            self.classes, self.labels = named_labels(labels, path, cell)
-        except InputError:
-            if labelled or not rows:
-                raise
-            self.classes = tuple(sorted(set(texts)))
-            number = {name: position for position, name in enumerate(self.classes)}
-            self.labels = torch.tensor([number[text] for text in texts])
+        self.task: TaskName = "classification"
+        self.separator: str | None = None
+        if columns is not None and columns.is_guess:
+            columns, rows = _only_indicators(path, columns, rows)
+        self._read_targets(rows, columns, choice, labelled=labelled)
         self.parts = tuple(row.part for row in rows) if rows[0].part else None
         self._require_any()
         unread = () if columns is None else columns.unread
         self.left_out: tuple[LeftOut, ...] = (LeftOut(str(path), columns=unread),)
         if whole_folder:
             self.left_out += (self._unlisted(),)
+
+    def _read_targets(
+        self,
+        rows: Sequence[_Row],
+        columns: _Columns | None,
+        choice: TargetChoice,
+        *,
+        labelled: bool,
+    ) -> None:
+        def cell(row: int, at: int = 0) -> str:
+            where = self.describe(row)
+            return where if columns is None else f"{where}, column {columns.title(at)}"
+
+        if labelled and columns is not None and rows:
+            texts = [*zip(*(row.targets for row in rows), strict=True)]
+            names = [columns.title(at) for at in range(len(texts))]
+            targets = table_targets(texts, names, choice, cell, known_classes(self.path))
+            if targets is not None:
+                self.task, self.classes, self.labels, self.separator = targets
+                return
+        labels = ["".join(row.targets) for row in rows]
+        if labelled and "" in labels:
+            where = f"{self.path}, line {self._lines[labels.index('')]}"
+            raise InputError(f"{where} has no label\nExpected an image and its class")
+        try:
+            self.classes, self.labels = named_labels(
+                numbers_or_words(labels, cell),
+                self.path,
+                cell,
+                may_be_several=choice.task == "classification",
+            )
+        except InputError:
+            if labelled or not rows:
+                raise
+            self.classes = tuple(sorted(set(labels)))
+            number = {name: position for position, name in enumerate(self.classes)}
+            self.labels = torch.tensor([number[text] for text in labels])
 
     def __len__(self) -> int:
         return len(self.names)
@@ -189,14 +229,14 @@ class ListingSource:
 
 
 def open_listing(
-    path: Path, *, labelled: bool = True, whole_folder: bool = False
+    path: Path, *, labelled: bool = True, whole_folder: bool = False, choice: TargetChoice = FOUND
 ) -> tuple[Source, Source | None]:
     """The images of a listing, or those to train on and those to validate on if a column `split` says so.
 
     The latter are the rows of `val` (valid, validation, dev), or without any those of `test`; if there are
     both, those of `test` are left out. Rows of a single part are all of the images.
     """
-    source = ListingSource(path, labelled=labelled, whole_folder=whole_folder)
+    source = ListingSource(path, labelled=labelled, whole_folder=whole_folder, choice=choice)
     return split(source, source.parts)
 
 
@@ -240,11 +280,36 @@ def _opened(path: Path) -> Iterator[TextIO]:
         raise InputError(f"{path} is not UTF-8 text: {error}\nSave it as UTF-8") from error
 
 
-def has_columns(path: Path) -> bool:
-    """Whether the first line of a .csv or .tsv names a column of paths and one of labels."""
+def has_columns(path: Path, choice: TargetChoice = FOUND) -> bool:
+    """Whether the first line of a .csv or .tsv names a column of paths and some of targets."""
     with _opened(path) as file:
-        first = next(_records(path, file), None)
-    return first is not None and _header(path, *first, labelled=True) is not None
+        records = _records(path, file)
+        first = next(records, None)
+        columns = None if first is None else _header(path, *first, choice, labelled=True)
+        if columns is None or not columns.is_guess:
+            return columns is not None
+        return len(_indicators(columns, list(_table_rows(path, columns, records)))) > 1
+
+
+def _indicators(columns: _Columns, rows: Sequence[_Row]) -> list[int]:
+    """Which of the columns of targets hold 0, 1 and empty cells alone."""
+    texts = zip(*(row.targets for row in rows), strict=True)
+    return [at for at, cells in enumerate(texts) if is_indicator(cells)]
+
+
+def _only_indicators(
+    path: Path, columns: _Columns, rows: Sequence[_Row]
+) -> tuple[_Columns, list[_Row]]:
+    """With the columns of labels alone, of a header that names no targets."""
+    kept = _indicators(columns, rows)
+    if len(kept) < 2:
+        others = ", ".join(columns.title(at) for at in range(len(columns.targets)))
+        raise InputError(
+            f"{path}, line {columns.line} names no column of labels (others: {others or 'none'})\n"
+            "Call it label, or name what is to be learned: --target COLUMN, or several with commas"
+        )
+    columns = columns._replace(targets=tuple(columns.targets[at] for at in kept))
+    return columns, [row._replace(targets=tuple(row.targets[at] for at in kept)) for row in rows]
 
 
 def _rows(
@@ -259,11 +324,9 @@ def _rows(
     for row in rows:
         where = f"{path}, line {row.line}"
         name = row.name
-        if not name or (labelled and not row.label):
-            raise InputError(
-                f"{where} has no {'label' if name else 'path'}\nExpected an image and its class"
-            )
-        if _CONTROL.search(name + row.label):
+        if not name:
+            raise InputError(f"{where} has no path\nExpected an image and its class")
+        if _CONTROL.search("".join((name, *row.targets))):
             raise InputError(f"{where} has a line break or control character in a value\nRemove it")
         if "://" in name:
             raise InputError(f"{where} is a URL: {name}\nDownload the images and list their paths")
@@ -321,22 +384,22 @@ def _lst_rows(path: Path, records: Iterable[_Record], *, labelled: bool) -> Iter
                 f"{path}, line {line} has {len(values) - 2} labels\n"
                 "A classifier needs one: index, label and path, with tabs between them"
             )
-        yield _Row(line, values[-1], values[1] if len(values) == 3 else "", "")
+        yield _Row(line, values[-1], (values[1] if len(values) == 3 else "",), "")
 
 
 def _columns_and_records(
-    path: Path, file: TextIO, *, labelled: bool
+    path: Path, file: TextIO, choice: TargetChoice, *, labelled: bool
 ) -> tuple[_Columns | None, Iterator[_Record]]:
     """The columns of a table, None of a .lst; and its lines of images."""
     records = _records(path, file)
     first = None if _is_lst(path) else next(records, None)
     if first is None:
         return None, records
-    columns = _header(path, *first, labelled=labelled)
+    columns = _header(path, *first, choice, labelled=labelled)
     if columns is not None:
         return columns, records
     _require_image(path, *first, labelled=labelled)
-    columns = _Columns(first[0], len(first[1]), 0, 1 if len(first[1]) == 2 else None, None)
+    columns = _Columns(first[0], len(first[1]), 0, (1,) if len(first[1]) == 2 else (), None)
     return columns, itertools.chain([first], records)
 
 
@@ -355,11 +418,13 @@ def _table_rows(path: Path, columns: _Columns, records: Iterator[_Record]) -> It
                     f"{path}, line {line}: {values[columns.part]!r} is no part of the data\n"
                     f"Expected one of {', '.join(PARTS)} in that column"
                 )
-        label = "" if columns.label is None else values[columns.label]
-        yield _Row(line, values[columns.name], label, part)
+        targets = tuple(values[at] for at in columns.targets)
+        yield _Row(line, values[columns.name], targets, part)
 
 
-def _header(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> _Columns | None:
+def _header(
+    path: Path, line: int, values: Sequence[str], choice: TargetChoice, *, labelled: bool
+) -> _Columns | None:
     """The columns that a first line names; None if it is no header."""
     words = [re.sub(r"[\W_]", "", value.lower()) for value in values]
 
@@ -376,11 +441,34 @@ def _header(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> 
                 return matches[0]
         return None
 
-    name, label = column(_PATH), column(_LABEL)
+    name, part = column(_PATH), column(_SPLIT)
     is_row = any(map(_is_image, values))  # an image of class 'image'
-    if name is None or (label is None and (labelled or is_row)):
+    if name is None:
         return None
-    return _Columns(line, len(values), name, label, column(_SPLIT), tuple(values))
+    if choice.columns and labelled:
+        targets = tuple(_named_column(path, line, values, wanted) for wanted in choice.columns)
+        return _Columns(line, len(values), name, targets, part, tuple(values))
+    label = column(_LABEL)
+    if label is None and is_row:
+        return None
+    if label is not None or not labelled:
+        targets = () if label is None else (label,)
+        return _Columns(line, len(values), name, targets, part, tuple(values))
+    others = tuple(at for at in range(len(values)) if at not in (name, part))
+    return _Columns(line, len(values), name, others, part, tuple(values), is_guess=True)
+
+
+def _named_column(path: Path, line: int, header: Sequence[str], wanted: str) -> int:
+    """The column that the user calls so."""
+    matches = [at for at, name in enumerate(header) if name == wanted]
+    matches = matches or [at for at, name in enumerate(header) if name.lower() == wanted.lower()]
+    if len(matches) != 1:
+        problem = "two columns" if matches else "no column"
+        raise InputError(
+            f"{path}, line {line} names {problem} {wanted!r}{nearest(wanted, header)}\n"
+            f"Its columns are {', '.join(header)}"
+        )
+    return matches[0]
 
 
 def _require_image(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> None:

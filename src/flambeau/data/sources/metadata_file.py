@@ -4,13 +4,14 @@ from pathlib import Path, PurePosixPath
 
 from flambeau.data.sources.folder import class_folders, images_below
 from flambeau.data.sources.listing import ListingSource, has_columns
+from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import InputError
 
 _OTHERS = ("metadata.jsonl", "metadata.parquet")  # which `datasets` reads, too
 _CLASSES = "move it elsewhere if the folders are the classes"
 
 
-def labels_beside(folder: Path) -> Path | None:
+def labels_beside(folder: Path, choice: TargetChoice = FOUND) -> Path | None:
     """A folder's metadata.csv if it has the labels of its images; None if the folders have them.
 
     InputError if both say something else, or if it is of a kind that is not read.
@@ -23,11 +24,13 @@ def labels_beside(folder: Path) -> Path | None:
                 f"Write it as metadata.csv with the columns file_name and label, or {_CLASSES}"
             )
     path = folder / "metadata.csv"
-    if not path.is_file() or not has_columns(path):
+    if not path.is_file() or not has_columns(path, choice):
         return None
     if len(class_folders(folder)) < 2:
         return path
-    listing = ListingSource(path)
+    listing = ListingSource(path, choice=choice)
+    if listing.task != "classification":
+        return path
     labels = listing.labels.tolist()
     folders = [PurePosixPath(name).parent.parts for name in listing.names]
     pairs = {(above[:1], label) for above, label in zip(folders, labels, strict=True)}

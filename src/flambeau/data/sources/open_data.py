@@ -21,9 +21,23 @@ from flambeau.data.sources.folder import (
 )
 from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.packed_formats import endings_of
-from flambeau.data.sources.path_format import kind_of, open_path, open_shards, shards_in, shards_of
+from flambeau.data.sources.path_format import (
+    kind_of,
+    open_path,
+    open_shards,
+    shards_in,
+    shards_of,
+)
 from flambeau.data.sources.source import HELD_OUT, ConcatSource, Source, SubsetSource, hold_out
 from flambeau.data.sources.tables.hugging_face import open_hub
+from flambeau.data.sources.targets import (
+    FOUND,
+    TargetChoice,
+    has_target,
+    lost_name,
+    require_classes,
+    task_of,
+)
 from flambeau.data.sources.torchvision_sets import NAMES, open_named
 from flambeau.data.sources.user_function import open_function
 from flambeau.errors import InputError, unreadable
@@ -46,7 +60,12 @@ _VAL_FOLDERS = ("val", "valid", "validation", "test", "testing")
 
 
 def open_sources(
-    path: Path | None, *, holdout: float = HELD_OUT, seed: int = 0, download: bool = False
+    path: Path | None,
+    *,
+    holdout: float = HELD_OUT,
+    seed: int = 0,
+    download: bool = False,
+    choice: TargetChoice = FOUND,
 ) -> tuple[Source, Source]:
     """The images to train on and those to validate on.
 
@@ -58,55 +77,97 @@ def open_sources(
             torchvision:NAME, a data set by its name in `open_named`, in $FLAMBEAU_DATA or
             ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or hf:NAME:CONFIG of Hugging Face;
             None: the embedded Fashion-MNIST.
+        choice: which targets of the data are meant.
 
     Returns:
         Training and validation source, both with the classes of the training source.
     """
     path = EMBEDDED if path is None else path
-    train, val = open_parts(path, download=download)
-    counts = torch.bincount(train.labels, minlength=len(train.classes))
-    if isinstance(train, FolderSource) and not counts.all():
-        empty = [name for name, count in zip(train.classes, counts, strict=True) if not count]
-        raise InputError(
-            f"{train.folder} has class folders without any image: {', '.join(empty[:5])}\n"
-            f"Remove them, or add images that end in {' '.join(IMAGE_SUFFIXES)}"
-        )
-    if int((counts > 0).sum()) < 2:
-        only = train.classes[int(counts.argmax())]
-        raise InputError(f"{path} holds one class only, {only!r}; a classifier needs two or more")
+    train, val = open_parts(path, download=download, choice=choice)
+    _require_learnable(train, path)
     if val is None:
-        return hold_out(train, share=holdout, seed=seed)
+        train, val = hold_out(train, share=holdout, seed=seed)
+    elif task_of(train) == "multilabel":
+        _require_in_training(train, val)
     return train, val
 
 
-def open_parts(path: Path, *, download: bool = False) -> tuple[Source, Source | None]:
+def _require_learnable(train: Source, path: Path) -> None:
+    """Refuse data from whose targets nothing can be learned."""
+    task = task_of(train)
+    if task == "classification":
+        counts = torch.bincount(train.labels, minlength=len(train.classes))
+        if isinstance(train, FolderSource) and not counts.all():
+            empty = [name for name, count in zip(train.classes, counts, strict=True) if not count]
+            raise InputError(
+                f"{train.folder} has class folders without any image: {', '.join(empty[:5])}\n"
+                f"Remove them, or add images that end in {' '.join(IMAGE_SUFFIXES)}"
+            )
+        if int((counts > 0).sum()) < 2:
+            only = train.classes[int(counts.argmax())]
+            raise InputError(
+                f"{path} holds one class only, {only!r}; a classifier needs two or more"
+            )
+        return
+    for name, values in zip(train.classes, train.labels.T, strict=True):
+        known = values[values.isfinite()].unique()
+        if len(known) > 1:
+            if task == "multilabel":
+                return
+        elif task == "regression":
+            only = f"is always {float(known[0]):g}" if len(known) else "has no number"
+            raise InputError(
+                f"{path}: column {name!r} {only} in the images to train on: nothing to learn\n"
+                "Name other columns with --target"
+            )
+    if task == "multilabel":
+        raise InputError(f"{path}: no label is on some images and not on others: nothing to learn")
+
+
+def _require_in_training(train: Source, val: Source) -> None:
+    """Refuse a label that only images to validate on have."""
+    for at, name in enumerate(train.classes):
+        there = has_target(val, val.labels, at)
+        if there.any() and not has_target(train, train.labels, at).any():
+            raise InputError(
+                f"{val.describe(int(there.nonzero()[0]))} has the label {name!r}, and no image to train on "
+                "has it\nMove one with it to the training part, or remove the label"
+            )
+
+
+def open_parts(
+    path: Path, *, download: bool = False, choice: TargetChoice = FOUND
+) -> tuple[Source, Source | None]:
     """The images to train on, and those to validate on if DATA have such a part, with the same classes."""
-    named = _open_named(path, download=download)
+    named = _open_named(path, download=download, choice=choice)
     if named is None:
         _require(path)
-    train, val = _parts_of(only_folder(path)) if named is None else named
+    train, val = _parts_of(only_folder(path), choice) if named is None else named
     if val is not None:
         val = with_classes(val, train.classes, "the training part")
     return train, val
 
 
-def open_source(path: Path, classes: Sequence[str], *, download: bool = False) -> Source:
+def open_source(
+    path: Path, classes: Sequence[str], *, download: bool = False, choice: TargetChoice = FOUND
+) -> Source:
     """Images on which to evaluate a model with the given classes.
 
     Args:
         path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
             or packed images; of data with a validation part only that is used.
+        choice: which targets of the data are meant: those of the model.
 
     Returns:
         A source with exactly these classes; some may have no image.
     """
     check_download(download, path)
-    named = _open_named(path, download=download)
+    named = _open_named(path, download=download, choice=choice)
     if named is not None:
         return with_classes(named[1] or named[0], tuple(classes), "the model")
     _require(path)
     path = only_folder(path)
-    source, val = _evaluated(_val_folder(path, classes) if path.is_dir() else path)
+    source, val = _evaluated(_val_folder(path, classes) if path.is_dir() else path, choice=choice)
     return with_classes(source if val is None else val, tuple(classes), "the model")
 
 
@@ -150,15 +211,17 @@ def open_unlabelled(
 
 
 def _open_named(
-    path: Path, *, download: bool, labelled: bool = True
+    path: Path, *, download: bool, labelled: bool = True, choice: TargetChoice = FOUND
 ) -> tuple[Source, Source | None] | None:
     """A data set by name, or of a user's function; None for a path."""
     if is_function(path):
+        require_classes(path, choice)
         return open_function(str(path), labelled=labelled)
     if path.suffix == ".py" and path.is_file():
         raise InputError(f"{path} is a Python file; say which function: {path}:FUNCTION")
     if not is_named(path):
         return None
+    require_classes(path, choice)
     kind, _, name = str(path).partition(":")
     if kind == "hf":
         return open_hub(name, download=download, labelled=labelled)
@@ -279,28 +342,36 @@ def _folders_of(path: Path) -> tuple[Path, Path | None]:
     return path, None
 
 
-def _parts_of(path: Path) -> tuple[Source, Source | None]:
+def _parts_of(path: Path, choice: TargetChoice) -> tuple[Source, Source | None]:
+    def everything(path: Path) -> Source:
+        return _all_of(open_path(path, choice=choice))
+
     if not path.is_dir() or kind_of(path) is not None:
         val_path = _beside(path)
-        source, val = open_path(path)
-        return source, val if val_path is None else _all_of(open_path(val_path))
-    if labels_beside(path) is not None:
-        return open_path(path)
+        source, val = open_path(path, choice=choice)
+        return source, val if val_path is None else everything(val_path)
+    if labels_beside(path, choice) is not None:
+        return open_path(path, choice=choice)
     train_path, val_path = _folders_of(path)
     if val_path is not None:
-        return _all_of(open_path(train_path)), _all_of(open_path(val_path))
+        return everything(train_path), everything(val_path)
     train, val_shards = _shard_parts(train_path)
     if train and val_shards:
-        return _all_of(open_shards(train)), _all_of(open_shards(val_shards))
-    return open_path(train_path)
+        return (
+            _all_of(open_shards(train, choice=choice)),
+            _all_of(open_shards(val_shards, choice=choice)),
+        )
+    return open_path(train_path, choice=choice)
 
 
-def _evaluated(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+def _evaluated(
+    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
+) -> tuple[Source, Source | None]:
     """As `open_path`; of a folder with packed files for training and validation only the latter."""
     train, val = _shard_parts(path) if path.is_dir() and kind_of(path) is None else ([], [])
     if train and val:
-        return _all_of(open_shards(val, labelled=labelled)), None
-    return open_path(path, labelled=labelled)
+        return _all_of(open_shards(val, labelled=labelled, choice=choice)), None
+    return open_path(path, labelled=labelled, choice=choice)
 
 
 def only_folder(path: Path) -> Path:
@@ -344,14 +415,16 @@ def with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source
     """A source with other class numbers; InputError if it has images of a class that `classes` lacks."""
     if source.classes == classes:
         return source
-    labels = source.labels.tolist()
-    for label in sorted(set(labels)):
-        name = source.classes[label]
-        if name not in classes:
-            near = difflib.get_close_matches(name, classes, n=1, cutoff=0.0)[0]
-            raise InputError(
-                f"{source.describe(labels.index(label))} is of class {name!r}, which {owner} lacks; "
-                f"the nearest there is {near!r}\n"
-                f"Rename or remove it, so that its classes are among the {len(classes)} known ones"
-            )
+    name = lost_name(source, source.labels, classes)
+    if name is not None:
+        there = has_target(source, source.labels, source.classes.index(name))
+        index = int(there.nonzero()[0])
+        near = difflib.get_close_matches(name, classes, n=1, cutoff=0.0)[0]
+        what = {"classification": "is of class", "multilabel": "has the label"}.get(
+            task_of(source), "has the number"
+        )
+        raise InputError(
+            f"{source.describe(index)} {what} {name!r}, which {owner} lacks; the nearest there is {near!r}\n"
+            f"Rename or remove it, so that its classes are among the {len(classes)} known ones"
+        )
     return SubsetSource(source, torch.arange(len(source)), classes=classes)

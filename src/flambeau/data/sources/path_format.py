@@ -17,6 +17,7 @@ from flambeau.data.sources.tables.arrow_file import ArrowSource
 from flambeau.data.sources.tables.hugging_face import open_saved
 from flambeau.data.sources.tables.parquet_file import open_parquet
 from flambeau.data.sources.tar_file import open_tar
+from flambeau.data.sources.targets import FOUND, TargetChoice, require_classes
 from flambeau.data.sources.tfrecord_file import TFRecordSource
 from flambeau.errors import DamagedData, InputError
 from flambeau.images.stand_ins import stand_in_at
@@ -79,27 +80,38 @@ def _holds_labels(path: Path) -> bool:
     return kind_of(path) == "npy" and is_of_labels(path.stem)
 
 
-def open_path(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+def open_path(
+    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
+) -> tuple[Source, Source | None]:
     """The images of a path, or those to train on and those to validate on if the data say which are which.
 
     Args:
         path: a file of a format, a folder of shards of one, the whole name of such shards, a folder with a
             metadata.csv of labels, or one with one sub-folder per class.
         labelled: False ignores labels: all packed images are of class ''.
+        choice: which targets are meant.
+
+    Raises:
+        InputError: data that have no such targets, or cannot be read.
     """
     kind = kind_of(path)
     if kind is not None:
-        return _open_kind(path, kind, labelled)
-    labels = labels_beside(path) if path.is_dir() else None
+        return _open_kind(path, kind, labelled, choice)
+    labels = labels_beside(path, choice) if path.is_dir() else None
     if labels is not None:
-        return open_listing(labels, labelled=labelled, whole_folder=True)
+        return open_listing(labels, labelled=labelled, whole_folder=True, choice=choice)
     shards = shards_of(path) or shards_in(path)
-    return open_shards(shards, labelled=labelled) if shards else (FolderSource(path), None)
+    if shards:
+        return open_shards(shards, labelled=labelled, choice=choice)
+    require_classes(path, choice)
+    return FolderSource(path), None
 
 
-def open_shards(paths: Sequence[Path], *, labelled: bool = True) -> tuple[Source, Source | None]:
+def open_shards(
+    paths: Sequence[Path], *, labelled: bool = True, choice: TargetChoice = FOUND
+) -> tuple[Source, Source | None]:
     """As `open_path`, for files of one format that belong together; at least one."""
-    opened = [_open_kind(path, str(kind_of(path)), labelled) for path in paths]
+    opened = [_open_kind(path, str(kind_of(path)), labelled, choice) for path in paths]
     if len(opened) == 1:
         return opened[0]
     for path, (_, val) in zip(paths, opened, strict=True):
@@ -111,11 +123,13 @@ def open_shards(paths: Sequence[Path], *, labelled: bool = True) -> tuple[Source
     return ConcatSource([source for source, _ in opened]), None
 
 
-def _open_kind(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]:
+def _open_kind(
+    path: Path, kind: str, labelled: bool, choice: TargetChoice
+) -> tuple[Source, Source | None]:
     if path.is_file() and not path.stat().st_size:
         raise DamagedData(f"{path} is empty\nCopy or make it again")
     try:
-        return _open(path, kind, labelled)
+        return _open(path, kind, labelled, choice)
     except InputError as error:
         other = stand_in_at(path)
         if other is None:
@@ -123,15 +137,18 @@ def _open_kind(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | 
         raise InputError(f"{path} is {other}") from error
 
 
-def _open(path: Path, kind: str, labelled: bool) -> tuple[Source, Source | None]:
+def _open(
+    path: Path, kind: str, labelled: bool, choice: TargetChoice
+) -> tuple[Source, Source | None]:
+    if kind == "listing":
+        return open_listing(path, labelled=labelled, choice=choice)
+    require_classes(path, choice)
     if kind == "arrow" and path.is_dir():
         return open_saved(path, labelled=labelled)
     if kind in _SOURCES:
         return _SOURCES[kind](path, labelled=labelled), None
     if kind == "tar":
         return open_tar(path, labelled=labelled)
-    if kind == "listing":
-        return open_listing(path, labelled=labelled)
     return open_arrays(path, kind, labelled=labelled)
 
 

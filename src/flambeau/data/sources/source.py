@@ -13,6 +13,14 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.left_out import LeftOut
+from flambeau.data.sources.target_names import TaskName
+from flambeau.data.sources.targets import (
+    renumbered,
+    separator_of,
+    strata,
+    target_texts,
+    task_of,
+)
 from flambeau.errors import InputError
 from flambeau.images.decode import Stored
 
@@ -26,9 +34,12 @@ _UNIT_KINDS = ("uint8", "unit")
 class Source(Protocol):
     """Labelled images by number; can be pickled, and used after a fork and in threads.
 
+    A source for several labels per image, or for numbers, has an attribute `task`, and perhaps `separator`
+    (see `targets`); then a label is a row of them.
+
     Attributes:
-        classes: their names; a label is a position in them.
-        labels: (N,) int64 on the CPU.
+        classes: their names; a label is a position in them. Of other tasks the labels, or columns of numbers.
+        labels: (N,) int64 on the CPU; of other tasks (N, K) float32.
         names: identify an image within the source, even if others are added.
         fingerprint: hexadecimal SHA-256 that identifies the data at little cost; the same after the data are
             moved.
@@ -137,8 +148,8 @@ def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
 def names_digest(source: Source) -> str:
     """SHA-256, hexadecimal, of the names of its images and their classes; the same after they are packed."""
     digest = hashlib.sha256()
-    for name, label in zip(source.names, source.labels.tolist(), strict=True):
-        digest.update(f"{source.classes[label]}/{name}\n".encode(errors="surrogateescape"))
+    for name, target in zip(source.names, target_texts(source), strict=True):
+        digest.update(f"{target}/{name}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -156,12 +167,15 @@ class SubsetSource:
         self.classes = source.classes if classes is None else classes
         self.labels = source.labels[indices]
         if self.classes != source.classes:
-            number = {name: label for label, name in enumerate(self.classes)}
-            renumbered = torch.tensor([number.get(name, -1) for name in source.classes])
-            unknown = self.labels[renumbered[self.labels] < 0]
-            if len(unknown):
-                raise ValueError(f"class {source.classes[int(unknown[0])]!r} is not in classes")
-            self.labels = renumbered[self.labels]
+            self.labels = renumbered(source, self.labels, self.classes)
+
+    @property
+    def task(self) -> TaskName:
+        return task_of(self._source)
+
+    @property
+    def separator(self) -> str | None:
+        return separator_of(self._source)
 
     @property
     def pixel_kind(self) -> PixelKind:
@@ -208,6 +222,8 @@ class ConcatSource:
     """
 
     def __init__(self, parts: Sequence[Source]) -> None:
+        self.task = _same_task(parts)
+        self.separator = separator_of(parts[0])
         names = {name: None for part in parts for name in part.classes}
         if any(part.classes != parts[0].classes for part in parts):
             by_number = all(name.isdecimal() for name in names)
@@ -271,6 +287,16 @@ class ConcatSource:
         return part.read(local)
 
 
+def _same_task(parts: Sequence[Source]) -> TaskName:
+    for part in parts[1:]:
+        if task_of(part) != task_of(parts[0]):
+            raise InputError(
+                f"{part.describe(0)} and {parts[0].describe(0)}: one is for {task_of(part)}, the other for "
+                f"{task_of(parts[0])}\nSay which with --task"
+            )
+    return task_of(parts[0])
+
+
 HELD_OUT = 0.1
 """The share of each class that is held out of data without a validation part; chosen."""
 
@@ -278,6 +304,7 @@ HELD_OUT = 0.1
 def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple[Source, Source]:
     """Split a source into two, class by class, by the hashes of its images' names.
 
+    Images with several labels are split by the rarest label of each, those with numbers as one class.
     Of a class of n images round(n * share) are held out, at least one; a single image is kept.
     The smallest hashes of a class are held out, and a hash depends on the seed and the image's name alone:
     adding or removing an image moves at most one other image of its class to the other part.
@@ -289,8 +316,8 @@ def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple
         for name in source.names
     ]
     members: dict[int, list[int]] = {}
-    for index, label in enumerate(source.labels.tolist()):
-        members.setdefault(label, []).append(index)
+    for index, group in enumerate(strata(source)):
+        members.setdefault(group, []).append(index)
     held = torch.zeros(len(source), dtype=torch.bool)
     for of_class in members.values():
         if len(of_class) > 1:

@@ -16,6 +16,7 @@ from flambeau.data.sources.source import (
     left_out,
     pixel_kind,
 )
+from flambeau.data.sources.targets import separator_of, task_of
 from flambeau.errors import DecodeError
 from flambeau.images.decode import Picture
 
@@ -37,6 +38,8 @@ class WideSource:
         self.of_8_bits = source
         self.classes: tuple[str, ...] = source.classes
         self.labels: Tensor = source.labels
+        self.task = task_of(source)
+        self.separator = separator_of(source)
 
     @property
     def names(self) -> Sequence[str]:

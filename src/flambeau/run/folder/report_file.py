@@ -43,12 +43,13 @@ def read_run(folder: Path, name: str) -> ReportedRun:
     events = list(_events(folder / "events.jsonl"))
     memory = next((e.peak_memory_bytes for e in reversed(events) if e.peak_memory_bytes), None)
     seen = evaluated(json_table(folder / "evaluation.json"))
+    largest = None if seen is None else seen.largest_class
     facts = {
         "data": summary.data,
         "model": summary.model,
         "step": None if summary.step is None else f"{summary.step}/{summary.steps or '?'}",
         summary.metric or "best": None if summary.best is None else f"{summary.best:.4f}",
-        "largest class": None if seen is None else "{1:.4f} ({0})".format(*seen.largest_class),
+        "largest class": None if largest is None else "{1:.4f} ({0})".format(*largest),
         "time": None if summary.seconds is None else clock(summary.seconds),
         "memory": None if memory is None else f"{memory / 2**20:.0f} MiB",
     }

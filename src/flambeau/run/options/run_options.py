@@ -29,11 +29,11 @@ _LOWER_IS_BETTER = {
     "loss", "error", "err", "perplexity", "ppl", "mse", "rmse", "mae", "mape", "nll", "bce", "wer", "cer",
     "fid", "lpips", "kl", "entropy", "divergence", "distance", "brier", "ece", "regret", "negative",
 }  # fmt: skip
-# 'f' and 'top' are from f1 and top5.
+# 'f', 'r' and 'top' are from f1, r2 and top5.
 _HIGHER_IS_BETTER = {
     "accuracy", "acc", "top", "correct", "auc", "auroc", "precision", "recall", "sensitivity", "specificity",
-    "f", "map", "iou", "miou", "dice", "jaccard", "bleu", "rouge", "psnr", "ssim", "score", "kappa", "mcc",
-    "correlation", "likelihood", "reward",
+    "f", "r", "spearman", "map", "iou", "miou", "dice", "jaccard", "bleu", "rouge", "psnr", "ssim", "score",
+    "kappa", "mcc", "correlation", "likelihood", "reward",
 }  # fmt: skip
 _DURATIONS = {"duration", "extend", "warmup", "checkpoint_every"}  # checked by parse_duration
 

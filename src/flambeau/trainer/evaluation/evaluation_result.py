@@ -1,20 +1,19 @@
 """The figures of an evaluation: as attributes, as one JSON object, and as text for people."""
 
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
-from flambeau.terminal import printable
+from flambeau.trainer.evaluation.answers import Ranking
 from flambeau.trainer.evaluation.confusion_plot import plot_confusion
-from flambeau.trainer.evaluation.predictions_file import Ranking, predictions_file
+from flambeau.trainer.evaluation.predictions_file import predictions_file
+from flambeau.trainer.evaluation.text_table import finite, four_digits, text_table
 
 _SHOWN = 20  # classes; if there are more, the text shows the worst ones
-_LONGEST = 40  # characters of a name in a table
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class ImagePredictions:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __iter__(self) -> Iterator[tuple[str, str, Ranking]]:
+    def __iter__(self) -> Iterator[tuple[str, str, list[tuple[str, float]]]]:
         """For each image its name, its label, and (class, probability) pairs."""
         for index, label, ranked, shares in zip(
             self.indices.tolist(),
@@ -70,8 +69,8 @@ class ImagePredictions:
             self.probabilities.tolist(),
             strict=True,
         ):
-            ranking = [(self.names[k], share) for k, share in zip(ranked, shares, strict=True)]
-            yield self.describe(index), self.names[label], ranking
+            pairs = [(self.names[k], share) for k, share in zip(ranked, shares, strict=True)]
+            yield self.describe(index), self.names[label], pairs
 
     def __repr__(self) -> str:
         return f"<predictions of {len(self)} images>"
@@ -127,7 +126,7 @@ class Evaluation:
     def as_dict(self) -> dict[str, Any]:
         """All but the predictions, as JSON; None for what is not a number."""
         return {
-            "loss": _finite(self.loss),
+            "loss": finite(self.loss),
             "accuracy": self.accuracy,
             "images": self.num_images,
             "bad_images": self.num_bad,
@@ -138,7 +137,7 @@ class Evaluation:
             "macro_precision": self.macro_precision,
             "macro_recall": self.macro_recall,
             "macro_f1": self.macro_f1,
-            "calibration_error": _finite(self.calibration_error),
+            "calibration_error": finite(self.calibration_error),
             "calibration_bins": self.calibration_bins,
             "auroc": self.auroc,
             "image_size": self.image_size,
@@ -153,10 +152,10 @@ class Evaluation:
         Raises:
             InputError: the file exists and not `force`.
         """
-        top = self.predictions.ranked.shape[1]
-        with predictions_file(Path(path), top=top, force=force) as add:
-            for image, label, ranking in self.predictions:
-                add(image, label, ranking)
+        columns = ["path", "label", *Ranking.columns(self.predictions.ranked.shape[1])]
+        with predictions_file(Path(path), columns, force=force) as add:
+            for image, label, pairs in self.predictions:
+                add([image, label, *Ranking(pairs).cells()])
 
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
         """Draw the confusion matrix; see `flambeau.trainer.evaluation.confusion_plot`.
@@ -201,7 +200,7 @@ class Evaluation:
         ]
         if self.auroc is not None:
             rows.append(["AUROC", f"{self.auroc:.4f}"])
-        return _table([], rows, left=2, longest=200)
+        return text_table([], rows, left=2, longest=200)
 
     def _class_table(self) -> str:
         shown = list(self.classes)
@@ -210,10 +209,16 @@ class Evaluation:
             title = f"the {_SHOWN} classes with the lowest F1, of {len(shown)}\n"
             shown = sorted(shown, key=lambda one: math.inf if one.f1 is None else one.f1)[:_SHOWN]
         rows = [
-            [one.name, _share(one.precision), _share(one.recall), _share(one.f1), str(one.support)]
+            [
+                one.name,
+                four_digits(one.precision),
+                four_digits(one.recall),
+                four_digits(one.f1),
+                str(one.support),
+            ]
             for one in shown
         ]
-        return title + _table(["class", "precision", "recall", "F1", "images"], rows, left=1)
+        return title + text_table(["class", "precision", "recall", "F1", "images"], rows, left=1)
 
     def _confusion_table(self) -> str:
         names = [one.name for one in self.classes]
@@ -225,7 +230,7 @@ class Evaluation:
             [name, *map(str, row)] for name, row in zip(names, self.confusion.tolist(), strict=True)
         ]
         title = "confusion matrix: a row per label, a column per predicted class\n"
-        return title + _table(["", *head], rows, left=1)
+        return title + text_table(["", *head], rows, left=1)
 
     def _worst_confusions(self) -> str:
         wrong = self.confusion.clone().fill_diagonal_(0)
@@ -237,37 +242,4 @@ class Evaluation:
             other = self.classes[int(predicted[pair])].name
             rows.append([label.name, other, str(count), f"{count / label.support:.1%}"])
         title = f"the most frequent confusions, of {len(counts)}\n"
-        return title + _table(["label", "predicted", "images", "of the class"], rows, left=2)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, longest: int = _LONGEST
-) -> str:
-    """Aligned columns, the first `left` ones to the left. Rich knows how wide a Chinese character is."""
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(head))
-    for number in range(len(rows[0])):
-        title = Text(printable(head[number], longest=longest) if head else "")
-        side: Literal["left", "right"] = "left" if number < left else "right"
-        table.add_column(title, justify=side)
-    for row in rows:
-        table.add_row(*(Text(printable(cell, longest=longest)) for cell in row))
-    text = io.StringIO()
-    # As wide as needed: the terminal cuts lines, and a file has no width.
-    # A notebook would show it, and not write it into the text.
-    console = Console(
-        file=text, width=100_000, color_system=None, force_terminal=False, force_jupyter=False
-    )
-    console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+        return title + text_table(["label", "predicted", "images", "of the class"], rows, left=2)

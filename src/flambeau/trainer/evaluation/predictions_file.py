@@ -9,9 +9,6 @@ from pathlib import Path
 from flambeau.errors import InputError, require_folder
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk, replacing
 
-Ranking = Sequence[tuple[str, float]]
-"""(class, probability) pairs, the most probable first."""
-
 SUFFIXES = (".csv",)
 _BUFFER_CHARS = 1 << 16
 
@@ -40,15 +37,17 @@ def refuse_existing(
 
 @contextlib.contextmanager
 def predictions_file(
-    path: Path, *, top: int, force: bool = False
-) -> Iterator[Callable[[str, str | None, Ranking], None]]:
+    path: Path, columns: Sequence[str], *, force: bool = False
+) -> Iterator[Callable[[Sequence[str]], None]]:
     """Write a CSV file whole or, after an error, not at all.
 
-    The columns are path, label, predicted, probability, predicted_2, probability_2 ... It is UTF-8; bytes of
-    a path that are not text are escaped.
+    It is UTF-8; bytes of a path that are not text are escaped.
+
+    Args:
+        columns: their names.
 
     Yields:
-        A function that takes the path of an image, its label (None if unknown) and its ranking.
+        A function that takes the cells of a row.
 
     Raises:
         InputError: not NAME.csv, no such folder, or the file exists and not `force`.
@@ -67,17 +66,13 @@ def predictions_file(
             text.seek(0)
             text.truncate()
 
-        def add(image: str, label: str | None, ranking: Ranking) -> None:
-            named = [part for name, share in ranking for part in (name, f"{share:.6f}")]
-            rows.writerow([image, label or "", *named])
+        def add(cells: Sequence[str]) -> None:
+            rows.writerow(cells)
             if text.tell() > _BUFFER_CHARS:
                 flush()
 
         try:
-            rest = [
-                f"{what}_{k}" for k in range(2, top + 1) for what in ("predicted", "probability")
-            ]
-            rows.writerow(["path", "label", "predicted", "probability", *rest])
+            rows.writerow(columns)
             yield add
             flush()
             disk.sync(file)

@@ -1,4 +1,4 @@
-"""The losses of each training sample over a training, and labels that look wrong by them.
+"""The losses of each training sample over a training, by which targets look wrong.
 
 Source: the mean of a sample's loss over the training, of Arpit et al. 2017, "A closer look at memorization in
 deep networks" (arXiv:1706.05394): a wrong label is learned late. The area under the margin of Pleiss et al.
@@ -8,7 +8,7 @@ cutmix), which have no single label.
 
 import io
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,16 +29,27 @@ _CLASSES = 2**20  # more than there are: an int64 holds the step times this plus
 
 
 class SampleHistory:
-    """Sums on the device over all epochs, saved in checkpoints; nothing waits for the device.
+    """Sums of losses on the device over all epochs, saved in checkpoints; nothing waits for the device.
 
     Each rank counts the samples that it sees, and `settle_ranks` brings all to rank 0. The values of a step
     count when the next one starts, so that they can be taken back.
+
+    Args:
+        losses: from outputs float32 and targets to the loss of each sample, without smoothing and weights,
+            and a number below 2^20 that is kept of the newest epoch: what the model would rather have.
     """
 
     may_be_missing = True  # in a checkpoint of an earlier version, which stays usable
 
-    def __init__(self, num_samples: int, *, fingerprint: str, device: torch.device) -> None:
-        self._fingerprint = fingerprint
+    def __init__(
+        self,
+        num_samples: int,
+        *,
+        fingerprint: str,
+        device: torch.device,
+        losses: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> None:
+        self._fingerprint, self._losses = fingerprint, losses
         self._sums = torch.zeros(num_samples, dtype=torch.int64, device=device)
         self._seen = torch.zeros(num_samples, dtype=torch.int32, device=device)
         self._newest = torch.zeros(num_samples, dtype=torch.int64, device=device)
@@ -46,13 +57,15 @@ class SampleHistory:
         self._step = -1
 
     @torch.no_grad()
-    def note(self, micro: MicroBatch | None, logits: Tensor, targets: Tensor, *, step: int) -> None:
-        """Add the losses of a batch, without smoothing and weights.
+    def note(
+        self, micro: MicroBatch | None, outputs: Tensor, targets: Tensor, *, step: int
+    ) -> None:
+        """Add the losses of a batch.
 
         Args:
             micro: the batch; None if unknown.
-            logits: (N, C), before the step.
-            targets: (N,) int64 labels.
+            outputs: of the model, before the step.
+            targets: of its N images.
         """
         if micro is None or not micro.size:
             return
@@ -65,9 +78,7 @@ class SampleHistory:
         if self._sums.is_cuda:
             at = at.pin_memory()  # only from pinned memory a copy never waits
         at = at.to(self._sums.device, non_blocking=True)
-        levels = logits.detach().float()
-        losses = torch.nn.functional.cross_entropy(levels, targets, reduction="none")
-        other = levels.scatter(1, targets[:, None], -torch.inf).argmax(1)
+        losses, other = self._losses(outputs.detach().float(), targets)
         units = losses.nan_to_num().clamp(max=_MAX_LOSS) / _UNIT
         if step != self._step:
             self._count()
@@ -132,28 +143,25 @@ class SampleHistory:
         write_file(folder / FILE, content.getvalue())
 
 
-class LabelSuspect(NamedTuple):
-    """A training image whose label may be wrong.
+class RecordedLoss(NamedTuple):
+    """A training image whose target may be wrong.
 
     Attributes:
-        suggested: the class that the model preferred at the end.
-        loss: its mean over the training; a guess has the logarithm of the number of classes.
+        other: what the model would rather have had at the end, as the task counts it: a class, a label.
+        loss: its mean over the training.
     """
 
     number: int
     image: str
-    label: str
-    suggested: str
+    other: int
     loss: float
 
 
-def label_suspects(
-    run: Path, train: Source, *, most: int | None = None
-) -> list[LabelSuspect] | None:
-    """The training images whose labels look wrong, the most suspicious first.
+def recorded_losses(run: Path, train: Source, *, most: int) -> list[RecordedLoss] | None:
+    """The training images with the highest losses, the highest first.
 
     Args:
-        most: how many; None: all labels that the model found less likely than a guess, on average.
+        most: how many.
 
     Returns:
         None without a record: the run mixed images, is unfinished, of an earlier version, or was trained on
@@ -173,18 +181,49 @@ def label_suspects(
     if not fits or fingerprint != train.fingerprint:
         return None
     scores = np.where(seen > 0, loss, -np.inf)
-    order = np.argsort(-scores, kind="stable")
-    is_worse = scores > np.log(len(train.classes))
-    count = int(is_worse.sum()) if most is None else min(most, int((seen > 0).sum()))
+    order = np.argsort(-scores, kind="stable")[: min(most, int((seen > 0).sum()))]
+    return [
+        RecordedLoss(index, train.describe(index), max(0, int(other[index])), float(loss[index]))
+        for index in order.tolist()
+    ]
+
+
+class LabelSuspect(NamedTuple):
+    """A training image whose class may be wrong.
+
+    Attributes:
+        suggested: the class that the model preferred at the end.
+        loss: its mean over the training; a guess has the logarithm of the number of classes.
+    """
+
+    number: int
+    image: str
+    label: str
+    suggested: str
+    loss: float
+
+
+def label_suspects(
+    run: Path, train: Source, *, most: int | None = None
+) -> list[LabelSuspect] | None:
+    """The training images whose classes look wrong, the most suspicious first; None without a record.
+
+    Args:
+        most: how many; None: all labels that the model found less likely than a guess, on average.
+    """
+    recorded = recorded_losses(run, train, most=len(train) if most is None else most)
+    if recorded is None:
+        return None
     labels = train.labels.tolist()
     classes = train.classes
     return [
         LabelSuspect(
-            index,
-            train.describe(index),
-            classes[labels[index]],
-            classes[int(other[index])] if 0 <= other[index] < len(classes) else "?",
-            float(loss[index]),
+            one.number,
+            one.image,
+            classes[labels[one.number]],
+            classes[one.other] if one.other < len(classes) else "?",
+            one.loss,
         )
-        for index in order[:count].tolist()
+        for one in recorded
+        if most is not None or one.loss > np.log(len(classes))
     ]

@@ -5,7 +5,7 @@ N: images, C: classes.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from flambeau.recipes.training.calibration_error import CalibrationError
 
 _PICTURES = 12  # of mistakes, and of the least certain right answers
 _MAX_PAIRS = 5000  # of confused classes
+Results = TypeVar("Results")
 
 
 @dataclass(frozen=True)
@@ -35,40 +36,57 @@ class SampleResults:
     of_target: Tensor
 
 
-class SampleResultsMetric:
-    """Keeps the prediction of each image; one of the `metrics` of `Run`.
+def class_results(targets: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
+    """The fields of `SampleResults` after the indices, of a batch.
+
+    Args:
+        targets: (N,) int64.
+        logits: (N, C).
+    """
+    shares = logits.detach().float().softmax(1)
+    confidence, predicted = shares.max(1)
+    of_target = shares.gather(1, targets.unsqueeze(1)).squeeze(1)
+    return targets, predicted, confidence, of_target
+
+
+class SampleResultsMetric(Generic[Results]):
+    """Keeps something of each image of an evaluation; one of the `metrics` of `Run`.
 
     Nothing waits for the device before the end of the evaluation.
 
     Args:
-        figures: of a complete evaluation, by name; none by default.
+        keep: returns what is kept of a batch of targets and outputs, tensors of N rows.
+        make: puts the indices and what was kept of all images together, sorted and on the CPU.
+        figures: of a complete evaluation, by name.
     """
 
     any_order = True  # compute() sorts
 
-    def __init__(self, figures: Callable[[SampleResults], dict[str, float]] = lambda _: {}) -> None:
-        self._figures = figures
+    def __init__(
+        self,
+        keep: Callable[[Tensor, Tensor], tuple[Tensor, ...]],
+        make: Callable[..., Results],
+        figures: Callable[[Results], dict[str, float]],
+    ) -> None:
+        self._keep, self._make, self._figures = keep, make, figures
         self._batches: list[tuple[Tensor, ...]] = []
-        self.last: SampleResults | None = None
+        self.last: Results | None = None
         """Of the last complete evaluation, on the first process."""
 
-    def update(self, indices: Tensor, targets: Tensor, logits: Tensor) -> None:
+    def update(self, indices: Tensor, targets: Tensor, outputs: Tensor) -> None:
         """Count a batch.
 
         Args:
-            indices, targets: (N,) int64.
-            logits: (N, C).
+            indices: (N,) int64.
+            targets, outputs: of N images.
         """
-        shares = logits.detach().float().softmax(1)
-        confidence, predicted = shares.max(1)
-        of_target = shares.gather(1, targets.unsqueeze(1)).squeeze(1)
-        self._batches.append((indices, targets, predicted, confidence, of_target))
+        self._batches.append((indices, *self._keep(targets, outputs)))
 
     def compute(self) -> dict[str, float]:
         """Sets `last`, and returns its figures."""
         indices, *others = (torch.cat(parts).cpu() for parts in zip(*self._batches, strict=True))
         order = indices.argsort()
-        self.last = SampleResults(indices[order], *(values[order] for values in others))
+        self.last = self._make(indices[order], *(values[order] for values in others))
         return self._figures(self.last)
 
     def reset(self) -> None:

@@ -9,6 +9,8 @@ import torch
 from flambeau.data.datasets.image_dataset import SMALL_SIDE
 from flambeau.data.datasets.image_statistics import mean_std, probe
 from flambeau.data.sources.source import Source, content_sample, has_unit, names_digest, pixel_kind
+from flambeau.data.sources.target_names import TaskName
+from flambeau.data.sources.targets import separator_of, task_of
 from flambeau.data.sources.wide_source import is_wide, of_kind
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
@@ -23,7 +25,14 @@ from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.parts.model import SMALL, TINY, input_channels, pretrained_normalization
 from flambeau.trainer.parts.optimizer import BASE_LR, LARGEST_LR, SMALL_LR
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
-from flambeau.trainer.settings.settings import BETAS, MOMENTUM, Settings, parse_batch_size
+from flambeau.trainer.settings.settings import (
+    BETAS,
+    FIELDS,
+    MOMENTUM,
+    Settings,
+    parse_batch_size,
+)
+from flambeau.trainer.tasks.all_tasks import TASK_TYPES
 
 EMBEDDED_EPOCHS = 5
 """The fewest with which tiny_convnet, at a batch of 64, is safely above 88 %."""
@@ -66,12 +75,37 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
         crop_scale=None if shifted else settings.crop_scale or CROP_SCALE[0],
         padding=_padding(settings, size) if shifted else None,
         duration=settings.duration or _duration(settings),
-        lr=settings.lr or _lr(settings, model, min(batch_size * settings.accumulate, len(train))),
+        lr=settings.lr
+        or _lr(settings, model, min(batch_size * settings.accumulate, len(train)), task_of(train)),
         precision=precision if settings.precision == "auto" else settings.precision,
         **_dependent_settings(settings),
+        **_task_settings(settings, train),
     )
     resolved = ResolvedSettings(**{**dataclasses.asdict(settings), **chosen})
     return resolved, _facts(resolved, train, val, channels=channels)
+
+
+def _task_settings(settings: Settings, train: Source) -> dict[str, Any]:
+    """The settings that depend on the task, or are refused by it."""
+    name = task_of(train)
+    task = TASK_TYPES[name]
+    for setting, why in task.refuses.items():
+        if getattr(settings, setting) != FIELDS[setting].default:
+            raise InputError(f"{setting} has no place in a {name} task, as {why}: leave it out")
+    for setting, known in (("loss", task.losses), ("best", task.best_figures)):
+        value = getattr(settings, setting)
+        if value not in (None, *known):
+            raise InputError(
+                f"{setting} = {value!r} is not for a {name} task: choose one of {', '.join(known)}"
+            )
+    smoothing = settings.label_smoothing
+    return {
+        "task": name,
+        "label_separator": separator_of(train),
+        "loss": settings.loss or task.losses[0],
+        "best": settings.best or task.best_figures[0],
+        "label_smoothing": task.default_smoothing if smoothing is None else smoothing,
+    }
 
 
 def _device(settings: Settings) -> torch.device:
@@ -136,6 +170,7 @@ def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: 
         published = pretrained_normalization(model, channels=channels)
     mean, std = published or mean_std(train, channels=channels)
     return DataFacts(
+        **_target_facts(settings, train),
         classes=list(train.classes),
         channels=channels,
         mean=mean,
@@ -146,12 +181,19 @@ def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: 
         val_fingerprint=val.fingerprint,
         model_file_sha256=model_file_sha256(model),
         teacher_sha256=teacher_sha256(settings.teacher),
-        class_weights=class_weights(settings, train.labels, train.classes),
+        class_weights=class_weights(settings, train),
         pixels=kind,
         train_content=content_sample(train),
         val_content=content_sample(val),
         train_names=names_digest(train),
     )
+
+
+def _target_facts(settings: ResolvedSettings, train: Source) -> dict[str, Any]:
+    """What a task other than classification needs to know of the targets."""
+    name = task_of(train)
+    facts = TASK_TYPES[name].target_facts(train)
+    return {"task_name": name, "loss": settings.loss, **facts} if facts else {}
 
 
 def _image_size(same_size: tuple[int, int] | None, shorter_side: int) -> int:
@@ -197,10 +239,12 @@ def _dependent_settings(settings: Settings) -> dict[str, Any]:
     return chosen
 
 
-def _lr(settings: Settings, model: str, global_batch: int) -> float:
+def _lr(settings: Settings, model: str, global_batch: int, task: TaskName) -> float:
     base = SMALL_LR.get(model, {}).get(settings.optimizer)
     base = base or BASE_LR[settings.optimizer]
     if settings.pretrained or settings.weights:
         base /= 100 if settings.qat else 10
+    if settings.optimizer in ("sgd", "rmsprop"):  # the others do not depend on the gradient's size
+        base *= TASK_TYPES[task].lr_share
     largest = LARGEST_LR.get(model, {}).get(settings.optimizer, math.inf)
     return float(f"{min(linear_scaled_lr(base, global_batch), largest):.4g}")

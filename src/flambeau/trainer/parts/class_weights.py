@@ -1,22 +1,23 @@
-"""Unevenly sized classes: their counts, how often they are drawn, and their weights in the loss."""
+"""Unevenly sized classes: how often they are drawn, and their weights in the loss."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flambeau.data.sources.source import Source
+from flambeau.data.sources.targets import task_of
 from flambeau.errors import InputError, nearest
 from flambeau.recipes.data.samplers import BalancedSampler
 from flambeau.run.folder.json_file import json_file
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.tasks.all_tasks import TASK_TYPES
 
 _STRENGTHS = {"sqrt": 0.5, "full": 1.0}
-_UNEVEN = 5  # ratio of the largest to the smallest class from which a line says so; chosen
-_LISTED = 12  # classes, with their counts
 
 
 def balanced_sampler(settings: ResolvedSettings, labels: Tensor) -> BalancedSampler | None:
@@ -26,24 +27,20 @@ def balanced_sampler(settings: ResolvedSettings, labels: Tensor) -> BalancedSamp
     return BalancedSampler(labels, strength=_STRENGTHS[settings.balance], seed=settings.seed)
 
 
-def class_weights(settings: Settings, labels: Tensor, classes: Sequence[str]) -> list[float] | None:
-    """The weight of each class in the loss, in the order of `classes`; None if all are equal.
-
-    'auto' is scikit-learn's 'balanced': N / (C * n) for a class with n of the N images, 1 on average over
-    images.
+def class_weights(settings: Settings, train: Source) -> list[float] | None:
+    """The weight of each class in the loss, in the order of the classes; None if all are equal.
 
     Args:
-        labels: (N,) int64, of the training images.
+        train: the images to train on.
 
     Raises:
         InputError: the file is not a JSON object with a weight for each class.
     """
     if settings.class_weights is None:
         return None
+    classes = train.classes
     if settings.class_weights == "auto":
-        counts = torch.bincount(labels, minlength=len(classes))
-        there = int((counts > 0).sum())
-        return [len(labels) / (there * n) if n else 1.0 for n in counts.tolist()]
+        return TASK_TYPES[task_of(train)].balanced_weights(train)
     path = Path(settings.class_weights)
     by_name = _read(path)
     for name in by_name:
@@ -78,30 +75,3 @@ def _read(path: Path) -> Mapping[str, Any]:
     if not isinstance(by_name, dict):
         raise InputError(f"class_weights = {path}: the file must hold {wanted}")
     return by_name
-
-
-def class_lines(settings: Settings, labels: Tensor, classes: Sequence[str]) -> list[str]:
-    """The number of training images per class, and what can be done if that is uneven."""
-    counts = torch.bincount(labels, minlength=len(classes))
-    by_count = sorted(zip(counts.tolist(), classes, strict=True), key=lambda one: -one[0])
-    (most, largest), (least, smallest) = by_count[0], by_count[-1]
-    if most == least:
-        return [f"{len(classes)} classes of {most} training images each"]
-    if len(classes) <= _LISTED:
-        lines = ["training images: " + ", ".join(f"{name} {n}" for n, name in by_count)]
-    else:
-        lines = [
-            f"{len(classes)} classes of {least} ({smallest}) to {most} ({largest}) training images"
-        ]
-    without = [name for n, name in by_count if not n]
-    if without:
-        more = f" and {len(without) - _LISTED} more" if len(without) > _LISTED else ""
-        lines.append(f"no training image of {', '.join(without[:_LISTED])}{more}")
-    rarest, name = next((n, name) for n, name in reversed(by_count) if n)
-    is_unbalanced = settings.balance == "none" and settings.class_weights is None
-    if most >= _UNEVEN * rarest and is_unbalanced:
-        lines.append(
-            f"the classes are uneven: {largest} has {most / rarest:.0f} times the images of {name}; "
-            "--balance sqrt (or full) draws rare ones more often, --class-weights auto weighs them more"
-        )
-    return lines

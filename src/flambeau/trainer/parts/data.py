@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -14,20 +14,27 @@ from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import PixelKind, Source, content_sample, pixel_kind, require_unit
+from flambeau.data.sources.target_names import TaskName
+from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.sources.wide_source import of_kind
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.provenance import Permission
-from flambeau.run.folder.json_file import dataset_facts
+from flambeau.run.folder.json_file import dataset_facts, json_file
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.trainer.parts.class_weights import class_weights
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
-from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.settings.settings import Settings, split_names
 from flambeau.trainer.tasks.classification import Classification
+from flambeau.trainer.tasks.multilabel import Multilabel
+from flambeau.trainer.tasks.regression import Regression
+from flambeau.trainer.tasks.task import Task
 
+EVALUATION = "evaluation.json"
+"""What a run keeps of the evaluation of the weights that it publishes."""
 # Devices that hold small images. Not a CPU, where it saves nothing: a batch of 128 of Fashion-MNIST takes
 # 0.79 ms instead of 0.82 ms, and its step over 100 ms (one core of an EPYC).
 _HOLDING = {"cuda"}
@@ -38,7 +45,7 @@ class DataFacts:
     """Facts about the data, kept in dataset.json for predictions and to detect changes.
 
     Attributes:
-        classes: names, in the order of the logits.
+        classes: names of the classes, labels or columns of numbers, in the order of the outputs.
         channels: 1 or 3.
         mean, std: per channel, of pixels in [0, 1].
         train_fingerprint, val_fingerprint: hex SHA-256 of what the sources report about themselves.
@@ -49,6 +56,11 @@ class DataFacts:
         train_content, val_content: hex SHA-256 of a sample of the files, if the fingerprint is of names and
             sizes; None in runs of version 0.1.
         train_names: hex SHA-256 of the names and labels of the training images, which packing keeps.
+        task_name: the kind of the targets.
+        loss: of the training; None: the task's default.
+        known: the share of the training images of which each label or number is known; None: all.
+        target_mean, target_std: of each column of numbers.
+        thresholds: the probability from which on each label is predicted, once a run has chosen them.
     """
 
     classes: list[str]
@@ -66,10 +78,22 @@ class DataFacts:
     train_content: str | None = None
     val_content: str | None = None
     train_names: str | None = None
+    task_name: TaskName = "classification"
+    loss: str | None = None
+    known: list[float] | None = None
+    target_mean: list[float] | None = None
+    target_std: list[float] | None = None
+    thresholds: list[float] | None = None
 
     @property
-    def task(self) -> Classification:
-        return Classification(tuple(self.classes))
+    def task(self) -> Task:
+        return _TASKS[self.task_name](self)
+
+    def choice(self, settings: Settings) -> TargetChoice:
+        """Which targets of other data a model of these facts knows."""
+        has_columns = self.task_name != "classification" and settings.label_separator is None
+        choice = target_choice(settings)
+        return replace(choice, columns=tuple(self.classes)) if has_columns else choice
 
     def as_json(self) -> bytes:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False).encode() + b"\n"
@@ -84,6 +108,54 @@ class DataFacts:
             raise InputError(
                 f"{path} cannot be read: {why}; is {path.parent} a run of flambeau train?"
             ) from error
+
+
+def _classification(facts: DataFacts) -> Classification:
+    return Classification(tuple(facts.classes))
+
+
+def _multilabel(facts: DataFacts) -> Multilabel:
+    return Multilabel(
+        tuple(facts.classes),
+        thresholds=None if facts.thresholds is None else tuple(facts.thresholds),
+        known=None if facts.known is None else tuple(facts.known),
+        kind=facts.loss or Multilabel.losses[0],
+    )
+
+
+def _regression(facts: DataFacts) -> Regression:
+    return Regression(
+        tuple(facts.classes),
+        mean=tuple(facts.target_mean or ()),
+        std=tuple(facts.target_std or ()),
+        known=None if facts.known is None else tuple(facts.known),
+        kind=facts.loss or Regression.losses[0],
+    )
+
+
+_TASKS: dict[str, Callable[[DataFacts], Task]] = {
+    "classification": _classification,
+    "multilabel": _multilabel,
+    "regression": _regression,
+}
+
+
+def with_thresholds(facts: DataFacts, folder: RunFolder) -> DataFacts:
+    """The facts with the thresholds that a run of several labels has chosen for the weights it publishes."""
+    result = published(folder)
+    if result is None:
+        return facts
+    try:
+        kept = json_file(folder.path / EVALUATION)
+    except (OSError, ValueError):
+        return facts
+    thresholds = kept.get("thresholds") if isinstance(kept, dict) else None
+    if not isinstance(thresholds, list) or kept.get("step") != result.step:
+        return facts
+    are_shares = all(isinstance(value, float) and 0 <= value <= 1 for value in thresholds)
+    if not are_shares or len(thresholds) != len(facts.classes):
+        return facts
+    return replace(facts, thresholds=thresholds)
 
 
 @dataclass(frozen=True)
@@ -104,7 +176,13 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
     # The hold-out must not depend on the seed: a run from another run's weights would be evaluated on images
     # that those have learned.
     path = None if settings.data is None else Path(settings.data)
-    return open_sources(path, seed=0, download=settings.download)
+    return open_sources(path, seed=0, download=settings.download, choice=target_choice(settings))
+
+
+def target_choice(settings: Settings) -> TargetChoice:
+    """Which targets of the data the settings name."""
+    columns = () if settings.target is None else tuple(split_names(settings.target))
+    return TargetChoice(cast(Any, settings.task), columns, settings.label_separator)
 
 
 def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permission) -> Prepared:
@@ -153,7 +231,7 @@ def check_unchanged(
                 "this one has learned: --weights RUN --out NEW"
             )
     check_model_file(facts, settings.model)
-    if class_weights(settings, train.labels, train.classes) != facts.class_weights:
+    if class_weights(settings, train) != facts.class_weights:
         raise InputError(
             f"the weights in {settings.class_weights} have changed since the run was started; restore them, "
             "or start again with --fresh or another --out"

@@ -1,4 +1,4 @@
-"""The classes of images in files, folders, packed files and data sets: `flambeau predict`."""
+"""What a model says of images in files, folders, packed files and data sets: `flambeau predict`."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource
 from flambeau.errors import InputError
 from flambeau.terminal import CountBar
+from flambeau.trainer.evaluation.answers import Answer
 from flambeau.trainer.prediction.pixel_remarks import batch_remarks
 from flambeau.trainer.prediction.trained_model import Trained, read_for
-from flambeau.trainer.tasks.classification import rankings
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +45,16 @@ def predict(
     flip_tta: bool = False,
     progress: bool = False,
     say: Callable[[str], object] = lambda _: None,
-) -> Generator[tuple[Sample, list[tuple[str, float]]]]:
-    """Classify images, batch by batch.
+) -> Generator[tuple[Sample, Answer]]:
+    """Predict, batch by batch.
 
     Args:
         paths: each an image file, a folder of images, packed images, a listing, torchvision:NAME or
             hf:NAME; see `open_unlabelled`.
-        top: how many classes per image, the most probable first; at most all.
+        top: how many classes per image, of a classifier, the most probable first; at most all.
 
     Yields:
-        Each image with (class, probability) pairs, in the given order.
+        Each image with the model's answer, in the given order.
 
     Raises:
         InputError: something that cannot be opened, or more unreadable images than are allowed.
@@ -80,7 +80,7 @@ def predict(
                     for line in batch_remarks(trained, micro.data[0]):
                         say(line)
                 logits = trained.logits(micro.data[0], flip_tta=flip_tta)
-                yield from zip(kept, rankings(logits, classes, top), strict=True)
+                yield from zip(kept, trained.facts.task.answers(logits, top=top), strict=True)
             bar.update(len(here))
     for line in page_remarks(source):
         say(line)

@@ -19,6 +19,7 @@ from flambeau.data.sources.folder import classes_above, images_below
 from flambeau.data.sources.open_data import open_parts, open_unlabelled
 from flambeau.data.sources.path_format import kind_of, shards_in
 from flambeau.data.sources.source import Source
+from flambeau.data.sources.targets import target_texts, task_of
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.models.classifier_head import find_head
@@ -168,7 +169,8 @@ def write_features(
 
     Args:
         out: NAME.npy for one layer, or NAME.safetensors with a float32 tensor (N, ...) for each; the list is
-            NAME.csv with path and label. A .safetensors file has int64 labels (N,) too, -1 for none.
+            NAME.csv with path and label. A .safetensors file has int64 labels (N,) too, -1 for none; of
+            several labels per image, and of numbers, float32 (N, K).
         layers: names as in `named_modules()`; none: the input of the classifier head.
         pool: the mean over H and W of (N, C, H, W), and over T of (N, T, C).
 
@@ -187,7 +189,7 @@ def write_features(
     names, numbers = _labels(source)
     metadata = dict(about or {}) | ({"classes": json.dumps(names)} if names else {})
     loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
-    has_labels = out.suffix.lower() == ".safetensors" and bool((numbers >= 0).any())
+    has_labels = out.suffix.lower() == ".safetensors" and bool(names)
     kept: list[int] = []
     shapes: dict[str, tuple[int, ...]] = {}
     with feature_file(out, len(source), about=metadata, force=force) as add:
@@ -205,7 +207,12 @@ def write_features(
 
 
 def _labels(source: Source) -> tuple[list[str], Tensor]:
-    """The names of the classes, and for each image the position among them; -1 for class ''."""
+    """The names of the classes, and for each image the position among them; -1 for class ''.
+
+    Of several labels per image, and of numbers, their names and values.
+    """
+    if task_of(source) != "classification":
+        return [*source.classes], source.labels
     names = [name for name in source.classes if name]
     positions = torch.full((len(source.classes),), -1)
     positions[[bool(name) for name in source.classes]] = torch.arange(len(names))
@@ -281,6 +288,6 @@ def _listing(source: Source, kept: Sequence[int]) -> bytes:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", "label"])
-    labels = source.labels.tolist()
-    rows.writerows([source.describe(index), source.classes[labels[index]]] for index in kept)
+    texts = target_texts(source)
+    rows.writerows([source.describe(index), texts[index]] for index in kept)
     return text.getvalue().encode(errors="backslashreplace")

@@ -20,7 +20,6 @@ from flambeau.errors import DecodeError, InputError, unreadable
 from flambeau.images.decode import Picture, Stored, decode
 from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.prediction.trained_model import BATCH, Trained
-from flambeau.trainer.tasks.classification import Predictions
 
 Images: TypeAlias = "str | Path | Image.Image | NDArray[Any] | Tensor | Sequence[Images]"
 """One image or several: paths of files, PIL images, uint8 arrays (H, W), (H, W, C) or (N, H, W, C), uint8
@@ -48,7 +47,7 @@ class Predictor:
         self.image_size = trained.image_size
 
     @float32_by_default()
-    def __call__(self, images: Images, *, flip_tta: bool = False) -> Predictions:
+    def __call__(self, images: Images, *, flip_tta: bool = False) -> Any:
         """Predict, 64 images at a time.
 
         Args:
@@ -56,7 +55,8 @@ class Predictor:
             flip_tta: average the probabilities of each image and its mirror image.
 
         Returns:
-            A prediction for each image, in their order; for a single image, one.
+            A prediction for each image, in their order; for a single image, one. `Predictions` of classes,
+            `LabelAnswers` of several labels, `NumberAnswers` of numbers.
 
         Raises:
             InputError: an image that cannot be read, or a shape or dtype that no image has.

@@ -73,7 +73,7 @@ def _training_data(trained: Trained) -> Source | None:
     if recorded is None or is_named(Path(recorded)) or is_function(recorded):
         return None
     with contextlib.suppress(InputError, OSError):
-        return open_sources(Path(recorded))[0]
+        return open_sources(Path(recorded), choice=trained.choice)[0]
     return None
 
 

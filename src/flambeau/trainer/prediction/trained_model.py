@@ -15,6 +15,7 @@ from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.source import Source, require_unit
+from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.sources.wide_source import of_kind
 from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
@@ -25,7 +26,7 @@ from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.options.option import check_value
 from flambeau.terminal import CountBar
-from flambeau.trainer.parts.data import DataFacts, model_file_sha256
+from flambeau.trainer.parts.data import DataFacts, model_file_sha256, with_thresholds
 from flambeau.trainer.parts.device import use_float32, use_threads
 from flambeau.trainer.parts.model import (
     check_claim,
@@ -60,6 +61,11 @@ class Trained:
     @property
     def image_size(self) -> int:
         return self.settings.eval_size or self.settings.image_size
+
+    @property
+    def choice(self) -> TargetChoice:
+        """Which targets of data the model has learned."""
+        return self.facts.choice(self.settings)
 
     @torch.inference_mode()
     def logits(self, images: Tensor, *, flip_tta: bool = False) -> Tensor:
@@ -106,7 +112,7 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
             f"Make the model in your own code; `flambeau convert {path} NAME.pth` writes the weights, and "
             "model.load_state_dict(torch.load('NAME.pth')) takes them"
         )
-    facts = DataFacts.read(folder.dataset)
+    facts = with_thresholds(DataFacts.read(folder.dataset), folder)
     settings = from_stored(stored, folder.config)
     folder.permission(stored, trust=trust, say=say).ask_for(stored, "model")
     if model_file_sha256(settings.model) != facts.model_file_sha256:

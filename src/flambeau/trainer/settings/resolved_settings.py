@@ -7,8 +7,9 @@ from typing import Any, Literal, cast
 from flambeau.trainer.settings.settings import FIELDS, Settings
 
 
-def _resolved(name: str) -> Any:
-    return dataclasses.field(metadata=FIELDS[name].metadata, kw_only=True)
+def _resolved(name: str, default: Any = dataclasses.MISSING) -> Any:
+    """A field that is not left open; `default` is for runs of versions that had not this setting."""
+    return dataclasses.field(default=default, metadata=FIELDS[name].metadata, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,16 @@ class ResolvedSettings(Settings):
     None means that a setting has no effect in the run: a temperature without a teacher, say.
     """
 
+    task: str = _resolved("task", "classification")
     image_size: int = _resolved("image_size")
     workers: int = _resolved("workers")
     model: str = _resolved("model")
     duration: str = _resolved("duration")
     batch_size: int = _resolved("batch_size")
+    best: str = _resolved("best", "val_accuracy")
     lr: float = _resolved("lr")
+    loss: str = _resolved("loss", "cross-entropy")
+    label_smoothing: float = _resolved("label_smoothing", 0.1)
 
     @property
     def autocast(self) -> Literal["fp32", "bf16", "fp16"]:

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flambeau.data.sources.target_names import TASKS
 from flambeau.errors import InputError
 from flambeau.run.options.advice import Advice
 from flambeau.run.options.durations import parse_duration, parse_seconds
@@ -34,8 +35,20 @@ BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """Optimizers with betas."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
 """Default momentum of the optimizers that have one."""
-BEST = ("val_accuracy", "val_loss", "val_macro_f1", "val_macro_recall")
-"""Figures of an evaluation that can choose the best weights."""
+BEST = (
+    "val_accuracy",
+    "val_loss",
+    "val_macro_f1",
+    "val_macro_recall",
+    "val_map",
+    "val_micro_f1",
+    "val_hamming_loss",
+    "val_mae",
+    "val_rmse",
+    "val_r2",
+    "val_spearman",
+)
+"""Figures of an evaluation that can choose the best weights; each task has some of them."""
 BY_FLAGS = Advice(
     start_again="--fresh sets it aside, and --weights RUN --out NEW begins another one from its weights",
     train_longer="--extend 10ep trains a finished run on for so much more",
@@ -68,6 +81,28 @@ class Settings(SharedOptions):
         group="data",
         auto=("the embedded Fashion-MNIST", "内置的 Fashion-MNIST"),
         may_change=True,
+    )
+    task: str | None = option(
+        None,
+        "what is learned of each image: its class, several labels, or numbers",
+        "从每张图像学习什么：它的类别、多个标签，或数值",
+        group="data",
+        choices=TASKS,
+        auto=("found from the data", "由数据判断"),
+    )
+    target: str | None = option(
+        None,
+        "columns of the table that hold what is learned, separated by commas, such as age,weight",
+        "表格中存放学习目标的列，用逗号分隔，例如 age,weight",
+        group="data",
+        auto=("a column called label, or like it", "名为 label 或类似的列"),
+    )
+    label_separator: str | None = option(
+        None,
+        "what separates the labels in a cell of a table, such as a comma",
+        "表格单元格中分隔多个标签的符号，例如逗号",
+        group="data",
+        auto=("found from the cells", "由单元格判断"),
     )
     preset: str | None = option(
         None,
@@ -322,13 +357,17 @@ class Settings(SharedOptions):
         group="length",
         range=AT_LEAST_0,
     )
-    best: str = option(
-        "val_accuracy",
+    best: str | None = option(
+        None,
         "figure of an evaluation that chooses the best weights; of uneven classes val_macro_f1, or "
         "val_macro_recall, the balanced accuracy",
         "用验证集的哪个指标选出最佳权重；类别不均衡时用 val_macro_f1 或 val_macro_recall（平衡准确率）",
         group="length",
         choices=BEST,
+        auto=(
+            "classes val_accuracy, several labels val_map, numbers val_loss",
+            "类别为 val_accuracy，多标签为 val_map，数值为 val_loss",
+        ),
     )
     optimizer: str = option(
         "sgd",
@@ -453,18 +492,30 @@ class Settings(SharedOptions):
         auto=("0.1", "0.1"),
         range=Range(0, 1, above_low=True, below_high=True),
     )
-    label_smoothing: float = option(
-        0.1,
+    loss: str | None = option(
+        None,
+        "the loss: cross-entropy for classes; bce or asymmetric for several labels; mse, l1 or huber for "
+        "numbers",
+        "损失函数：类别用 cross-entropy；多标签用 bce 或 asymmetric；数值用 mse、l1 或 huber",
+        group="optimization",
+        choices=("cross-entropy", "bce", "asymmetric", "mse", "l1", "huber"),
+        auto=("the first of these for the task", "该任务的第一个"),
+    )
+    label_smoothing: float | None = option(
+        None,
         "label smoothing",
         "标签平滑系数",
         group="optimization",
+        auto=("0.1 for classes, else 0", "类别为 0.1，否则为 0"),
         range=SHARE_BELOW_1,
     )
     class_weights: str | None = option(
         None,
         "weight of each class in the loss: auto uses the inverse of its share of the "
-        "images; or a JSON file with one number per class",
-        "每个类别在损失中的权重：auto 取其图像份额的倒数；或一个 JSON 文件，每类一个数",
+        "images, or for several labels the images without it by those with it; or a JSON file with one "
+        "number per class",
+        "每个类别在损失中的权重：auto 取其图像份额的倒数，多标签时取没有该标签与有该标签的图像数之比；"
+        "或一个 JSON 文件，每类一个数",
         group="optimization",
     )
     mixup: float = option(
@@ -597,6 +648,8 @@ class Settings(SharedOptions):
                 f"accumulate = {self.accumulate} out, and name the samples of a step, as in 'auto:512'"
             )
         self.named_schedule()
+        if self.target is not None:
+            split_names(self.target)
         tracker_list(self.track)
         parse_betas(self.betas)
         for name in ("teacher_weight", "temperature"):
@@ -645,6 +698,21 @@ def _check_parts(settings: Settings) -> None:
             f"{parts}: with shard = {settings.shard!r} gradients are added in the order of the processes; "
             "leave one of them out"
         )
+
+
+def split_names(target: str) -> list[str]:
+    """The columns of `target`.
+
+    Raises:
+        InputError: an empty name, or one that stands there twice.
+    """
+    names = [name.strip() for name in target.split(",")]
+    if "" in names or len({*names}) < len(names):
+        raise InputError(
+            "target must name columns once each, with commas between them, such as age,weight; got "
+            f"{target!r}"
+        )
+    return names
 
 
 class BatchSize(NamedTuple):

@@ -72,7 +72,9 @@ def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:
         values, path, why="\nThe file was edited, or written by a later version of flambeau"
     )
     missing = [
-        f.name for f in dataclasses.fields(ResolvedSettings) if f.kw_only and f.name not in values
+        field.name
+        for field in dataclasses.fields(ResolvedSettings)
+        if field.kw_only and field.default is dataclasses.MISSING and field.name not in values
     ]
     if missing:
         raise InputError(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,15 +16,20 @@ from flambeau.data.sources.source import Source
 from flambeau.recipes.training.auroc import AUROC
 from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
+from flambeau.recipes.training.distillation import distillation_loss
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.trainer.evaluation.answers import Ranking
 from flambeau.trainer.evaluation.evaluation_result import ClassFigures, Evaluation, ImagePredictions
-from flambeau.trainer.evaluation.sample_history import SampleHistory, label_suspects
+from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.evaluation.sample_results import (
     SampleResults,
     SampleResultsMetric,
+    class_results,
     evaluation_facts,
 )
+from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.tasks.class_counts import class_lines
 
 _TOP = 5
 _MAX_SUSPECTS = 12  # labels that look wrong, in the report
@@ -44,10 +49,29 @@ class Classification:
 
     classes: tuple[str, ...]
 
-    @property
-    def main_figure(self) -> str:
-        """The share of images whose class has the highest logit."""
-        return "val_accuracy"
+    losses: ClassVar = ("cross-entropy",)
+    best_figures: ClassVar = ("val_accuracy", "val_loss", "val_macro_f1", "val_macro_recall")
+    main_figure: ClassVar = "val_accuracy"
+    default_smoothing: ClassVar = 0.1
+    lr_share: ClassVar = 1.0
+    refuses: ClassVar[Mapping[str, str]] = {}
+
+    @staticmethod
+    def target_facts(train: Source) -> dict[str, Any]:
+        """The classes are all there is to know."""
+        return {}
+
+    @staticmethod
+    def balanced_weights(train: Source) -> list[float]:
+        """scikit-learn's 'balanced': N / (C * n) for a class with n of the N images; 1 on average."""
+        counts = torch.bincount(train.labels, minlength=len(train.classes))
+        there = int((counts > 0).sum())
+        return [len(train.labels) / (there * n) if n else 1.0 for n in counts.tolist()]
+
+    @staticmethod
+    def target_lines(train: Source, settings: Settings) -> list[str]:
+        """The number of training images per class."""
+        return class_lines(settings, train.labels, train.classes)
 
     @property
     def num_outputs(self) -> int:
@@ -60,6 +84,10 @@ class Classification:
         """Cross-entropy with labels (N,), or with probabilities (N, C) of mixed images."""
         return cross_entropy(outputs, targets, smoothing=smoothing, weight=weight)
 
+    def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
+        """The divergence of the softened probabilities."""
+        return distillation_loss(outputs, teacher, temperature=temperature)
+
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Whether each image was classified correctly."""
         return {"train_accuracy": correct(outputs, targets)}
@@ -71,20 +99,25 @@ class Classification:
 
     def history(self, num_samples: int, *, fingerprint: str, device: torch.device) -> SampleHistory:
         """The losses of each image, from which suspect labels are found."""
-        return SampleHistory(num_samples, fingerprint=fingerprint, device=device)
 
-    def sample_results(self, best: str) -> SampleResultsMetric:
+        def losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            other = logits.scatter(1, targets[:, None], -torch.inf).argmax(1)
+            return cross_entropy(logits, targets, reduction="none"), other
+
+        return SampleHistory(num_samples, fingerprint=fingerprint, device=device, losses=losses)
+
+    def sample_results(self, best: str) -> SampleResultsMetric[SampleResults]:
         """The most probable class of each image, its probability, and that of the label."""
         name = best.removeprefix("val_")
-        if not name.startswith("macro_"):
-            return SampleResultsMetric()
 
         def figures(results: SampleResults) -> dict[str, float]:
+            if not name.startswith("macro_"):
+                return {}
             matrix = ConfusionMatrix(len(self.classes))
             matrix.update(results.predicted, results.targets)
             return {name: float(matrix.compute()[name])}
 
-        return SampleResultsMetric(figures)
+        return SampleResultsMetric(class_results, SampleResults, figures)
 
     def report_facts(
         self, results: SampleResults, *, step: int, describe: Callable[[int], str]
@@ -94,19 +127,18 @@ class Classification:
 
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
         """The images whose label the model found less likely than a guess, averaged over the training."""
-        number = {name: k for k, name in enumerate(self.classes)}
-        worst = label_suspects(run, train, most=_MAX_SUSPECTS) or []
+        labels = train.labels.tolist()
         return [
             {
                 "index": one.number,
                 "image": one.image,
-                "label": number[one.label],
-                "predicted": number.get(one.suggested, number[one.label]),
+                "label": labels[one.number],
+                "predicted": one.other if one.other < len(self.classes) else labels[one.number],
                 "probability": 0.0,
                 "of_label": math.exp(-one.loss),
             }
-            for one in worst
-            if one.loss > math.log(len(number))
+            for one in recorded_losses(run, train, most=_MAX_SUSPECTS) or []
+            if one.loss > math.log(len(self.classes))
         ]
 
     def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
@@ -136,6 +168,14 @@ class Classification:
     def predictions(self, outputs: Tensor) -> "Predictions":
         """Classes and probabilities."""
         return Predictions(self.classes, outputs)
+
+    def answers(self, outputs: Tensor, *, top: int) -> Sequence[Ranking]:
+        """The most probable classes of each image."""
+        return [Ranking(pairs) for pairs in rankings(outputs, self.classes, top)]
+
+    def answer_columns(self, *, top: int) -> list[str]:
+        """Those of an answer's cells."""
+        return Ranking.columns(min(top, len(self.classes)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)

@@ -1,6 +1,6 @@
 """What a task must provide; the trainer, the export and the report call these methods and nothing else.
 
-N: images of a batch.
+N: images of a batch. A target is an int64 label, or a row of float32.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.source import Source
+from flambeau.trainer.evaluation.answers import Answer
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
+from flambeau.trainer.evaluation.label_evaluation import LabelEvaluation
+from flambeau.trainer.evaluation.number_evaluation import NumberEvaluation
 from flambeau.trainer.evaluation.sample_history import SampleHistory
-from flambeau.trainer.evaluation.sample_results import SampleResults, SampleResultsMetric
+from flambeau.trainer.evaluation.sample_results import SampleResultsMetric
+
+AnyEvaluation = Evaluation | LabelEvaluation | NumberEvaluation
+"""Each has `as_dict`, `save_predictions`, `predictions` and `num_images`."""
 
 
 class Counters(Protocol):
@@ -32,7 +38,7 @@ class Counters(Protocol):
             indices: positions of the images in the data.
         """
 
-    def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> Evaluation:
+    def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> AnyEvaluation:
         """All figures.
 
         Args:
@@ -45,8 +51,28 @@ class Task(Protocol):
     """One kind of training. A second kind is a second class with these methods, and no `if` elsewhere."""
 
     @property
+    def losses(self) -> Sequence[str]:
+        """The values of the setting `loss`, the default first."""
+
+    @property
+    def best_figures(self) -> Sequence[str]:
+        """The figures of an evaluation that can choose the best weights, the default first."""
+
+    @property
     def main_figure(self) -> str:
-        """The figure of an evaluation by which an exported model is compared with its run."""
+        """The figure, a mean over images, by which an exported model is compared with its run."""
+
+    @property
+    def default_smoothing(self) -> float:
+        """The setting `label_smoothing`, if none is given."""
+
+    @property
+    def lr_share(self) -> float:
+        """The default learning rate of sgd and rmsprop in that of classes."""
+
+    @property
+    def refuses(self) -> Mapping[str, str]:
+        """The settings that must keep their default value, and why."""
 
     @property
     def num_outputs(self) -> int:
@@ -64,6 +90,9 @@ class Task(Protocol):
             weight: of each class; None weighs them alike.
         """
 
+    def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
+        """How far the outputs are from those of a teacher, 0-d float32."""
+
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """What a line of metrics.jsonl says of training batches, besides the loss: (N,) each, by name."""
 
@@ -73,7 +102,7 @@ class Task(Protocol):
     def history(self, num_samples: int, *, fingerprint: str, device: torch.device) -> SampleHistory:
         """What the run notes of each training sample."""
 
-    def sample_results(self, best: str) -> SampleResultsMetric:
+    def sample_results(self, best: str) -> SampleResultsMetric[Any]:
         """Keeps the prediction of each evaluated image for the report: `metrics["val"]` of `Run`.
 
         Args:
@@ -82,12 +111,12 @@ class Task(Protocol):
         """
 
     def report_facts(
-        self, results: SampleResults, *, step: int, describe: Callable[[int], str]
+        self, results: Any, *, step: int, describe: Callable[[int], str]
     ) -> dict[str, Any]:
         """The content of evaluation.json; `mistakes` and `unsure` are lists of images with their 'index'.
 
         Args:
-            results: of an evaluation.
+            results: of an evaluation, as its `sample_results` keep them.
             step: of the weights.
             describe: the name of the image at a position.
         """
@@ -126,3 +155,14 @@ class Task(Protocol):
 
     def predictions(self, outputs: Tensor) -> Any:
         """What `flambeau.load(run)(images)` returns of outputs on the CPU."""
+
+    def answers(self, outputs: Tensor, *, top: int) -> Sequence[Answer]:
+        """What `flambeau predict` says of each image.
+
+        Args:
+            outputs: of the model.
+            top: how many classes to name, where there is one per image.
+        """
+
+    def answer_columns(self, *, top: int) -> list[str]:
+        """The names of the cells of an answer."""

@@ -1,0 +1,338 @@
+"""What is learned of each image: its class, several labels, or numbers.
+
+N: images, K: labels, or columns of numbers.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flambeau.data.sources.target_names import TaskName
+from flambeau.errors import InputError
+
+_SEPARATORS = ("|", ";", ",", " ")  # of a cell, if the user names none: the first that occurs
+_SURE = ("|", ";")  # what no name of a class holds
+_MISSING = ("", "nan", "na", "n/a", "null", "none")  # in lower case, in a column of numbers
+_BITS = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "": math.nan}
+_MOST_CELLS = 1 << 30  # of a table of labels: 4 GiB
+_COARSE = 1e-3  # of a standard deviation: what rounding to float32 may change; chosen
+
+
+@dataclass(frozen=True)
+class TargetChoice:
+    """Which targets of the data a training is about, as far as the user says.
+
+    Attributes:
+        task: None: found from the data.
+        columns: of a table; none: found by their names.
+        separator: between the labels in a cell; None: found.
+    """
+
+    task: TaskName | None = None
+    columns: tuple[str, ...] = ()
+    separator: str | None = None
+
+
+FOUND = TargetChoice()
+"""Everything is found from the data."""
+
+
+class Targets(NamedTuple):
+    """The targets of all images.
+
+    Attributes:
+        names: of the K labels, or columns of numbers.
+        labels: (N, K) float32: 1, 0, or NaN for unknown; or numbers, NaN where one is missing.
+        separator: between the labels of a cell; None: each label has a column of its own.
+    """
+
+    task: TaskName
+    names: tuple[str, ...]
+    labels: Tensor
+    separator: str | None = None
+
+
+def task_of(source: Any) -> TaskName:
+    """The task that a source's targets are for; 'classification' if it does not say."""
+    task: TaskName = getattr(source, "task", "classification")
+    return task
+
+
+def separator_of(source: Any) -> str | None:
+    """What separates the labels of a cell of its table; None: no cell has several."""
+    separator: str | None = getattr(source, "separator", None)
+    return separator
+
+
+def target_texts(source: Any) -> list[str]:
+    """The targets of each image as text: its class, its labels ('?name' unknown), or its numbers."""
+    labels = source.labels.tolist()
+    if task_of(source) == "classification":
+        return [source.classes[label] for label in labels]
+    if task_of(source) == "regression":
+        return [" ".join(map(repr, row)) for row in labels]
+    return ["|".join(_label_words(source.classes, row)) for row in labels]
+
+
+def _label_words(names: Sequence[str], row: Sequence[float]) -> list[str]:
+    return [
+        f"?{name}" if math.isnan(value) else name
+        for name, value in zip(names, row, strict=True)
+        if value != 0
+    ]
+
+
+def renumbered(source: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor:
+    """The targets of a source for other names, or for another order of them.
+
+    Args:
+        labels: of the source, or some of them.
+        classes: names in which classes become positions, and labels or numbers columns. A label that the
+            source does not know is 0 where cells name what is there, and NaN where it has no column.
+
+    Raises:
+        ValueError: an image of a class, or with a label, that is not in `classes`.
+    """
+    number = {name: position for position, name in enumerate(classes)}
+    positions = torch.tensor([number.get(name, -1) for name in source.classes])
+    unknown = lost_name(source, labels, classes)
+    if unknown is not None:
+        raise ValueError(f"{unknown!r} is not in classes")
+    if task_of(source) == "classification":
+        return positions[labels]
+    absent = math.nan if separator_of(source) is None else 0.0
+    table = torch.full((len(labels), len(classes)), absent)
+    known = positions >= 0
+    table[:, positions[known]] = labels[:, known]
+    return table
+
+
+def lost_name(source: Any, labels: Tensor, classes: Sequence[str]) -> str | None:
+    """A class or label of some image, or a column of numbers, that is not in `classes`; None for none."""
+    known = {*classes}
+    for at, name in enumerate(source.classes):
+        if name not in known and has_target(source, labels, at).any():
+            return str(name)
+    return None
+
+
+def has_target(source: Any, labels: Tensor, number: int) -> Tensor:
+    """(N,) bool: which of these targets are of a class, have a label, or a number in a column."""
+    if task_of(source) == "classification":
+        return labels == number
+    return (
+        labels[:, number] == 1 if task_of(source) == "multilabel" else labels[:, number].isfinite()
+    )
+
+
+def strata(source: Any) -> list[int]:
+    """Groups of images of which each part of a split gets its share: a class, or the rarest label."""
+    if task_of(source) == "regression":
+        return [0] * len(source)
+    labels = source.labels
+    if task_of(source) == "classification":
+        return list(labels.tolist())
+    has = labels == 1
+    counts = has.sum(0)
+    rarity = torch.where(has, counts, len(labels) + 1)
+    return torch.where(has.any(1), rarity.argmin(1), labels.shape[1]).tolist()
+
+
+def require_classes(path: Path, choice: TargetChoice) -> None:
+    """InputError if other targets than one class per image are wanted of data that have these alone."""
+    if choice.task not in (None, "classification"):
+        raise InputError(
+            f"{path} holds one class per image, and nothing for {choice.task}\n"
+            "Several labels per image, and numbers, stand in the columns of a table (.csv, .tsv)"
+        )
+    if choice.columns or choice.separator is not None:
+        flag = "--target" if choice.columns else "--label-separator"
+        raise InputError(f"{path} has no columns, so {flag} has no effect: leave it out")
+
+
+# ---------------------------------------------------------------- cells of a table
+
+
+def table_targets(
+    columns: Sequence[Sequence[str]],
+    names: Sequence[str],
+    choice: TargetChoice,
+    cell: Callable[[int, int], str],
+    known: Sequence[str] | None = None,
+) -> Targets | None:
+    """The targets in the cells of one or several columns; None if they are classes.
+
+    Args:
+        columns: the texts of the cells, column by column.
+        names: of the columns.
+        cell: describes the cell of a row and a column, for an error.
+        known: the names of the classes, or of the labels in their order, if a file says them.
+
+    Raises:
+        InputError: cells that do not fit the task, or may mean several things.
+    """
+    task = choice.task
+    if len(columns) > 1:
+        if task is None:
+            task = "multilabel" if all(map(is_indicator, columns)) else "regression"
+        if task == "classification":
+            raise InputError(
+                f"{', '.join(names[:5])}: a class stands in one column\n"
+                "Name that column, or give --task multilabel for a column per label"
+            )
+        if task == "multilabel":
+            return _indicators(columns, names, cell)
+        return _numbers(columns, names, cell)
+    [cells] = columns
+    if task is None and not {*cells} <= {*(known or ())}:
+        if _names_several(cells):
+            task = "multilabel"
+        elif _has_fractions(cells):
+            task = "regression"
+    if task == "regression":
+        return _numbers(columns, names, cell)
+    if task != "multilabel":
+        return None
+    if choice.separator is None and choice.columns and is_indicator(cells):
+        return _indicators(columns, names, cell)
+    return _cell_labels(cells, choice.separator, lambda row: cell(row, 0), known)
+
+
+def is_indicator(cells: Sequence[str]) -> bool:
+    """Whether the cells are 0, 1 or empty, with at least one that is not empty."""
+    return any(cells) and all(text in _BITS for text in cells)
+
+
+def _has_fractions(cells: Sequence[str]) -> bool:
+    """Whether the cells are numbers, and not all whole ones, which may be those of classes."""
+    numbers = [_number(text) for text in cells if text.lower() not in _MISSING]
+    whole = all(value is not None and value.is_integer() for value in numbers)
+    return bool(numbers) and None not in numbers and not whole
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and "_" not in text else None
+
+
+def _names_several(cells: Sequence[str]) -> bool:
+    """Whether cells hold several labels beyond doubt: separated by | or ;, and named in other rows, too."""
+    for separator in _SURE:
+        rows = [_parts(text, separator) for text in cells if text]
+        several = [parts for parts in rows if len(parts) > 1]
+        if several:
+            counts = Counter(name for parts in rows for name in set(parts))
+            return any(counts[name] > 1 for parts in several for name in parts)
+    return False
+
+
+def _parts(text: str, separator: str) -> list[str]:
+    """The labels of a cell, without the brackets and quotes of a list."""
+    if text.startswith("[") and text.endswith("]"):
+        text, separator = text[1:-1], ","
+    pieces = text.split() if separator == " " else text.split(separator)
+    return [name for piece in pieces if (name := piece.strip().strip("'\"").strip())]
+
+
+def _cell_labels(
+    cells: Sequence[str],
+    separator: str | None,
+    cell: Callable[[int], str],
+    known: Sequence[str] | None,
+) -> Targets:
+    if separator is None:
+        used = (mark for mark in _SEPARATORS if any(mark in text for text in cells))
+        separator = next(used, _SEPARATORS[0])
+    rows = [_parts(text, separator) for text in cells]
+    counts = Counter(name for parts in rows for name in parts)
+    if not counts:
+        raise InputError(f"{cell(0)}: no image has a label")
+    by_number = all(name.isdecimal() for name in counts)
+    names = [*known] if known is not None else sorted(counts, key=int if by_number else str)
+    if len(rows) * len(names) > _MOST_CELLS:
+        raise InputError(
+            f"{cell(0)}: {len(names)} labels for {len(rows)} images, separated by {separator!r}\n"
+            "If these are no labels, name what separates them: --label-separator"
+        )
+    for row, parts in enumerate(rows):
+        twice = next((name for name in parts if parts.count(name) > 1), None)
+        if twice is not None:
+            raise InputError(f"{cell(row)}: label {twice!r} stands there twice\nName it once")
+    number = {name: position for position, name in enumerate(names)}
+    lost = next((name for name in counts if name not in number), None)
+    if lost is not None:
+        row = next(row for row, parts in enumerate(rows) if lost in parts)
+        raise InputError(
+            f"{cell(row)}: label {lost!r} is none of the {len(names)} in the file of class names\n"
+            "Correct one of the two"
+        )
+    labels = torch.zeros(len(rows), len(names))
+    at = [(row, number[name]) for row, parts in enumerate(rows) for name in parts]
+    labels[tuple(torch.tensor(at).T)] = 1.0
+    return Targets("multilabel", tuple(names), labels, separator)
+
+
+def _indicators(
+    columns: Sequence[Sequence[str]], names: Sequence[str], cell: Callable[[int, int], str]
+) -> Targets:
+    labels = torch.empty(len(columns[0]), len(columns))
+    for at, cells in enumerate(columns):
+        values = [_BITS.get(text) for text in cells]
+        if None in values:
+            row = values.index(None)
+            raise InputError(
+                f"{cell(row, at)}: {cells[row]!r:.50} is neither 0 nor 1, nor empty for unknown\n"
+                "A column per label says 1 where an image has it"
+            )
+        labels[:, at] = torch.tensor(values)
+    return Targets("multilabel", tuple(names), labels)
+
+
+def _numbers(
+    columns: Sequence[Sequence[str]], names: Sequence[str], cell: Callable[[int, int], str]
+) -> Targets:
+    labels = torch.empty(len(columns[0]), len(columns))
+    for at, cells in enumerate(columns):
+        values = list[float]()
+        for row, text in enumerate(cells):
+            value = math.nan if text.lower() in _MISSING else _number(text)
+            if value is None:
+                comma = re.fullmatch(r"[+-]?\d+,\d+", text)
+                remedy = f"Write {text.replace(',', '.')}" if comma else "Leave a missing one empty"
+                raise InputError(f"{cell(row, at)}: {text!r:.50} is no number\n{remedy}")
+            values.append(value)
+        labels[:, at] = number_column(values, f"{cell(0, at)}: column {names[at]!r}")
+    return Targets("regression", tuple(names), labels)
+
+
+def number_column(values: Sequence[float], what: str) -> Tensor:
+    """Numbers as (N,) float32, NaN where one is missing.
+
+    Args:
+        what: names the column, for an error.
+
+    Raises:
+        InputError: all are missing or too large for float32, or float32 cannot tell them apart.
+    """
+    exact = torch.tensor(values, dtype=torch.float64)
+    given = exact[~exact.isnan()]
+    if not len(given):
+        raise InputError(f"{what} has no number")
+    rounding = (given.float() - given).abs().max()
+    spread = given.std(correction=0)
+    if not rounding.isfinite() or (spread > 0 and rounding > _COARSE * spread):
+        raise InputError(
+            f"{what}: its numbers, around {float(given.mean()):.6g}, are too large for what they differ by\n"
+            "Subtract a constant from them, such as the first one"
+        )
+    return exact.float()

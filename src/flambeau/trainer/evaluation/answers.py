@@ -1,0 +1,93 @@
+"""What a model says of one image: as text, as JSON, and as cells of a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Answer(Protocol):
+    """What a model says of one image."""
+
+    def as_text(self) -> str:
+        """In a line, for people."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+
+    def cells(self) -> list[str]:
+        """In the columns that its task names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The most probable classes of an image, as (class, probability), the most probable first."""
+
+    classes: Sequence[tuple[str, float]]
+
+    def as_text(self) -> str:
+        return ", ".join(f"{name} {share:.1%}" for name, share in self.classes)
+
+    def as_dict(self) -> dict[str, Any]:
+        ranked = [{"class": name, "probability": round(share, 6)} for name, share in self.classes]
+        return {"classes": ranked}
+
+    def cells(self) -> list[str]:
+        return [part for name, share in self.classes for part in (name, f"{share:.6f}")]
+
+    @staticmethod
+    def columns(num: int) -> list[str]:
+        """The names of its cells: predicted, probability, predicted_2, probability_2 ..."""
+        rest = [f"{what}_{k}" for k in range(2, num + 1) for what in ("predicted", "probability")]
+        return ["predicted", "probability", *rest]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelAnswer:
+    """The labels of an image.
+
+    Attributes:
+        labels: those whose probability reaches their threshold, the most probable first.
+        probabilities: of all labels.
+    """
+
+    labels: Sequence[str]
+    probabilities: dict[str, float]
+
+    def as_text(self) -> str:
+        if self.labels:
+            return ", ".join(f"{name} {self.probabilities[name]:.1%}" for name in self.labels)
+        nearest = max(self.probabilities, key=self.probabilities.__getitem__)
+        return f"no label ({nearest} {self.probabilities[nearest]:.1%})"
+
+    def as_dict(self) -> dict[str, Any]:
+        shares = {name: round(share, 6) for name, share in self.probabilities.items()}
+        return {"labels": [*self.labels], "probabilities": shares}
+
+    def cells(self) -> list[str]:
+        return ["|".join(self.labels), *(f"{share:.6f}" for share in self.probabilities.values())]
+
+    @staticmethod
+    def columns(names: Sequence[str]) -> list[str]:
+        """The names of its cells: predicted, and the probability of each label."""
+        return ["predicted", *(f"probability_{name}" for name in names)]
+
+
+@dataclass(frozen=True, slots=True)
+class NumberAnswer:
+    """The numbers of an image, by column, in the unit of the data."""
+
+    values: dict[str, float]
+
+    def as_text(self) -> str:
+        return ", ".join(f"{name} {value:.6g}" for name, value in self.values.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"values": {name: float(f"{value:.7g}") for name, value in self.values.items()}}
+
+    def cells(self) -> list[str]:
+        return [f"{value:.7g}" for value in self.values.values()]
+
+    @staticmethod
+    def columns(names: Sequence[str]) -> list[str]:
+        """The names of its cells."""
+        return [f"predicted_{name}" for name in names]

@@ -1,0 +1,12 @@
+"""The tasks by name."""
+
+from flambeau.data.sources.target_names import TaskName
+from flambeau.trainer.tasks.classification import Classification
+from flambeau.trainer.tasks.multilabel import Multilabel
+from flambeau.trainer.tasks.regression import Regression
+
+TASK_TYPES: dict[TaskName, type[Classification | Multilabel | Regression]] = {
+    "classification": Classification,
+    "multilabel": Multilabel,
+    "regression": Regression,
+}
