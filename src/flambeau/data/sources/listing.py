@@ -24,8 +24,14 @@ from flambeau.data.sources.folder import IMAGE_SUFFIXES, images_below
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.data.sources.target_names import TaskName
-from flambeau.data.sources.targets import FOUND, TargetChoice, is_indicator, table_targets
-from flambeau.errors import InputError, nearest, unreadable
+from flambeau.data.sources.targets import (
+    FOUND,
+    TargetChoice,
+    is_indicator,
+    named_column,
+    table_targets,
+)
+from flambeau.errors import InputError, unreadable
 
 # Headers in lower case, letters only, singular; if a file has several, the first one here is used.
 _PATH = (
@@ -446,7 +452,8 @@ def _header(
     if name is None:
         return None
     if choice.columns and labelled:
-        targets = tuple(_named_column(path, line, values, wanted) for wanted in choice.columns)
+        names = f"{path}, line {line} names"
+        targets = tuple(named_column(wanted, values, names) for wanted in choice.columns)
         return _Columns(line, len(values), name, targets, part, tuple(values))
     label = column(_LABEL)
     if label is None and is_row:
@@ -456,19 +463,6 @@ def _header(
         return _Columns(line, len(values), name, targets, part, tuple(values))
     others = tuple(at for at in range(len(values)) if at not in (name, part))
     return _Columns(line, len(values), name, others, part, tuple(values), is_guess=True)
-
-
-def _named_column(path: Path, line: int, header: Sequence[str], wanted: str) -> int:
-    """The column that the user calls so."""
-    matches = [at for at, name in enumerate(header) if name == wanted]
-    matches = matches or [at for at, name in enumerate(header) if name.lower() == wanted.lower()]
-    if len(matches) != 1:
-        problem = "two columns" if matches else "no column"
-        raise InputError(
-            f"{path}, line {line} names {problem} {wanted!r}{nearest(wanted, header)}\n"
-            f"Its columns are {', '.join(header)}"
-        )
-    return matches[0]
 
 
 def _require_image(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> None:

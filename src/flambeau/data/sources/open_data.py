@@ -143,9 +143,18 @@ def open_parts(
     if named is None:
         _require(path)
     train, val = _parts_of(only_folder(path), choice) if named is None else named
+    _require_task(train, path, choice)
     if val is not None:
         val = with_classes(val, train.classes, "the training part")
     return train, val
+
+
+def _require_task(source: Source, path: Path, choice: TargetChoice) -> None:
+    if choice.task not in (None, task_of(source)):
+        raise InputError(
+            f"{path} has targets for {task_of(source)}, and not for {choice.task}\n"
+            "Name the columns that are meant with --target, or leave --task out"
+        )
 
 
 def open_source(
@@ -164,10 +173,12 @@ def open_source(
     check_download(download, path)
     named = _open_named(path, download=download, choice=choice)
     if named is not None:
+        _require_task(named[0], path, choice)
         return with_classes(named[1] or named[0], tuple(classes), "the model")
     _require(path)
     path = only_folder(path)
     source, val = _evaluated(_val_folder(path, classes) if path.is_dir() else path, choice=choice)
+    _require_task(source, path, choice)
     return with_classes(source if val is None else val, tuple(classes), "the model")
 
 
@@ -215,16 +226,15 @@ def _open_named(
 ) -> tuple[Source, Source | None] | None:
     """A data set by name, or of a user's function; None for a path."""
     if is_function(path):
-        require_classes(path, choice)
-        return open_function(str(path), labelled=labelled)
+        return open_function(str(path), labelled=labelled, choice=choice)
     if path.suffix == ".py" and path.is_file():
         raise InputError(f"{path} is a Python file; say which function: {path}:FUNCTION")
     if not is_named(path):
         return None
-    require_classes(path, choice)
     kind, _, name = str(path).partition(":")
     if kind == "hf":
-        return open_hub(name, download=download, labelled=labelled)
+        return open_hub(name, download=download, labelled=labelled, choice=choice)
+    require_classes(path, choice)
     name, _, folder = name.partition(":")
     return open_named(name, Path(folder) if folder else data_home(), download=download)
 

@@ -13,7 +13,7 @@ from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING
 from flambeau.data.sources.recordio_file import RecordSource
 from flambeau.data.sources.source import ConcatSource, Source
-from flambeau.data.sources.tables.arrow_file import ArrowSource
+from flambeau.data.sources.tables.arrow_file import open_arrow
 from flambeau.data.sources.tables.hugging_face import open_saved
 from flambeau.data.sources.tables.parquet_file import open_parquet
 from flambeau.data.sources.tar_file import open_tar
@@ -142,9 +142,11 @@ def _open(
 ) -> tuple[Source, Source | None]:
     if kind == "listing":
         return open_listing(path, labelled=labelled, choice=choice)
-    require_classes(path, choice)
     if kind == "arrow" and path.is_dir():
-        return open_saved(path, labelled=labelled)
+        return open_saved(path, labelled=labelled, choice=choice)
+    if kind in _TABLES:
+        return _TABLES[kind](path, labelled=labelled, choice=choice), None
+    require_classes(path, choice)
     if kind in _SOURCES:
         return _SOURCES[kind](path, labelled=labelled), None
     if kind == "tar":
@@ -156,6 +158,5 @@ _SOURCES: dict[str, Callable[..., Source]] = {
     "rec": RecordSource,
     "tfrecord": TFRecordSource,
     "lmdb": LMDBSource,
-    "parquet": open_parquet,
-    "arrow": ArrowSource,
 }
+_TABLES: dict[str, Callable[..., Source]] = {"parquet": open_parquet, "arrow": open_arrow}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.target_names import TaskName
-from flambeau.errors import InputError
+from flambeau.errors import InputError, nearest
 
 _SEPARATORS = ("|", ";", ",", " ")  # of a cell, if the user names none: the first that occurs
 _SURE = ("|", ";")  # what no name of a class holds
@@ -150,7 +150,8 @@ def require_classes(path: Path, choice: TargetChoice) -> None:
     if choice.task not in (None, "classification"):
         raise InputError(
             f"{path} holds one class per image, and nothing for {choice.task}\n"
-            "Several labels per image, and numbers, stand in the columns of a table (.csv, .tsv)"
+            "Several labels per image, and numbers, stand in the columns of a table (.csv, .tsv, .parquet, "
+            ".arrow, hf:NAME)"
         )
     if choice.columns or choice.separator is not None:
         flag = "--target" if choice.columns else "--label-separator"
@@ -158,6 +159,23 @@ def require_classes(path: Path, choice: TargetChoice) -> None:
 
 
 # ---------------------------------------------------------------- cells of a table
+
+
+def named_column(wanted: str, columns: Sequence[str], whose: str) -> int:
+    """The position of the column that the user calls so.
+
+    Args:
+        whose: begins the message, such as 'FILE has'.
+    """
+    matches = [at for at, name in enumerate(columns) if name == wanted]
+    matches = matches or [at for at, name in enumerate(columns) if name.lower() == wanted.lower()]
+    if len(matches) != 1:
+        problem = "two columns" if matches else "no column"
+        raise InputError(
+            f"{whose} {problem} {wanted!r}{nearest(wanted, columns)}\n"
+            f"Its columns are {', '.join(columns)}"
+        )
+    return matches[0]
 
 
 def table_targets(

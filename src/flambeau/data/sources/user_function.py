@@ -21,6 +21,8 @@ from torch.utils.data import IterableDataset, Subset
 
 from flambeau.data.sources.class_names_file import chosen_labels, named_labels, unlabelled
 from flambeau.data.sources.source import PixelKind
+from flambeau.data.sources.target_names import TaskName
+from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.data.sources.user_samples import (
     Label,
     WrongSample,
@@ -34,6 +36,7 @@ from flambeau.data.sources.user_samples import (
     split_sample,
     stored_image,
 )
+from flambeau.data.sources.user_targets import Target, other_targets, target_of
 from flambeau.errors import DecodeError, InputError
 from flambeau.images.decode import Stored
 from flambeau.images.thread_pool import DecodePool
@@ -49,11 +52,14 @@ _BAD_IMAGE = (OSError, SyntaxError, Image.DecompressionBombError)
 _CONNECTION_ERRORS = (TimeoutError, ConnectionError)  # not the fault of an image
 
 
-def open_function(name: str, *, labelled: bool = True) -> tuple["UserSource", "UserSource | None"]:
+def open_function(
+    name: str, *, labelled: bool = True, choice: TargetChoice = FOUND
+) -> tuple["UserSource", "UserSource | None"]:
     """The data set of a user's function to train on and, if it returns a pair, the one to validate on."""
     returned = _Returned(name)
     train, *val = (
-        UserSource(returned, number, labelled=labelled) for number in range(len(returned.lengths))
+        UserSource(returned, number, labelled=labelled, choice=choice)
+        for number in range(len(returned.lengths))
     )
     return train, val[0] if val else None
 
@@ -66,7 +72,14 @@ class UserSource:
     needs no lock. A fork calls the function again, unless the data set has `fork_safe = True`.
     """
 
-    def __init__(self, returned: "_Returned", number: int, *, labelled: bool = True) -> None:
+    def __init__(
+        self,
+        returned: "_Returned",
+        number: int,
+        *,
+        labelled: bool = True,
+        choice: TargetChoice = FOUND,
+    ) -> None:
         self._returned, self._number = returned, number
         self._what = _PARTS[len(returned.lengths)][number]
         data = returned.part(number)
@@ -83,9 +96,17 @@ class UserSource:
             )
         self._has_label_list = known is not None
         self._labelled = labelled or known is not None
+        self.task: TaskName = "classification"
+        self.separator: str | None = None
+        self._targets: list[Target] | None = None  # if they are not classes
         if self._labelled:
             labels = self._read_labels() if known is None else self._plain_labels(known)
-            self.classes, self.labels = self._classes_and_labels(classes, labels)
+            targets = other_targets(labels, classes, choice, self.describe)
+            if targets is None:
+                self.classes, self.labels = self._classes_and_labels(classes, labels)
+            else:
+                self._targets = labels
+                self.task, self.classes, self.labels, self.separator = targets
         else:
             self.classes, self.labels = unlabelled(len(self), returned.path)
         self._positions = {name: position for position, name in enumerate(self.classes)}
@@ -126,7 +147,7 @@ class UserSource:
         if not self._labelled:
             return image_of(data[index])
         image, label = split_sample(data[index])
-        self._check_label(index, class_label(label))
+        self._check_label(index, target_of(label))
         return image
 
     @contextlib.contextmanager
@@ -149,10 +170,10 @@ class UserSource:
 
     # ------------------------------------------------------------ labels
 
-    def _read_labels(self) -> list[Label]:
+    def _read_labels(self) -> list[Target]:
         """The labels from one pass over the samples."""
         length = len(self)
-        labels = dict[int, Label]()
+        labels = dict[int, Target]()
         data = self._returned.part(self._number)
         is_first = os.environ.get("RANK", "0") == "0"
         if is_first:
@@ -164,7 +185,7 @@ class UserSource:
         def work(index: int) -> None:
             try:
                 with self._errors(index):
-                    labels[index] = class_label(split_sample(data[index])[1])
+                    labels[index] = target_of(split_sample(data[index])[1])
             except DecodeError as error:
                 raise InputError(
                     f"{self.describe(index)}: {error}\nIts label is not known without it: "
@@ -176,16 +197,20 @@ class UserSource:
             DecodePool(None if self._thread_safe else 1).each(length, work)
         return [labels[index] for index in range(length)]
 
-    def _plain_labels(self, labels: Sequence[object]) -> list[Label]:
-        plain = list[Label]()
+    def _plain_labels(self, labels: Sequence[object]) -> list[Target]:
+        plain = list[Target]()
         for index, label in enumerate(labels):
             with self._errors(index):
-                plain.append(class_label(label))
+                plain.append(target_of(label))
         return plain
 
     def _classes_and_labels(
-        self, classes: Sequence[str] | None, labels: list[Label]
+        self, classes: Sequence[str] | None, targets: list[Target]
     ) -> tuple[tuple[str, ...], Tensor]:
+        labels = list[Label]()
+        for index, target in enumerate(targets):
+            with self._errors(index):
+                labels.append(class_label(target))
         words = isinstance(labels[0], str)
         for index, label in enumerate(labels):
             if isinstance(label, str) != words:
@@ -197,17 +222,24 @@ class UserSource:
             return named_labels(labels, Path(self._returned.name), self.describe)
         return chosen_labels(labels, classes, f"{self._returned.name}: .classes", self.describe)
 
-    def _check_label(self, index: int, label: Label) -> None:
+    def _check_label(self, index: int, label: Target) -> None:
         """The labels known before are those trained on, so they must be right."""
-        known = int(self.labels[index])
-        if (self._positions.get(label, -1) if isinstance(label, str) else label) != known:
+        if self._targets is not None:
+            known: object = self._targets[index]
+            is_same = str(label) == str(known)  # so that NaN is NaN
+            shown = repr(known)
+        else:
+            known = int(self.labels[index])
+            is_same = (self._positions.get(label) if isinstance(label, str) else label) == known
+            shown = f"{self.classes[known]!r} (class {known})"
+        if not is_same:
             before = (
                 "in .targets or .labels"
                 if self._has_label_list
                 else "when all samples were read for it"
             )
             raise WrongSample(
-                f"its label is {label!r}, and {before} it is {self.classes[known]!r} (class {known})\n"
+                f"its label is {label!r}, and {before} it is {shown}\n"
                 "Make them agree; a sample has the same label each time that it is read"
             )
 

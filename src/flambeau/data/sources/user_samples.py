@@ -67,8 +67,8 @@ def labels_of(data: Any, length: int) -> list[Any] | None:
     for name in ("targets", "labels"):
         labels: Any = getattr(data, name, None)
         if isinstance(labels, torch.Tensor | np.ndarray):
-            # (N, 1) are labels too; one-hot rows are not.
-            labels = labels.reshape(-1).tolist() if np.prod(labels.shape) == length else None
+            is_flat = np.prod(labels.shape) == length  # (N, 1), too
+            labels = (labels.reshape(-1) if is_flat else labels).tolist() if labels.ndim else None
         is_list = hasattr(labels, "__len__") and not isinstance(labels, str | bytes | Mapping)
         if is_list and len(labels) == length:
             return list(labels)

@@ -16,6 +16,9 @@ from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import joined, split_texts
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.tables.columns import Columns, choose_columns
+from flambeau.data.sources.tables.target_cells import TableTargets, other_targets
+from flambeau.data.sources.target_names import TaskName
+from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
 
@@ -33,6 +36,7 @@ class ArrowSource:
         path: the table as the user gave it, such as a Parquet file.
         data: the Arrow file with its images, if it is another file.
         unread: the columns of the table that are not in that file.
+        targets: those of other columns than that of the classes.
 
     Attributes:
         names: the paths if all are different, else the numbers of the rows.
@@ -45,14 +49,27 @@ class ArrowSource:
         data: Path | None = None,
         unread: tuple[str, ...] = (),
         labelled: bool = True,
+        targets: TableTargets | None = None,
     ) -> None:
         self._path = path
         self._data = data or path
+        self.task: TaskName = "classification"
+        self.separator: str | None = None
         try:
-            table = _read(path, self._data, labelled=labelled)
+            table = _read(path, self._data, labelled=labelled and targets is None)
             self.left_out = (LeftOut(str(path), columns=unread or table.columns.unread),)
             self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
-            self.classes, self.labels = _classes_and_labels(table, path, self.describe)
+            if targets is None:
+                self.classes, self.labels = _classes_and_labels(table, path, self.describe)
+            else:
+                self.task, self.classes, self.labels, self.separator = targets.targets
+                read = LeftOut(
+                    str(path),
+                    columns=tuple(
+                        name for name in self.left_out[0].columns if name not in targets.columns
+                    ),
+                )
+                self.left_out = (read,)
             self._file = open_with_owner(self, self._data)
             self._length = os.fstat(self._file.fileno()).st_size
             self.fingerprint = file_fingerprint(path, f"{self.labels.tolist()} {self.classes}")
@@ -102,6 +119,25 @@ def read_path(table: Path, name: str) -> bytes:
     if "://" in name:
         raise OSError(f"the row holds no bytes, but the address {name[:200]}")
     return (table.parent / name).read_bytes()
+
+
+def open_arrow(path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> ArrowSource:
+    """The images of an Arrow file, with their classes or other targets."""
+    targets = None
+    if labelled:
+        pa = extra("pyarrow", what=f"{path}")
+        try:
+            with pa.memory_map(str(path)) as mapped:
+                schema, batches = arrow_batches(pa, path, mapped.read_buffer())
+                targets = other_targets(path, schema, batches, choice)
+        except InputError:
+            raise
+        except OSError as error:  # pyarrow raises it for damage, too
+            is_of_disk = error.errno is not None
+            raise (unreadable if is_of_disk else damaged_table)(path, error) from error
+        except (pa.ArrowException, struct.error, ValueError) as error:
+            raise damaged_table(path, error) from error
+    return ArrowSource(path, labelled=labelled, targets=targets)
 
 
 class Batch(NamedTuple):

@@ -14,7 +14,7 @@ from flambeau.optional_packages import extra
 
 # In lower case; if a table has several, the first here is used.
 _IMAGES = ("image", "img", "images", "jpg", "jpeg", "png", "webp", "image_bytes", "encoded")
-_LABELS = (
+LABELS = (
     "label",
     "labels",
     "class",
@@ -48,6 +48,13 @@ class Columns(NamedTuple):
         return [self.image] if self.label is None else [self.image, self.label]
 
 
+def image_column(schema: Any, path: Path) -> str:
+    """The column of images, as `choose_columns` finds it."""
+    pa = extra("pyarrow", what=f"{path}")
+    types = {field.name: field.type for field in schema}
+    return _image(pa, types, features_of(schema.metadata or {}, path), path)
+
+
 def choose_columns(schema: Any, path: Path, *, labelled: bool = True) -> Columns:
     """The columns of images and labels.
 
@@ -65,7 +72,7 @@ def choose_columns(schema: Any, path: Path, *, labelled: bool = True) -> Columns
 
 def _chosen(schema: Any, path: Path, labelled: bool) -> Columns:
     pa = extra("pyarrow", what=f"{path}")
-    features = _features(schema.metadata or {}, path)
+    features = features_of(schema.metadata or {}, path)
     types = {field.name: field.type for field in schema}
     if len(types) < len(schema):
         raise InputError(f"{path} has two columns of one name\nRename one of them")
@@ -82,7 +89,7 @@ def _chosen(schema: Any, path: Path, labelled: bool) -> Columns:
     return Columns(image, is_struct, label, classes, unread)
 
 
-def _features(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, dict[str, Any]]:
+def features_of(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, dict[str, Any]]:
     """Hugging Face's description of each column; empty if it did not write the table."""
     if b"huggingface" not in metadata:
         return {}
@@ -110,7 +117,7 @@ def _image(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path:
             f"{path} has no column of images (found: {_outline(types)})\n"
             "Expected image files, as binary or as struct<bytes, path> as Hugging Face writes them"
         )
-    known = _by_name(candidates, _IMAGES)
+    known = column_named(candidates, _IMAGES)
     if len(candidates) > 1 and known is None:
         raise InputError(
             f"{path} has several columns of images: {', '.join(candidates[:_SHOWN])}\n"
@@ -121,16 +128,16 @@ def _image(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path:
 
 def _label(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path: Path) -> str:
     declared = [name for name in types if features.get(name, {}).get("_type") == "ClassLabel"]
-    label = _by_name(types, _LABELS) or (declared[0] if len(declared) == 1 else None)
+    label = column_named(types, LABELS) or (declared[0] if len(declared) == 1 else None)
     if label is None and declared:
         raise InputError(
             f"{path} has several columns of labels: {', '.join(declared[:_SHOWN])}\n"
-            f"Call the one that counts {_LABELS[0]!r}. {_USER_FUNCTION}"
+            f"Call the one that counts {LABELS[0]!r}. {_USER_FUNCTION}"
         )
     if label is None:
         raise InputError(
             f"{path} has no column of labels (found: {_outline(types)})\n"
-            f"Expected one called {', '.join(_LABELS[:4])} ..., or one of the feature ClassLabel"
+            f"Expected one called {', '.join(LABELS[:4])} ..., or one of the feature ClassLabel"
         )
     kind = types[label]
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
@@ -154,7 +161,8 @@ def _names(feature: Mapping[str, Any], label: str, path: Path) -> tuple[str, ...
     return tuple(names)
 
 
-def _by_name(columns: Iterable[str], known: Sequence[str]) -> str | None:
+def column_named(columns: Iterable[str], known: Sequence[str]) -> str | None:
+    """The column whose name comes first among known ones, in upper or lower case; None for none."""
     by_lower = {name.lower(): name for name in columns}
     return next((by_lower[word] for word in known if word in by_lower), None)
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS
 from flambeau.data.sources.source import ConcatSource, Source
-from flambeau.data.sources.tables.arrow_file import ArrowSource
+from flambeau.data.sources.tables.arrow_file import open_arrow
+from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import DamagedData, InputError, json_object
 from flambeau.optional_packages import extra
 
@@ -35,7 +36,9 @@ print("\\n" + json.dumps(answer))
 """
 
 
-def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Source, Source | None]:
+def open_hub(
+    name: str, *, download: bool, labelled: bool = True, choice: TargetChoice = FOUND
+) -> tuple[Source, Source | None]:
     """The images of a data set to train on, the split `train` or the only one, and those to validate on.
 
     Args:
@@ -67,11 +70,11 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
             )
         splits = {split: list(map(Path, files)) for split, files in result.items()}
         try:
-            return _parts(f"hf:{name}", splits, labelled=True)
+            return _parts(f"hf:{name}", splits, labelled=True, choice=choice)
         except InputError:
             if labelled:
                 raise
-        return _parts(f"hf:{name}", splits, labelled=False)
+        return _parts(f"hf:{name}", splits, labelled=False, choice=choice)
     reason = " ".join(str(result).split())[:300] if result else f"exit code {ran.returncode}"
     if reason.startswith(("ConnectionError", "OfflineModeIsEnabled")):
         copied = "copy ~/.cache/huggingface from a machine that has it"
@@ -84,12 +87,14 @@ def open_hub(name: str, *, download: bool, labelled: bool = True) -> tuple[Sourc
     raise InputError(f"hf:{name} cannot be loaded: {reason}\nLook at its name on huggingface.co")
 
 
-def open_saved(folder: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+def open_saved(
+    folder: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
+) -> tuple[Source, Source | None]:
     """The images of a folder written by `save_to_disk`; parts as in `open_hub`."""
     splits = _saved_splits(folder)
     if "" in splits:
-        return _joined(splits[""], labelled), None
-    return _parts(str(folder), splits, labelled=labelled)
+        return _joined(splits[""], labelled, choice), None
+    return _parts(str(folder), splits, labelled=labelled, choice=choice)
 
 
 def saved_files(folder: Path) -> list[Path]:
@@ -98,7 +103,7 @@ def saved_files(folder: Path) -> list[Path]:
 
 
 def _parts(
-    what: str, splits: Mapping[str, Sequence[Path]], *, labelled: bool
+    what: str, splits: Mapping[str, Sequence[Path]], *, labelled: bool, choice: TargetChoice
 ) -> tuple[Source, Source | None]:
     train = next((name for name in TRAIN_PARTS if name in splits), None)
     val = next((name for name in VAL_PARTS if name in splits), None)
@@ -110,12 +115,12 @@ def _parts(
             f"{what} has the splits {', '.join(splits) or 'none'}; which to train on is not known\n"
             "Expected one called train, and one called validation or test"
         )
-    opened = _joined(splits[train], labelled)
-    return opened, None if val is None else _joined(splits[val], labelled)
+    opened = _joined(splits[train], labelled, choice)
+    return opened, None if val is None else _joined(splits[val], labelled, choice)
 
 
-def _joined(files: Sequence[Path], labelled: bool) -> Source:
-    sources = [ArrowSource(file, labelled=labelled) for file in files]
+def _joined(files: Sequence[Path], labelled: bool, choice: TargetChoice) -> Source:
+    sources = [open_arrow(file, labelled=labelled, choice=choice) for file in files]
     return sources[0] if len(sources) == 1 else ConcatSource(sources)
 
 

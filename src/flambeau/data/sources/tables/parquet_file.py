@@ -15,7 +15,9 @@ from typing import Any
 
 from flambeau.data.sources.data_names import data_home
 from flambeau.data.sources.tables.arrow_file import ArrowSource, damaged_table
-from flambeau.data.sources.tables.columns import Columns, choose_columns
+from flambeau.data.sources.tables.columns import Columns, choose_columns, image_column
+from flambeau.data.sources.tables.target_cells import other_targets
+from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
 from flambeau.terminal import CountBar, say
@@ -29,7 +31,7 @@ _MOST_PACKED = 32  # times its size that a file's images may unpack to
 _GROUP_PACKED = 1032
 
 
-def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
+def open_parquet(path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> ArrowSource:
     """The images of a Parquet file.
 
     When the file is opened for the first time, they are copied into $FLAMBEAU_DATA or
@@ -42,7 +44,9 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
     except OSError as error:
         raise unreadable(path, error) from error
     parquet = open_table(path)
-    columns = choose_columns(parquet.schema_arrow, path, labelled=labelled)
+    schema = parquet.schema_arrow
+    targets = other_targets(path, schema, _all_rows(path, parquet), choice) if labelled else None
+    columns = choose_columns(schema, path, labelled=labelled and targets is None)
     folder = data_home() / "parquet"
     name = f"{path.stem}-{_hash(str(path.absolute()))}"
     copy = folder / f"{name}-{_hash(f'1 {status.st_size} {status.st_mtime_ns}')}.arrow"
@@ -60,7 +64,7 @@ def open_parquet(path: Path, *, labelled: bool = True) -> ArrowSource:
                 f"{path} cannot be copied into {folder}: {(error.strerror or str(error)).lower()}\n"
                 "Its images are read from there: make room, or name another folder as FLAMBEAU_DATA"
             ) from error
-    return ArrowSource(path, data=copy, unread=columns.unread, labelled=labelled)
+    return ArrowSource(path, data=copy, unread=columns.unread, labelled=labelled, targets=targets)
 
 
 def open_table(path: Path) -> Any:
@@ -75,6 +79,15 @@ def open_table(path: Path) -> Any:
     except (pa.ArrowException, ValueError, OSError) as error:
         raise damaged_table(path, error) from error
     return table
+
+
+def _all_rows(path: Path, table: Any) -> Iterator[Any]:
+    """The record batches of all row groups without the images."""
+    schema = table.schema_arrow
+    image = image_column(schema, path)
+    names = [name for name in schema.names if name != image]
+    for group in range(table.num_row_groups):
+        yield from row_batches(path, table, group, names)
 
 
 def row_batches(path: Path, table: Any, group: int, names: list[str]) -> Iterator[Any]:
