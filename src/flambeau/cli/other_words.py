@@ -63,7 +63,8 @@ _WORDS_BY_FLAGS = {
     "--track tensorboard": "--tb --tensorboard",
     "--track wandb": "--log-wandb --use-wandb --wandb",
     "--weight-decay": "--wd",
-    "--weights": "--checkpoint --checkpoint-path --ckpt --ckpt-path --initial-checkpoint --load",
+    "--weights": "--checkpoint --checkpoint-path --ckpt --ckpt-path --initial-checkpoint --load "
+    "--pretrained-path",
     "--workers": "-j --dataloader-num-workers --nthreads --num-workers",
 }
 FLAG_OF = {word: flag for flag, words in _WORDS_BY_FLAGS.items() for word in words.split()}
