@@ -13,6 +13,7 @@ import pytest
 import flambeau as package
 from flambeau.cli.command import VERBS, main
 from flambeau.cli.flags_from_settings import COMMAND_FLAGS
+from flambeau.cli.other_words import FLAG_OF, FOR_TRAIN
 from flambeau.run.options.option import GROUPS, plain_text
 from flambeau.trainer.settings.settings import FIELDS
 
@@ -191,6 +192,16 @@ def test_zh_is_a_flag_of_train_alone(flambeau: Any) -> None:
         ("train photos --resume", "unknown flag --resume: the same command continues"),
         ("train photos --val-split=0.2", "--val-split: a tenth of each class is held out"),
         ("train --threads 2", "unknown flag --threads: the environment variable OMP_NUM_THREADS"),
+        ("train --dataset photos", "unknown flag --dataset: the data are named without a flag"),
+        ("train --num_classes=3", "unknown flag --num_classes: the classes are those of the data"),
+        ("train --no-cuda", "unknown flag --no-cuda; did you mean '--device cpu'?"),
+        ("train --ema-decay 0.9", "did you mean '--ema'?"),
+        ("train --Max_Grad_Norm 1", "did you mean '--clip-norm'?"),
+        ("train --random-seed 1", "did you mean '--seed'?"),
+        ("train --log-dir x", "did you mean '--out'?"),
+        ("train --min-lr 0", "--schedule chooses where the learning rate ends"),
+        ("train --eval", "it evaluates after each epoch"),
+        ("train --criterion bce", "the loss is cross entropy"),
         ("check photos --resume", "unknown flag --resume (flambeau check --help lists all)"),
         ("train --qqq", "unknown flag --qqq (flambeau train --help lists all)"),
         ("train a b", "unexpected argument 'b'; see flambeau train --help"),
@@ -222,3 +233,15 @@ def test_main_reads_the_arguments_of_the_process(
     monkeypatch.setattr(sys, "argv", ["flambeau", "nope"])
     assert main() == 2
     assert "'nope'" in capsys.readouterr().err
+
+
+def test_words_of_other_programs_lead_to_flags_that_there_are(flambeau: Any) -> None:
+    known = flambeau("train --help")[1]
+    for word, flag in FLAG_OF.items():
+        assert re.search(rf"{flag.partition(' ')[0]}[ ,]", known), word
+    assert not FLAG_OF.keys() & FOR_TRAIN.keys()
+    for word in [*FLAG_OF, *FOR_TRAIN]:
+        assert f" {word} " not in known, word
+        code, _, err = flambeau(f"train {word}")
+        assert code == 2
+        assert (FLAG_OF | FOR_TRAIN)[word] in err

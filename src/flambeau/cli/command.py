@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from flambeau.cli.other_words import FLAG_OF, FOR_TRAIN
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError, WorkerLost, disk_errno, disk_failure, nearest
 from flambeau.parallel.preemption import INTERRUPTED
@@ -28,31 +29,6 @@ VERBS = (
     "train", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict", "evaluate",
     "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
-# Flags of other programs that no similarity of letters leads to.
-_OTHER_WORDS = {
-    "--learning-rate": "--lr",
-    "--learning_rate": "--lr",
-    "--gpus": "--procs",
-    "--nproc-per-node": "--procs",
-    "--nproc_per_node": "--procs",
-    "--output": "--out",
-    "--output-dir": "--out",
-    "--arch": "--model",
-    "--bs": "--batch-size",
-    "--wd": "--weight-decay",
-    "--num-workers": "--workers",
-    "--amp": "--precision",
-    "--fp16": "--precision",
-}
-# Flags of other programs for what needs none in `flambeau train`.
-_NEEDS_NO_FLAG = {
-    "--data": "the data are named without a flag: flambeau train DATA",
-    "--data-dir": "the data are named without a flag: flambeau train DATA",
-    "--resume": "the same command continues the run in its folder",
-    "--val-split": "a tenth of each class is held out, unless DATA has train/ and val/",
-    "--threads": "the environment variable OMP_NUM_THREADS says how many, else all cores compute",
-}
-
 # For the help of each command, below those of all.
 _EXIT_CODES = {
     "train": {
@@ -318,10 +294,13 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
         return f"unexpected argument {word!r}; see {parser.prog} --help"
     name = word.split("=")[0]
     flags = [flag for action in parser._actions for flag in action.option_strings]
-    meant = _OTHER_WORDS.get(name)
-    if parser.prog.endswith(" train") and name in _NEEDS_NO_FLAG:
-        return f"unknown flag {name}: {_NEEDS_NO_FLAG[name]}"
-    guess = f"; did you mean '{meant}'?" if meant in flags else nearest(name, flags)
+    theirs = name.lower().replace("_", "-")
+    if parser.prog.endswith(" train") and theirs in FOR_TRAIN:
+        return f"unknown flag {name}: {FOR_TRAIN[theirs]}"
+    meant = FLAG_OF.get(theirs, "")
+    guess = (
+        f"; did you mean '{meant}'?" if meant.partition(" ")[0] in flags else nearest(name, flags)
+    )
     return f"unknown flag {name}{guess} ({parser.prog} --help lists all)"
 
 

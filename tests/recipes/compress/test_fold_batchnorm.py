@@ -288,3 +288,31 @@ def test_refusals_of_a_pair() -> None:
         fold_pair(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, track_running_stats=False))
     with pytest.raises(ValueError, match="a layer of 4 channels before BatchNorm of 3"):
         fold_pair(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(3))
+
+
+def test_outputs_that_are_not_finite() -> None:
+    class Masked(nn.Sequential):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = super().forward(input)
+            return output.masked_fill(torch.arange(4).view(1, 4, 1, 1) == 1, -torch.inf)
+
+    x = torch.randn(2, 3, 5, 5)
+    assert fold_batchnorm(Masked(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval(), x).folded == {
+        "1": "0"
+    }
+    broken = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    nn.init.constant_(broken[0].weight, torch.nan)
+    with pytest.raises(ValueError, match="the model gives NaN on the example"):
+        fold_batchnorm(broken, x)
+
+
+def test_tensors_in_a_dict_of_the_example() -> None:
+    class Net(nn.Sequential):
+        def forward(self, input: dict[str, list[torch.Tensor]]) -> torch.Tensor:
+            output: torch.Tensor = super().forward(input["images"][0])
+            return output
+
+    model = Net(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).eval()
+    batch = {"images": [torch.randn(2, 3, 5, 5)]}
+    folded = fold_batchnorm(model, batch)
+    torch.testing.assert_close(folded.model(batch), model(batch))

@@ -387,3 +387,44 @@ class Branches(nn.Module):
 def test_a_model_that_cannot_be_followed() -> None:
     with pytest.raises(ValueError, match=r"torch\.fx cannot follow the forward of Branches"):
         prune_channels(Branches(), noise(1, 3), amount=0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "amount", "images", "message"),
+    [
+        (None, {}, torch.zeros(1, 3, 8, 8), r"an amount is in \(0, 1\), got \{\}"),
+        (None, 0.5, torch.zeros(0, 3, 8, 8), "fails on the example in float64.*at least one image"),
+        ("0.weight", 0.5, torch.zeros(1, 3, 8, 8), "rank the channels of 0 are not finite"),
+        ("2.bias", 0.5, torch.zeros(1, 3, 8, 8), "the model gives NaN on the example"),
+    ],
+)
+def test_what_shows_nothing_is_refused(change: Any, amount: Any, images: Any, message: str) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
+    if change is not None:
+        nn.init.constant_(model.get_parameter(change), torch.nan)
+    with pytest.raises(ValueError, match=message):
+        prune_channels(model, images, amount=amount)
+
+
+def test_an_amount_may_be_a_tensor_and_outputs_infinite() -> None:
+    class Masked(nn.Sequential):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            output: torch.Tensor = super().forward(input)
+            return output.clamp(min=0) * 0 - torch.inf
+
+    model = Masked(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
+    pruned = prune_channels(model, torch.randn(1, 3, 8, 8), amount=torch.tensor(0.5))  # type: ignore[arg-type]
+    assert len(pruned.plan["0"]["out"]) == 2
+
+
+def test_tensors_in_a_dict_of_the_example() -> None:
+    class Net(nn.Sequential):
+        def forward(self, input: dict[str, list[Tensor]]) -> Tensor:
+            output: Tensor = super().forward(input["images"][0])
+            return output
+
+    model = Net(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 3)).eval()
+    image = torch.randn(1, 3, 8, 8)
+    pruned = prune_channels(model, {"images": [image]}, amount=0.5)
+    assert pruned.plan == prune_channels(nn.Sequential(*model), image, amount=0.5).plan
+    assert pruned.model({"images": [image]}).shape == (1, 2, 4, 4)

@@ -219,3 +219,12 @@ def test_the_inputs_of_a_transposed_convolution_are_its_first_dimension(groups: 
 def test_one_string_is_not_a_list_of_names() -> None:
     with pytest.raises(TypeError, match=r"\['weight'\]"):
         WeightMasks(nn.Linear(2, 2), names="weight")
+
+
+def test_float64_weights_are_compared_in_float64() -> None:
+    """In float32 these four are equal, and the largest went."""
+    model = nn.Linear(4, 1, bias=False).double()
+    with torch.no_grad():
+        model.weight.copy_(1 + torch.tensor([[1e-12, 0.0, 3e-12, 2e-12]], dtype=torch.float64))
+    WeightMasks(model).prune(0.5)
+    assert (model.weight != 0).tolist() == [[False, False, True, True]]

@@ -301,3 +301,19 @@ def test_a_forgotten_part_is_an_error() -> None:
 def test_what_cannot_be_added_is_refused(tensors: list[Tensor], parts: int) -> None:
     with pytest.raises(ValueError, match="parameters of one dtype and at least one part"):
         FixedOrderSum(tensors, parts=parts)
+
+
+@pytest.mark.parametrize("parts", [-1, 0, 3])
+def test_another_number_of_parts_than_a_batch_may_have_is_refused(parts: int) -> None:
+    """None gave an IndexError, and too many passed for a whole batch."""
+    leaf = nn.Parameter(torch.zeros(1))
+    tree = FixedOrderSum([leaf], parts=2)
+    for call in (tree.give, tree.send, tree.expect_last):
+        with pytest.raises(ValueError, match=f"a batch has 1 to 2 parts, got parts={parts}"):
+            call(parts=parts)
+    for _ in tree.local_parts:
+        leaf.grad = torch.ones(1)
+        tree.take()
+    tree.give(parts=2)
+    assert leaf.grad is not None
+    assert leaf.grad.tolist() == [2.0]

@@ -102,6 +102,7 @@ def test_spawn_needs_a_function_of_a_module() -> None:
     [
         (0, 1.0, "fork", "world_size must be at least 1 and timeout_s above 0, got 0 and 1.0"),
         (1, 0.0, "fork", "got 1 and 0.0"),
+        (1, float("nan"), "fork", "got 1 and nan"),  # it waited forever
         (1, 1.0, "thread", "cannot find context for 'thread'"),
     ],
 )
@@ -110,3 +111,7 @@ def test_settings_are_checked(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run_ranks(lambda: None, world_size, timeout_s=timeout_s, start_method=start_method)
+
+
+def test_a_timeout_may_be_infinite() -> None:
+    assert run_ranks(lambda: 3, 1, start_method="fork", timeout_s=float("inf")) == [3]

@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from flambeau.recipes.training.cyclic_schedules import (
     one_cycle,
     one_cycle_momentum,
 )
+from flambeau.recipes.training.schedules import cosine
 
 
 def sgd(momentum: float = 0.9) -> SGD:
@@ -155,3 +157,14 @@ def test_ends_of_one_cycle_are_refused() -> None:
     for settings in ({"low": -0.1}, {"high": 1.0}, {"low": 0.9, "high": 0.8}):
         with pytest.raises(ValueError, match="low <= high < 1"):
             one_cycle_momentum(0, total_steps=10, **settings)
+
+
+@pytest.mark.parametrize("end", [math.inf, math.nan])
+def test_an_end_that_is_not_finite_is_refused(end: float) -> None:
+    """It gave NaN, or an infinite rate at the end of a run."""
+    with pytest.raises(ValueError, match="end at least 0 and finite"):
+        cosine_restarts(0, total_steps=4, cycles=1, end=end)
+    with pytest.raises(ValueError, match="end at least 0 and finite"):
+        one_cycle(0, total_steps=4, end=end)
+    with pytest.raises(ValueError, match="end must be at least 0 and finite"):
+        cosine(0, total_steps=4, end=end)

@@ -187,7 +187,7 @@ def test_lengths_are_refused(
 @pytest.mark.parametrize("schedule", [linear, cosine])
 @pytest.mark.parametrize("end", [-0.1, math.nan])
 def test_end_is_refused(schedule: Callable[..., float], end: float) -> None:
-    with pytest.raises(ValueError, match=f"end must be at least 0, got {end}"):
+    with pytest.raises(ValueError, match=f"end must be at least 0 and finite, got {end}"):
         schedule(0, total_steps=10, end=end)
 
 
@@ -284,7 +284,10 @@ def test_until_the_decay_wsd_does_not_depend_on_the_length() -> None:
     ("call", "message"),
     [
         (lambda: polynomial(0, total_steps=9, power=0.0), "power must be above 0, got 0.0"),
-        (lambda: polynomial(0, total_steps=9, end=-1.0), "end must be at least 0, got -1.0"),
+        (
+            lambda: polynomial(0, total_steps=9, end=-1.0),
+            "end must be at least 0 and finite, got -1.0",
+        ),
         (lambda: exponential(0, total_steps=9, end=0.0), "no factor leads to 0"),
         (lambda: staircase(0, total_steps=9, every=0), "got 0 and 0.1"),
         (lambda: staircase(0, total_steps=9, every=1, gamma=math.nan), "got 1 and nan"),

@@ -60,8 +60,8 @@ def fold_batchnorm(model: nn.Module, *example: Any) -> Folded:
         A new model, of the same dtypes and on the same devices, with the folded and the other BatchNorms.
 
     Raises:
-        ValueError: torch.fx cannot follow `forward`, the outputs of the folded model differ, or a hook
-            computed the weights of a layer.
+        ValueError: torch.fx cannot follow `forward`, the outputs of the folded model differ or are NaN, or a
+            hook computed the weights of a layer.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
@@ -83,6 +83,11 @@ def fold_batchnorm(model: nn.Module, *example: Any) -> Folded:
     inputs = [_double(value) for value in example]
     pairs, left = _pairs(model, graph)
     unequal, expected = _measure(exact, pairs, inputs)
+    if any(bool(output.isnan().any()) for output in expected):
+        raise ValueError(
+            "the model gives NaN on the example, which shows nothing: are its weights, running statistics "
+            "and the example finite?"
+        )
     left |= unequal
     folded = {norm: layer for norm, layer in pairs.items() if norm not in unequal}
     result = copy.deepcopy(model)
@@ -196,7 +201,7 @@ def _trace(model: nn.Module, example: tuple[Any, ...]) -> fx.Graph:
         fixed = {
             name: value
             for name, value in bound.arguments.items()
-            if not isinstance(value, Tensor) and value not in ((), {})
+            if not _flat(value) and value not in ((), {})
         }
         return _Tracer().trace(model, concrete_args=fixed or None)
     except _NOT_TRACED as error:
@@ -315,12 +320,19 @@ def _flat(value: Any) -> list[Tensor]:
 
 def _equal(got: list[Tensor], expected: list[Tensor]) -> bool:
     """Up to the rounding of float64, which grows with the depth."""
-    return all(
-        a.shape == b.shape and bool((a - b).abs().max() <= 1e-9 * b.abs().max().clamp(min=1e-3))
-        for a, b in zip(got, expected, strict=True)
-        if b.numel()
-    )
+    for a, b in zip(got, expected, strict=True):
+        if a.shape != b.shape:
+            return False
+        scale = b.abs().masked_fill(b.isinf(), 0.0).max() if b.numel() else b.new_zeros(())
+        # Where both are -inf, as for masked classes, their difference is NaN.
+        if not bool(((a == b) | ((a - b).abs() <= 1e-9 * scale.clamp(min=1e-3))).all()):
+            return False
+    return True
 
 
 def _double(value: Any) -> Any:
+    if isinstance(value, dict):
+        return type(value)((key, _double(part)) for key, part in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(map(_double, value))
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -104,8 +104,9 @@ def prune_channels(
         The new model, to be trained further; the plan, for `apply_plan`; the layers left as they were.
 
     Raises:
-        ValueError: torch.fx cannot follow `forward`; no channel can be removed; an amount is out of range or
-            for a layer that cannot be pruned; or the smaller model fails or its outputs differ.
+        ValueError: torch.fx cannot follow `forward`; the model fails on the example, or its weights or
+            outputs are NaN; no channel can be removed; an amount is out of range or for a layer that cannot
+            be pruned; or the smaller model fails or its outputs differ.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
@@ -118,11 +119,17 @@ def prune_channels(
         )
     """
     exact = copy.deepcopy(model).double().eval()
-    inputs = [v.double() if isinstance(v, Tensor) and v.is_floating_point() else v for v in example]
+    inputs = [_double(value) for value in example]
     graph, arguments = _trace(exact, inputs)
     with torch.no_grad():
         channels = _Channels(exact, graph)
-        channels.run(*arguments, enable_io_processing=False)
+        try:
+            channels.run(*arguments, enable_io_processing=False)
+        except _NOT_TRACED as error:
+            raise ValueError(
+                f"the model fails on the example in float64: {str(error).splitlines()[0]}; the example "
+                "needs at least one image"
+            ) from error
     groups, left = _groups(channels)
     scores = _scores(channels, criterion)
     for group in [group for group in groups if not group.roots <= scores.keys()]:
@@ -195,11 +202,9 @@ def _trace(model: nn.Module, inputs: list[Any]) -> tuple[fx.Graph, list[Any]]:
         bound = inspect.signature(model.forward).bind(*inputs)
         bound.apply_defaults()
         arguments = {
-            name: v
-            for name, v in bound.arguments.items()
-            if isinstance(v, Tensor) or v not in ((), {})
+            name: v for name, v in bound.arguments.items() if _tensors(v) or v not in ((), {})
         }
-        fixed = {name: v for name, v in arguments.items() if not isinstance(v, Tensor)}
+        fixed = {name: v for name, v in arguments.items() if not _tensors(v)}
         return _Tracer().trace(model, concrete_args=fixed or None), list(arguments.values())
     except _NOT_TRACED as error:
         raise ValueError(
@@ -501,6 +506,14 @@ def _tensors(value: Any) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else []
 
 
+def _double(value: Any) -> Any:
+    if isinstance(value, dict):
+        return type(value)((key, _double(part)) for key, part in value.items())
+    if type(value) in (list, tuple):
+        return type(value)(map(_double, value))
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 def _small(ids: Tensor) -> Tensor:
     """The numbers, with size 1 in the dimensions that are expanded."""
     return ids[tuple(slice(1) if step == 0 else slice(None) for step in ids.stride())]
@@ -574,13 +587,17 @@ def _scores(channels: _Channels, criterion: str) -> dict[int, float]:
             norm = channels.norms.get(name)
             if norm is None or norm.weight is None:
                 continue
+            source = norm.weight
             sizes = norm.weight.detach().abs()
         elif module is not None:
+            source = module.weight
             rows = _rows(module)
             sizes = torch.linalg.vector_norm(rows, ord=1 if criterion == "l1" else 2, dim=1)
             sizes = sizes / sizes.mean().clamp(min=1e-30)
         else:
             continue
+        if not source.isfinite().all():
+            raise ValueError(f"the weights that rank the channels of {name} are not finite")
         for root, size in zip(channels.roots(sides["out"]), sizes.tolist(), strict=True):
             sizes_by_root[root].append(size)
     return {root: sum(sizes) / len(sizes) for root, sizes in sizes_by_root.items()}
@@ -616,9 +633,8 @@ def _choose(
         pools = [(set().union(*(group.roots for group in groups)), amount)]
     gone: set[int] = set()
     for roots, part in pools:
-        assert isinstance(part, float)
         ranked = sorted(roots, key=lambda root: (scores[root], root))
-        gone.update(ranked[: round(part * len(ranked))])
+        gone.update(ranked[: round(float(part) * len(ranked))])  # type: ignore[arg-type]
     for name in channels.layers:
         roots = set(channels.roots(channels.numbered[name]["out"]))
         if roots <= gone:
@@ -634,7 +650,7 @@ def _check(
     left: dict[str, str],
 ) -> None:
     amounts = amount.values() if isinstance(amount, Mapping) else [amount]
-    if not all(0 < part < 1 for part in amounts):
+    if not amounts or not all(0 < part < 1 for part in amounts):
         raise ValueError(f"an amount is in (0, 1), got {amount}")
     if criterion not in ("l1", "l2", "bn"):
         raise ValueError(f"criterion is 'l1', 'l2' or 'bn', got {criterion!r}")
@@ -726,8 +742,16 @@ def _prove(model: nn.Module, plan: Plan, inputs: list[Any]) -> None:
                 f"the smaller model fails: {error}; does a size stand in its code?"
             ) from error
     for a, b in zip(got, expected, strict=True):
-        if a.shape != b.shape or (a - b).abs().max() > 1e-8 * b.abs().max().clamp(min=1e-3):
+        if b.isnan().any():
+            raise ValueError("the model gives NaN on the example, which shows nothing")
+        if a.shape != b.shape or not _equal(a, b):
             raise ValueError(
                 "the smaller model computes something else: "
                 "a size in its code depends on the number of channels"
             )
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Up to the rounding of float64; -inf, as for masked classes, equals itself."""
+    scale = b.abs().masked_fill(b.isinf(), 0.0).max().clamp(min=1e-3)
+    return bool(((a == b) | ((a - b).abs() <= 1e-8 * scale)).all())

@@ -120,8 +120,11 @@ class WeightMasks:
         """
         if not 0 <= sparsity < 1:
             raise ValueError(f"sparsity must be in [0, 1), got {sparsity}")
+        dtype = torch.float32
+        for weight in self._weights.values():
+            dtype = torch.promote_types(dtype, weight.abs().dtype)
         sizes = [
-            torch.where(self.masks[name], weight.detach().abs().float(), -1.0).flatten()
+            torch.where(self.masks[name], weight.detach().abs().to(dtype), -1.0).flatten()
             for name, weight in self._weights.items()
         ]
         everything = torch.cat([size.to(sizes[0].device) for size in sizes])

@@ -164,9 +164,9 @@ class FixedOrderSum:
             parts: as for `give`.
 
         Raises:
-            RuntimeError: as `give`.
+            ValueError, RuntimeError: as `give`.
         """
-        parts = self._parts if parts is None else parts
+        parts = self._number_of(parts)
         due = len(self.local_parts[: max(0, parts - self.local_parts.start)])
         if self._taken != due:
             raise RuntimeError(
@@ -192,6 +192,7 @@ class FixedOrderSum:
             parts: number of parts of a shorter batch, which has the first ones; None for all.
 
         Raises:
+            ValueError: `parts` is below 1 or above that of a whole batch.
             RuntimeError: `take` was not called once for each part of this process, or `expect_last` or `send`
                 was called with another number of parts.
         """
@@ -206,9 +207,14 @@ class FixedOrderSum:
         for bucket in self._buckets:
             bucket.set_gradients(bucket.gathered())
 
+    def _number_of(self, parts: int | None) -> int:
+        if parts is not None and not 1 <= parts <= self._parts:
+            raise ValueError(f"a batch has 1 to {self._parts} parts, got {parts=}")
+        return self._parts if parts is None else parts
+
     def _all_sums(self, parts: int | None) -> list[_Sums]:
         """The sums of each rank."""
-        count = self._parts if parts is None else parts
+        count = self._number_of(parts)
         by_rank = (parts_of(rank, self._world, self._parts) for rank in range(self._world))
         return [_sums_in(rank_parts, count) for rank_parts in by_rank]
 

@@ -45,7 +45,7 @@ def run_ranks(
             file, and the call be below `if __name__ == "__main__":`. 'fork' copies this process at once with
             all its objects, so `work` may be in a notebook; only before CUDA is initialized and while no
             other thread runs.
-        timeout_s: seconds after which all processes are killed.
+        timeout_s: seconds after which all processes are killed; may be infinite.
 
     Returns:
         The results, in the order of the ranks.
@@ -61,7 +61,7 @@ def run_ranks(
         >>> run_ranks(lambda: int(os.environ["RANK"]) ** 2, 3, start_method="fork")
         [0, 1, 4]
     """
-    if world_size < 1 or timeout_s <= 0:
+    if world_size < 1 or not timeout_s > 0:
         raise ValueError(
             f"world_size must be at least 1 and timeout_s above 0, got {world_size} and {timeout_s}"
         )
@@ -95,7 +95,8 @@ def run_ranks(
 def _join(context: ProcessContext, timeout_s: float) -> None:
     """Wait for all processes; when one fails, the others are ended."""
     deadline = time.monotonic() + timeout_s
-    while not context.join(max(0.0, deadline - time.monotonic()), grace_period=1.0):
+    # The system takes no infinite time, so an hour at a time.
+    while not context.join(min(3600.0, max(0.0, deadline - time.monotonic())), grace_period=1.0):
         if time.monotonic() > deadline:
             ranks = sorted(context.sentinels.values())
             raise TimeoutError(f"ranks {ranks} have not ended in {timeout_s} s")

@@ -52,9 +52,9 @@ def cosine_restarts(
             "a schedule needs step >= 0, total_steps >= 1 and 0 <= warmup_steps <= total_steps, "
             f"got {step}, {total_steps} and {warmup_steps}"
         )
-    if not (cycles >= 1 and cycle_multiplier >= 1 and end >= 0):
+    if not (cycles >= 1 and cycle_multiplier >= 1 and 0 <= end < math.inf):
         raise ValueError(
-            "cycles and cycle_multiplier must be at least 1 and end at least 0, "
+            "cycles and cycle_multiplier must be at least 1 and end at least 0 and finite, "
             f"got {cycles}, {cycle_multiplier} and {end}"
         )
     shares = [cycle_multiplier**k for k in range(cycles)]
@@ -107,8 +107,10 @@ def one_cycle(
         >>> [round(one_cycle(step, total_steps=5, rise=0.6, shape="linear"), 2) for step in range(6)]
         [0.04, 0.52, 1.0, 0.5, 0.0, 0.0]
     """
-    if not (0 < start <= 1 and end >= 0):
-        raise ValueError(f"start must be in (0, 1] and end at least 0, got {start} and {end}")
+    if not (0 < start <= 1 and 0 <= end < math.inf):
+        raise ValueError(
+            f"start must be in (0, 1], end at least 0 and finite, got {start} and {end}"
+        )
     turns = _turns(total_steps, rise, three_phases=three_phases)
     return _path(step, turns, [start, 1.0, *([start] if three_phases else []), end], shape)
 

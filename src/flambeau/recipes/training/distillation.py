@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Reduction = Literal["mean", "sum", "none"]
+_NO_LABEL = -100  # the ignore_index of torch.nn.functional.cross_entropy
 
 
 def distillation_loss(
@@ -36,8 +37,9 @@ def distillation_loss(
     Args:
         student_logits: (N, C) floating-point, unnormalised.
         teacher_logits: (N, C), of the same classes in the same order; they get no gradient.
-        targets: (N,) int64 classes or (N, C) probabilities (mixup, cutmix), as
-            torch.nn.functional.cross_entropy takes them; None if alpha is 1.
+        targets: (N,) int64 classes or (N, C) probabilities (mixup, cutmix); None if alpha is 1. A class of
+            -100 is no label, as in torch.nn.functional.cross_entropy: only the teacher counts there, and
+            'mean' divides the cross-entropy by the number of labels.
         temperature: T above 0, finite; usually 1 to 10, 4 on CIFAR-100 in Zhao et al.
         alpha: in [0, 1], the weight of the teacher.
         reduction: 'mean' over N, 'sum', or 'none'.
@@ -47,7 +49,7 @@ def distillation_loss(
 
     Raises:
         ValueError: shapes that do not fit, T or alpha out of range, targets missing or without effect.
-        TypeError: logits that are not floating-point.
+        TypeError: logits that are not floating-point, targets that are neither that nor int64.
 
     Example:
         >>> student, teacher = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
@@ -63,8 +65,7 @@ def distillation_loss(
         raise ValueError(f"targets belong to alpha below 1, and only there; got alpha={alpha}")
     loss = _kl(student / temperature, teacher / temperature) * (alpha * temperature**2)
     if targets is not None:
-        soft = targets.to(student.dtype) if targets.is_floating_point() else targets
-        loss = loss + (1 - alpha) * F.cross_entropy(student, soft, reduction="none")
+        loss = loss + (1 - alpha) * _cross_entropy(student, targets, reduction)
     return _reduced(loss, reduction)
 
 
@@ -125,7 +126,11 @@ def decoupled_loss(
     # A softmax over these two logits gives the probabilities of right and wrong.
     binary_s = torch.cat([student.gather(1, right), wrong_s.logsumexp(1, keepdim=True)], 1)
     binary_t = torch.cat([teacher.gather(1, right), wrong_t.logsumexp(1, keepdim=True)], 1)
-    loss = alpha * _kl(binary_s, binary_t) + beta * _kl(wrong_s, wrong_t)
+    loss = alpha * _kl(binary_s, binary_t)
+    if student.shape[1] > 2:  # one wrong class alone has nothing to teach
+        # Nor have wrong classes that are all impossible for the teacher.
+        none = (wrong_t == -math.inf).all(1, keepdim=True)
+        loss = loss + beta * _kl(wrong_s.masked_fill(none, 0.0), wrong_t.masked_fill(none, 0.0))
     return _reduced(loss * temperature**2, reduction)
 
 
@@ -175,11 +180,41 @@ def _checked(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tens
     return student.to(dtype), teacher.detach().to(dtype)
 
 
+def _cross_entropy(student: Tensor, targets: Tensor, reduction: str) -> Tensor:
+    """(N,): the cross-entropy of each sample; for 'mean' so large that their mean is that of the labels."""
+    is_soft = targets.is_floating_point()
+    if not is_soft and targets.dtype != torch.int64:
+        raise TypeError(f"targets must be int64 classes or probabilities, got {targets.dtype}")
+    if targets.shape != (student.shape if is_soft else student.shape[:1]):
+        raise ValueError(
+            f"targets must be (N,) classes or (N, C) probabilities for logits {tuple(student.shape)}, got "
+            f"{targets.dtype} of shape {tuple(targets.shape)}"
+        )
+    if is_soft:
+        return F.cross_entropy(student, targets.to(student.dtype), reduction="none")
+    loss = F.cross_entropy(student, targets, reduction="none")
+    if reduction != "mean":
+        return loss
+    return loss * (len(targets) / (targets != _NO_LABEL).sum().clamp(min=1))
+
+
 def _kl(student: Tensor, teacher: Tensor) -> Tensor:
-    """(N,): KL(softmax(teacher) || softmax(student)); a class to which the teacher gives -inf adds 0."""
-    p = teacher.softmax(1)
-    terms = F.kl_div(student.log_softmax(1), p, reduction="none")
-    return terms.masked_fill(p == 0, 0.0).sum(1)  # it is 0 * inf if the student gives -inf too
+    """(N,): KL(softmax(teacher) || softmax(student)); a class to which the teacher gives -inf adds 0.
+
+    The terms p * log(p / q) have both signs and cancel where p and q are alike, as with a large T. So each
+    similar pair adds p * log(p / q) - p + q, which is above 0 and has the same sum.
+    """
+    log_p = teacher.log_softmax(1)
+    log_q = student.log_softmax(1)
+    p = log_p.exp()
+    ratio = log_p - log_q
+    is_similar = ratio.abs() < 0.5  # not for NaN, of two -inf; chosen
+    small = ratio.masked_fill(~is_similar, 0.0)
+    terms = F.kl_div(log_q, p, reduction="none") - p + log_q.exp()
+    terms = terms.masked_fill(
+        ratio.isnan() & (p == 0), 0.0
+    )  # 0 * inf if the student gives -inf too
+    return torch.where(is_similar, p * (small + torch.expm1(-small)), terms).sum(1)
 
 
 def _reduced(loss: Tensor, reduction: str) -> Tensor:

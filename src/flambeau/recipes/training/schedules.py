@@ -427,6 +427,6 @@ def _warmup(step: int, warmup_steps: int) -> float:
 
 
 def _between(share: float, end: float) -> float:
-    if not end >= 0:
-        raise ValueError(f"end must be at least 0, got {end}")
+    if not 0 <= end < math.inf:
+        raise ValueError(f"end must be at least 0 and finite, got {end}")
     return end + (1.0 - end) * share

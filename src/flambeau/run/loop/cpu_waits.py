@@ -3,17 +3,22 @@
 OpenMP's threads meet at the end of each operation, spinning: where one of them has no CPU, all others wait.
 """
 
-import statistics
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
-_TASKS = Path("/proc/self/task")
-_ROUNDS = 7
-_ENOUGH_S = 0.5  # of a trial; chosen
+from flambeau.parallel.ranks import local_world
+from flambeau.recipes.setup.environment import usable_cpus
+
+_PROC = Path("/proc")
+_TRIAL_S = 1.0
+_SLOT_S = 0.1  # on each number of threads in turn; some slices of the kernel's scheduler
 _WAITS = 0.2  # share of the time, below which a machine counts as free; chosen
 _FASTER = 1.3  # times, below which one thread is not worth a restart; chosen
+_BUSY = 0.25  # CPUs that other programs use, below which they are not named; chosen, as in doctor
 
 
 class CpuWaits:
@@ -22,21 +27,41 @@ class CpuWaits:
     def __init__(self) -> None:
         self._then = _waited_s()
         self._began = time.perf_counter()
+        self._busy_then = _busy_s()
+        self._own_then = _own_s()
+
+    @property
+    def seconds(self) -> float:
+        """How long this has counted."""
+        return time.perf_counter() - self._began
 
     def share(self) -> float:
         """The part of the time of the thread that has waited longest, 0 to 1; 0 where nothing counts it."""
-        elapsed = time.perf_counter() - self._began
         most = max(
             (seconds - self._then.get(task, 0.0) for task, seconds in _waited_s().items()),
             default=0.0,
         )
-        return min(1.0, most / elapsed) if elapsed > 0 else 0.0
+        return min(1.0, most / self.seconds) if self.seconds > 0 else 0.0
+
+    def others_cpus(self) -> float | None:
+        """How many CPUs programs other than this training kept busy; None where that is not known.
+
+        Of several processes of one training none knows what the others used; and where a process may use
+        a part of the CPUs only, the other programs may run on the rest.
+        """
+        now = _busy_s()
+        if now is None or self._busy_then is None:
+            return None
+        if local_world() > 1 or usable_cpus() != os.cpu_count() or self.seconds <= 0:
+            return None
+        own = _own_s() - self._own_then
+        return max(0.0, now - self._busy_then - own) / self.seconds
 
 
 def _waited_s() -> dict[str, float]:
     """Seconds on a run queue by thread: the second number of schedstat (proc(5), in nanoseconds)."""
     waited = {}
-    for file in _TASKS.glob("*/schedstat"):
+    for file in _PROC.glob("self/task/*/schedstat"):
         try:
             waited[file.parent.name] = int(file.read_text().split()[1]) / 1e9
         except (OSError, ValueError, IndexError):  # it has ended, or nothing is counted
@@ -44,45 +69,91 @@ def _waited_s() -> dict[str, float]:
     return waited
 
 
-def speed_of_one_thread() -> float:
-    """How many times as fast as with all of torch's threads a small convolution is with one, right now.
+def _busy_s() -> float | None:
+    """CPU seconds that all processes of the machine have used; None where nothing counts them."""
+    try:
+        fields = (_PROC / "stat").read_text().splitlines()[0].split()[1:9]
+        user, nice, system, _idle, _waits, *rest = map(int, fields)
+    except (OSError, ValueError, IndexError):
+        return None
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
-    Measured in turn for at most half a second; the number of threads is the same afterwards, and nothing
-    random is drawn.
+
+def _own_s() -> float:
+    """CPU seconds of this process, and of its children and theirs: the workers of its loaders."""
+    seconds = sum(os.times()[:4])
+    parents = ["self"]
+    while parents:
+        for file in _PROC.glob(f"{parents.pop()}/task/*/children"):
+            with suppress(OSError):  # it has ended
+                children = file.read_text().split()
+                parents += children
+                seconds += sum(map(_used_s, children))
+    return seconds
+
+
+def _used_s(process: str) -> float:
+    """CPU seconds of a process and of its children that have ended (fields 14 to 17 of stat in proc(5))."""
+    with suppress(OSError, ValueError, IndexError):
+        # Fields after the name, which may hold anything and ends with the last parenthesis.
+        fields = (_PROC / process / "stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return 0.0
+
+
+def speed_of_one_thread() -> float:
+    """How many times as fast as with all of torch's threads a convolution is with one, right now.
+
+    Both are measured in turn for a second, and what counts is how many there were, not the median of their
+    times: a thread that loses its CPU holds up a few of them for very long. The number of threads is the
+    same afterwards, and nothing random is drawn.
     """
     threads = torch.get_num_threads()
     if threads == 1:
         return 1.0
-    images, weights = torch.ones(8, 16, 32, 32), torch.ones(16, 16, 3, 3)
-    times: dict[int, list[float]] = {1: [], threads: []}
-    until = time.perf_counter() + _ENOUGH_S
+    images, weights = torch.ones(32, 16, 32, 32), torch.ones(16, 16, 3, 3)
+    counts = {1: 0, threads: 0}
+    seconds = {1: 0.0, threads: 0.0}
+    until = time.perf_counter() + _TRIAL_S
     try:
         with torch.inference_mode():
-            for _ in range(_ROUNDS):
-                for number, seconds in times.items():
+            while time.perf_counter() < until:
+                for number in counts:
                     torch.set_num_threads(number)
                     start = time.perf_counter()
-                    for _ in range(4):
+                    while (elapsed := time.perf_counter() - start) < _SLOT_S:
                         torch.nn.functional.conv2d(images, weights, padding=1)
-                    seconds.append(time.perf_counter() - start)
-                if time.perf_counter() > until:
-                    break
+                        counts[number] += 1
+                    seconds[number] += elapsed
     finally:
         torch.set_num_threads(threads)
-    return statistics.median(times[threads]) / statistics.median(times[1])
+    return (counts[1] / seconds[1]) / (counts[threads] / seconds[threads])
 
 
 def wait_remark(waits: CpuWaits) -> str | None:
     """What a user should know of the waits so far; None where there is nothing to say."""
     share = waits.share()
-    threads = torch.get_num_threads()
     if share < _WAITS:
         return None
+    others = waits.others_cpus()
+    threads = torch.get_num_threads()
+    processes = local_world()
+    cpus = usable_cpus()
+    said = f"threads of this process wait {share:.0%} of the time for a CPU"
+    if others is not None and others >= _BUSY:
+        said += f", while other programs keep {others:.1f} CPUs busy"
+    fitting = max(1, cpus // processes)
+    if threads > fitting:
+        each = f" in each of {processes} processes" if processes > 1 else ""
+        return (
+            f"{said}: torch computes with {threads} threads{each}, and {cpus} CPU{'s' * (cpus > 1)} may be "
+            f"used; put OMP_NUM_THREADS={fitting} in front of the command (bits are then those of {fitting} "
+            f"thread{'s' * (fitting > 1)})"
+        )
     faster = speed_of_one_thread()
-    if faster < _FASTER:
-        return None
-    return (
-        f"threads of this process wait {share:.0%} of it for a CPU, which others use, and one thread is "
-        f"{faster:.1f} times as fast as {threads} in a trial just now; put OMP_NUM_THREADS=1 in front of the "
-        "command (bits are then those of one thread)"
-    )
+    if faster >= _FASTER:
+        return (
+            f"{said}, and one thread is {faster:.1f} times as fast as {threads} in a trial just now; put "
+            "OMP_NUM_THREADS=1 in front of the command (bits are then those of one thread)"
+        )
+    return said if others is None or others >= _BUSY else None

@@ -24,12 +24,13 @@ _LITTLE_WAIT = 0.1  # share of the time; less waiting for data is not worth a re
 _LOSS_EVERY_S = 1.0
 _NUM_LOSSES = 50  # averaged for display, as single losses jump; chosen
 _SMOOTH_S = 5.0  # speed and waiting are averaged over this time; chosen
+_EARLY_S = 20.0  # of steps: then a CPU that is waited for is told before the second line; chosen
 
 
 def _verdict(data_wait: float, waits: CpuWaits | None) -> str:
     said = f"waits for data {data_wait:.0%} of the time"
     if waits is not None and (remark := wait_remark(waits)) is not None:
-        return f"{said}: {remark}"
+        return f"{said}; {remark}"
     if data_wait < _LITTLE_WAIT:
         return f"{said}: the model sets the pace"
     return f"{said}: `flambeau doctor` finds out why, and what helps"
@@ -54,6 +55,8 @@ class ProgressBar:
         self._due = 0.0
         self._lines = 0
         self._waits: CpuWaits | None = None
+        self._has_remarked = False
+        self._looked_early = False
         self._said = set[str]()
         self.listener: Callable[[Mapping[str, Any]], None] | None = None
         """Receives events, for a program."""
@@ -73,6 +76,7 @@ class ProgressBar:
             self._figures.start_epoch()
 
     def step(self) -> None:
+        self._look_early()
         if self._line is None or self._figures is None:
             return
         now = time.perf_counter()
@@ -91,7 +95,23 @@ class ProgressBar:
         if self._lines == 1 and self._on_cpu and not self.silent:
             self._waits = CpuWaits()
         if self._lines == 2 and "data_wait" in row and not self.silent:
-            self.show(_verdict(row["data_wait"], self._waits))
+            if self._has_remarked:
+                text = f"waits for data {row['data_wait']:.0%} of the time; for a CPU, see above"
+            else:
+                text = _verdict(row["data_wait"], self._waits)
+            self.show(text)
+
+    def _look_early(self) -> None:
+        """Where steps take long, the second line comes late: say after some time what threads wait for."""
+        if self._looked_early or self._lines >= 2 or self.silent or not self._on_cpu:
+            return
+        if self._waits is None:  # after the first step, which has the warm-up in it
+            self._waits = CpuWaits()
+        elif self._waits.seconds >= _EARLY_S:
+            self._looked_early = True
+            if (remark := wait_remark(self._waits)) is not None:
+                self._has_remarked = True
+                self.show(remark)
 
     @contextlib.contextmanager
     def evaluates(self) -> Iterator[None]:

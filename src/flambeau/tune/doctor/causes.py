@@ -410,9 +410,10 @@ def _thread_causes(trial: Trial) -> Iterator[Cause]:
     cpus = usable_cpus()
     gain = gain_of_one_thread(trial)
     if gain >= FASTER_ON_ONE:
+        others = 0.0 if trial.machine is None else trial.machine.others_cpus
         text = (
-            f"other programs use the CPUs, and torch's {trial.trainers[0]['threads']} threads wait for each "
-            f"other: a step was {gain:.1f} times as fast on one"
+            f"other programs keep {others:.1f} CPUs busy, and torch's {trial.trainers[0]['threads']} "
+            f"threads wait for each other: a step was {gain:.1f} times as fast on one"
         )
         yield Cause("threads", 1 - 1 / gain, "", text)
         return
@@ -425,7 +426,9 @@ def _thread_causes(trial: Trial) -> Iterator[Cause]:
         who = f"{len(trial.workers)} workers compute with {worker_threads} threads"
     else:
         return
-    yield Cause("threads", _MIN_SHARE, "", f"{who} on {cpus} CPUs, and wait for each other")
+    yield Cause(
+        "threads", _MIN_SHARE, "", f"{who} on {cpus} CPU{'s' * (cpus > 1)}, and wait for each other"
+    )
 
 
 def page_fault_share(trial: Trial) -> float:
