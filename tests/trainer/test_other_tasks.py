@@ -353,6 +353,13 @@ def test_an_export_says_that_it_is_of_classes(photos: Path, flambeau: Flambeau) 
     assert "run is of a multilabel task" in answer.err
 
 
+def test_packing_says_that_it_is_of_classes(photos: Path, flambeau: Flambeau) -> None:
+    answer = flambeau("pack", "cells.csv", "packed.rec")
+    assert answer.code == 2
+    assert "cells.csv has targets for multilabel" in answer.err
+    assert not Path("packed.rec").exists()
+
+
 def test_check_looks_at_labels_and_numbers(photos: Path, flambeau: Flambeau) -> None:
     text = Path("numbers.csv").read_text().replace("003.png,", "003.png,9", 1)
     Path("typing.csv").write_text(text)
