@@ -73,7 +73,7 @@ EVERYTHING = frozenset(
         "trainer",
         "compare",
         "inspection",
-        "export",
+        "exports",
         "tune",
         "cli",
     }
@@ -86,7 +86,7 @@ BELOW_RUN = EVERYTHING - {
     "trainer",
     "compare",
     "inspection",
-    "export",
+    "exports",
     "tune",
     "cli",
 }
@@ -144,7 +144,7 @@ FLOORS = {
     "trainer": Floor(BELOW_TRAINER | {"trainer"}),
     "compare": Floor(BELOW_TRAINER | {"trainer", "compare"}),
     "inspection": Floor(BELOW_TRAINER | {"trainer", "compare", "inspection"}),
-    "export": Floor(BELOW_TRAINER | {"trainer", "export"}),
+    "exports": Floor(BELOW_TRAINER | {"trainer", "exports"}),
     "tune": Floor(BELOW_TRAINER | {"trainer", "inspection", "tune"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from flambeau.data.transforms.crops import EVAL_SHARE, eval_image
-from flambeau.export.resize_in_graph import ResizedCentre
-from flambeau.export.standalone.preprocess import Preprocessing
+from flambeau.exports.resize_in_graph import ResizedCentre
+from flambeau.exports.standalone.preprocess import Preprocessing
 
 SIZES = [
     (300, 400), (400, 300), (224, 224), (256, 256), (257, 512), (28, 28), (1, 1), (1, 9), (3, 700), (901, 7),

@@ -11,10 +11,10 @@ from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source
 from flambeau.data.sources.wide_source import of_kind
 from flambeau.errors import InputError, require_folder
-from flambeau.export.export_folder import fill_folder
-from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.step_figures import StepFigures
-from flambeau.export.steps import ExportPlan, Steps
+from flambeau.exports.export_folder import fill_folder
+from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.step_figures import StepFigures
+from flambeau.exports.steps import ExportPlan, Steps
 from flambeau.provenance import named_code
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.trainer.parts.data import open_data

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flambeau.export.step_figures import StepFigures, as_table
+from flambeau.exports.step_figures import StepFigures, as_table
 
 _INPUT = """\
 The model takes decoded pixels and gives probabilities; resizing, cropping and normalization are inside.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError
-from flambeau.export.resize_in_graph import ResizedCentre
+from flambeau.exports.resize_in_graph import ResizedCentre
 from flambeau.trainer.prediction.trained_model import Trained
 
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, refusing
-from flambeau.export.fine_tune import check_duration, fine_tune
-from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.formats.classifier import Classifier, ModelFormat, first_output
-from flambeau.export.formats.onnx_int8 import quantize_dynamic, quantize_static
-from flambeau.export.served_model import ServedModel, served
-from flambeau.export.step_figures import Stage, StepFigures, figures_of
+from flambeau.exports.fine_tune import check_duration, fine_tune
+from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.formats.classifier import Classifier, ModelFormat, first_output
+from flambeau.exports.formats.onnx_int8 import quantize_dynamic, quantize_static
+from flambeau.exports.served_model import ServedModel, served
+from flambeau.exports.step_figures import Stage, StepFigures, figures_of
 from flambeau.provenance import made_now
 from flambeau.recipes.compress.fake_quantize import fake_quantize, to_integers
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm

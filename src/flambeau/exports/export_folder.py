@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from flambeau.data.transforms.crops import EVAL_SHARE
-from flambeau.export.examples import example_of
-from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.model_card import model_card
-from flambeau.export.standalone import preprocess
-from flambeau.export.step_figures import StepFigures, as_rows, batched_logits
-from flambeau.export.steps import ExportPlan
+from flambeau.exports.examples import example_of
+from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.model_card import model_card
+from flambeau.exports.standalone import preprocess
+from flambeau.exports.step_figures import StepFigures, as_rows, batched_logits
+from flambeau.exports.steps import ExportPlan
 from flambeau.provenance import made_now, record
 from flambeau.recipes import models
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file

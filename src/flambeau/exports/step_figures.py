@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.export.formats.classifier import Classifier
+from flambeau.exports.formats.classifier import Classifier
 from flambeau.trainer.parts.device import num_threads
 from flambeau.trainer.prediction.sample_images import SampleImages
 from flambeau.trainer.tasks.task import Task

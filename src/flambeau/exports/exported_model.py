@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
-from flambeau.export.export_folder import INDEX, check_images
-from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.formats.classifier import Classifier, ModelFormat
+from flambeau.exports.export_folder import INDEX, check_images
+from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.formats.classifier import Classifier, ModelFormat
 from flambeau.provenance import Permission, is_recorded
 from flambeau.run.folder.json_file import checked_facts
 from flambeau.trainer.parts.data import DataFacts
