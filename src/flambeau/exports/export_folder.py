@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.data.transforms.crops import EVAL_SHARE
+from flambeau.data.transforms.crops import shorter_side
 from flambeau.exports.examples import example_of
 from flambeau.exports.formats.all_formats import FORMATS
 from flambeau.exports.model_card import model_card
@@ -64,7 +64,8 @@ def fill_folder(
         "plan": asdict(plan),
         **trained.facts.task.export_facts(logits, images.labels),
         "image_size": trained.image_size,
-        "resized_shorter_side": round(trained.image_size / EVAL_SHARE),
+        "resized_shorter_side": shorter_side(trained.image_size, trained.resize),
+        "squash": trained.resize == "squash",
         "interpolation": trained.settings.crop,
         "mean": trained.facts.mean,
         "std": trained.facts.std,

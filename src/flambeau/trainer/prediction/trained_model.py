@@ -16,7 +16,7 @@ from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.source import Source, require_unit
 from flambeau.data.sources.wide_source import of_kind
-from flambeau.data.transforms.crops import TrainingCrop
+from flambeau.data.transforms.crops import EvalResize, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
@@ -56,6 +56,7 @@ class Trained:
     normalize: Callable[[Tensor], Tensor]
     has_fixed_size: bool = False
     """It takes only images of this size: an export."""
+    resize: EvalResize = None
 
     @property
     def image_size(self) -> int:
@@ -158,7 +159,10 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
             f"image_size = {image_size}: {error}"
         ) from error
     settings = dataclasses.replace(trained.settings, eval_size=image_size)
-    return dataclasses.replace(trained, settings=settings)
+    resize = trained.resize
+    if isinstance(resize, int):  # the same share of the image is kept
+        resize = round(resize * image_size / trained.image_size)
+    return dataclasses.replace(trained, settings=settings, resize=resize)
 
 
 def read_for(
@@ -181,7 +185,7 @@ def read_for(
         image_size=trained.image_size,
         channels=trained.facts.channels,
         train=False,
-        crop=TrainingCrop(interpolation=trained.settings.crop),
+        crop=TrainingCrop(interpolation=trained.settings.crop, eval_resize=trained.resize),
         skip_bad=skip_bad_images > 0,
         keep=False,
     )
