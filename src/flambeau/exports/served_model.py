@@ -23,8 +23,8 @@ class ServedModel(nn.Module):
         network: (N, C, S, S) float to (N, K) logits, in evaluation mode.
         decode: `Task.decode` of the run.
         origin: 'mean' and 'std' per channel, of pixels in [0, 1] or of the levels of 16 bits; 'pixels',
-            'uint8' or 'uint16', whose levels are float32; 'size', S; 'interpolation'; 'resize', of `EvalResize`; and the arguments of
-            `build_model`.
+            'uint8' or 'uint16', whose levels are float32; 'size', S; 'interpolation'; 'resize', of
+            `EvalResize`; and the arguments of `build_model`.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
@@ -40,6 +40,7 @@ from flambeau.run.loop.batch_reader import BatchDraws
 from flambeau.run.loop.evaluation_mode import evaluation_mode, generators_restored
 from flambeau.run.loop.lifecycle import Lifecycle, closed_when_dropped
 from flambeau.run.loop.memory_guard import MemoryGuard
+from flambeau.run.loop.model_builder import check_not_building
 from flambeau.run.loop.nan_guard import NanGuard
 from flambeau.run.loop.rank_checks import check_ranks, gathered_means
 from flambeau.run.loop.recorder import Recorder
@@ -81,6 +82,7 @@ class Run:
         **given: Any,
     ) -> None:
         options = RunOptions.of(given)
+        check_not_building()
         check_no_other_trains()
         self._maker = threading.current_thread()
         self.folder = RunFolder(folder_for_run(Path(folder)), advice=options.advice or Advice())
@@ -190,6 +192,9 @@ class Run:
         best: str = "val_accuracy",
         best_mode: Literal["max", "min"] | None = None,
         config: Mapping[str, Any] | None = None,
+        builder: str | None = None,
+        preprocess: Mapping[str, Any] | Callable[..., Any] | None = None,
+        classes: Sequence[str] | None = None,
         settings: Mapping[str, Any] | SharedOptions | None = None,
         advice: Advice | None = None,
         attachments: Mapping[str, bytes] | None = None,
@@ -252,6 +257,13 @@ class Run:
                 it (None: by the name).
             config: what else identifies the run, in TOML's types; it is a table of its own in `config.toml`,
                 and a resume with another value is refused.
+            builder: function FILE.py:FUNCTION that makes the model again, for what uses the finished run:
+                `flambeau.load`, `predict`, `evaluate`, `features`, `export`; it needs `preprocess` and
+                `classes`.
+            preprocess: with `builder`: how an image becomes the input of the model: a dict of `image_size`,
+                `mean`, `std`, `resize` and `interpolation`, or the transform of torchvision or timm that an
+                evaluation uses.
+            classes: with `builder`: names of the classes, in the order of the logits.
             settings: settings of a command of your own that include the options above: `config.toml` holds
                 them instead.
             advice: sentences that messages advise, in the words of a command of your own (None: those of

@@ -78,6 +78,7 @@ class Lifecycle:
             result = self.ranks.first(lambda: finished(self.folder, say=say))
             if result is not None:
                 self.is_finished = True
+                self.recorder.note_use()
                 self.recorder.complete_trackers(result)
                 return result
         if restored is not None:

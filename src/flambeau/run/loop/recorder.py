@@ -21,6 +21,7 @@ from flambeau.run.folder.published_weights import Result, publish
 from flambeau.run.folder.report_file import write_run_report
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.epoch_lines import EpochLines
+from flambeau.run.loop.model_builder import use_record
 from flambeau.run.loop.notebook_chart import NotebookChart
 from flambeau.run.loop.progress_bar import peak_bytes
 from flambeau.run.loop.run_parts import RunParts
@@ -103,6 +104,8 @@ class Recorder:
         if not self._ranks.is_first:
             return
         self._folder.update_config()
+        if self._options.builder is not None:  # named by this user's own script
+            self._folder.record_made_here()
         if restored is None:
             self._progress.log_event("the run starts")
         keep_bytes = 0 if restored is None else restored.state["metrics_bytes"]
@@ -113,6 +116,12 @@ class Recorder:
             self._chart.load(self._folder.metrics)
         if self._options.track:
             self._trackers = self._make_trackers(self._metrics_log.size)
+
+    def note_use(self) -> None:
+        """Note in a finished run how its model is made and used, if this start says it."""
+        if self._ranks.is_first and self._options.builder is not None:
+            self._folder.update_config(only=use_record(self._options))
+            self._folder.record_made_here()
 
     def _make_trackers(self, size: int) -> "RunTrackers":
         """The trackers of a run with so many bytes of metrics.jsonl."""
