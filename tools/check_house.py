@@ -28,7 +28,7 @@ FILES = sorted(PurePosixPath(path.relative_to(SRC)) for path in SRC.rglob("*.py"
 RECIPES = [path for path in FILES if path.parts[0] == "recipes" and path.stem != "__init__"]
 
 # The doors of the package; a class stands for its __init__.
-DOORS = {"Run", "fast", "wrap", "train", "_train", "load", "evaluate"}
+DOORS = {"Run", "fast", "wrap", "train", "_train", "load", "evaluate", "export"}
 
 IMPORT_NAMES = {"pillow": "PIL"}  # where the name to install is not the name to import
 

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,21 @@ def refusing(what: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise InputError(f"{what}: {error}") from error
+
+
+@contextlib.contextmanager
+def in_words_of_python(names: Collection[str]) -> Iterator[None]:
+    """InputErrors raised inside name the arguments of a function, `names`, instead of a command's flags."""
+
+    def as_argument(flag: re.Match[str]) -> str:
+        name = flag[1].replace("-", "_")
+        return f"{name}=" if name in names else flag[0]
+
+    try:
+        yield
+    except InputError as error:
+        text = re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", as_argument, str(error))
+        raise type(error)(text) from error
 
 
 def _numbers(names: str) -> frozenset[int]:

@@ -62,7 +62,7 @@ def fill_folder(
         "format": plan.format,
         "file": format_.file,
         "plan": asdict(plan),
-        **trained.facts.task.export_facts(logits, images.labels),
+        **_facts_of_outputs(trained, logits, images),
         "image_size": trained.image_size,
         "resized_shorter_side": shorter_side(trained.image_size, trained.resize),
         "squash": trained.resize == "squash",
@@ -70,7 +70,7 @@ def fill_folder(
         "mean": trained.facts.mean,
         "std": trained.facts.std,
         "pixels": trained.facts.pixels,
-        "images": {"measured": len(images.labels), "of": images.total},
+        "images": {"measured": len(images), "of": images.total},
         "steps": as_rows(figures),
         "settings": _settings(trained),
         "dataset": asdict(trained.facts),
@@ -87,6 +87,14 @@ def fill_folder(
     index = json.dumps(about, indent=1, ensure_ascii=False).encode() + b"\n"
     write_file(folder / INDEX, index)
     record(index)  # so that what is compiled in it runs without a question, here
+
+
+def _facts_of_outputs(trained: Trained, logits: Tensor, images: SampleImages) -> dict[str, Any]:
+    task = trained.facts.task
+    if images.labels is not None:
+        return {**task.export_facts(logits, images.labels)}
+    # Nothing can be calibrated without labels.
+    return {**task.export_facts(logits, logits.argmax(1)), "temperature": None}
 
 
 def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
@@ -108,6 +116,8 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
 def _settings(trained: Trained) -> dict[str, Any]:
     """The settings of the run, without folders of this machine: files by their names alone."""
     settings = {**values_of(trained.settings), "data": None}
+    if not trained.knows_its_data:  # the others mean nothing
+        settings = {name: settings[name] for name in ("model", "image_size", "crop")}
     for name in ("model", "teacher", "weights", "class_weights"):
         if isinstance(settings.get(name), str):
             settings[name] = PurePath(settings[name]).name

@@ -121,6 +121,7 @@ class Steps:
         ranges: images for the ranges of int8; None if no step measures them.
         sources: training and validation data; None if no step trains.
         say: takes a line for the user.
+        subject: what is exported, in messages.
     """
 
     trained: Trained
@@ -129,6 +130,7 @@ class Steps:
     ranges: SampleImages | None
     sources: tuple[Source, Source] | None
     say: Callable[[str], object]
+    subject: str = "run"
 
     def write(self, folder: Path) -> list[StepFigures]:
         """Write the file of the model into a folder, and return the figures of the run and of each step.
@@ -139,7 +141,8 @@ class Steps:
         model = served(self.trained)
         task = self.trained.facts.task
         precision = self.trained.settings.precision
-        stage = _eager("run" if precision == "fp32" else f"run, fp32 for {precision}", model)
+        first = self.subject if precision == "fp32" else f"run, fp32 for {precision}"
+        stage = _eager(first, model)
         batches = self.images.pixels.permute(0, 3, 1, 2).split(32)
         base = torch.cat([self.trained.logits(part).cpu() for part in batches])
         self._check_repeats(batches[0], base[: len(batches[0])])
@@ -252,10 +255,12 @@ class Steps:
 
     def _accept(self, figures: StepFigures, *, requested: bool) -> None:
         if figures.agreement < self.plan.min_agreement:
+            right = figures.accuracy
+            more = "" if right is None else f" (accuracy {right:.2%})"
             raise InputError(
-                f"{figures.name} gives the class of the run on {figures.agreement:.2%} of "
-                f"{len(self.images.labels)} images, and --min-agreement is {self.plan.min_agreement:.2%} "
-                f"(accuracy {figures.accuracy:.2%}): nothing is written\n"
+                f"{figures.name} gives the class of the {self.subject} on {figures.agreement:.2%} of "
+                f"{len(self.images)} images, and --min-agreement is {self.plan.min_agreement:.2%}{more}: "
+                "nothing is written\n"
                 f"{self._instead_of(figures.name)}, or allow it by a smaller --min-agreement"
             )
         times = figures.times_before

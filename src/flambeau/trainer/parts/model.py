@@ -268,16 +268,40 @@ def check_output(
     num_images: int = 1,
     training: bool = False,
 ) -> None:
-    """Run black images through the model, to find errors before the first step.
+    """Run black images through a model that is to be trained, to find errors before the first step.
+
+    Raises:
+        InputError: as of `check_logits`, or nothing can be trained.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError("the model has no parameter that can be trained")
+    check_logits(
+        model,
+        num_classes=num_classes,
+        channels=channels,
+        image_size=image_size,
+        num_images=num_images,
+        training=training,
+    )
+
+
+def check_logits(
+    model: nn.Module,
+    *,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    num_images: int = 1,
+    training: bool = False,
+) -> None:
+    """Run black images through a model.
 
     Args:
         training: keep the modes of the modules; otherwise all are in evaluation mode.
 
     Raises:
-        InputError: the forward pass fails, the logits are not (N, num_classes), nothing can be trained.
+        InputError: the forward pass fails, or the logits are not (N, num_classes).
     """
-    if not any(p.requires_grad for p in model.parameters()):
-        raise InputError("the model has no parameter that can be trained")
     images_shape = (num_images, channels, image_size, image_size)
     logits = try_forward(model, images_shape, training=training)
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__

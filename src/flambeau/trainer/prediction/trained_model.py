@@ -30,6 +30,7 @@ from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.parts.device import pick_device, use_float32, use_threads
 from flambeau.trainer.parts.model import (
     check_claim,
+    check_logits,
     check_output,
     make_model,
     normalizer,
@@ -152,7 +153,7 @@ def _of_own_loop(
     if why is not None:
         raise InputError(f"the weights in {path} do not fit the model {settings.model}: {why}")
     model.load_state_dict(weights)
-    check_output(model, **shape)
+    check_logits(model, **shape)
     # Not in channels_last: the loop has used it as the function makes it.
     device = pick_device(settings.device)
     model = model.to(device).eval()
