@@ -1,5 +1,6 @@
 """Loads an export as the same object as a run's model, `Trained`, and verifies one without running it."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,9 +100,9 @@ def load_export(
         torch.device("cpu"),
         normalize=lambda images: images,  # which the graph does
         has_fixed_size=True,
-        resize=_resize(about, size, path / INDEX),
     )
     _check_fits(trained, dtype, path / INDEX)
+    trained = dataclasses.replace(trained, resize=_resize(about, size, path / INDEX))
     _report_differences(trained, about.get("answers"), say)
     return trained
 

@@ -39,6 +39,7 @@ from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.batch_reader import BatchDraws
 from flambeau.run.loop.evaluation_mode import evaluation_mode, generators_restored
 from flambeau.run.loop.lifecycle import Lifecycle, closed_when_dropped
+from flambeau.run.loop.logged_predictions import PREDICTIONS, namer
 from flambeau.run.loop.memory_guard import MemoryGuard
 from flambeau.run.loop.model_builder import check_not_building
 from flambeau.run.loop.nan_guard import NanGuard
@@ -263,7 +264,7 @@ class Run:
             preprocess: with `builder`: how an image becomes the input of the model: a dict of `image_size`,
                 `mean`, `std`, `resize` and `interpolation`, or the transform of torchvision or timm that an
                 evaluation uses.
-            classes: with `builder`: names of the classes, in the order of the logits.
+            classes: names of the classes, in the order of the logits: with `builder`, and in the report.
             settings: settings of a command of your own that include the options above: `config.toml` holds
                 them instead.
             advice: sentences that messages advise, in the words of a command of your own (None: those of
@@ -458,7 +459,8 @@ class Run:
 
         Args:
             values: by name: a mean over the batch (0-d or a number), or values of each sample (N, ...). For a
-                name in `metrics`: what its `update` takes, such as (logits, targets).
+                name in `metrics`: what its `update` takes, such as (logits, targets). In an evaluation
+                `predictions=(logits, targets, images)`, or without the images, are for the report.
         """
         loop = self._loop
         metrics = self._parts.metrics
@@ -466,7 +468,9 @@ class Run:
         if means is None:
             means = self.state.window.means_of(*loop.part_of, is_late=loop.micro is None)
         for name, value in (cloned(values) if loop.holds_back else values).items():
-            if name in metrics:
+            if metrics.takes(name, value):
+                if name == PREDICTIONS and metrics.predictions is not None:
+                    value = (loop.indices, *value)  # noqa: PLW2901
                 loop.count(functools.partial(metrics.update, name, value, loop.num_samples))
             else:
                 add_value(means, name, value, loop.num_samples, self.device, count=loop.count)
@@ -524,6 +528,7 @@ class Run:
                 self._lifecycle.preempt_if_signalled()
             if figures:
                 self._lifecycle.record(figures)
+            self._lifecycle.note_predictions(namer(data, world=ranks.world))
 
     def close(self) -> None:
         """Wait for the checkpoint being written, stop the workers, release the folder. `epochs` calls it."""

@@ -127,7 +127,9 @@ def make_parts(
         lr = group["lr"]
         # The schedule writes into a tensor, so its first value is kept as a number.
         group.setdefault("initial_lr", lr.item() if isinstance(lr, Tensor) else lr)
-    metrics = EvaluationMetrics(options.metrics or {}, device=amp.device, ranks=ranks)
+    metrics = EvaluationMetrics(
+        options.metrics or {}, device=amp.device, ranks=ranks, classes=options.classes
+    )
     return RunParts(
         plain,
         shards,

@@ -189,8 +189,9 @@ class RunOptions(SharedOptions):
     )
     classes: Sequence[str] | None = option(
         None,
-        "with `builder`: names of the classes, in the order of the logits",
-        "与 `builder` 一起：类别的名称，按 logits 的顺序",
+        "names of the classes, in the order of the logits: with `builder`, and in the "
+        "[report](#in-the-report)",
+        "类别的名称，按 logits 的顺序：与 `builder` 一起使用，并用于[报告](#在报告中)",
         group="run folder",
         may_change=True,
         kind="a list of names",
@@ -287,7 +288,8 @@ class RunOptions(SharedOptions):
             object.__setattr__(self, "classes", checked_classes(self.classes))
         names = ("builder", "preprocess", "classes")
         missing = [name for name in names if getattr(self, name) is None]
-        if 0 < len(missing) < len(names):
+        is_alone = missing == ["builder", "preprocess"]  # the names are for the report
+        if 0 < len(missing) < len(names) and not is_alone:
             raise InputError(
                 f"builder, preprocess and classes belong together: a finished run is used with all three; "
                 f"give {' and '.join(missing)}, too"

@@ -18,13 +18,13 @@ from flambeau.recipes.training.calibration_error import CalibrationError
 from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
-from flambeau.trainer.evaluation.evaluation_result import ClassFigures, Evaluation, ImagePredictions
-from flambeau.trainer.evaluation.sample_history import SampleHistory, label_suspects
-from flambeau.trainer.evaluation.sample_results import (
+from flambeau.run.loop.sample_results import (
     SampleResults,
     SampleResultsMetric,
     evaluation_facts,
 )
+from flambeau.trainer.evaluation.evaluation_result import ClassFigures, Evaluation, ImagePredictions
+from flambeau.trainer.evaluation.sample_history import SampleHistory, label_suspects
 
 _TOP = 5
 _MAX_SUSPECTS = 12  # labels that look wrong, in the report

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.source import Source
+from flambeau.run.loop.sample_results import SampleResults, SampleResultsMetric
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
 from flambeau.trainer.evaluation.sample_history import SampleHistory
-from flambeau.trainer.evaluation.sample_results import SampleResults, SampleResultsMetric
 
 
 class Counters(Protocol):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flambeau.trainer.evaluation.sample_results import SampleResultsMetric, evaluation_facts
+from flambeau.run.loop.sample_results import SampleResultsMetric, evaluation_facts
 
 CLASSES = ["ant", "bee", "cow"]
 

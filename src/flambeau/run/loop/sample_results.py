@@ -12,7 +12,8 @@ from torch import Tensor
 
 from flambeau.recipes.training.calibration_error import CalibrationError
 
-_PICTURES = 12  # of mistakes, and of the least certain right answers
+PICTURES = 12
+"""How many mistakes, and least certain right answers, a report shows."""
 _MAX_PAIRS = 5000  # of confused classes
 
 
@@ -109,7 +110,7 @@ def evaluation_facts(
                 "probability": round(float(results.confidence[k]), 6),
                 "of_label": round(float(results.of_target[k]), 6),
             }
-            for k in rows[:_PICTURES].tolist()
+            for k in rows[:PICTURES].tolist()
         ]
 
     def count(of: Tensor) -> list[int]:
