@@ -48,17 +48,25 @@ def refusing(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_words_of_python(names: Collection[str]) -> Iterator[None]:
-    """InputErrors raised inside name the arguments of a function, `names`, instead of a command's flags."""
+def in_words_of_python(names: Collection[str], words: Collection[str] = ()) -> Iterator[None]:
+    """InputErrors raised inside name the arguments of a function, `names`, instead of a command's flags.
+
+    Args:
+        words: values that may stand behind a flag.
+    """
+    value = "|".join(map(re.escape, words)) or "(?!)"
+    pattern = rf"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: ({value})(?![\w-]))?"
 
     def as_argument(flag: re.Match[str]) -> str:
         name = flag[1].replace("-", "_")
-        return f"{name}=" if name in names else flag[0]
+        if name not in names:
+            return flag[0]
+        return f"{name}=" if flag[2] is None else f'{name}="{flag[2]}"'
 
     try:
         yield
     except InputError as error:
-        text = re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", as_argument, str(error))
+        text = re.sub(pattern, as_argument, str(error))
         raise type(error)(text) from error
 
 

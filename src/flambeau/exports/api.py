@@ -138,7 +138,7 @@ def export(
         min_agreement=min_agreement,
         allow_slower=allow_slower,
     )
-    with in_words_of_python(export.__annotations__):
+    with in_words_of_python(export.__annotations__, (*FORMATS, *_QUANTIZE)):
         _check_plan(plan, calibrate)
         check_out(Path(out))
         trained = _trained(model, preprocess, classes, format)

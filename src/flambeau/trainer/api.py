@@ -366,9 +366,9 @@ def load(
     """The model of a run, to be called on images.
 
     Args:
-        run: folder of a run of `flambeau train`.
+        run: folder of a run of `flambeau train`, or of a `Run` with a `builder`.
         image_size: side of the images for the model, pixels; None for that of the training.
-        trust: run the file of code that the folder names as its model, even if nothing shows that you have
+        trust: run the file of code that the folder names for its model, even if nothing shows that you have
             made the folder here; your own runs do not need it.
         say: takes a line that names such a file, and warnings: weights of an unfinished run, or a changed
             file of the model. None: standard error, and Python warnings.
