@@ -242,6 +242,14 @@ class Dropped(Net):
         return super().forward(nn.functional.dropout(x, 0.5))
 
 
+class Kept(Net):
+    """With a tensor that autograd made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = self.head.weight * 2
+
+
 def noise() -> Tensor:
     return torch.rand(4, 3, 24, 24)
 
@@ -260,6 +268,7 @@ def noise() -> Tensor:
         ({"preprocess": None, "classes": None}, "give preprocess and classes, too"),
         ({"classes": ["a", "b", "c"]}, r"logits of shape \(N, 3\); on 1 x 3 x 24 x 24 it gives"),
         ({"model": Three}, "it gives tuple"),
+        ({"model": Kept}, "the model cannot be copied, which keeps yours as it is: Only Tensors"),
         ({"model": lambda: 5}, "must be a torch.nn.Module, or what flambeau.load"),
         ({"model": lambda: nn.DataParallel(Net())}, "such as model.module"),
         ({"format": "safetensors"}, "no name stands for the class of this model"),

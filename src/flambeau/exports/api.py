@@ -30,6 +30,7 @@ from flambeau.trainer.prediction.own_loop import as_torchvision, used_as
 from flambeau.trainer.prediction.predictor import Images, Predictor
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.trainer.prediction.trained_model import Trained
+from flambeau.user_code import first_line
 
 Example: TypeAlias = "Images | tuple[Tensor, Tensor] | list[Tensor]"
 """Images to measure on: labelled ones by a path or name as `flambeau evaluate` takes them; a batch of a
@@ -207,7 +208,13 @@ def _trained(
     settings, facts, resize = used_as(
         type(plain).__name__, Preprocessing.of(preprocess), checked_classes(classes)
     )
-    own = copy.deepcopy(plain).eval().float()
+    try:
+        own = copy.deepcopy(plain).eval().float()
+    except (RuntimeError, TypeError) as error:  # tensors with a history, locks, generators
+        raise InputError(
+            f"the model cannot be copied, which keeps yours as it is: {first_line(error)}\n"
+            "Give one that copy.deepcopy takes, such as a new one with the same state_dict"
+        ) from error
     check_logits(
         own,
         num_classes=facts.task.num_outputs,

@@ -219,6 +219,8 @@ def test_evaluate_predict_and_features(flambeau: Any) -> None:
     assert "Conv2d" in flambeau("inspect run").out
     assert flambeau("verify run").code == 0
     assert "net.py:build" in flambeau("runs . --json").out
+    answer = flambeau("check photos --model run")
+    assert "what run was trained on is not known" in answer.err
     assert flambeau("predict run --image-size 32 photos/day/0.png").code == 0
 
 
