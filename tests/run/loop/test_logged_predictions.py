@@ -1,6 +1,7 @@
 """What a loop logs as `predictions` is in evaluation.json and in the report of its run."""
 
 import base64
+import errno
 import io
 import json
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from torchvision.datasets import ImageFolder
 from flambeau import fast
 from flambeau.errors import InputError
 from flambeau.report.evaluated import evaluated
+from flambeau.run.loop import logged_predictions
 from flambeau.run.loop.logged_predictions import EvaluationFile
 from flambeau.run.run import Run
 
@@ -320,9 +322,34 @@ def test_the_file_is_of_the_weights_that_are_published(tmp_path: Path) -> None:
     other.write(5, say=said.append)  # of weights that are no longer published
     assert not path.exists()
     assert said == []
-    path.mkdir()
-    file.note(facts_of(40), published=40, say=said.append)
-    assert "could not be written" in said[0]
+
+
+def test_a_full_disk_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(logged_predictions, "write_file", full)
+    run, _ = train()
+    assert run.result is not None
+    told = capsys.readouterr().err
+    assert "evaluation.json could not be written" in told
+    assert "No space left on device" in told
+
+
+@pytest.mark.parametrize("content", ["{}", "mine", '{"step": 3, "accuracy": 0.5}'])
+def test_a_file_of_the_users_own_is_left_alone(
+    content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyError):
+        train(stop_at=2, log=lambda logits, y, x: {})
+    Path("run/evaluation.json").write_text(content)
+    train()
+    assert Path("run/evaluation.json").read_text() == content
+    assert capsys.readouterr().err.count("is not of this run, and is left as it is") == 1
+    train(log=lambda logits, y, x: {})
+    assert Path("run/evaluation.json").read_text() == content
 
 
 def test_classes_alone_are_for_the_report_and_the_rest_belongs_together() -> None:

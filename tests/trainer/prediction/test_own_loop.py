@@ -225,6 +225,12 @@ def test_evaluate_predict_and_features(flambeau: Any) -> None:
 
 
 @pytest.mark.usefixtures("photos")
+def test_settings_of_a_command_of_ones_own_may_name_a_model() -> None:
+    train(settings={"model": "mine", "width": 8}, **USE)
+    assert torch.equal(doors.load("run")(files()).logits, expected_logits())
+
+
+@pytest.mark.usefixtures("photos")
 def test_it_can_be_a_teacher(flambeau: Any) -> None:
     train(**USE)
     answer = flambeau(

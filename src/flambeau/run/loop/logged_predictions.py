@@ -209,6 +209,7 @@ class EvaluationFile:
         self._path = path
         self._kept: dict[int, dict[str, Any]] = {}  # by step, the newest last
         self._on_disk: int | None = None  # the step that this process has written
+        self._has_said = False
 
     def note(self, facts: dict[str, Any], *, published: int, say: Callable[[str], object]) -> None:
         """Note an evaluation, and write that of the step whose weights the run would publish now."""
@@ -222,23 +223,33 @@ class EvaluationFile:
         self.write(published, say=say)
 
     def write(self, published: int, *, say: Callable[[str], object]) -> None:
-        """Write the evaluation of a step, or remove one of another step; a failure does not end the run."""
-        if not self._kept and not self._path.exists():
-            return
+        """Write the evaluation of a step, or remove one of another step; a failure does not end the run.
+
+        A file of that name which no run has written is left alone.
+        """
+        facts = self._kept.get(published)
         try:
-            facts = self._kept.get(published)
-            if facts is None:
-                if not self._is_of(published):  # of steps that a rollback has undone
-                    self._path.unlink(missing_ok=True)
-            elif self._on_disk != published:
+            if self._path.exists():
+                step = self._step_on_disk()
+                if step is None:
+                    if facts is not None and not self._has_said:
+                        self._has_said = True
+                        say(
+                            f"{self._path} is not of this run, and is left as it is: the report lacks it"
+                        )
+                    return
+                if facts is None and step != published:  # of steps that a rollback has undone
+                    self._path.unlink()
+            if facts is not None and self._on_disk != published:
                 write_file(self._path, json.dumps(facts, ensure_ascii=False).encode() + b"\n")
                 self._on_disk = published
         except OSError as error:
             say(f"{self._path} could not be written: {error}; the report will lack it")
 
-    def _is_of(self, step: int) -> bool:
+    def _step_on_disk(self) -> int | None:
+        """The step of the file; None if it is not an evaluation of a run."""
         try:
-            facts = json_file(self._path)
+            facts = evaluated(json_file(self._path))
         except (OSError, ValueError):
-            return False
-        return evaluated(facts) is not None and facts["step"] == step
+            return None
+        return None if facts is None else facts.step

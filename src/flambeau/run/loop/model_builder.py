@@ -131,7 +131,7 @@ def check_builder(model: nn.Module, options: RunOptions) -> None:
         )
         _check_same(built, model, options.builder)
         try:
-            logits = built.eval()(torch.zeros(1, channels, size, size))
+            logits = built.cpu().eval()(torch.zeros(1, channels, size, size))
         except Exception as error:
             raise InputError(
                 f"builder = {options.builder!r}: its model fails on 1 x {channels} x {size} x {size}, which "

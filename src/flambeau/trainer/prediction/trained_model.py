@@ -110,7 +110,7 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
     """
     folder = RunFolder(path)
     stored = folder.read_existing()
-    if "model" not in stored:
+    if "builder" in stored or "model" not in stored:
         return _of_own_loop(folder, stored, trust=trust, say=say)
     facts = DataFacts.read(folder.dataset)
     settings = from_stored(stored, folder.config)
