@@ -27,10 +27,10 @@ import torch
 import torchvision
 from torch import Tensor, nn
 
-from flambeau.export.formats.aot_inductor_file import open_aot_inductor, write_aot_inductor
-from flambeau.export.formats.onnx_file import open_onnx, write_onnx
-from flambeau.export.formats.onnx_int8 import quantize_static
-from flambeau.export.served_model import ServedModel
+from flambeau.exports.formats.aot_inductor_file import open_aot_inductor, write_aot_inductor
+from flambeau.exports.formats.onnx_file import open_onnx, write_onnx
+from flambeau.exports.formats.onnx_int8 import quantize_static
+from flambeau.exports.served_model import ServedModel
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
 from flambeau.recipes.compress.prune_channels import prune_channels
 from provenance import commit, cpu_model, record  # beside this script

@@ -30,9 +30,9 @@ import torch
 from flambeau.cli.command import main as flambeau
 from flambeau.run.folder.report_file import write_own_report
 from flambeau.run.loop import recorder
+from flambeau.run.loop.pictures import data_uri
+from flambeau.run.loop.sample_results import SampleResultsMetric, evaluation_facts
 from flambeau.trainer import fit
-from flambeau.trainer.evaluation.pictures import data_uri
-from flambeau.trainer.evaluation.sample_results import SampleResultsMetric, evaluation_facts
 from provenance import commit, cpu_model  # beside this script
 
 EPOCHS, STEPS_PER_EPOCH, CLASSES, IMAGES = 90, 5005, 1000, 50_000

@@ -142,6 +142,19 @@ def test_finished_own_loop_stays_finished(runs: Path, run_python: Any) -> None:
     assert answer.stdout.strip() == repr(Result(**result))
 
 
+@pytest.mark.parametrize("run", ["own_loop_finished", "own_loop_stopped"])
+def test_own_loop_without_a_builder_says_what_to_give(
+    runs: Path, flambeau: Callable[..., Any], run: str
+) -> None:
+    before = (runs / run / "config.toml").read_bytes()
+    for command in ("predict", "evaluate"):
+        answer = flambeau(f"{command} {run} images.rec")
+        assert answer.code == 2
+        assert "does not say how its model is made" in answer.err
+        assert 'builder="FILE.py:FUNCTION", preprocess= and classes=' in answer.err
+    assert (runs / run / "config.toml").read_bytes() == before
+
+
 def assert_same_end(run: Path, finished: Path) -> None:
     """Another processor may round otherwise; on the one that wrote them the bits are the same."""
     ours = load_file(run / "model.safetensors")

@@ -28,7 +28,7 @@ FILES = sorted(PurePosixPath(path.relative_to(SRC)) for path in SRC.rglob("*.py"
 RECIPES = [path for path in FILES if path.parts[0] == "recipes" and path.stem != "__init__"]
 
 # The doors of the package; a class stands for its __init__.
-DOORS = {"Run", "fast", "wrap", "train", "_train", "load", "evaluate"}
+DOORS = {"Run", "fast", "wrap", "train", "_train", "load", "evaluate", "export"}
 
 IMPORT_NAMES = {"pillow": "PIL"}  # where the name to install is not the name to import
 
@@ -73,7 +73,7 @@ EVERYTHING = frozenset(
         "trainer",
         "compare",
         "inspection",
-        "export",
+        "exports",
         "tune",
         "cli",
     }
@@ -86,7 +86,7 @@ BELOW_RUN = EVERYTHING - {
     "trainer",
     "compare",
     "inspection",
-    "export",
+    "exports",
     "tune",
     "cli",
 }
@@ -144,7 +144,7 @@ FLOORS = {
     "trainer": Floor(BELOW_TRAINER | {"trainer"}),
     "compare": Floor(BELOW_TRAINER | {"trainer", "compare"}),
     "inspection": Floor(BELOW_TRAINER | {"trainer", "compare", "inspection"}),
-    "export": Floor(BELOW_TRAINER | {"trainer", "export"}),
+    "exports": Floor(BELOW_TRAINER | {"trainer", "exports"}),
     "tune": Floor(BELOW_TRAINER | {"trainer", "inspection", "tune"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from flambeau.data.fast import fast
     from flambeau.data.wrap import wrap
     from flambeau.errors import DamagedData, InputError, WorkerLost
+    from flambeau.exports.api import export
     from flambeau.parallel.preemption import Preempted
     from flambeau.provenance import UntrustedCode
     from flambeau.run.folder.checkpointer import SaveFailed
@@ -32,6 +33,7 @@ __all__ = [
     "UntrustedCode",
     "WorkerLost",
     "evaluate",
+    "export",
     "fast",
     "load",
     "train",
@@ -49,6 +51,7 @@ _FILES = {
     "UntrustedCode": "flambeau.provenance",
     "WorkerLost": "flambeau.errors",
     "evaluate": "flambeau.trainer.api",
+    "export": "flambeau.exports.api",
     "fast": "flambeau.data.fast",
     "load": "flambeau.trainer.api",
     "train": "flambeau.trainer.api",

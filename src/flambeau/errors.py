@@ -7,7 +7,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,29 @@ def refusing(what: str) -> Iterator[None]:
         yield
     except ValueError as error:
         raise InputError(f"{what}: {error}") from error
+
+
+@contextlib.contextmanager
+def in_words_of_python(names: Collection[str], words: Collection[str] = ()) -> Iterator[None]:
+    """InputErrors raised inside name the arguments of a function, `names`, instead of a command's flags.
+
+    Args:
+        words: values that may stand behind a flag.
+    """
+    value = "|".join(map(re.escape, words)) or "(?!)"
+    pattern = rf"(?<![\w-])--([a-z]+(?:-[a-z]+)*)(?: ({value})(?![\w-]))?"
+
+    def as_argument(flag: re.Match[str]) -> str:
+        name = flag[1].replace("-", "_")
+        if name not in names:
+            return flag[0]
+        return f"{name}=" if flag[2] is None else f'{name}="{flag[2]}"'
+
+    try:
+        yield
+    except InputError as error:
+        text = re.sub(pattern, as_argument, str(error))
+        raise type(error)(text) from error
 
 
 def _numbers(names: str) -> frozenset[int]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from flambeau.errors import InputError
 
-CODE_FIELDS = ("data", "model")
+CODE_FIELDS = ("data", "model", "builder")
 """The settings of a run that may be FILE.py:FUNCTION."""
 TRUST = "trust=True"
 """The advice in a refusal; commands replace it by their flag."""

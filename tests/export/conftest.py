@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from flambeau.cli.command import main
-from flambeau.export import step_figures
+from flambeau.exports import step_figures
 
 NastyImages = Callable[..., Iterator[tuple[str, bytes]]]
 

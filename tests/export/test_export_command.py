@@ -17,10 +17,10 @@ import torch
 from PIL import Image
 
 from flambeau.cli.command import main
-from flambeau.export import step_figures
-from flambeau.export.exported_model import load_export
-from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.standalone.preprocess import Preprocessing
+from flambeau.exports import step_figures
+from flambeau.exports.exported_model import load_export
+from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.standalone.preprocess import Preprocessing
 from flambeau.provenance import made_now
 from flambeau.trainer.parts.model import SMALL
 from flambeau.trainer.prediction.trained_model import load_trained
@@ -282,7 +282,7 @@ def refuse(flambeau: Any, exported_run: Path, tmp_path: Path, *words: Any) -> st
 def test_step_that_changes_answers_is_refused(
     exported_run: Path, tmp_path: Path, flambeau: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flambeau.export import steps
+    from flambeau.exports import steps
 
     original = steps.fold_batchnorm
 

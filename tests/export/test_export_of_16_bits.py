@@ -20,8 +20,8 @@ from PIL import Image
 
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError
-from flambeau.export.resize_in_graph import ResizedCentre
-from flambeau.export.standalone.preprocess import Preprocessing
+from flambeau.exports.resize_in_graph import ResizedCentre
+from flambeau.exports.standalone.preprocess import Preprocessing
 from flambeau.images.decode import Picture, decode
 from refused import refused
 

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from flambeau.errors import InputError
-from flambeau.export.exported_model import load_export, verify_export
-from flambeau.export.formats.plain_graph import plain_graph
-from flambeau.export.formats.pt2_archive import NotPlain, read_archive
-from flambeau.export.formats.pt2_words import check_words
-from flambeau.export.formats.torch_export_file import read_plain
+from flambeau.exports.exported_model import load_export, verify_export
+from flambeau.exports.formats.plain_graph import plain_graph
+from flambeau.exports.formats.pt2_archive import NotPlain, read_archive
+from flambeau.exports.formats.pt2_words import check_words
+from flambeau.exports.formats.torch_export_file import read_plain
 from flambeau.provenance import UntrustedCode
 from flambeau.trainer.prediction.trained_model import load_trained
 
@@ -263,7 +263,7 @@ def test_a_graph_that_is_not_plain_is_loaded_by_who_made_it(
     def refuses(archive: object) -> Any:
         raise NotPlain("it has an operator of one's own")
 
-    monkeypatch.setattr("flambeau.export.formats.torch_export_file.plain_graph", refuses)
+    monkeypatch.setattr("flambeau.exports.formats.torch_export_file.plain_graph", refuses)
     said: list[str] = []
     load_export(export, say=said.append)
     assert said == [f"running {export / 'model.pt2'}, which {export} names (your own)"]
@@ -509,7 +509,7 @@ def test_a_model_that_is_larger_than_its_weights_is_not_built(
     def takes_memory(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("it is built")
 
-    monkeypatch.setattr("flambeau.export.formats.weights_file.build_model", takes_memory)
+    monkeypatch.setattr("flambeau.exports.formats.weights_file.build_model", takes_memory)
     monkeypatch.setattr("flambeau.trainer.prediction.trained_model.make_model", takes_memory)
     for load in (load_export, lambda path: load_trained(path, say=print)):
         with pytest.raises(InputError, match=r"vit_giant_patch14_224 has \d{10} numbers, and its"):

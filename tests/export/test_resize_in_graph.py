@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from flambeau.data.transforms.crops import EVAL_SHARE, eval_image
-from flambeau.export.resize_in_graph import ResizedCentre
-from flambeau.export.standalone.preprocess import Preprocessing
+from flambeau.data.transforms.crops import EvalResize, eval_image, shorter_side
+from flambeau.exports.resize_in_graph import ResizedCentre
+from flambeau.exports.standalone.preprocess import Preprocessing
 
 SIZES = [
     (300, 400), (400, 300), (224, 224), (256, 256), (257, 512), (28, 28), (1, 1), (1, 9), (3, 700), (901, 7),
@@ -21,13 +21,19 @@ SIZES = [
 
 
 def preprocessing(
-    folder: Path, size: int, channels: int, interpolation: str, pixels: str = "uint8"
+    folder: Path,
+    size: int,
+    channels: int,
+    interpolation: str,
+    pixels: str = "uint8",
+    resize: EvalResize = None,
 ) -> Preprocessing:
     told = {
         "pixels": pixels,
         "classes": ["a"],
         "image_size": size,
-        "resized_shorter_side": round(size / EVAL_SHARE),
+        "resized_shorter_side": shorter_side(size, resize),
+        "squash": resize == "squash",
         "interpolation": interpolation,
         "mean": [0.4] * channels,
         "std": [0.2] * channels,
@@ -52,6 +58,33 @@ def test_pixels_are_those_of_an_evaluation(tmp_path: Path, size: int, interpolat
         [got] = resize(torch.from_numpy(pixels)[None], full).permute(0, 2, 3, 1)
         np.testing.assert_array_equal(got.numpy(), expected, err_msg=f"{height} x {width}")
         np.testing.assert_array_equal(prepare(pixels, full), expected)
+
+
+@pytest.mark.parametrize("resize", ["squash", 28, 35])
+def test_pixels_of_another_rule_are_those_of_an_evaluation(
+    tmp_path: Path, resize: EvalResize
+) -> None:
+    generator = np.random.default_rng(0)
+    in_graph = ResizedCentre(28, "bilinear", resize)
+    prepare = preprocessing(tmp_path, 28, 3, "bilinear", resize=resize).prepare
+    for height, width in [*SIZES[::3], (28, 28), (1, 900)]:
+        pixels = generator.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        expected = eval_image(pixels, 28, resize=resize)
+        full = torch.tensor([height, width])
+        [got] = in_graph(torch.from_numpy(pixels)[None], full).permute(0, 2, 3, 1)
+        np.testing.assert_array_equal(got.numpy(), expected, err_msg=f"{height} x {width}")
+        np.testing.assert_array_equal(prepare(pixels, full), expected)
+
+
+@pytest.mark.parametrize("resize", ["squash", 35])
+def test_files_of_every_kind_become_the_same_pixels_by_another_rule(
+    tmp_path: Path, nasty_images: Any, resize: EvalResize
+) -> None:
+    reader = preprocessing(tmp_path, 32, 3, "bilinear", resize=resize)
+    for name, data in nasty_images(33):
+        pixels, full_size = reader.read_image(io.BytesIO(data))
+        expected = eval_image(data, 32, channels=3, resize=resize)
+        np.testing.assert_array_equal(reader.prepare(pixels, full_size), expected, err_msg=name)
 
 
 def test_prepared_images_come_out_as_they_are() -> None:

@@ -128,3 +128,37 @@ def test_sharded_goes_on_from_not_sharded(tmp_path: Path, start_ranks: StartRank
         train(tmp_path / "pieces", shard=False, crash_at=5)
     start_ranks(2, lambda: train(tmp_path / "pieces", shard=True), group=True).results()
     same(tmp_path / "pieces", tmp_path / "whole")
+
+
+SHARDED = """
+import torch
+from torch import nn
+
+def block():
+    return nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 33), nn.ReLU(), nn.Linear(33, 16))
+
+def build():
+    return nn.Sequential(nn.Linear(6, 16), nn.Sequential(block(), block()), nn.Linear(16, 2))
+
+def other():
+    return nn.Sequential(nn.Linear(6, 16), nn.Linear(16, 2))
+"""
+
+
+def test_a_builder_makes_the_whole_model(tmp_path: Path, start_ranks: StartRanks) -> None:
+    """Compared by the shapes of whole tensors: each rank holds pieces. This model takes no images."""
+    (tmp_path / "net.py").write_text(SHARDED)
+    preprocess = {"image_size": 8, "mean": [0.5] * 3, "std": [0.5] * 3}
+    use = {"preprocess": preprocess, "classes": ["a", "b"]}
+
+    def work(name: str) -> str:
+        try:
+            train(tmp_path / "run", shard=True, builder=f"{tmp_path}/net.py:{name}", **use)
+        except (ValueError, SystemExit) as error:
+            return str(error)
+        return ""
+
+    told = start_ranks(2, work, "other", group=True).results()
+    assert "makes another model than this run trains: it has no '1.0.0.weight'" in told[0]
+    told = start_ranks(2, work, "build", group=True).results()
+    assert "its model fails on 1 x 3 x 8 x 8" in told[0]  # so names and shapes are the same

@@ -142,7 +142,9 @@ def _measured_run(
         )
 
     def figures(check: "DataCheck") -> dict[str, Any]:
-        if trained.facts.train_fingerprint != check.train.fingerprint:
+        if not trained.knows_its_data:
+            say(f"what {folder} was trained on is not known, nor what it has seen of these images")
+        elif trained.facts.train_fingerprint != check.train.fingerprint:
             say(f"{folder} was trained on other images than these: what it has seen is not known")
         val = with_classes(check.val, tuple(trained.facts.classes), "the model")
         result: Any = measure(trained, val, skip_bad_images=len(val), progress=True).predictions

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
     check_at_least(arguments, workers=0, skip_bad_images=0)
-    from flambeau.export.exported_model import load_model
+    from flambeau.exports.exported_model import load_model
     from flambeau.trainer.api import evaluate
     from flambeau.trainer.evaluation.confusion_plot import check_plot
     from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing

@@ -87,9 +87,9 @@ def _add_steps(steps: "argparse._ArgumentGroup") -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from flambeau.export.export_run import Measuring, export_run
-    from flambeau.export.step_figures import as_rows, as_table
-    from flambeau.export.steps import ExportPlan
+    from flambeau.exports.export_run import Measuring, export_run
+    from flambeau.exports.step_figures import as_rows, as_table
+    from flambeau.exports.steps import ExportPlan
 
     figures = export_run(
         Path(arguments.folder),

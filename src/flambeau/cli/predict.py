@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
     if arguments.force and arguments.out is None:
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
-    from flambeau.export.exported_model import load_model
+    from flambeau.exports.exported_model import load_model
     from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
     from flambeau.trainer.prediction.classify_files import predict
     from flambeau.trainer.prediction.trained_model import at_size

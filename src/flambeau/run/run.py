@@ -18,7 +18,7 @@ import functools
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
@@ -39,7 +39,9 @@ from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.batch_reader import BatchDraws
 from flambeau.run.loop.evaluation_mode import evaluation_mode, generators_restored
 from flambeau.run.loop.lifecycle import Lifecycle, closed_when_dropped
+from flambeau.run.loop.logged_predictions import PREDICTIONS, namer
 from flambeau.run.loop.memory_guard import MemoryGuard
+from flambeau.run.loop.model_builder import check_not_building
 from flambeau.run.loop.nan_guard import NanGuard
 from flambeau.run.loop.rank_checks import check_ranks, gathered_means
 from flambeau.run.loop.recorder import Recorder
@@ -81,6 +83,7 @@ class Run:
         **given: Any,
     ) -> None:
         options = RunOptions.of(given)
+        check_not_building()
         check_no_other_trains()
         self._maker = threading.current_thread()
         self.folder = RunFolder(folder_for_run(Path(folder)), advice=options.advice or Advice())
@@ -190,6 +193,9 @@ class Run:
         best: str = "val_accuracy",
         best_mode: Literal["max", "min"] | None = None,
         config: Mapping[str, Any] | None = None,
+        builder: str | None = None,
+        preprocess: Mapping[str, Any] | Callable[..., Any] | None = None,
+        classes: Sequence[str] | None = None,
         settings: Mapping[str, Any] | SharedOptions | None = None,
         advice: Advice | None = None,
         attachments: Mapping[str, bytes] | None = None,
@@ -252,6 +258,13 @@ class Run:
                 it (None: by the name).
             config: what else identifies the run, in TOML's types; it is a table of its own in `config.toml`,
                 and a resume with another value is refused.
+            builder: function FILE.py:FUNCTION that makes the model again, for what uses the finished run:
+                `flambeau.load`, `predict`, `evaluate`, `features`, `export`; it needs `preprocess` and
+                `classes`.
+            preprocess: with `builder`: how an image becomes the input of the model: a dict of `image_size`,
+                `mean`, `std`, `resize` and `interpolation`, or the transform of torchvision or timm that an
+                evaluation uses.
+            classes: names of the classes, in the order of the logits: with `builder`, and in the report.
             settings: settings of a command of your own that include the options above: `config.toml` holds
                 them instead.
             advice: sentences that messages advise, in the words of a command of your own (None: those of
@@ -446,7 +459,8 @@ class Run:
 
         Args:
             values: by name: a mean over the batch (0-d or a number), or values of each sample (N, ...). For a
-                name in `metrics`: what its `update` takes, such as (logits, targets).
+                name in `metrics`: what its `update` takes, such as (logits, targets). In an evaluation
+                `predictions=(logits, targets, images)`, or without the images, are for the report.
         """
         loop = self._loop
         metrics = self._parts.metrics
@@ -454,7 +468,9 @@ class Run:
         if means is None:
             means = self.state.window.means_of(*loop.part_of, is_late=loop.micro is None)
         for name, value in (cloned(values) if loop.holds_back else values).items():
-            if name in metrics:
+            if metrics.takes(name, value):
+                if name == PREDICTIONS and metrics.predictions is not None:
+                    value = (loop.indices, *value)  # noqa: PLW2901
                 loop.count(functools.partial(metrics.update, name, value, loop.num_samples))
             else:
                 add_value(means, name, value, loop.num_samples, self.device, count=loop.count)
@@ -512,6 +528,7 @@ class Run:
                 self._lifecycle.preempt_if_signalled()
             if figures:
                 self._lifecycle.record(figures)
+            self._lifecycle.note_predictions(namer(data, world=ranks.world))
 
     def close(self) -> None:
         """Wait for the checkpoint being written, stop the workers, release the folder. `epochs` calls it."""

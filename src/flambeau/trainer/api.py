@@ -4,7 +4,6 @@ The commands `flambeau train`, `predict` and `evaluate` use the same functions.
 """
 
 import contextlib
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import torch
 from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source, SubsetSource, left_out_lines
-from flambeau.errors import InputError, nearest
+from flambeau.errors import InputError, in_words_of_python, nearest
 from flambeau.html_table import html_table
 from flambeau.provenance import RUNNING
 from flambeau.recipes.setup.float32_precision import float32_precision_kept
@@ -83,7 +82,7 @@ def _train(
     given: dict[str, Any] = {**settings}
     if data is not None:
         given["data"] = str(data)
-    with training_here(), _in_words_of_python(), _process_restored():
+    with training_here(), in_words_of_python({*FIELDS, "out", "fresh"}), _process_restored():
         trackers = tracker_list(track)
         if track is not None:
             names = (item for item in trackers if isinstance(item, str))
@@ -351,21 +350,6 @@ def train(
 
 
 @contextlib.contextmanager
-def _in_words_of_python() -> Iterator[None]:
-    """Errors name the arguments of `train` instead of the command's flags."""
-    try:
-        yield
-    except InputError as error:
-        text = re.sub(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)", _as_argument, str(error))
-        raise type(error)(text) from error
-
-
-def _as_argument(flag: re.Match[str]) -> str:
-    name = flag[1].replace("-", "_")
-    return f"{name}=" if name in FIELDS or name in ("out", "fresh") else flag[0]
-
-
-@contextlib.contextmanager
 def _process_restored() -> Iterator[None]:
     """Restore the process-wide settings that a training changes; a notebook continues with its own."""
     deterministic = (
@@ -397,9 +381,9 @@ def load(
     """The model of a run, to be called on images.
 
     Args:
-        run: folder of a run of `flambeau train`.
+        run: folder of a run of `flambeau train`, or of a `Run` with a `builder`.
         image_size: side of the images for the model, pixels; None for that of the training.
-        trust: run the file of code that the folder names as its model, even if nothing shows that you have
+        trust: run the file of code that the folder names for its model, even if nothing shows that you have
             made the folder here; your own runs do not need it.
         say: takes a line that names such a file, and warnings: weights of an unfinished run, or a changed
             file of the model. None: standard error, and Python warnings.
@@ -474,6 +458,10 @@ def evaluate(
         *pixel_remarks(trained, source),
     ):
         (say or terminal_say)(line)
+    if not trained.knows_its_data:
+        (say or terminal_say)(
+            f"which images this model was trained on is not known: all {len(source)} of {data} count"
+        )
     was_trained_on = trained_images(trained, Path(data), source)
     num_trained_on = int(was_trained_on.sum())
     if num_trained_on and not all_images:

@@ -16,7 +16,7 @@ from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.report.evaluated import evaluated
 from flambeau.run.folder.json_file import json_file
-from flambeau.trainer.evaluation.pictures import contact_sheet, data_uri, unit_range
+from flambeau.run.loop.pictures import contact_sheet, data_uri, unit_range
 from flambeau.trainer.evaluation.sample_history import SampleHistory
 from flambeau.trainer.parts.data import EVALUATION
 from flambeau.trainer.tasks.task import Task

@@ -283,6 +283,16 @@ def test_an_evaluation_image_is_resized_and_cropped_as_by_torchvision(height, wi
     assert difference.mean() < 0.1
 
 
+@pytest.mark.parametrize(("resize", "theirs"), [("squash", (28, 28)), (28, 28), (35, 35)])
+@pytest.mark.parametrize(("height", "width"), [(90, 120), (121, 90), (30, 31), (77, 200), (37, 53)])
+def test_another_rule_of_resizing_is_torchvisions(height, width, resize, theirs):
+    pixels = picture(height, width)
+    expected = CenterCrop(28)(Resize(theirs)(Image.fromarray(pixels)))
+    difference = np.abs(eval_image(pixels, 28, resize=resize).astype(int) - np.array(expected))
+    assert difference.max() <= 1
+    assert difference.mean() < 0.1
+
+
 def test_of_a_very_long_image_the_middle_is_evaluated():
     ramp = np.arange(600, dtype=np.uint16)[None, :, None] // 3  # 0 .. 199 along 20 x 600
     pixels = np.broadcast_to(ramp, (20, 600, 1)).astype(np.uint8)

@@ -14,6 +14,7 @@ from PIL import Image
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
+from flambeau.run.loop.model_builder import model_file_sha256
 from flambeau.run.options.option import values_of
 from flambeau.trainer.parts import auto_settings
 from flambeau.trainer.parts.auto_settings import resolve
@@ -22,7 +23,6 @@ from flambeau.trainer.parts.data import (
     Prepared,
     check_unchanged,
     datasets,
-    model_file_sha256,
 )
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.settings import Settings

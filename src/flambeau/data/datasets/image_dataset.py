@@ -197,5 +197,6 @@ class ImageDataset(SeededDataset):
                 self.image_size,
                 channels=self.channels,
                 interpolation=self.crop.interpolation,
+                resize=self.crop.eval_resize,
                 out=out,
             )

@@ -9,6 +9,7 @@ from enum import Enum
 from types import NoneType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torchvision import transforms as v1
 from torchvision.models import ResNet18_Weights
@@ -47,6 +48,18 @@ def is_from_timm(transform: Any, *names: str) -> bool:
     kind = type(transform)
     named = kind.__module__.startswith("timm.data.") and kind.__name__ in names
     return named and not has_code_of_its_own(transform)
+
+
+def parts_of_weights_transform(transform: Any) -> list[Any]:
+    """The transforms that a `WEIGHTS.transforms()` of torchvision is made of."""
+    filter_, antialias = transform.interpolation, transform.antialias
+    return [
+        v1.Resize(transform.resize_size, filter_, antialias=antialias),
+        v1.CenterCrop(transform.crop_size),
+        v1.PILToTensor(),
+        v1.ConvertImageDtype(torch.float),
+        v1.Normalize(transform.mean, transform.std),
+    ]
 
 
 def filter_name(interpolation: Any) -> str:

@@ -21,7 +21,11 @@ from flambeau.data.drop_in.cropping import PixelStep, Source, source_of, whole
 from flambeau.data.drop_in.erasing import FloatStep, erasing
 from flambeau.data.drop_in.lazy_image import LazyImage
 from flambeau.data.drop_in.sample_context import Sample, Seeds
-from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM, is_one_of
+from flambeau.data.drop_in.transform_kinds import (
+    WEIGHTS_TRANSFORM,
+    is_one_of,
+    parts_of_weights_transform,
+)
 from flambeau.data.drop_in.transforms import (
     call_on_image,
     draws_from_python,
@@ -211,14 +215,7 @@ def _flat(transform: Any, *, is_whole: bool = False) -> list[Any]:
     if is_one_of(transform, WEIGHTS_TRANSFORM) or (
         is_whole and type(transform) is WEIGHTS_TRANSFORM
     ):
-        filter_, antialias = transform.interpolation, transform.antialias
-        return [
-            v1.Resize(transform.resize_size, filter_, antialias=antialias),
-            v1.CenterCrop(transform.crop_size),
-            v1.PILToTensor(),
-            v1.ConvertImageDtype(torch.float),
-            v1.Normalize(transform.mean, transform.std),
-        ]
+        return parts_of_weights_transform(transform)
     if is_whole or is_one_of(transform, v1.Compose, v2.Compose):
         return [one for part in transform.transforms for one in _flat(part)]
     return [transform]

@@ -13,7 +13,7 @@ C: channels, H: height, W: width.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -33,6 +33,10 @@ CROP_RATIO = (3 / 4, 4 / 3)  # width over height
 # Share of the shorter side that the evaluation crop keeps: 224 of 256, as in most published results.
 EVAL_SHARE = 0.875
 
+EvalResize: TypeAlias = int | Literal["squash"] | None
+"""To what an evaluation resizes before its center crop: the shorter side to this many pixels, or, 'squash',
+both sides to the size of the crop; None: the shorter side to the size / 0.875."""
+
 # Numbers of the random streams of a sample; 2 and 3 are batch_crop_flip's. A crop takes four draws per try.
 _FLIP, _CROP = 1, 4
 _CROP_TRIES = 10  # as in torchvision
@@ -49,12 +53,14 @@ class TrainingCrop:
         padding: how far small images, which are not resized, are shifted each way, pixels; None for an eighth
             of their side.
         interpolation: of crops, also in evaluation: 'bilinear' or 'bicubic'.
+        eval_resize: of evaluation.
     """
 
     flip: bool | Literal["alternate"] = True
     scale: tuple[float, float] = CROP_SCALE
     padding: int | None = None
     interpolation: str = "bilinear"
+    eval_resize: EvalResize = None
 
     def mirrors(self, seed: int) -> bool:
         """Whether the image of this seed is mirrored."""
@@ -150,6 +156,7 @@ def eval_image(
     *,
     channels: int | None = None,
     interpolation: str = "bilinear",
+    resize: EvalResize = None,
     out: Tensor | None = None,
 ) -> Pixels:
     """The shorter side resized to round(size / 0.875), then a center crop; arguments as in `train_image`.
@@ -159,6 +166,7 @@ def eval_image(
 
     Args:
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
+        resize: another rule; see `EvalResize`.
 
     Example:
         >>> eval_image(np.zeros((30, 50, 3), np.uint8), 14).shape
@@ -172,15 +180,19 @@ def eval_image(
     if (picture.height, picture.width) == (size, size):
         out.numpy()[:] = picture.pixels(channels=channels)
         return out.numpy()
-    # Only the middle of a very long image is resized: resized whole, one line could fill the memory.
-    longest = 8 * min(picture.height, picture.width)
-    height, width = (min(side, longest + side % 2) for side in (picture.height, picture.width))
+    height, width = picture.height, picture.width
+    if resize != "squash":
+        # Only the middle of a very long image is resized: resized whole, one line could fill the memory.
+        longest = 8 * min(height, width)
+        height, width = (min(side, longest + side % 2) for side in (height, width))
     middle = (_centred(picture.height, height), _centred(picture.width, width), height, width)
-    shorter = round(size / EVAL_SHARE)
+    shorter = shorter_side(size, resize)
     eighths = picture.scale_eighths_for(height, width, least=shorter)
     top, left, rows, columns = scaled_box(middle, eighths)
     scale = min(height, width)
     sides = shorter * height // scale, shorter * width // scale
+    if resize == "squash":
+        sides = size, size
     first_row, first_column = (_centred(side, size) for side in sides)
     window = first_row, first_column, size, size
     out[:] = window_of_part(
@@ -194,6 +206,13 @@ def eval_image(
         dtype=out.dtype,
     )
     return out.numpy()
+
+
+def shorter_side(size: int, resize: EvalResize) -> int:
+    """To how many pixels an evaluation resizes the shorter side."""
+    if resize == "squash":
+        return size
+    return round(size / EVAL_SHARE) if resize is None else resize
 
 
 def _between(low: float, high: float, share: float) -> float:

@@ -27,6 +27,9 @@ _LEFT_OUT = {  # options that no file can hold, or that do not identify a run
     "on_bad",
     "explain",
     "config",
+    "builder",
+    "preprocess",
+    "classes",
     "settings",
     "advice",
     "attachments",
@@ -36,6 +39,7 @@ _LEFT_OUT = {  # options that no file can hold, or that do not identify a run
     "replay_from",
     "micro_batch",
 }
+_BESIDE = {"builder_sha256"}  # what config.toml says besides options, and a resume may change
 _NOT_GIVEN = "not given"
 _GROUP_SETTINGS = (
     "lr",
@@ -65,17 +69,25 @@ class Identity:
     declared: Mapping[str, dataclasses.Field[Any]]
 
     @classmethod
-    def of(cls, options: RunOptions, optimizer: Optimizer, *, schedule: str) -> "Identity":
+    def of(
+        cls,
+        options: RunOptions,
+        optimizer: Optimizer,
+        *,
+        schedule: str,
+        use: Mapping[str, Any] = {},
+    ) -> "Identity":
         """The identity of a run.
 
         Args:
             optimizer: its groups have `initial_lr`.
+            use: how the model is made and used, which does not identify the run.
         """
         if isinstance(options.settings, SharedOptions):
             return cls(values_of(options.settings), options_of(type(options.settings)))
         declared = options_of(RunOptions)
         if options.settings is not None:
-            return cls(dict(options.settings), declared)
+            return cls({**options.settings, **use}, declared)
         values = {name: getattr(options, name) for name in declared if name not in _LEFT_OUT}
         groups = optimizer.param_groups
         kind = type(optimizer).__name__
@@ -87,7 +99,7 @@ class Identity:
         if options.sampler is not None:
             values["sampler"] = _sampler(options.sampler)
         config = {k: v for k, v in (options.config or {}).items() if v is not None}
-        return cls({**values, "config": config}, declared)
+        return cls({**values, **use, "config": config}, declared)
 
 
 def _sampler(sampler: Order) -> str:
@@ -106,7 +118,7 @@ def differences(stored: Mapping[str, Any], wanted: Identity) -> list[str]:
     texts = list[str]()
     for name in sorted({*stored, *wanted.values}):
         option = wanted.declared.get(name)
-        if option is not None and option.metadata["may_change"]:
+        if name in _BESIDE or (option is not None and option.metadata["may_change"]):
             continue
         pair: tuple[Any, Any] = (stored.get(name), wanted.values.get(name))
         is_in_both = name in stored and name in wanted.values

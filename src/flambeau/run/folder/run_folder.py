@@ -173,14 +173,26 @@ class RunFolder:
         is_same = stored is None or config == stored
         return is_same and is_recorded(content, named_code(config).values())
 
-    def update_config(self) -> None:
-        """Write the changed settings to config.toml, once the checkpoint has been loaded."""
-        if self._new_config is not None:
-            is_recorded_here = self._is_recorded()
-            write_file(self.config, self._new_config)
-            if is_recorded_here:
-                record_config(self._new_config, parse_toml(self._new_config))
-            self._new_config = None
+    def update_config(self, *, only: Mapping[str, Any] | None = None) -> None:
+        """Write the changed settings to config.toml, once the checkpoint has been loaded.
+
+        Args:
+            only: these values, and no other change.
+        """
+        if self._new_config is None:
+            return
+        new = self._new_config
+        if only is not None:
+            stored = load_toml(self.config)
+            changed = {**stored, **only}
+            if changed == stored:
+                return
+            new = as_toml(changed)
+        is_recorded_here = self._is_recorded()
+        write_file(self.config, new)
+        if is_recorded_here:
+            record_config(new, parse_toml(new))
+        self._new_config = None
 
     def check_same(self, stored: Mapping[str, Any], wanted: Identity) -> None:
         """Refuse a configuration with which a resume would not continue the same run."""

@@ -181,6 +181,7 @@ class _Reader:
         best = self._best(metric) if result is None else finite_number(result.get(metric))
         values = config if self._is_command else table(config.get("config"))
         data = config.get("data", "fashion-mnist") if self._is_command else values.get("data")
+        model = values.get("model", config.get("builder"))
         step = max([self._saved, *(row["step"] for row in self._rows[-1:] if self._is_running)])
         return RunSummary(
             self._path,
@@ -189,7 +190,7 @@ class _Reader:
             why,
             kind="train" if self._is_command else "script",
             data=data if isinstance(data, str) else None,
-            model=values["model"] if isinstance(values.get("model"), str) else None,
+            model=model if isinstance(model, str) else None,
             metric=metric if best is not None else None,
             best=best,
             step=step,

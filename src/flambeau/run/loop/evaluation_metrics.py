@@ -6,7 +6,7 @@ torchmetrics' metrics support that, and so do objects with `state_dict()` and `m
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
 from flambeau.run.folder.checkpointer import copy_nested
+from flambeau.run.loop.logged_predictions import PREDICTIONS, LoggedPredictions
 from flambeau.run.loop.step_metrics import LINE_FIELDS
 
 # Of torchmetrics, by class: from how many processes on its figures would be others, or none, and why.
@@ -30,14 +31,27 @@ class EvaluationMetrics:
 
     Args:
         metrics: by name; modules among them are moved to the device.
+        classes: names of the classes, for `predictions`.
 
     Raises:
         InputError: a metric lacks a method, would not be exact, or has a name that every line of
             metrics.jsonl has.
     """
 
-    def __init__(self, metrics: Mapping[str, Any], *, device: torch.device, ranks: Ranks) -> None:
+    def __init__(
+        self,
+        metrics: Mapping[str, Any],
+        *,
+        device: torch.device,
+        ranks: Ranks,
+        classes: Sequence[str] | None = None,
+    ) -> None:
         self._metrics = dict(metrics)
+        self.predictions: LoggedPredictions | None = None
+        """What the loop logs as `predictions`; None where a metric of the user's has that name."""
+        if PREDICTIONS not in metrics:
+            self.predictions = LoggedPredictions(classes, rank=ranks.rank)
+            self._metrics[PREDICTIONS] = self.predictions
         self._ranks = ranks
         self._updated: set[str] = set()
         self._counting = False
@@ -49,7 +63,10 @@ class EvaluationMetrics:
                 # Merged here, not in its compute.
                 one.distributed_available_fn = lambda: False
 
-    def __contains__(self, name: object) -> bool:
+    def takes(self, name: str, value: Any) -> bool:
+        """Whether a logged value is for a metric, and not one whose mean counts."""
+        if name == PREDICTIONS and self.predictions is not None:
+            return isinstance(value, tuple)
         return name in self._metrics
 
     @contextlib.contextmanager

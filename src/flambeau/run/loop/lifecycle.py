@@ -3,6 +3,7 @@
 import contextlib
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from flambeau.data.loading.micro_batch import MicroBatch
@@ -78,6 +79,7 @@ class Lifecycle:
             result = self.ranks.first(lambda: finished(self.folder, say=say))
             if result is not None:
                 self.is_finished = True
+                self.recorder.note_use()
                 self.recorder.complete_trackers(result)
                 return result
         if restored is not None:
@@ -269,6 +271,11 @@ class Lifecycle:
             loop.next_event = state.step
         elif state.position < state.data_length and not self.is_over:
             self.save()  # a step comes next
+
+    def note_predictions(self, describe: Callable[[int], str]) -> None:
+        """Keep for the report what an evaluation has logged as `predictions`, if anything."""
+        if self._takes_lines and not self.loop.is_partial:
+            self.recorder.note_predictions(describe)
 
     def end_epoch(self) -> None:
         state = self.state

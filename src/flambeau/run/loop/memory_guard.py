@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -214,8 +215,10 @@ class MemoryGuard:
         reader = self._parts.reader
         can_cut = self._parts.shards is None and isinstance(loader, Loader) and loader.stacks
         todo = _cut(slice(0, micro.size), reader.micro_batches.evaluation if can_cut else None)
+        indices = _indices(micro)
         while todo:
             part = todo.pop(0)
+            loop.indices = None if indices is None else indices[part]
             size = loop.num_samples = part.stop - part.start
             yield (
                 micro.data if size == micro.size else slice_samples(micro.data, part, stacked=True)
@@ -298,3 +301,10 @@ def _copy(source: list[list[Tensor]], target: list[list[Tensor]]) -> None:
     for sources, targets in zip(source, target, strict=True):
         if sources:
             torch._foreach_copy_(targets, sources)
+
+
+def _indices(micro: MicroBatch) -> Tensor | None:
+    """Positions in the data of the samples that count; None: not known, as of a loader."""
+    local = micro.indices[micro.local]
+    local = local[~np.isin(local, list(micro.bad))]
+    return torch.from_numpy(local) if len(local) == micro.size else None

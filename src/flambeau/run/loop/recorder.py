@@ -3,11 +3,12 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from flambeau.data.drop_in.declared_preprocessing import Preprocessing
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FLAG
 from flambeau.parallel.ranks import FailedElsewhere, Ranks
@@ -21,12 +22,15 @@ from flambeau.run.folder.published_weights import Result, publish
 from flambeau.run.folder.report_file import write_run_report
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.epoch_lines import EpochLines
+from flambeau.run.loop.logged_predictions import EvaluationFile
+from flambeau.run.loop.model_builder import use_record
 from flambeau.run.loop.notebook_chart import NotebookChart
 from flambeau.run.loop.progress_bar import peak_bytes
 from flambeau.run.loop.run_parts import RunParts
 from flambeau.run.loop.state import ResumableState
 from flambeau.run.options.durations import parse_seconds
 from flambeau.run.options.run_options import RunOptions
+from flambeau.run.options.shared_options import SharedOptions
 
 if TYPE_CHECKING:
     from flambeau.run.trackers.run_trackers import RunTrackers
@@ -64,6 +68,11 @@ class Recorder:
         self._metrics_log: MetricsLog | None = None
         self._trackers: RunTrackers | None = None
         self._result: Result | None = None
+        # A command writes its own.
+        writes = ranks.is_first and not isinstance(options.settings, SharedOptions)
+        self._evaluation_file: EvaluationFile | None = None
+        if writes and options.replay_from is None:
+            self._evaluation_file = EvaluationFile(folder.path / "evaluation.json")
         self.extended: str | None = None
         """The extension that config.toml records."""
         # By epoch, the length and the CRC-32 of metrics.jsonl before its evaluations.
@@ -103,6 +112,8 @@ class Recorder:
         if not self._ranks.is_first:
             return
         self._folder.update_config()
+        if self._options.builder is not None:  # named by this user's own script
+            self._folder.record_made_here()
         if restored is None:
             self._progress.log_event("the run starts")
         keep_bytes = 0 if restored is None else restored.state["metrics_bytes"]
@@ -113,6 +124,12 @@ class Recorder:
             self._chart.load(self._folder.metrics)
         if self._options.track:
             self._trackers = self._make_trackers(self._metrics_log.size)
+
+    def note_use(self) -> None:
+        """Note in a finished run how its model is made and used, if this start says it."""
+        if self._ranks.is_first and self._options.builder is not None:
+            self._folder.update_config(only=use_record(self._options))
+            self._folder.record_made_here()
 
     def _make_trackers(self, size: int) -> "RunTrackers":
         """The trackers of a run with so many bytes of metrics.jsonl."""
@@ -185,6 +202,25 @@ class Recorder:
         if self._trackers is not None:
             self._trackers.evaluated(self._state.model, self._state.step)
         self.show_evaluation(figures)
+
+    def note_predictions(self, describe: Callable[[int], str]) -> None:
+        """Write evaluation.json, if the loop has logged `predictions` of the weights to publish.
+
+        Args:
+            describe: what the image at a position is called.
+        """
+        logged = self._parts.metrics.predictions
+        if self._evaluation_file is None or logged is None or logged.facts is None:
+            return
+        prepared = self._options.preprocess
+        facts = logged.facts(
+            step=self._state.step,
+            describe=describe,
+            prepared=prepared if isinstance(prepared, Preprocessing) else None,
+        )
+        logged.facts = None
+        published = self._state.results()[0].step
+        self._evaluation_file.note(facts, published=published, say=self._say)
 
     def show_evaluation(self, figures: Mapping[str, float]) -> None:
         self._epoch_lines.evaluation(figures)
@@ -310,6 +346,8 @@ class Recorder:
             f"finished: the {result.weights} weights, of step {result.step}, are published",
             peak_memory_bytes=peak_bytes(self._state.amp.device),
         )
+        if self._evaluation_file is not None:
+            self._evaluation_file.write(result.step, say=self._say)
         write_run_report(self._folder.path, say=self._say)
         return result
 

@@ -30,6 +30,7 @@ from flambeau.run.folder.published_weights import Best
 from flambeau.run.loop.batch_reader import BatchReader
 from flambeau.run.loop.evaluation_metrics import EvaluationMetrics
 from flambeau.run.loop.lr_schedule import LRSchedule
+from flambeau.run.loop.model_builder import check_builder, use_record
 from flambeau.run.loop.model_state import check_gradients, check_model, check_shardable
 from flambeau.run.loop.progress_bar import ProgressBar
 from flambeau.run.loop.rank_checks import BadReports
@@ -91,6 +92,8 @@ def make_parts(
             "Give Run the model itself, model.module: Run averages gradients over the ranks"
         )
     _check_optimizer(plain, optimizer)
+    if options.replay_from is None:
+        ranks.first(lambda: check_builder(plain, options))
     sharded = is_sharded(plain)
     # Before anything uses the optimizer's parameters: this replaces them by pieces.
     shards = _shards(plain, optimizer, options, ranks) if sharded else None
@@ -124,7 +127,9 @@ def make_parts(
         lr = group["lr"]
         # The schedule writes into a tensor, so its first value is kept as a number.
         group.setdefault("initial_lr", lr.item() if isinstance(lr, Tensor) else lr)
-    metrics = EvaluationMetrics(options.metrics or {}, device=amp.device, ranks=ranks)
+    metrics = EvaluationMetrics(
+        options.metrics or {}, device=amp.device, ranks=ranks, classes=options.classes
+    )
     return RunParts(
         plain,
         shards,
@@ -136,7 +141,7 @@ def make_parts(
         metrics,
         plan,
         schedule,
-        Identity.of(options, optimizer, schedule=schedule.name),
+        Identity.of(options, optimizer, schedule=schedule.name, use=use_record(options)),
     )
 
 

@@ -372,6 +372,7 @@ class TransientState:
         part_of: steps done before the last micro-batch, and its `sum_key`. [`begin`, `keep`]
         num_samples: size of the last batch, for logged means; -1 before the first.
             [`begin`, `keep`, `evaluating`; in an evaluation MemoryGuard]
+        indices: positions in the data of the last batch of an evaluation; None: not known. [MemoryGuard]
         stop_requested: this rank has called `run.stop()`; other ranks may not know it yet. [Run.stop]
         evaluated: the means of the current evaluation; None in training. [Run.evaluate, `evaluating`]
         place: where in the user's loop this process is. [Lifecycle]
@@ -386,6 +387,7 @@ class TransientState:
     done: MicroBatch | None = None
     part_of: tuple[int, int] = (0, 0)
     num_samples: int = -1
+    indices: Tensor | None = None
     stop_requested: bool = False
     evaluated: dict[str, MeanOnDevice] | None = None
     place: Place = Place.OUTSIDE

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from flambeau.data.drop_in.declared_preprocessing import Preprocessing
 from flambeau.data.loading.batch_plan import Order
 from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.run.options.advice import Advice
 from flambeau.run.options.durations import parse_duration, parse_seconds
 from flambeau.run.options.named_schedule import NamedSchedule
-from flambeau.run.options.option import AT_LEAST_1, Range, check_value, option, typed
+from flambeau.run.options.option import AT_LEAST_1, CONTROL, Range, check_value, option, typed
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.run.options.toml_file import as_toml, parse_toml
 from flambeau.run.options.tracker_names import Track, tracker_list
+from flambeau.user_code import is_function
 
 DEFAULT_BEST = "val_accuracy"
 """The default figure that chooses the best checkpoint."""
@@ -165,6 +167,35 @@ class RunOptions(SharedOptions):
         "还有什么标识这个运行，取 TOML 的类型；它在 `config.toml` 中自成一表，以不同的值恢复会被拒绝",
         group="run folder",
     )
+    builder: str | None = option(
+        None,
+        "function FILE.py:FUNCTION that makes the model again, for [what uses the finished "
+        "run](#using-what-a-run-has-made): `flambeau.load`, `predict`, `evaluate`, `features`, `export`; it "
+        "needs `preprocess` and `classes`",
+        "重新构建模型的函数 FILE.py:FUNCTION，供[使用训练结果](#使用训练的结果)的 `flambeau.load`、"
+        "`predict`、`evaluate`、`features`、`export` 使用；需要同时给出 `preprocess` 和 `classes`",
+        group="run folder",
+        may_change=True,
+    )
+    preprocess: Mapping[str, Any] | Callable[..., Any] | None = option(
+        None,
+        "with `builder`: how an image becomes the input of the model: a dict of `image_size`, `mean`, `std`, "
+        "`resize` and `interpolation`, or the transform of torchvision or timm that an evaluation uses",
+        "与 `builder` 一起：图像如何变成模型的输入：由 `image_size`、`mean`、`std`、`resize` 和 "
+        "`interpolation` 组成的 dict，或评估所用的 torchvision 或 timm 变换",
+        group="run folder",
+        may_change=True,
+        kind="a dict, or a transform of torchvision or timm",
+    )
+    classes: Sequence[str] | None = option(
+        None,
+        "names of the classes, in the order of the logits: with `builder`, and in the "
+        "[report](#in-the-report)",
+        "类别的名称，按 logits 的顺序：与 `builder` 一起使用，并用于[报告](#在报告中)",
+        group="run folder",
+        may_change=True,
+        kind="a list of names",
+    )
     settings: Mapping[str, Any] | SharedOptions | None = option(
         None,
         "settings of a command of your own that include the options above: `config.toml` holds them instead",
@@ -245,8 +276,32 @@ class RunOptions(SharedOptions):
                 raise InputError(
                     f"attachments must be bytes by the plain name of a file, got {key!r}: {value!r:.50}"
                 )
+        self._check_use()
         object.__setattr__(self, "track", tracker_list(self.track))
         object.__setattr__(self, "best_mode", self.better)
+
+    def _check_use(self) -> None:
+        """Check what a finished run is used with, and put it into one form."""
+        if self.preprocess is not None:
+            object.__setattr__(self, "preprocess", Preprocessing.of(self.preprocess))
+        if self.classes is not None:
+            object.__setattr__(self, "classes", checked_classes(self.classes))
+        names = ("builder", "preprocess", "classes")
+        missing = [name for name in names if getattr(self, name) is None]
+        is_alone = missing == ["builder", "preprocess"]  # the names are for the report
+        if 0 < len(missing) < len(names) and not is_alone:
+            raise InputError(
+                f"builder, preprocess and classes belong together: a finished run is used with all three; "
+                f"give {' and '.join(missing)}, too"
+            )
+        if self.builder is None:
+            return
+        path, separator, function = self.builder.rpartition(":")
+        if not is_function(self.builder) or not separator or not function.isidentifier():
+            raise InputError(
+                f"builder = {self.builder!r} is not FILE.py:FUNCTION, such as model.py:build"
+            )
+        object.__setattr__(self, "builder", f"{Path(path).resolve()}:{function}")
 
     def _check_parts(self) -> None:
         """Refuse what would depend on the number of processes."""
@@ -304,6 +359,23 @@ class RunOptions(SharedOptions):
                 )
                 raise TypeError(f"Run has no argument {name!r}{hint}")
         return cls(**given)
+
+
+def checked_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """The names of the classes.
+
+    Raises:
+        InputError: none, no texts, or one twice.
+    """
+    names = () if isinstance(classes, str) else tuple(classes)
+    for name in names:
+        if not isinstance(name, str) or not name or CONTROL.search(name):
+            raise InputError(f"classes must be names, without line breaks; got {name!r:.80}")
+        if names.count(name) > 1:
+            raise InputError(f"classes has {name!r} twice: one name per logit, in their order")
+    if not names:
+        raise InputError(f"classes must be a list of names, one per logit, got {classes!r:.80}")
+    return names
 
 
 def _check_storable(what: str, key: object, value: object) -> None:

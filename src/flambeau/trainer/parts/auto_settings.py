@@ -18,9 +18,10 @@ from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
 from flambeau.recipes.training.schedules import linear_scaled_lr
 from flambeau.run.loop.lr_schedule import FACTOR, PATIENCE
+from flambeau.run.loop.model_builder import model_file_sha256
 from flambeau.run.options.named_schedule import GAMMA
 from flambeau.trainer.parts.class_weights import class_weights
-from flambeau.trainer.parts.data import DataFacts, model_file_sha256, teacher_sha256
+from flambeau.trainer.parts.data import DataFacts, teacher_sha256
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.parts.model import SMALL, TINY, input_channels, pretrained_normalization
 from flambeau.trainer.parts.optimizer import BASE_LR, LARGEST_LR, SMALL_LR

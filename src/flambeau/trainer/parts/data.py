@@ -24,6 +24,7 @@ from flambeau.provenance import Permission
 from flambeau.run.folder.json_file import dataset_facts, json_file
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.loop.model_builder import model_file_sha256
 from flambeau.trainer.parts.class_weights import class_weights
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
@@ -285,20 +286,12 @@ def noise_batch(data: ImageDataset | DeviceDataset, size: int, device: torch.dev
     return torch.randint(256, shape, dtype=torch.uint8).to(device).permute(0, 3, 1, 2)
 
 
-def model_file_sha256(model: str) -> str | None:
-    """The hash of the file in 'FILE.py:FUNCTION'; None for other names."""
-    path = Path(model.rpartition(":")[0])
-    if ".py:" not in model or not path.is_file():
-        return None
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def check_teacher_code(teacher: str | None, *, trust: bool, say: Callable[[str], object]) -> None:
     """Ask for permission to run the file of code that the teacher's folder names as its model."""
     if teacher is not None:
         folder = RunFolder(Path(teacher))
         stored = (folder.read_config() or {}) if folder.path.is_dir() else {}  # refused later
-        folder.permission(stored, trust=trust, say=say).ask_for(stored, "model")
+        folder.permission(stored, trust=trust, say=say).ask_for(stored, "model", "builder")
 
 
 def teacher_sha256(teacher: str | None) -> str | None:

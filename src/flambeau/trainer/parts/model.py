@@ -2,11 +2,9 @@
 
 import contextlib
 import importlib
-import inspect
 import itertools
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -15,16 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError, nearest
+from flambeau.run.loop.model_builder import build_from_file
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
-from flambeau.user_code import (
-    first_line,
-    is_function,
-    load_function,
-    missing_arguments,
-    running_user_code,
-)
+from flambeau.user_code import first_line, is_function
 
 SMALL = "small_convnet"
 TINY = "tiny_convnet"
@@ -122,7 +115,13 @@ def _build(
         known = name.removeprefix("torchvision:")
         return _torchvision(known, num_classes, channels, pretrained, drop_path)
     if is_function(name):
-        return _from_file(name, num_classes, channels, image_size)
+        return build_from_file(
+            name,
+            what="--model",
+            num_classes=num_classes,
+            channels=channels,
+            image_size=image_size,
+        )
     return _timm(name, num_classes, channels, image_size, pretrained, drop_path)
 
 
@@ -260,29 +259,6 @@ def _load_published(model: nn.Module, name: str, published: Any) -> None:
     model.load_state_dict(fitting, strict=False)
 
 
-def _from_file(name: str, num_classes: int, channels: int, image_size: int) -> nn.Module:
-    function = load_function(name, what="--model")
-    offered = {"num_classes": num_classes, "channels": channels, "image_size": image_size}
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        wanted = offered
-    else:
-        by_name = {n for n, p in parameters.items() if p.kind is not p.POSITIONAL_ONLY}
-        wanted = {k: v for k, v in offered.items() if k in by_name}
-    missing = missing_arguments(function, wanted)
-    if missing:
-        raise InputError(
-            f"{name} asks for {missing[0]!r}; it is called with any of {', '.join(offered)}, by name"
-        )
-    with running_user_code(Path(name.rpartition(":")[0])):
-        model = function(**wanted)
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"{name} must return a torch.nn.Module, it returned {type(model).__name__}"
-        )
-    return model
-
-
 def check_output(
     model: nn.Module,
     *,
@@ -292,16 +268,40 @@ def check_output(
     num_images: int = 1,
     training: bool = False,
 ) -> None:
-    """Run black images through the model, to find errors before the first step.
+    """Run black images through a model that is to be trained, to find errors before the first step.
+
+    Raises:
+        InputError: as of `check_logits`, or nothing can be trained.
+    """
+    if not any(p.requires_grad for p in model.parameters()):
+        raise InputError("the model has no parameter that can be trained")
+    check_logits(
+        model,
+        num_classes=num_classes,
+        channels=channels,
+        image_size=image_size,
+        num_images=num_images,
+        training=training,
+    )
+
+
+def check_logits(
+    model: nn.Module,
+    *,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    num_images: int = 1,
+    training: bool = False,
+) -> None:
+    """Run black images through a model.
 
     Args:
         training: keep the modes of the modules; otherwise all are in evaluation mode.
 
     Raises:
-        InputError: the forward pass fails, the logits are not (N, num_classes), nothing can be trained.
+        InputError: the forward pass fails, or the logits are not (N, num_classes).
     """
-    if not any(p.requires_grad for p in model.parameters()):
-        raise InputError("the model has no parameter that can be trained")
     images_shape = (num_images, channels, image_size, image_size)
     logits = try_forward(model, images_shape, training=training)
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__

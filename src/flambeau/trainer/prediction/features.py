@@ -24,9 +24,10 @@ from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.models.classifier_head import find_head
 from flambeau.recipes.models.feature_extractor import feature_extractor
+from flambeau.run.loop.model_builder import model_file_sha256
 from flambeau.trainer.evaluation.feature_file import feature_file
 from flambeau.trainer.evaluation.predictions_file import refuse_existing
-from flambeau.trainer.parts.data import DataFacts, model_file_sha256
+from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.parts.device import pick_device, use_threads
 from flambeau.trainer.parts.fine_tuning import load_weights
 from flambeau.trainer.parts.model import (
@@ -37,8 +38,8 @@ from flambeau.trainer.parts.model import (
     normalizer,
     pretrained_normalization,
 )
-from flambeau.trainer.prediction.trained_model import BATCH, Trained, read_for, readable_batches
-from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.prediction.trained_model import Trained, read_for, readable_batches
+from flambeau.trainer.settings.resolved_settings import settings_for_use
 from flambeau.user_code import is_function
 
 HEAD_INPUT = "features"
@@ -93,16 +94,7 @@ def named_model(
         "",
         model_file_sha256(name),
     )
-    settings = ResolvedSettings(
-        model=name,
-        image_size=image_size,
-        precision="fp32",
-        device="auto",
-        workers=0,
-        duration="1ep",
-        batch_size=BATCH,
-        lr=0.1,
-    )
+    settings = settings_for_use(name, image_size=image_size)
     use_threads()
     model = make_model(settings, facts, pretrained=pretrained, any_output=is_user_code)
     if weights is not None:

@@ -108,6 +108,7 @@ class Predictor:
                     size,
                     channels=channels,
                     interpolation=self.trained.settings.crop,
+                    resize=self.trained.resize,
                     out=x_NHWC[k],
                 )
             except DecodeError as error:

@@ -19,12 +19,15 @@ class SampleImages:
 
     Attributes:
         pixels: (N, S, S, C) uint8, or float32 in the unit of the training.
-        labels: (N,) int64, of the classes of the run.
+        labels: (N,) int64, of the classes of the run; None: unknown.
     """
 
     pixels: Tensor
-    labels: Tensor
+    labels: Tensor | None
     total: int
+
+    def __len__(self) -> int:
+        return len(self.pixels)
 
     def normalized(self, trained: Trained) -> list[Tensor]:
         """Batches (at most 32, C, S, S) float32 of normalized images, on the device of the model."""

@@ -1,7 +1,7 @@
 """A trained model from a run folder, and the batches to evaluate it on."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,25 +17,28 @@ from flambeau.data.loading.loader import Loader, ReadOptions
 from flambeau.data.sources.source import Source, require_unit
 from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.sources.wide_source import of_kind
-from flambeau.data.transforms.crops import TrainingCrop
+from flambeau.data.transforms.crops import EvalResize, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.shard_layout import unsharded
 from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
 from flambeau.run.folder.checkpointer import why_not_loadable
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.loop.model_builder import build_from_file, model_file_sha256
 from flambeau.run.options.option import check_value
 from flambeau.terminal import CountBar
-from flambeau.trainer.parts.data import DataFacts, model_file_sha256, with_thresholds
-from flambeau.trainer.parts.device import use_float32, use_threads
+from flambeau.trainer.parts.data import DataFacts, with_thresholds
+from flambeau.trainer.parts.device import pick_device, use_float32, use_threads
 from flambeau.trainer.parts.model import (
     check_claim,
+    check_logits,
     check_output,
     make_model,
     normalizer,
     shape_of,
 )
 from flambeau.trainer.parts.qat_model import qat_model
+from flambeau.trainer.prediction.own_loop import as_torchvision, recorded_use
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import FIELDS
 from flambeau.trainer.settings.stored_settings import from_stored
@@ -57,6 +60,12 @@ class Trained:
     normalize: Callable[[Tensor], Tensor]
     has_fixed_size: bool = False
     """It takes only images of this size: an export."""
+    resize: EvalResize = None
+
+    @property
+    def knows_its_data(self) -> bool:
+        """Whether it is of a run of `flambeau train`, which has noted its data and settings."""
+        return self.facts.train_samples > 0
 
     @property
     def image_size(self) -> int:
@@ -101,24 +110,21 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
         trust: run the file of its model, even if nothing shows that this user has made the run.
 
     Raises:
-        InputError: not a run folder, that of a user's own loop, no weights yet, or damaged ones.
+        InputError: not a run folder, that of a user's own loop without a builder, no weights yet, or damaged
+            ones.
         UntrustedCode: its model is in a file, which may not be run.
     """
     folder = RunFolder(path)
     stored = folder.read_existing()
-    if "model" not in stored:
-        raise InputError(
-            f"{path} is of a training loop of your own (the class Run): how its model is made is not in it\n"
-            f"Make the model in your own code; `flambeau convert {path} NAME.pth` writes the weights, and "
-            "model.load_state_dict(torch.load('NAME.pth')) takes them"
-        )
+    if "builder" in stored or "model" not in stored:
+        return _of_own_loop(folder, stored, trust=trust, say=say)
     facts = with_thresholds(DataFacts.read(folder.dataset), folder)
     settings = from_stored(stored, folder.config)
     folder.permission(stored, trust=trust, say=say).ask_for(stored, "model")
     if model_file_sha256(settings.model) != facts.model_file_sha256:
         say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
     use_threads()
-    weights = read_safetensors(folder.weights) if published(folder) else _newest(folder, say)
+    weights = _weights(folder, say)
     try:
         check_claim(settings.model, weights, **shape_of(settings, facts))
     except InputError as error:
@@ -134,6 +140,36 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
     if device.type == "cuda":
         use_float32(settings.precision, device)
     return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
+
+
+def _of_own_loop(
+    folder: RunFolder, stored: Mapping[str, Any], *, trust: bool, say: Callable[[str], None]
+) -> Trained:
+    """The model of a run of the class Run, which has noted how it is made and used."""
+    path = folder.path
+    settings, facts, resize = recorded_use(path, stored)
+    folder.permission(stored, trust=trust, say=say).ask_for(stored, "builder")
+    if model_file_sha256(settings.model) != facts.model_file_sha256:
+        say(f"{settings.model.rpartition(':')[0]} has changed since the run was started")
+    use_threads()
+    weights = _weights(folder, say)
+    shape = shape_of(settings, facts)
+    model = build_from_file(settings.model, what="builder", **shape)
+    why = why_not_loadable(model, weights)
+    if why is not None:
+        raise InputError(f"the weights in {path} do not fit the model {settings.model}: {why}")
+    model.load_state_dict(weights)
+    check_logits(model, **shape)
+    # Not in channels_last: the loop has used it as the function makes it.
+    device = pick_device(settings.device)
+    model = model.to(device).eval()
+    if device.type == "cuda":
+        use_float32(settings.precision, device)
+    return Trained(model, settings, facts, device, as_torchvision(facts, device), resize=resize)
+
+
+def _weights(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
+    return read_safetensors(folder.weights) if published(folder) else _newest(folder, say)
 
 
 def at_size(trained: Trained, image_size: int | None) -> Trained:
@@ -164,7 +200,10 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
             f"image_size = {image_size}: {error}"
         ) from error
     settings = dataclasses.replace(trained.settings, eval_size=image_size)
-    return dataclasses.replace(trained, settings=settings)
+    resize = trained.resize
+    if isinstance(resize, int):  # the same share of the image is kept
+        resize = round(resize * image_size / trained.image_size)
+    return dataclasses.replace(trained, settings=settings, resize=resize)
 
 
 def read_for(
@@ -187,7 +226,7 @@ def read_for(
         image_size=trained.image_size,
         channels=trained.facts.channels,
         train=False,
-        crop=TrainingCrop(interpolation=trained.settings.crop),
+        crop=TrainingCrop(interpolation=trained.settings.crop, eval_resize=trained.resize),
         skip_bad=skip_bad_images > 0,
         keep=False,
     )

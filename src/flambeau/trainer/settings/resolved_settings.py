@@ -48,3 +48,18 @@ class ResolvedSettings(Settings):
         if self.teacher is None or self.teacher_weight is None or self.temperature is None:
             return None
         return self.teacher, self.teacher_weight, self.temperature
+
+
+def settings_for_use(model: str, *, image_size: int, crop: str = "bilinear") -> ResolvedSettings:
+    """The settings of a model of which no training is known; those of a training mean nothing."""
+    return ResolvedSettings(
+        model=model,
+        image_size=image_size,
+        crop=crop,
+        precision="fp32",
+        device="auto",
+        workers=0,
+        duration="1ep",
+        batch_size=64,
+        lr=0.1,
+    )

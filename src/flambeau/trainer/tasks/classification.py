@@ -19,15 +19,15 @@ from flambeau.recipes.training.confusion_matrix import ConfusionMatrix
 from flambeau.recipes.training.distillation import distillation_loss
 from flambeau.recipes.training.label_smoothing import cross_entropy
 from flambeau.recipes.training.metrics import MeanOnDevice, correct
+from flambeau.run.loop.sample_results import (
+    SampleResults,
+    SampleResultsMetric,
+    evaluation_facts,
+    results_of_classes,
+)
 from flambeau.trainer.evaluation.answers import Ranking
 from flambeau.trainer.evaluation.evaluation_result import ClassFigures, Evaluation, ImagePredictions
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
-from flambeau.trainer.evaluation.sample_results import (
-    SampleResults,
-    SampleResultsMetric,
-    class_results,
-    evaluation_facts,
-)
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.class_counts import class_lines
 
@@ -117,7 +117,7 @@ class Classification:
             matrix.update(results.predicted, results.targets)
             return {name: float(matrix.compute()[name])}
 
-        return SampleResultsMetric(class_results, SampleResults, figures)
+        return results_of_classes(figures)
 
     def report_facts(
         self, results: SampleResults, *, step: int, describe: Callable[[int], str]

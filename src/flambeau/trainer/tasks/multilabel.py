@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flambeau.data.sources.source import Source
 from flambeau.data.sources.targets import separator_of
+from flambeau.run.loop.sample_results import SampleResultsMetric
 from flambeau.trainer.evaluation.answers import LabelAnswer
 from flambeau.trainer.evaluation.label_evaluation import (
     LabelEvaluation,
@@ -30,7 +31,6 @@ from flambeau.trainer.evaluation.label_figures import (
 )
 from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
-from flambeau.trainer.evaluation.sample_results import SampleResultsMetric
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.known_share import known_facts, mean_of_known_targets
 

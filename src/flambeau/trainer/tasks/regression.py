@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flambeau.data.sources.source import Source
+from flambeau.run.loop.sample_results import SampleResultsMetric
 from flambeau.trainer.evaluation.answers import NumberAnswer
 from flambeau.trainer.evaluation.number_evaluation import NumberEvaluation, NumberPredictions
 from flambeau.trainer.evaluation.number_figures import figures_of_column, mean_figure
 from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
-from flambeau.trainer.evaluation.sample_results import SampleResultsMetric
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.known_share import known_facts, mean_of_known_targets
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.source import Source
+from flambeau.run.loop.sample_results import SampleResultsMetric
 from flambeau.trainer.evaluation.answers import Answer
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
 from flambeau.trainer.evaluation.label_evaluation import LabelEvaluation
 from flambeau.trainer.evaluation.number_evaluation import NumberEvaluation
 from flambeau.trainer.evaluation.sample_history import SampleHistory
-from flambeau.trainer.evaluation.sample_results import SampleResultsMetric
 
 AnyEvaluation = Evaluation | LabelEvaluation | NumberEvaluation
 """Each has `as_dict`, `save_predictions`, `predictions` and `num_images`."""

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from flambeau.trainer.evaluation.sample_results import (
+from flambeau.run.loop.sample_results import (
     SampleResults,
     SampleResultsMetric,
     evaluation_facts,
+    results_of_classes,
 )
-from flambeau.trainer.tasks.classification import Classification
 
 CLASSES = ("ant", "bee", "cow")
 
@@ -26,16 +26,12 @@ def answers(num: int = 200, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return indices, targets, logits
 
 
-def new_metric() -> SampleResultsMetric[SampleResults]:
-    return Classification(CLASSES).sample_results("val_accuracy")
-
-
 def counted(*batches_of_ranks: range) -> SampleResultsMetric[SampleResults]:
     """A metric that has seen these batches, those of each rank by one of its own."""
     indices, targets, logits = answers()
     ranks = []
     for batches in batches_of_ranks:
-        metric = new_metric()
+        metric = results_of_classes()
         for start in batches:
             part = slice(start, start + 32)
             metric.update(indices[part], targets[part], logits[part])
@@ -88,7 +84,7 @@ def test_the_facts_are_those_of_a_count_by_hand() -> None:
 
 
 def test_a_new_evaluation_begins_with_nothing() -> None:
-    metric = new_metric()
+    metric = results_of_classes()
     metric.update(*answers(8))
     metric.reset()
     metric.update(*answers(5, seed=1))

@@ -11,10 +11,10 @@ from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source
 from flambeau.data.sources.wide_source import of_kind
 from flambeau.errors import InputError, require_folder
-from flambeau.export.export_folder import fill_folder
-from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.step_figures import StepFigures
-from flambeau.export.steps import ExportPlan, Steps
+from flambeau.exports.export_folder import fill_folder
+from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.step_figures import StepFigures
+from flambeau.exports.steps import ExportPlan, Steps
 from flambeau.provenance import named_code
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.trainer.parts.data import open_data
@@ -80,31 +80,63 @@ def export_run(
     """
     plan.check()
     measuring.check(plan)
-    require_folder(out)
-    if out.exists() or out.is_symlink():  # also one that leads nowhere
-        raise InputError(f"{out} exists: name another folder with --out, or move it away")
-    FORMATS[plan.format].require(str(RunFolder(run).read_existing().get("model")))
+    check_out(out)
+    stored = RunFolder(run).read_existing()
+    FORMATS[plan.format].require(str(stored.get("model", stored.get("builder"))))
     trained = load_trained(run, trust=trust, say=say)
     if trained.facts.task_name not in _EXPORTED:
         raise InputError(
             f"{run} is of a {trained.facts.task_name} task, and an export is of {_EXPORTED[0]} so far\n"
             f"`flambeau convert {run} NAME.pth` writes its weights, and flambeau.load(run) predicts with them"
         )
+    if not trained.knows_its_data:
+        _check_own_loop(run, plan, measuring)
     if trained.settings.qat:
         plan.check_rounded(run)
     run_data = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))
     images = read_images(trained, _measured(trained, measuring, run_data), measuring.most)
     ranges = _ranges(trained, measuring, run_data) if plan.measures_ranges else None
     sources = run_data("the run's data back where they were") if plan.trains else None
+    return write_export(Steps(trained, plan, images, ranges, sources, say), out)
+
+
+def check_out(out: Path) -> None:
+    """Raise InputError for a folder that exists, or cannot be made."""
+    require_folder(out)
+    if out.exists() or out.is_symlink():  # also one that leads nowhere
+        raise InputError(f"{out} exists: name another folder with --out, or move it away")
+
+
+def write_export(steps: Steps, out: Path) -> list[StepFigures]:
+    """Take the steps, and write the folder whole or not at all.
+
+    Raises:
+        InputError: a step is refused, or the format cannot be written.
+    """
     with tempfile.TemporaryDirectory(prefix=f".{out.name[:30]}-", dir=out.parent) as name:
         folder = Path(name, "export")
         folder.mkdir()
-        figures = Steps(trained, plan, images, ranges, sources, say).write(folder)
-        fill_folder(folder, trained, plan, figures, images)
+        figures = steps.write(folder)
+        fill_folder(folder, steps.trained, steps.plan, figures, steps.images)
         if out.exists() or out.is_symlink():
             raise InputError(f"{out} has been made meanwhile: nothing is written")
         shutil.move(folder, out)
     return figures
+
+
+def _check_own_loop(run: Path, plan: ExportPlan, measuring: Measuring) -> None:
+    """Refuse what needs the data of a run of which none are known."""
+    why = f"{run} is of a training loop of your own, which has not noted its data: "
+    if plan.trains:
+        step = "--prune" if plan.prune is not None else "--quantize qat"
+        raise InputError(
+            f"{why}{step} would have to train on them\nLeave it out, or do it in your loop: "
+            "flambeau.recipes.compress has prune_channels and fake_quantize"
+        )
+    if measuring.data is None:
+        raise InputError(f"{why}name labelled images to measure on with --data DATA")
+    if plan.measures_ranges and measuring.calibrate is None:
+        raise InputError(f"{why}name images for the ranges of int8 with --calibrate DATA")
 
 
 def _measured(trained: Trained, measuring: Measuring, run_data: _RunData) -> Source:

@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load, save
 
 from flambeau.errors import InputError
-from flambeau.export.formats.classifier import Classifier, first_output
-from flambeau.export.formats.torch_export_file import read_bytes
-from flambeau.export.served_model import ServedModel
+from flambeau.exports.formats.classifier import Classifier, first_output
+from flambeau.exports.formats.torch_export_file import read_bytes
+from flambeau.exports.served_model import ServedModel
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.trainer.parts.model import build_model, check_claim

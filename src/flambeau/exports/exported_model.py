@@ -1,5 +1,6 @@
 """Loads an export as the same object as a run's model, `Trained`, and verifies one without running it."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,19 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flambeau.data.transforms.crops import EvalResize
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
-from flambeau.export.export_folder import INDEX, check_images
-from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.formats.classifier import Classifier, ModelFormat
+from flambeau.exports.export_folder import INDEX, check_images
+from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.formats.classifier import Classifier, ModelFormat
 from flambeau.provenance import Permission, is_recorded
 from flambeau.run.folder.json_file import checked_facts
+from flambeau.run.options.option import values_of
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
-from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.resolved_settings import ResolvedSettings, settings_for_use
 from flambeau.trainer.settings.settings import FIELDS
 from flambeau.trainer.settings.stored_settings import from_stored
 
 _LARGEST_INDEX = 64 << 20  # bytes of export.json: a hundred thousand classes take ten times less
+_LONGEST_SIDE = 2 * 16384  # pixels: more than S / 0.875 of the largest S
 _EQUAL = 1e-3
 """How far a logit may be from the one in export.json: other processors add in another order."""
 
@@ -98,6 +102,7 @@ def load_export(
         has_fixed_size=True,
     )
     _check_fits(trained, dtype, path / INDEX)
+    trained = dataclasses.replace(trained, resize=_resize(about, size, path / INDEX))
     _report_differences(trained, about.get("answers"), say)
     return trained
 
@@ -114,6 +119,9 @@ def _facts(
         # The precision and device of the training do not apply to the exported graph.
         stored = {**about["settings"], "precision": "fp32", "device": "cpu"}
         size = about["image_size"]
+        if "lr" not in stored:  # of a model of which no training is known
+            known = settings_for_use(str(stored["model"]), image_size=size)
+            stored = {k: v for k, v in values_of(known).items() if v is not None} | stored
         if type(size) is not int or size not in FIELDS["image_size"].metadata["range"]:
             raise InputError(f"{index} was edited: no image has {str(size)[:40]} pixels a side")
         return (
@@ -129,6 +137,22 @@ def _facts(
             f"{index} is of another version of flambeau: {error!r}\n"
             "example.py beside it needs no flambeau"
         ) from error
+
+
+def _resize(about: Mapping[str, Any], size: int, index: Path) -> EvalResize:
+    """How its images are resized.
+
+    Raises:
+        InputError: it was edited.
+    """
+    if about.get("squash"):
+        return "squash"
+    shorter = about.get("resized_shorter_side")
+    if shorter is None:
+        return None
+    if type(shorter) is not int or not size <= shorter <= _LONGEST_SIDE:
+        raise InputError(f"{index} was edited: no image is resized to {str(shorter)[:40]} pixels")
+    return shorter
 
 
 def _check_fits(trained: Trained, dtype: torch.dtype, index: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError
-from flambeau.export.resize_in_graph import ResizedCentre
+from flambeau.exports.resize_in_graph import ResizedCentre
 from flambeau.trainer.prediction.trained_model import Trained
 
 
@@ -23,8 +23,8 @@ class ServedModel(nn.Module):
         network: (N, C, S, S) float to (N, K) logits, in evaluation mode.
         decode: `Task.decode` of the run.
         origin: 'mean' and 'std' per channel, of pixels in [0, 1] or of the levels of 16 bits; 'pixels',
-            'uint8' or 'uint16', whose levels are float32; 'size', S; 'interpolation'; and the arguments of
-            `build_model`.
+            'uint8' or 'uint16', whose levels are float32; 'size', S; 'interpolation'; 'resize', of
+            `EvalResize`; and the arguments of `build_model`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ServedModel(nn.Module):
         self.origin = origin
         mean = origin["mean"]
         std = origin["std"]
-        self.resize = ResizedCentre(origin["size"], origin["interpolation"])
+        self.resize = ResizedCentre(origin["size"], origin["interpolation"], origin.get("resize"))
         self.network = network
         self.channels = len(mean)
         is_wide = origin.get("pixels") == "uint16"  # files of version 0.1 have no such key
@@ -92,5 +92,6 @@ def served(trained: Trained) -> ServedModel:
         "pixels": facts.pixels,
         "size": trained.image_size,
         "interpolation": trained.settings.crop,
+        "resize": trained.resize,
     }
     return ServedModel(copy.deepcopy(trained.model).cpu().float().eval(), facts.task.decode, origin)

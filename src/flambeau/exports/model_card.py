@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flambeau.export.step_figures import StepFigures, as_table
+from flambeau.exports.step_figures import StepFigures, as_table
 
 _INPUT = """\
 The model takes decoded pixels and gives probabilities; resizing, cropping and normalization are inside.
@@ -17,8 +17,10 @@ The model takes decoded pixels and gives probabilities; resizing, cropping and n
 
 `preprocess.py` reads image files so (NumPy and Pillow), and `example.py` classifies them.
 `Preprocessing.prepare` makes any image ({size}, {size}, {channels}), which the model takes in batches.
-Divided by {temperature:.4f} before the softmax, the logits are calibrated, on the images below.
 """
+
+_CALIBRATED = """\
+Divided by {:.4f} before the softmax, the logits are calibrated, on the images below."""
 
 _CPP = """\
 `model.aoti.pt2` was compiled for this kind of processor and this version of torch.
@@ -53,6 +55,7 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
     model = _plain(str(about["settings"]["model"]))
     title = f"{model}, {len(about['classes'])} classes, as {about['format']}"
     head, *rows = as_table(figures)
+    first = figures[0].name.partition(",")[0]
     parts = [
         f"# {title}",
         _INPUT.format(
@@ -62,13 +65,13 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
             else "uint8",
             classes=len(about["classes"]),
             size=about["image_size"],
-            temperature=about["temperature"],
-        ).rstrip(),
+        ).rstrip()
+        + _calibration(about["temperature"]),
         *([_CPP] if about["format"] == "aoti" else []),
         *([_RUNS] if about["format"] in ("aoti", "torch-export") else []),
         "## What each step did",
         f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of probabilities and "
-        "classes are to the run itself, times are medians and 95th percentiles.",
+        f"classes are to the {first} itself, times are medians and 95th percentiles.",
         _table(head, rows),
         "## Where it comes from",
         _table(["", ""], _origin(about)),
@@ -77,12 +80,19 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _calibration(temperature: float | None) -> str:
+    return "" if temperature is None else "\n" + _CALIBRATED.format(temperature)
+
+
 def _origin(about: Mapping[str, Any]) -> list[list[str]]:
     dataset, settings = about["dataset"], about["settings"]
-    return [
+    data = [
         ["training images", str(dataset["train_samples"])],
         ["validation images", str(dataset["val_samples"])],
         ["fingerprint of the training data", str(dataset["train_fingerprint"])],
+    ]
+    return [
+        *(data if dataset["train_samples"] else [["training data", "not known"]]),
         *([name, str(settings[name])] for name in _SHOWN_SETTINGS if name in settings),
         ["flambeau", about["flambeau"]],
         ["torch", str(about["environment"].get("torch"))],

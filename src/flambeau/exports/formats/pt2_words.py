@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from flambeau.export.formats.pt2_archive import NotPlain
+from flambeau.exports.formats.pt2_archive import NotPlain
 
 # A list of names, not one per line.
 _FUNCTIONS = frozenset(

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from flambeau.errors import InputError
-from flambeau.export.formats.classifier import Classifier, first_output
-from flambeau.export.formats.quiet import quiet
-from flambeau.export.formats.torch_export_file import read_bytes
-from flambeau.export.formats.traced_program import traced_program
-from flambeau.export.served_model import ServedModel
+from flambeau.exports.formats.classifier import Classifier, first_output
+from flambeau.exports.formats.quiet import quiet
+from flambeau.exports.formats.torch_export_file import read_bytes
+from flambeau.exports.formats.traced_program import traced_program
+from flambeau.exports.served_model import ServedModel
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from flambeau.recipes.training.calibration_error import CalibrationError
 
-_PICTURES = 12  # of mistakes, and of the least certain right answers
+PICTURES = 12
+"""How many mistakes, and least certain right answers, a report shows."""
 _MAX_PAIRS = 5000  # of confused classes
 Results = TypeVar("Results")
 
@@ -99,6 +100,13 @@ class SampleResultsMetric(Generic[Results]):
         self._batches += state["batches"]
 
 
+def results_of_classes(
+    figures: Callable[[SampleResults], dict[str, float]] = lambda _: {},
+) -> SampleResultsMetric[SampleResults]:
+    """Keeps the prediction of each image of an evaluation of classes: logits (N, C), labels (N,)."""
+    return SampleResultsMetric(class_results, SampleResults, figures)
+
+
 def evaluation_facts(
     results: SampleResults, classes: Sequence[str], *, step: int, describe: Callable[[int], str]
 ) -> dict[str, Any]:
@@ -127,7 +135,7 @@ def evaluation_facts(
                 "probability": round(float(results.confidence[k]), 6),
                 "of_label": round(float(results.of_target[k]), 6),
             }
-            for k in rows[:_PICTURES].tolist()
+            for k in rows[:PICTURES].tolist()
         ]
 
     def count(of: Tensor) -> list[int]:

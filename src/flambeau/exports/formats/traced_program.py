@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from flambeau.errors import InputError
-from flambeau.export.formats.quiet import quiet
-from flambeau.export.served_model import ServedModel
+from flambeau.exports.formats.quiet import quiet
+from flambeau.exports.served_model import ServedModel
 from flambeau.user_code import first_line, is_function, line_of
 
 MOST_IMAGES, LONGEST_SIDE = 4096, 65535

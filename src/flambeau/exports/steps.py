@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError, refusing
-from flambeau.export.fine_tune import check_duration, fine_tune
-from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.formats.classifier import Classifier, ModelFormat, first_output
-from flambeau.export.formats.onnx_int8 import quantize_dynamic, quantize_static
-from flambeau.export.served_model import ServedModel, served
-from flambeau.export.step_figures import Stage, StepFigures, figures_of
+from flambeau.exports.fine_tune import check_duration, fine_tune
+from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.formats.classifier import Classifier, ModelFormat, first_output
+from flambeau.exports.formats.onnx_int8 import quantize_dynamic, quantize_static
+from flambeau.exports.served_model import ServedModel, served
+from flambeau.exports.step_figures import Stage, StepFigures, figures_of
 from flambeau.provenance import made_now
 from flambeau.recipes.compress.fake_quantize import fake_quantize, to_integers
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
@@ -121,6 +121,7 @@ class Steps:
         ranges: images for the ranges of int8; None if no step measures them.
         sources: training and validation data; None if no step trains.
         say: takes a line for the user.
+        subject: what is exported, in messages.
     """
 
     trained: Trained
@@ -129,6 +130,7 @@ class Steps:
     ranges: SampleImages | None
     sources: tuple[Source, Source] | None
     say: Callable[[str], object]
+    subject: str = "run"
 
     def write(self, folder: Path) -> list[StepFigures]:
         """Write the file of the model into a folder, and return the figures of the run and of each step.
@@ -139,7 +141,8 @@ class Steps:
         model = served(self.trained)
         task = self.trained.facts.task
         precision = self.trained.settings.precision
-        stage = _eager("run" if precision == "fp32" else f"run, fp32 for {precision}", model)
+        first = self.subject if precision == "fp32" else f"run, fp32 for {precision}"
+        stage = _eager(first, model)
         batches = self.images.pixels.permute(0, 3, 1, 2).split(32)
         base = torch.cat([self.trained.logits(part).cpu() for part in batches])
         self._check_repeats(batches[0], base[: len(batches[0])])
@@ -252,10 +255,12 @@ class Steps:
 
     def _accept(self, figures: StepFigures, *, requested: bool) -> None:
         if figures.agreement < self.plan.min_agreement:
+            right = figures.accuracy
+            more = "" if right is None else f" (accuracy {right:.2%})"
             raise InputError(
-                f"{figures.name} gives the class of the run on {figures.agreement:.2%} of "
-                f"{len(self.images.labels)} images, and --min-agreement is {self.plan.min_agreement:.2%} "
-                f"(accuracy {figures.accuracy:.2%}): nothing is written\n"
+                f"{figures.name} gives the class of the {self.subject} on {figures.agreement:.2%} of "
+                f"{len(self.images)} images, and --min-agreement is {self.plan.min_agreement:.2%}{more}: "
+                "nothing is written\n"
                 f"{self._instead_of(figures.name)}, or allow it by a smaller --min-agreement"
             )
         times = figures.times_before

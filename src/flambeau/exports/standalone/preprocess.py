@@ -49,6 +49,7 @@ class Preprocessing:
         self.channels = len(about["mean"])
         self.is_wide = about["pixels"] == "uint16"
         self.interpolation, self.shorter = about["interpolation"], about["resized_shorter_side"]
+        self.squashes = about.get("squash", False)
         self.mean, self.std = (np.float32(about[name]) for name in ("mean", "std"))
 
     def read_image(self, file: Any) -> tuple[Pixels, NDArray[np.int64]]:
@@ -104,9 +105,13 @@ class Preprocessing:
         return np.asarray(image).reshape(image.height, image.width, self.channels)
 
     def prepare(self, pixels: Pixels, full_size: Any) -> Pixels:
-        """Resize the shorter side of an image from `read_image` and crop the centre: (S, S, C)."""
+        """Resize the shorter side of an image from `read_image` and crop the centre: (S, S, C).
+
+        If it `squashes`, both sides are resized to S.
+        """
         full = [int(side) for side in full_size]
-        middle = [min(side, 8 * min(full) + side % 2) for side in full]
+        longest = max(full) if self.squashes else 8 * min(full)
+        middle = [min(side, longest + side % 2) for side in full]
         shorter = self.size if full == [self.size, self.size] else self.shorter
         filters = []
         for axis in (0, 1):
@@ -115,7 +120,7 @@ class Preprocessing:
                 scale = next(k for k in (4, 2, 1) if pixels.shape[axis] == -(-full[axis] * k // 8))
             begin = round((full[axis] - middle[axis]) / 2)
             first, behind = ((2 * at * scale + 8) // 16 for at in (begin, begin + middle[axis]))
-            is_shorter = middle[axis] <= middle[1 - axis]
+            is_shorter = self.squashes or middle[axis] <= middle[1 - axis]
             length = shorter if is_shorter else shorter * middle[axis] // middle[1 - axis]
             filters.append(self._filter(first, behind - first, length, pixels.shape[axis]))
         (rows, row_one), (columns, column_one) = filters

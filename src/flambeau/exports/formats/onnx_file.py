@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from flambeau.errors import InputError
-from flambeau.export.formats.classifier import Classifier
-from flambeau.export.formats.quiet import quiet
-from flambeau.export.formats.traced_program import example_call, traced_program
-from flambeau.export.served_model import ServedModel
+from flambeau.exports.formats.classifier import Classifier
+from flambeau.exports.formats.quiet import quiet
+from flambeau.exports.formats.traced_program import example_call, traced_program
+from flambeau.exports.served_model import ServedModel
 from flambeau.optional_packages import extra
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from flambeau.data.transforms.crops import EVAL_SHARE
+from flambeau.data.transforms.crops import EvalResize, shorter_side
 
 
 def _triangle(x: Tensor) -> Tensor:
@@ -40,13 +40,14 @@ _LONGEST = 8  # times the shorter side; only the middle of a longer image is use
 
 
 class ResizedCentre(nn.Module):
-    """Resizes the shorter side to S / 0.875 and crops the centre, as an evaluation does.
+    """Resizes the shorter side, to S / 0.875 by default, and crops the centre, as an evaluation does.
 
     Images of S x S pixels are not changed.
 
     Args:
         size: S, pixels.
         interpolation: 'bilinear' or 'bicubic'.
+        resize: another rule of the resizing.
 
     Example:
         >>> pixels = torch.randint(0, 256, (1, 40, 60, 3), dtype=torch.uint8)
@@ -54,10 +55,13 @@ class ResizedCentre(nn.Module):
         torch.Size([1, 3, 28, 28])
     """
 
-    def __init__(self, size: int, interpolation: str = "bilinear") -> None:
+    def __init__(
+        self, size: int, interpolation: str = "bilinear", resize: EvalResize = None
+    ) -> None:
         super().__init__()
         self.size = size
-        self.shorter = round(size / EVAL_SHARE)
+        self.shorter = shorter_side(size, resize)
+        self.squashes = resize == "squash"
         self.interpolation = interpolation
 
     def forward(self, pixels: Tensor, full_size: Tensor) -> Tensor:
@@ -73,18 +77,7 @@ class ResizedCentre(nn.Module):
         """
         decoded = [torch.full((), side, dtype=torch.int64) for side in pixels.shape[1:3]]
         full = full_size[0], full_size[1]
-        longest = _LONGEST * torch.minimum(*full)
-        middle = [torch.minimum(side, longest + side % 2) for side in full]
-        is_prepared = (full[0] == self.size) & (full[1] == self.size)
-        shorter = torch.where(is_prepared, self.size, self.shorter)
-        resized = [
-            torch.where(
-                middle[axis] <= middle[1 - axis],
-                shorter,
-                shorter * middle[axis] // middle[1 - axis].clamp(min=1),
-            )
-            for axis in (0, 1)
-        ]
+        middle, resized = self._sides(full)
         rows, columns = (
             _filter_matrix(
                 *_decoded_part(full[axis], middle[axis], decoded[axis]),
@@ -101,6 +94,23 @@ class ResizedCentre(nn.Module):
             return (rows[0] @ (x @ columns[0].T)).float()
         x = _rounded(x @ columns[0].T, columns[1])
         return _rounded(rows[0] @ x, rows[1]).float()
+
+    def _sides(self, full: tuple[Tensor, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Height and width of the part that is resized, and of the result; 0-d int64 each."""
+        if self.squashes:
+            return [*full], [torch.full_like(side, self.size) for side in full]
+        longest = _LONGEST * torch.minimum(*full)
+        middle = [torch.minimum(side, longest + side % 2) for side in full]
+        is_prepared = (full[0] == self.size) & (full[1] == self.size)
+        shorter = torch.where(is_prepared, self.size, self.shorter)
+        return middle, [
+            torch.where(
+                middle[axis] <= middle[1 - axis],
+                shorter,
+                shorter * middle[axis] // middle[1 - axis].clamp(min=1),
+            )
+            for axis in (0, 1)
+        ]
 
 
 def _decoded_part(full: Tensor, middle: Tensor, decoded: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 
 from flambeau.errors import InputError, unreadable
-from flambeau.export.formats.classifier import Classifier, first_output
-from flambeau.export.formats.plain_graph import PlainGraph, plain_graph
-from flambeau.export.formats.pt2_archive import NotPlain, NotWhole, read_archive
-from flambeau.export.formats.pt2_words import check_words
-from flambeau.export.formats.quiet import quiet
-from flambeau.export.formats.traced_program import traced_program
-from flambeau.export.served_model import ServedModel
+from flambeau.exports.formats.classifier import Classifier, first_output
+from flambeau.exports.formats.plain_graph import PlainGraph, plain_graph
+from flambeau.exports.formats.pt2_archive import NotPlain, NotWhole, read_archive
+from flambeau.exports.formats.pt2_words import check_words
+from flambeau.exports.formats.quiet import quiet
+from flambeau.exports.formats.traced_program import traced_program
+from flambeau.exports.served_model import ServedModel
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 

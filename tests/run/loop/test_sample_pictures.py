@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flambeau.trainer.evaluation.pictures import contact_sheet, data_uri, unit_range
+from flambeau.run.loop.pictures import contact_sheet, data_uri, unit_range
 
 
 def opened(uri: str) -> Image.Image:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.export.formats.classifier import Classifier
+from flambeau.exports.formats.classifier import Classifier
 from flambeau.trainer.parts.device import num_threads
 from flambeau.trainer.prediction.sample_images import SampleImages
 from flambeau.trainer.tasks.task import Task
@@ -57,7 +57,7 @@ class StepFigures:
         name: of the step.
         agreement: share of the images with the run's prediction.
         max_difference, mean_difference: of the decoded outputs, to the run's.
-        accuracy: on the labels.
+        accuracy: on the labels; None without labels.
         num_bytes: of the weights or the file.
         latencies: per batch size and number of threads.
     """
@@ -66,7 +66,7 @@ class StepFigures:
     agreement: float
     max_difference: float
     mean_difference: float
-    accuracy: float
+    accuracy: float | None
     num_bytes: int
     latencies: tuple[Latency, ...]
 
@@ -87,18 +87,21 @@ def figures_of(
     Args:
         before: the stage before, which is timed alternately with it.
         run: (N, K) logits of the run for these images.
-        images: N images with labels.
+        images: N images, with labels if they are known.
         task: of the run.
     """
     logits = batched_logits(stage.open(torch.get_num_threads()), images.pixels)
     difference = (task.decode(logits) - task.decode(run)).abs()
-    figures = task.evaluation_figures(logits, images.labels)
+    accuracy = None
+    if images.labels is not None:
+        figures = task.evaluation_figures(logits, images.labels)
+        accuracy = float(figures[task.main_figure].double().mean())
     return StepFigures(
         stage.name,
         agreement=float(task.agrees(logits, run).double().mean()),
         max_difference=float(difference.max()),
         mean_difference=float(difference.mean()),
-        accuracy=float(figures[task.main_figure].double().mean()),
+        accuracy=accuracy,
         num_bytes=stage.num_bytes,
         latencies=tuple(_latencies(stage, before, images.pixels)),
     )
@@ -179,7 +182,7 @@ def as_table(figures: Sequence[StepFigures]) -> list[list[str]]:
             f"{one.agreement:.2%}",
             f"{one.max_difference:.1e}",
             f"{one.mean_difference:.1e}",
-            f"{one.accuracy:.2%}",
+            "-" if one.accuracy is None else f"{one.accuracy:.2%}",
             f"{one.num_bytes / 1e6:.2f}",
             *(f"{cell.median_ms:.3g} ({cell.p95_ms:.3g})" for cell in one.latencies),
         ]

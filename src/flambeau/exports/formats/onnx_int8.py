@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.export.formats.onnx_file import require
+from flambeau.exports.formats.onnx_file import require
 
 _BATCH = 8  # images per call while ranges are measured, which keeps every tensor of the network
 

@@ -1,18 +1,18 @@
 """The formats by name."""
 
-from flambeau.export.formats.aot_inductor_file import (
+from flambeau.exports.formats.aot_inductor_file import (
     open_aot_inductor,
     require_compiler,
     write_aot_inductor,
 )
-from flambeau.export.formats.classifier import ModelFormat
-from flambeau.export.formats.onnx_file import open_onnx, require_onnx, write_onnx
-from flambeau.export.formats.torch_export_file import (
+from flambeau.exports.formats.classifier import ModelFormat
+from flambeau.exports.formats.onnx_file import open_onnx, require_onnx, write_onnx
+from flambeau.exports.formats.torch_export_file import (
     check_torch_export,
     open_torch_export,
     write_torch_export,
 )
-from flambeau.export.formats.weights_file import (
+from flambeau.exports.formats.weights_file import (
     check_weights,
     open_weights,
     require_known_class,

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from flambeau.export.served_model import ServedModel
+from flambeau.exports.served_model import ServedModel
 from flambeau.provenance import Permission
 
 Classifier: TypeAlias = Callable[[Tensor, Tensor], Tensor]

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.data.transforms.crops import EVAL_SHARE
-from flambeau.export.examples import example_of
-from flambeau.export.formats.all_formats import FORMATS
-from flambeau.export.model_card import model_card
-from flambeau.export.standalone import preprocess
-from flambeau.export.step_figures import StepFigures, as_rows, batched_logits
-from flambeau.export.steps import ExportPlan
+from flambeau.data.transforms.crops import shorter_side
+from flambeau.exports.examples import example_of
+from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.model_card import model_card
+from flambeau.exports.standalone import preprocess
+from flambeau.exports.step_figures import StepFigures, as_rows, batched_logits
+from flambeau.exports.steps import ExportPlan
 from flambeau.provenance import made_now, record
 from flambeau.recipes import models
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
@@ -62,14 +62,15 @@ def fill_folder(
         "format": plan.format,
         "file": format_.file,
         "plan": asdict(plan),
-        **trained.facts.task.export_facts(logits, images.labels),
+        **_facts_of_outputs(trained, logits, images),
         "image_size": trained.image_size,
-        "resized_shorter_side": round(trained.image_size / EVAL_SHARE),
+        "resized_shorter_side": shorter_side(trained.image_size, trained.resize),
+        "squash": trained.resize == "squash",
         "interpolation": trained.settings.crop,
         "mean": trained.facts.mean,
         "std": trained.facts.std,
         "pixels": trained.facts.pixels,
-        "images": {"measured": len(images.labels), "of": images.total},
+        "images": {"measured": len(images), "of": images.total},
         "steps": as_rows(figures),
         "settings": _settings(trained),
         "dataset": asdict(trained.facts),
@@ -86,6 +87,14 @@ def fill_folder(
     index = json.dumps(about, indent=1, ensure_ascii=False).encode() + b"\n"
     write_file(folder / INDEX, index)
     record(index)  # so that what is compiled in it runs without a question, here
+
+
+def _facts_of_outputs(trained: Trained, logits: Tensor, images: SampleImages) -> dict[str, Any]:
+    task = trained.facts.task
+    if images.labels is not None:
+        return {**task.export_facts(logits, images.labels)}
+    # Nothing can be calibrated without labels.
+    return {**task.export_facts(logits, logits.argmax(1)), "temperature": None}
 
 
 def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
@@ -107,6 +116,8 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
 def _settings(trained: Trained) -> dict[str, Any]:
     """The settings of the run, without folders of this machine: files by their names alone."""
     settings = {**values_of(trained.settings), "data": None}
+    if not trained.knows_its_data:  # the others mean nothing
+        settings = {name: settings[name] for name in ("model", "image_size", "crop")}
     for name in ("model", "teacher", "weights", "class_weights"):
         if isinstance(settings.get(name), str):
             settings[name] = PurePath(settings[name]).name

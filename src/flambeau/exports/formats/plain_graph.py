@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.export.formats.pt2_archive import NotPlain, PlainArchive, dtype_of
+from flambeau.exports.formats.pt2_archive import NotPlain, PlainArchive, dtype_of
 
 _MAJOR = 8
 _ATEN = re.compile(r"torch\.ops\.aten\.([A-Za-z_]\w*)\.([A-Za-z_]\w*)", re.ASCII)
