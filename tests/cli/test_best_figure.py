@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from refused import refused
@@ -24,14 +25,21 @@ def test_the_figure_that_is_named_chooses(flambeau: Any, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     write(Path("photos/train"), {"a": 24, "b": 8}, seed=0)
     write(Path("photos/val"), {"a": 12, "b": 5}, seed=1)
-    words = "--epochs 8 --batch-size 4 --precision fp32 --lr 0.1 --seed 3 --out run"
-    answer = flambeau("train photos", words, "--best val_macro_f1")
-    assert answer.code == 0, answer.err
-    lines = Path("run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [row for row in map(json.loads, lines) if "val_macro_f1" in row]
-    assert len(rows) == 8
-    best = max(rows, key=lambda row: row["val_macro_f1"])
-    assert best["step"] != max(rows, key=lambda row: row["val_accuracy"])["step"]
+    # Which seeds tell the two figures apart depends on the rounding of the processor.
+    for seed in range(3, 13):
+        words = (
+            f"--epochs 8 --batch-size 4 --precision fp32 --lr 0.1 --seed {seed} --out run --fresh"
+        )
+        answer = flambeau("train photos", words, "--best val_macro_f1")
+        assert answer.code == 0, answer.err
+        lines = Path("run/metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [row for row in map(json.loads, lines) if "val_macro_f1" in row]
+        assert len(rows) == 8
+        best = max(rows, key=lambda row: row["val_macro_f1"])
+        if best["step"] != max(rows, key=lambda row: row["val_accuracy"])["step"]:
+            break
+    else:
+        pytest.fail("both figures are highest at the same step, with all seeds")
     result = json.loads(Path("run/result.json").read_text(encoding="utf-8"))
     assert (result["weights"], result["step"]) == ("best", best["step"])
     figures = json.loads(flambeau("evaluate run photos --json").out)

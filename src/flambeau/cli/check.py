@@ -108,9 +108,26 @@ def _kinds(text: str) -> list[str]:
 def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
     """Labels that look wrong by the losses that a run has recorded."""
     from flambeau.data.check.finding import of_single_images
-    from flambeau.trainer.evaluation.sample_history import label_suspects
+    from flambeau.data.sources.targets import task_of
+    from flambeau.run.folder.run_folder import RunFolder
+    from flambeau.trainer.evaluation.sample_history import label_suspects, recorded_losses
+    from flambeau.trainer.parts.data import DataFacts
 
-    suspects = label_suspects(run, check.train)
+    if task_of(check.train) != "classification" and recorded_losses(run, check.train, most=1):
+        task = DataFacts.read(RunFolder(run).dataset).task
+        return of_single_images(
+            "labels",
+            "to train on whose target the run learned worst",
+            "A wrong target contradicts what all other images teach; a rare or hard image may, too.",
+            "Look at them, the most suspicious first; --drop labels leaves them out.",
+            [
+                (one["index"], f"{one['label']}: {one['predicted']} mean loss {one['loss']:.2f}")
+                for one in task.suspects(run, check.train)
+            ],
+        )
+    suspects = None
+    if task_of(check.train) == "classification":
+        suspects = label_suspects(run, check.train)
     if suspects is None:
         say(f"{run} has no losses of these images (docs: Checking data, wrong labels)")
         return []
@@ -136,10 +153,10 @@ def _measured_run(
 
     trained = load_trained(Path(folder), trust=trust, say=say)
     if not isinstance(trained.facts.task, Classification):
-        raise InputError(
-            f"{folder} is of a {trained.facts.task_name} task, and --model measures an accuracy of classes\n"
-            f"flambeau evaluate {folder} DATA has its figures"
+        say(
+            f"flambeau evaluate {folder} DATA has its figures: here they are those of classes alone"
         )
+        return None
 
     def figures(check: "DataCheck") -> dict[str, Any]:
         if not trained.knows_its_data:

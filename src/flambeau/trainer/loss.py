@@ -112,6 +112,11 @@ class AdaptedTeacher:
         self.weight, self.temperature = weight, temperature
         theirs = trained.facts
         ours = facts
+        if theirs.task_name != ours.task_name:
+            raise InputError(
+                f"the teacher is of a {theirs.task_name} task, and this is {ours.task_name}: choose one of "
+                "the same task"
+            )
         if set(theirs.classes) != set(ours.classes):
             odd = min(set(theirs.classes) ^ set(ours.classes))
             raise InputError(
@@ -139,6 +144,7 @@ class AdaptedTeacher:
         self._shift = (torch.tensor(ours.mean, device=device).view(1, -1, 1, 1) - mean) / std
         self._is_same = (theirs.mean, theirs.std) == (ours.mean, ours.std)
         self._network = Teacher(trained.model.to(device))
+        self._task, self._their_task = ours.task, theirs.task
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (N, classes) for images (N, C, S, S) as the student gets them."""
@@ -147,8 +153,10 @@ class AdaptedTeacher:
         if self._size is not None:
             size = (self._size, self._size)
             x = F.interpolate(x, size, mode="bilinear", antialias=True)
-        logits: Tensor = self._network(x)
-        return logits if self._order is None else logits.index_select(1, self._order)
+        logits: Tensor = self._their_task.shared(self._network(x))
+        if self._order is not None:
+            logits = logits.index_select(1, self._order)
+        return self._task.of_shared(logits)
 
 
 def make_teacher(

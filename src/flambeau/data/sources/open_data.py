@@ -36,6 +36,7 @@ from flambeau.data.sources.targets import (
     has_target,
     lost_name,
     require_classes,
+    target_texts,
     task_of,
 )
 from flambeau.data.sources.torchvision_sets import NAMES, open_named
@@ -260,7 +261,10 @@ def _open_unlabelled(
             return Unlabelled(_open_images(path, classes, say), None)
         parts = _open_packed(packed, say)
     source, val = parts
-    return Unlabelled(source if val is None else val, path)
+    source = source if val is None else val
+    if task_of(source) != "classification":  # its targets are only shown beside predictions
+        source = SubsetSource(source, torch.arange(len(source)), shown=target_texts(source))
+    return Unlabelled(source, path)
 
 
 def _open_packed(path: Path, say: Callable[[str], object]) -> tuple[Source, Source | None]:

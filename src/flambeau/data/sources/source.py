@@ -158,12 +158,24 @@ class SubsetSource:
 
     Args:
         classes: names in which the labels become positions; by default the source's.
+        shown: texts of the targets, which become the classes: of images that are not learned from.
     """
 
     def __init__(
-        self, source: Source, indices: Tensor, *, classes: tuple[str, ...] | None = None
+        self,
+        source: Source,
+        indices: Tensor,
+        *,
+        classes: tuple[str, ...] | None = None,
+        shown: Sequence[str] | None = None,
     ) -> None:
         self._source, self._indices = source, indices
+        self._shown = shown
+        if shown is not None:
+            self.classes = tuple(dict.fromkeys(shown))
+            number = {text: label for label, text in enumerate(self.classes)}
+            self.labels = torch.tensor([number[text] for text in shown], dtype=torch.int64)
+            return
         self.classes = source.classes if classes is None else classes
         self.labels = source.labels[indices]
         if self.classes != source.classes:
@@ -171,7 +183,7 @@ class SubsetSource:
 
     @property
     def task(self) -> TaskName:
-        return task_of(self._source)
+        return task_of(self._source) if self._shown is None else "classification"
 
     @property
     def separator(self) -> str | None:

@@ -88,6 +88,14 @@ class Classification:
         """The divergence of the softened probabilities."""
         return distillation_loss(outputs, teacher, temperature=temperature)
 
+    def shared(self, outputs: Tensor) -> Tensor:
+        """Logits, which all models share."""
+        return outputs
+
+    def of_shared(self, outputs: Tensor) -> Tensor:
+        """Logits, which all models share."""
+        return outputs
+
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Whether each image was classified correctly."""
         return {"train_accuracy": correct(outputs, targets)}

@@ -133,6 +133,14 @@ class Multilabel:
         )
         return mean_of_known_targets(each, targets, self.known)
 
+    def shared(self, outputs: Tensor) -> Tensor:
+        """Logits, which all models share."""
+        return outputs
+
+    def of_shared(self, outputs: Tensor) -> Tensor:
+        """Logits, which all models share."""
+        return outputs
+
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """The share of the known labels of each image that were predicted wrongly."""
         return {"train_hamming_loss": _share_wrong(outputs, targets)}

@@ -114,6 +114,14 @@ class Regression:
         mean, std = (torch.tensor(one, device=targets.device) for one in (self.mean, self.std))
         return (targets - mean) / std
 
+    def shared(self, outputs: Tensor) -> Tensor:
+        """Numbers in the unit of the data: each model standardizes by its own training images."""
+        return self.decode(outputs)
+
+    def of_shared(self, outputs: Tensor) -> Tensor:
+        """Standardized numbers."""
+        return self._standardized(outputs)
+
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Nothing besides the loss."""
         return {}

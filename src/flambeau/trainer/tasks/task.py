@@ -93,6 +93,12 @@ class Task(Protocol):
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """How far the outputs are from those of a teacher, 0-d float32."""
 
+    def shared(self, outputs: Tensor) -> Tensor:
+        """Outputs in what another model of the same targets understands; see `of_shared`."""
+
+    def of_shared(self, outputs: Tensor) -> Tensor:
+        """What `shared` of another model gives, as outputs of this one."""
+
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """What a line of metrics.jsonl says of training batches, besides the loss: (N,) each, by name."""
 
