@@ -49,4 +49,4 @@ def test_the_figure_that_is_named_chooses(flambeau: Any, tmp_path: Path, monkeyp
     assert "share of the largest class: 0.7059 (a)" in Path("run/report.html").read_text(
         encoding="utf-8"
     )
-    refused(flambeau("train photos --best val_f1"), "did you mean 'val_macro_f1'?")
+    refused(flambeau("train photos --best val_macro_f"), "did you mean 'val_macro_f1'?")
