@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -210,6 +211,8 @@ def _dispatch(words: list[str], *, is_process: bool) -> int:
         chosen.parser.print_help()
         return 0
     chosen.words = words
+    if is_process:
+        gc.freeze()  # and with it what `large_import` imports
     if is_process and chosen.trial_outputs is not None:
         _protect_files(chosen.trial_outputs(chosen), words)
     exit_code: int = chosen.run(chosen)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError, nearest
+from flambeau.optional_packages import large_import
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
@@ -149,7 +150,8 @@ def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], 
 def _timm(
     name: str, num_classes: int, channels: int, image_size: int, pretrained: bool, drop_path: float
 ) -> nn.Module:
-    import timm
+    with large_import():
+        import timm
 
     if name.endswith(".py"):
         raise InputError(f"--model {name} names a file; say which function: {name}:FUNCTION")
@@ -212,7 +214,8 @@ def _cache_alone_without_network() -> Iterator[None]:
 def _torchvision(
     name: str, num_classes: int, channels: int, pretrained: bool, drop_path: float
 ) -> nn.Module:
-    import torchvision.models
+    with large_import():
+        import torchvision.models
     from torchvision.models import get_model, get_model_weights, list_models
 
     name, _, tag = name.partition(".")
