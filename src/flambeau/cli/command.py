@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from flambeau.cli.machine.busy_processors import sleep_if_busy
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError, WorkerLost, disk_errno, disk_failure, nearest
 from flambeau.parallel.preemption import INTERRUPTED
@@ -29,6 +30,8 @@ VERBS = (
     "train", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict", "evaluate",
     "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
+# Those that compute in this process; others measure, or start programs of the user's.
+_COMPUTING = "train", "predict", "evaluate", "features"
 # Flags of other programs that no similarity of letters leads to.
 _OTHER_WORDS = {
     "--learning-rate": "--lr",
@@ -213,6 +216,8 @@ def _dispatch(words: list[str], *, is_process: bool) -> int:
     chosen.words = words
     if is_process:
         gc.freeze()  # and with it what `large_import` imports
+        if chosen.verb in _COMPUTING:
+            sleep_if_busy(os.environ)
     if is_process and chosen.trial_outputs is not None:
         _protect_files(chosen.trial_outputs(chosen), words)
     exit_code: int = chosen.run(chosen)
