@@ -1,12 +1,14 @@
 """Packages that are missing, or there and broken: one message, with the command that installs them."""
 
+import gc
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from flambeau.errors import InputError
-from flambeau.optional_packages import extra
+from flambeau.optional_packages import extra, large_import
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,36 @@ def test_a_package_that_does_not_work(
     with pytest.raises(InputError, match="needs the package broken_package, which is there") as no:
         extra("broken_package", what="this")
     assert reason in str(no.value)
+
+
+def test_cycles_are_searched_again_after_a_large_import() -> None:
+    with pytest.raises(ImportError), large_import():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with large_import():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_only_a_process_that_has_frozen_its_objects_freezes_more() -> None:
+    script = (
+        "import gc, importlib\n"
+        "from flambeau.optional_packages import large_import\n"
+        "def added(name):\n"
+        "    before = gc.get_freeze_count()\n"
+        "    with large_import():\n"
+        "        importlib.import_module(name)\n"
+        "    return gc.get_freeze_count() > before\n"
+        "print(added('xml.dom.minidom'))\n"
+        "gc.freeze()\n"
+        "print(added('email.mime.text'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["False", "True"]

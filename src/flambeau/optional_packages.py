@@ -1,6 +1,10 @@
-"""Optional packages: imported when they are used, or named in an error with the command to install them."""
+"""Optional packages, imported when they are used or named in an error with the command to install them; and
+large ones, imported without Python's search for cycles."""
 
+import contextlib
+import gc
 import importlib
+from collections.abc import Iterator
 from types import ModuleType
 
 from flambeau.errors import InputError
@@ -30,3 +34,22 @@ def extra(module: str, *, what: str) -> ModuleType:
             f"{'' if is_missing else f', which is there and cannot be imported: {error}'}\n"
             f"Install it: pip install 'flambeau[{_EXTRAS.get(package, _FORMATS)}]'"
         ) from error
+
+
+@contextlib.contextmanager
+def large_import() -> Iterator[None]:
+    """Meanwhile Python does not look for cycles, which takes a fifth of the time of importing torch or timm.
+
+    The hundreds of thousands of objects that such an import makes stay, and the search visits them again and
+    again while their number grows. In a process of a command, which has called `gc.freeze`, no later search
+    visits them either; in a user's own process only the user may decide so.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if gc.get_freeze_count():
+            gc.freeze()
+        if was_enabled:
+            gc.enable()

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 import importlib
 import io
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from flambeau.cli.machine.busy_processors import sleep_if_busy
 from flambeau.cli.other_words import FLAG_OF, FOR_TRAIN
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError, WorkerLost, disk_errno, disk_failure, nearest
@@ -29,6 +31,8 @@ VERBS = (
     "train", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict", "evaluate",
     "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
 )  # fmt: skip
+# Those that compute in this process; others measure, or start programs of the user's.
+_COMPUTING = "train", "predict", "evaluate", "features"
 # For the help of each command, below those of all.
 _EXIT_CODES = {
     "train": {
@@ -186,6 +190,10 @@ def _dispatch(words: list[str], *, is_process: bool) -> int:
         chosen.parser.print_help()
         return 0
     chosen.words = words
+    if is_process:
+        gc.freeze()  # and with it what `large_import` imports
+        if chosen.verb in _COMPUTING:
+            sleep_if_busy(os.environ)
     if is_process and chosen.trial_outputs is not None:
         _protect_files(chosen.trial_outputs(chosen), words)
     exit_code: int = chosen.run(chosen)

@@ -11,6 +11,7 @@ from flambeau.cli.reading_flags import (
     add_trust,
     check_at_least,
 )
+from flambeau.optional_packages import large_import
 from flambeau.terminal import print_text, say
 
 if TYPE_CHECKING:
@@ -54,11 +55,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
     check_at_least(arguments, workers=0, skip_bad_images=0)
-    from flambeau.exports.exported_model import load_model
-    from flambeau.trainer.api import evaluate
-    from flambeau.trainer.evaluation.confusion_plot import check_plot
-    from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-    from flambeau.trainer.prediction.predictor import Predictor
+    with large_import():
+        from flambeau.exports.exported_model import load_model
+        from flambeau.trainer.api import evaluate
+        from flambeau.trainer.evaluation.confusion_plot import check_plot
+        from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
+        from flambeau.trainer.prediction.predictor import Predictor
 
     # Check before an hour of work.
     if arguments.out is not None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from flambeau.cli.reading_flags import add_reading_flags, add_trust, check_at_least
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
+from flambeau.optional_packages import large_import
 from flambeau.terminal import print_text, say
 from flambeau.user_code import is_function
 
@@ -63,10 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=0, skip_bad_images=0)
     layers = _layers(arguments.layers)
-    from flambeau.data.datasets.image_statistics import page_remarks
-    from flambeau.trainer.evaluation.feature_file import SUFFIXES
-    from flambeau.trainer.evaluation.predictions_file import refuse_existing
-    from flambeau.trainer.prediction.features import open_images, write_features
+    with large_import():
+        from flambeau.data.datasets.image_statistics import page_remarks
+        from flambeau.trainer.evaluation.feature_file import SUFFIXES
+        from flambeau.trainer.evaluation.predictions_file import refuse_existing
+        from flambeau.trainer.prediction.features import open_images, write_features
 
     # Check before an hour of work.
     refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")

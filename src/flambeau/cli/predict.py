@@ -15,6 +15,7 @@ from flambeau.cli.reading_flags import (
 )
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
+from flambeau.optional_packages import large_import
 from flambeau.terminal import print_text, printable, say
 
 if TYPE_CHECKING:
@@ -56,10 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
     if arguments.force and arguments.out is None:
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
-    from flambeau.exports.exported_model import load_model
-    from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-    from flambeau.trainer.prediction.classify_files import predict
-    from flambeau.trainer.prediction.trained_model import at_size
+    with large_import():
+        from flambeau.exports.exported_model import load_model
+        from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
+        from flambeau.trainer.prediction.classify_files import predict
+        from flambeau.trainer.prediction.trained_model import at_size
 
     if arguments.out is not None:
         refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")

@@ -13,6 +13,7 @@ from flambeau.cli.flags_from_settings import add_flags, flag_of
 from flambeau.cli.launch import number_of_procs
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
+from flambeau.optional_packages import large_import
 from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
 from flambeau.provenance import ask_for_config
 from flambeau.sandbox.inside_trial import folder_for_run
@@ -62,7 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = folder_for_run(out)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
-        from flambeau.trainer.start import ProgressOptions, start
+        with large_import():
+            from flambeau.trainer.start import ProgressOptions, start
 
         with _event_listener(arguments.json_lines, folder) as listener:
             was_finished = start(

@@ -4,6 +4,7 @@ The commands `flambeau train`, `predict` and `evaluate` use the same functions.
 """
 
 import contextlib
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from flambeau.data.sources.source import Source, SubsetSource, left_out_lines
 from flambeau.errors import InputError, in_words_of_python, nearest
 from flambeau.html_table import html_table
 from flambeau.provenance import RUNNING
+from flambeau.recipes.setup.determinism import COMPILER_VARIABLE, use_deterministic
 from flambeau.recipes.setup.float32_precision import float32_precision_kept
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
@@ -356,6 +358,7 @@ def _process_restored() -> Iterator[None]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
+    for_compiler = os.environ.get(COMPILER_VARIABLE)
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     cudnn = torch.backends.cudnn
     threads = torch.get_num_threads()
@@ -364,7 +367,11 @@ def _process_restored() -> Iterator[None]:
         with generators_restored(), float32_precision_kept(), float32_by_default():
             yield
     finally:
-        torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
+        use_deterministic(deterministic[0], warn_only=deterministic[1])
+        if for_compiler is None:
+            os.environ.pop(COMPILER_VARIABLE, None)
+        else:
+            os.environ[COMPILER_VARIABLE] = for_compiler
         torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         cudnn.benchmark, cudnn.deterministic = switches
         torch.set_num_threads(threads)

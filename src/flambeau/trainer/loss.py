@@ -144,7 +144,8 @@ class AdaptedTeacher:
         self._shift = (torch.tensor(ours.mean, device=device).view(1, -1, 1, 1) - mean) / std
         self._is_same = (theirs.mean, theirs.std) == (ours.mean, ours.std)
         self._network = Teacher(trained.model.to(device))
-        self._task, self._their_task = ours.task, theirs.task
+        self._task = ours.task
+        self._their_task = theirs.task
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits (N, classes) for images (N, C, S, S) as the student gets them."""

@@ -40,6 +40,7 @@ from flambeau.trainer.parts.data import (
     check_unchanged,
     open_data,
 )
+from flambeau.trainer.parts.optimizer import without_compiler
 from flambeau.trainer.settings.default_folder import EMBEDDED_NAME
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS, FIELDS, Settings, parse_batch_size
@@ -89,7 +90,7 @@ def start(
     given = _with_number(given)
     ranks = join_ranks()
     ranks.begin_watch(settings.stall_timeout)
-    with _ended_watch(ranks), _out_of_memory_refused():
+    with _ended_watch(ranks), _out_of_memory_refused(), without_compiler():
         run_folder = RunFolder(folder, advice=BY_FLAGS)
         stored = None if fresh else ranks.first(lambda: _stored(given, run_folder))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))

@@ -8,7 +8,11 @@ import pytest
 import torch
 import torch.utils.deterministic
 
-from flambeau.recipes.setup.determinism import make_deterministic
+from flambeau.recipes.setup.determinism import (
+    COMPILER_VARIABLE,
+    make_deterministic,
+    use_deterministic,
+)
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 
@@ -17,6 +21,8 @@ VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 def switches_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv(VARIABLE, "")  # so that monkeypatch knows what was there
     monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv(COMPILER_VARIABLE, "")
+    monkeypatch.delenv(COMPILER_VARIABLE)
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -113,6 +119,34 @@ def test_cuda_in_use_with_the_variable_set_is_fine(monkeypatch: pytest.MonkeyPat
         warnings.simplefilter("error")
         make_deterministic()
     assert torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_the_mode_is_that_of_torch_and_goes_back(warn_only: bool) -> None:
+    use_deterministic(True, warn_only=warn_only)
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled() == warn_only
+    use_deterministic(False)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_the_compiler_is_not_imported_and_obeys_when_it_is(mode: bool) -> None:
+    """In a process of its own: torch imports the compiler once."""
+    script = (
+        "import sys, torch\n"
+        "from flambeau.recipes.setup.determinism import use_deterministic\n"
+        f"use_deterministic({mode})\n"
+        "print({'torch._inductor', 'torch._dynamo'} & {*sys.modules})\n"
+        "import torch._inductor.config as config\n"
+        "print(config.deterministic)\n"
+        f"use_deterministic({not mode})\n"
+        "print(config.deterministic, torch.are_deterministic_algorithms_enabled())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["set()", str(mode), f"{not mode} {not mode}"]
 
 
 @pytest.mark.gpu

@@ -1,6 +1,8 @@
 """The optimizers of the command: each that of torch, undone where a step is bad, and resumed to the bit."""
 
 import copy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from flambeau.errors import InputError
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.training.amp_step import AmpStep
 from flambeau.run.run import Run
-from flambeau.trainer.parts.optimizer import BASE_LR, new_optimizer
+from flambeau.trainer.parts.optimizer import BASE_LR, new_optimizer, without_compiler
 from flambeau.trainer.settings.settings import FIELDS, MOMENTUM, Settings
 
 NAMES = FIELDS["optimizer"].metadata["choices"]
@@ -159,3 +161,25 @@ def test_muon_needs_a_hidden_matrix() -> None:
 def test_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Settings(**settings)
+
+
+def test_methods_are_those_of_torch_again_also_after_an_error() -> None:
+    before = {name: vars(optim.Optimizer)[name] for name in ("add_param_group", "zero_grad")}
+    with pytest.raises(KeyError), without_compiler():
+        assert vars(optim.Optimizer)["zero_grad"] is not before["zero_grad"]
+        raise KeyError
+    assert {name: vars(optim.Optimizer)[name] for name in before} == before
+
+
+def test_a_training_does_not_import_the_compiler(tmp_path: Path) -> None:
+    """torch's optimizers and its deterministic mode import it, also where nothing is compiled."""
+    script = (
+        "import sys\n"
+        "from flambeau.cli.command import main\n"
+        "assert main(['train', '--duration', '2st', '--device', 'cpu']) == 0\n"
+        "print('imported:', *{'torch._dynamo', 'torch._inductor', 'sympy'} & {*sys.modules})\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "imported:"

@@ -1,7 +1,7 @@
 """Images that are wrong by themselves or unlike the rest: unreadable, blank, dark, bright, tiny, odd."""
 
+import os
 from collections.abc import Iterator, Sequence
-from pathlib import PurePath
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +114,7 @@ def _odd(facts: ImageFacts) -> Iterator[tuple[int, str]]:
 def _endings(facts: ImageFacts, names: Sequence[str]) -> Iterator[tuple[int, str]]:
     known = {ending: name for name, endings in ENDINGS.items() for ending in endings}
     for number, form in enumerate(facts.formats.tolist()):
-        ending = PurePath(names[number]).suffix.lower()
+        ending = os.path.splitext(names[number])[1].lower()  # noqa: PTH122 - 4 times as fast
         if facts.width[number] and form and known.get(ending, form) != form:
             yield number, f"{form}, by its first bytes"
 

@@ -11,6 +11,7 @@ Not for timing: deterministic kernels are slower, some of them many times.
 """
 
 import os
+import sys
 import warnings
 
 import torch
@@ -18,6 +19,7 @@ import torch.utils.deterministic
 
 _VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 _DETERMINISTIC = (":4096:8", ":16:8")  # the only two values that torch and cuBLAS accept as such
+COMPILER_VARIABLE = "TORCHINDUCTOR_DETERMINISTIC"  # torch/_inductor/config.py, since torch 2.10
 
 
 def make_deterministic(*, warn_only: bool = False) -> None:
@@ -38,16 +40,39 @@ def make_deterministic(*, warn_only: bool = False) -> None:
         >>> make_deterministic()
         >>> torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
         (True, False)
-        >>> torch.use_deterministic_algorithms(False)  # and back
+        >>> use_deterministic(False)  # and back
         >>> torch.backends.cudnn.deterministic = False
         >>> torch.utils.deterministic.fill_uninitialized_memory = True
     """
     _fix_cublas(warn_only=warn_only)
-    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    use_deterministic(True, warn_only=warn_only)
     # Benchmarking picks the kernel that is fastest in a trial, which may differ from run to run.
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def use_deterministic(mode: bool, /, *, warn_only: bool = False) -> None:
+    """`torch.use_deterministic_algorithms`, without its import of torch.compile, 2 s of a processor's time.
+
+    torch imports the compiler for one of its settings. Where nothing has imported it yet, the environment
+    variable of that setting is set instead, which the compiler reads when it is imported.
+
+    Args:
+        mode: whether operations choose deterministic algorithms.
+        warn_only: an operation without one warns and runs, instead of raising.
+
+    Example:
+        >>> use_deterministic(True, warn_only=True)
+        >>> torch.is_deterministic_algorithms_warn_only_enabled()
+        True
+        >>> use_deterministic(False)
+    """
+    if "torch._inductor.config" in sys.modules:
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+        return
+    os.environ[COMPILER_VARIABLE] = str(int(mode))
+    torch.set_deterministic_debug_mode(0 if not mode else 1 if warn_only else 2)
 
 
 def _fix_cublas(*, warn_only: bool) -> None:

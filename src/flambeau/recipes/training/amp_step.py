@@ -16,6 +16,7 @@ skipped, all steps are dampened.
 
 import contextlib
 import functools
+import inspect
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal
@@ -124,6 +125,7 @@ class AmpStep:
         self._growth_tracker = torch.zeros((), dtype=torch.int32, device=self.device)
         self._roots: dict[tuple[float, torch.dtype], Tensor] = {}
         self._fused = _skips_in_kernel(optimizer)
+        self._bare_step = _without_wrappers(type(optimizer).step)
         self._replay: Replay | None = None
         if replay is not None and _is_on_device(optimizer):
             self._replay = replay(self.device)
@@ -281,7 +283,8 @@ class AmpStep:
             optimizer.grad_scale = None if divisor is None else divisor.float()  # read as float32
             optimizer.found_inf = self.skipped
             if _unobserved(optimizer):
-                type(optimizer).step.__wrapped__(optimizer)
+                with torch.no_grad():  # which a wrapper sets, and no fused kernel is differentiable
+                    self._bare_step(optimizer)
             else:
                 optimizer.step()
             optimizer.grad_scale = optimizer.found_inf = None
@@ -326,6 +329,13 @@ def _unobserved(optimizer: Optimizer) -> bool:
         and not _global_optimizer_post_hooks
         and not torch._C._autograd._profiler_enabled()
     )
+
+
+def _without_wrappers(step: Callable[..., Any]) -> Callable[..., Any]:
+    """An optimizer's `step` without the wrapper for hooks, and without that of torch's own optimizers, which
+    imports torch.compile (2 s of a processor's time); what others wrap theirs in stays."""
+    is_torchs = step.__module__.startswith("torch.optim.")
+    return inspect.unwrap(step) if is_torchs else getattr(step, "__wrapped__", step)
 
 
 def _skips_in_kernel(optimizer: Optimizer) -> bool:

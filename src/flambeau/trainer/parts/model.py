@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError, nearest
+from flambeau.optional_packages import large_import
 from flambeau.run.loop.model_builder import build_from_file
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.parts.device import pick_device
@@ -148,7 +149,8 @@ def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], 
 def _timm(
     name: str, num_classes: int, channels: int, image_size: int, pretrained: bool, drop_path: float
 ) -> nn.Module:
-    import timm
+    with large_import():
+        import timm
 
     if name.endswith(".py"):
         raise InputError(f"--model {name} names a file; say which function: {name}:FUNCTION")
@@ -211,7 +213,8 @@ def _cache_alone_without_network() -> Iterator[None]:
 def _torchvision(
     name: str, num_classes: int, channels: int, pretrained: bool, drop_path: float
 ) -> nn.Module:
-    import torchvision.models
+    with large_import():
+        import torchvision.models
     from torchvision.models import get_model, get_model_weights, list_models
 
     name, _, tag = name.partition(".")

@@ -1,6 +1,8 @@
 """The optimizers of `flambeau train`, with suitable defaults and kernels."""
 
-from collections.abc import Callable
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn, optim
@@ -40,6 +42,26 @@ _PLAIN: dict[str, Callable[..., Optimizer]] = {
     "adamax": optim.Adamax,
     "rmsprop": optim.RMSprop,
 }
+
+
+_KEPT_FROM_COMPILER = "add_param_group", "load_state_dict", "state_dict", "zero_grad"
+
+
+@contextlib.contextmanager
+def without_compiler() -> Iterator[None]:
+    """Meanwhile no optimizer imports torch.compile, which takes 2 s of a processor's time at the start.
+
+    torch wraps these methods to keep the compiler out of them, and imports it to do so. Nothing that is
+    compiled here calls them.
+    """
+    wrapped = {name: vars(Optimizer)[name] for name in _KEPT_FROM_COMPILER}
+    for name, method in wrapped.items():
+        setattr(Optimizer, name, inspect.unwrap(method))
+    try:
+        yield
+    finally:
+        for name, method in wrapped.items():
+            setattr(Optimizer, name, method)
 
 
 def new_optimizer(
