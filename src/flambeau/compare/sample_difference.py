@@ -62,7 +62,13 @@ def open_training_data(run: RecordedFacts) -> Source:
 def _choice(settings: Mapping[str, Any]) -> TargetChoice:
     target = settings.get("target")
     columns = tuple(split_names(str(target))) if target else ()
-    return TargetChoice(settings.get("task"), columns, settings.get("label_separator"))
+    return TargetChoice(
+        settings.get("task"),
+        columns,
+        settings.get("label_separator"),
+        group=settings.get("group"),
+        split=settings.get("split"),
+    )
 
 
 def sample_difference(

@@ -120,6 +120,8 @@ def train(
     task: str | None = None,
     target: str | None = None,
     label_separator: str | None = None,
+    group: str | None = None,
+    split: str | None = None,
     image_size: int | None = None,
     eval_size: int | None = None,
     crop: str = "bilinear",
@@ -212,6 +214,9 @@ def train(
             a column called label, or like it).
         label_separator: what separates the labels in a cell of a table, such as a comma (None: found from the
             cells).
+        group: column of the table that says which images stay on one side of the hold-out, such as those of a
+            patient.
+        split: column of the table that says train, val or test (None: a column called split, or like it).
         image_size: side of the square training images, in pixels (None: from the images, at most 224; from 8
             to 16384).
         eval_size: side of the images in evaluation and prediction, if it differs from image_size (from 8 to

@@ -10,7 +10,14 @@ import torch
 from PIL import Image
 
 from flambeau.data.sources.open_data import open_source, open_sources
-from flambeau.data.sources.source import ConcatSource, Source, SubsetSource, hold_out, names_digest
+from flambeau.data.sources.source import (
+    ConcatSource,
+    Source,
+    SubsetSource,
+    hold_out,
+    left_out_columns,
+    names_digest,
+)
 from flambeau.data.sources.targets import TargetChoice, separator_of, target_texts, task_of
 from flambeau.errors import InputError
 
@@ -243,3 +250,63 @@ def test_a_metadata_file_of_labels_or_numbers(tmp_path: Path) -> None:
     sizes = lines("31,1.5", "44,2.5", head="file_name,width,height")
     (tmp_path / "metadata.csv").write_text(sizes)
     assert "outside any class folder" in complaint(tmp_path)  # sizes are no labels
+
+
+GROUPED = "\n".join(
+    ["path,label,patient", *(f"i{k}.png,{'ab'[k % 2]},p{k // 5}" for k in range(60))]
+)
+
+
+def test_images_of_a_group_stay_on_one_side(tmp_path: Path) -> None:
+    path = table(tmp_path, GROUPED + "\n")
+    train, val = open_sources(path, choice=TargetChoice(group="patient"))
+    groups = {*train.groups}, {*val.groups}  # type: ignore[attr-defined]
+    assert not groups[0] & groups[1]
+    assert (len(train), len(val)) == (50, 10)  # a tenth of 60, in whole groups of five
+    again = open_sources(path, choice=TargetChoice(group="patient"))
+    assert list(again[1].names) == list(val.names)
+    assert left_out_columns(train) == []
+    without, _ = open_sources(path)
+    assert left_out_columns(without) == ["patient"]
+    more = table(tmp_path / "more", GROUPED + "\ni60.png,a,p12\ni61.png,b,p12\n")
+    _, val = open_sources(more, choice=TargetChoice(group="patient"))
+    assert len({*val.groups} ^ groups[1]) <= 1  # type: ignore[attr-defined]
+
+
+def test_the_users_own_split_and_a_group_on_both_of_its_sides(tmp_path: Path) -> None:
+    rows = [f"i{k}.png,{'ab'[k % 2]},p{k // 4},{'dev' if k > 7 else 'train'}" for k in range(12)]
+    path = table(tmp_path, "\n".join(["path,label,patient,fold", *rows]) + "\n")
+    train, val = open_sources(path, choice=TargetChoice(group="patient", split="fold"))
+    assert (len(train), len(val)) == (8, 4)
+    path = table(tmp_path, path.read_text().replace("i9.png,b,p2", "i9.png,b,p1"))
+    with pytest.raises(InputError) as caught:
+        open_sources(path, choice=TargetChoice(group="patient", split="fold"))
+    message = str(caught.value)
+    assert "i9.png" in message and "line 11" in message
+    assert "is to validate on and of the group 'p1', as is" in message and "i4.png" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "choice", "message"),
+    [
+        (GROUPED, {"group": "patent"}, "names no column 'patent'; did you mean 'patient'"),
+        (GROUPED, {"split": "patient"}, "'p0' is no part of the data"),
+        (re.sub(r"p\d+", "p0", GROUPED), {"group": "patient"}, "all images are of one group, 'p0'"),
+        (GROUPED.replace(",p3", ","), {"group": "patient"}, "line 17 names no group"),
+    ],
+)
+def test_groups_and_splits_that_are_refused(
+    tmp_path: Path, text: str, choice: dict[str, str], message: str
+) -> None:
+    assert message in complaint(table(tmp_path, text + "\n"), **choice)
+
+
+def test_a_model_is_measured_on_data_without_these_columns(tmp_path: Path) -> None:
+    choice = TargetChoice(
+        "classification", ("kind",), group="patient", split="fold", of_others=True
+    )
+    path = table(tmp_path, lines("a", "b", head="path,kind"))
+    assert open_source(path, ("a", "b"), choice=choice).labels.tolist() == [0, 1]
+    for name in ("ant", "bee"):
+        table(tmp_path / "folders" / name, "a.png\nb.png\n", name="x.txt")
+    assert len(open_source(tmp_path / "folders", ("ant", "bee"), choice=choice)) == 4

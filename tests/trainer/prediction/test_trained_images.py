@@ -14,6 +14,7 @@ from flambeau.data.sources.open_data import open_source, open_sources
 from flambeau.data.sources.source import Source, content_sample, names_digest
 from flambeau.data.sources.targets import FOUND
 from flambeau.trainer.prediction.trained_images import trained_images
+from flambeau.trainer.settings.settings import Settings
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def trained_on(photos: Path) -> tuple[Any, set[str]]:
         train_names=names_digest(train),
         train_content=content_sample(train),
     )
-    settings = SimpleNamespace(data=str(photos))
+    settings = SimpleNamespace(**vars(Settings(data=str(photos))))
     trained = SimpleNamespace(facts=facts, settings=settings, choice=FOUND)
     return trained, set(train.names)
 

@@ -78,6 +78,7 @@ class _Row(NamedTuple):
     name: str
     targets: tuple[str, ...]  # '' for an empty cell; none if it has no column for them
     part: str  # train, val or test; '' in a file that does not say
+    group: str = ""
 
 
 class _Columns(NamedTuple):
@@ -88,6 +89,7 @@ class _Columns(NamedTuple):
     part: int | None
     header: Sequence[str] = ()  # empty if the file has none
     is_guess: bool = False  # no name says that these are targets
+    group: int | None = None
 
     def title(self, at: int) -> str:
         """The name or number of a column of targets."""
@@ -95,7 +97,7 @@ class _Columns(NamedTuple):
 
     @property
     def unread(self) -> tuple[str, ...]:
-        read = (self.name, *self.targets, self.part)
+        read = (self.name, *self.targets, self.part, self.group)
         return tuple(name for at, name in enumerate(self.header) if at not in read)
 
 
@@ -122,6 +124,7 @@ class ListingSource:
     Attributes:
         task, separator: see `Targets`.
         parts: train, val or test for each image; None without a column for it.
+        groups: of each image; None unless `choice` names a column of them.
         left_out: the columns that are not read; and the files of its folder that it does not list.
     """
 
@@ -145,6 +148,8 @@ class ListingSource:
             columns, rows = _only_indicators(path, columns, rows)
         self._read_targets(rows, columns, choice, labelled=labelled)
         self.parts = tuple(row.part for row in rows) if rows[0].part else None
+        has_groups = columns is not None and columns.group is not None
+        self.groups = tuple(row.group for row in rows) if has_groups else None
         self._require_any()
         unread = () if columns is None else columns.unread
         self.left_out: tuple[LeftOut, ...] = (LeftOut(str(path), columns=unread),)
@@ -425,7 +430,12 @@ def _table_rows(path: Path, columns: _Columns, records: Iterator[_Record]) -> It
                     f"Expected one of {', '.join(PARTS)} in that column"
                 )
         targets = tuple(values[at] for at in columns.targets)
-        yield _Row(line, values[columns.name], targets, part)
+        group = "" if columns.group is None else values[columns.group]
+        if columns.group is not None and not group:
+            raise InputError(
+                f"{path}, line {line} names no group\nGive each image the group that it belongs to"
+            )
+        yield _Row(line, values[columns.name], targets, part, group)
 
 
 def _header(
@@ -447,22 +457,31 @@ def _header(
                 return matches[0]
         return None
 
-    name, part = column(_PATH), column(_SPLIT)
+    name = column(_PATH)
+    names = f"{path}, line {line} names"
+
+    def of_choice(wanted: str | None) -> int | None:
+        if wanted is None or (choice.of_others and wanted not in values):
+            return None
+        return named_column(wanted, values, names)
+
+    part = column(_SPLIT) if choice.split is None else of_choice(choice.split)
+    group = of_choice(choice.group)
     is_row = any(map(_is_image, values))  # an image of class 'image'
     if name is None:
         return None
     if choice.columns and labelled:
-        names = f"{path}, line {line} names"
         targets = tuple(named_column(wanted, values, names) for wanted in choice.columns)
-        return _Columns(line, len(values), name, targets, part, tuple(values))
+        return _Columns(line, len(values), name, targets, part, tuple(values), group=group)
     label = column(_LABEL)
     if label is None and is_row:
         return None
     if label is not None or not labelled:
         targets = () if label is None else (label,)
-        return _Columns(line, len(values), name, targets, part, tuple(values))
-    others = tuple(at for at in range(len(values)) if at not in (name, part))
-    return _Columns(line, len(values), name, others, part, tuple(values), is_guess=True)
+        return _Columns(line, len(values), name, targets, part, tuple(values), group=group)
+    others = tuple(at for at in range(len(values)) if at not in (name, part, group))
+    head = tuple(values)
+    return _Columns(line, len(values), name, others, part, head, is_guess=True, group=group)
 
 
 def _require_image(path: Path, line: int, values: Sequence[str], *, labelled: bool) -> None:

@@ -33,6 +33,7 @@ from flambeau.data.sources.tables.hugging_face import open_hub
 from flambeau.data.sources.targets import (
     FOUND,
     TargetChoice,
+    groups_of,
     has_target,
     lost_name,
     require_classes,
@@ -90,7 +91,23 @@ def open_sources(
         train, val = hold_out(train, share=holdout, seed=seed)
     elif task_of(train) == "multilabel":
         _require_in_training(train, val)
+    _require_apart(train, val)
     return train, val
+
+
+def _require_apart(train: Source, val: Source) -> None:
+    """Refuse a group with images on both sides."""
+    groups = groups_of(train)
+    others = groups_of(val)
+    if groups is None or others is None:
+        return
+    first = {group: index for index, group in reversed([*enumerate(groups)])}
+    for index, group in enumerate(others):
+        if group in first:
+            raise InputError(
+                f"{val.describe(index)} is to validate on and of the group {group!r}, as is "
+                f"{train.describe(first[group])} to train on\nKeep a group on one side, or leave --group out"
+            )
 
 
 def _require_learnable(train: Source, path: Path) -> None:

@@ -144,6 +144,11 @@ def _open(
         return open_listing(path, labelled=labelled, choice=choice)
     if kind == "arrow" and path.is_dir():
         return open_saved(path, labelled=labelled, choice=choice)
+    if not choice.of_others and (choice.group is not None or choice.split is not None):
+        raise InputError(
+            f"{path}: --group and --split name columns of a .csv or .tsv\n"
+            "Write one with path, label and these columns"
+        )
     if kind in _TABLES:
         return _TABLES[kind](path, labelled=labelled, choice=choice), None
     require_classes(path, choice)

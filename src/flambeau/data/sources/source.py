@@ -15,6 +15,7 @@ from torch import Tensor
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import (
+    groups_of,
     renumbered,
     separator_of,
     strata,
@@ -190,6 +191,11 @@ class SubsetSource:
         return separator_of(self._source)
 
     @property
+    def groups(self) -> Sequence[str] | None:
+        groups = groups_of(self._source)
+        return None if groups is None else [groups[index] for index in self._indices.tolist()]
+
+    @property
     def pixel_kind(self) -> PixelKind:
         return pixel_kind(self._source)
 
@@ -271,6 +277,13 @@ class ConcatSource:
         return " ".join(filter(None, map(content_sample, self._parts)))
 
     @property
+    def groups(self) -> Sequence[str] | None:
+        of_parts = [groups_of(part) for part in self._parts]
+        if any(groups is None for groups in of_parts):
+            return None
+        return [group for groups in of_parts for group in groups or ()]
+
+    @property
     def names(self) -> Sequence[str]:
         return [f"{k}/{name}" for k, part in enumerate(self._parts) for name in part.names]
 
@@ -320,13 +333,31 @@ def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple
     Of a class of n images round(n * share) are held out, at least one; a single image is kept.
     The smallest hashes of a class are held out, and a hash depends on the seed and the image's name alone:
     adding or removing an image moves at most one other image of its class to the other part.
+    Of a source with groups whole ones are held out, by the hashes of their names, until they have the share.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share to hold out must be above 0 and below 1, got {share}")
-    hashes = [
-        hashlib.sha256(f"{seed}\n{name}".encode(errors="surrogateescape")).digest()
-        for name in source.names
-    ]
+
+    def hash_of(name: str) -> bytes:
+        return hashlib.sha256(f"{seed}\n{name}".encode(errors="surrogateescape")).digest()
+
+    groups = groups_of(source)
+    if groups is not None:
+        sizes = Counter(groups)
+        held_groups = set[str]()
+        for one in sorted(sizes, key=hash_of)[:-1]:
+            if sum(sizes[name] for name in held_groups) < share * len(source):
+                held_groups.add(one)
+        if not held_groups:
+            raise InputError(
+                f"all images are of one group, {groups[0]!r}, so none can be held out to validate on\n"
+                "Name another column as --group, or give a part to validate on"
+            )
+        held = torch.tensor([name in held_groups for name in groups])
+        return SubsetSource(source, (~held).nonzero()[:, 0]), SubsetSource(
+            source, held.nonzero()[:, 0]
+        )
+    hashes = [hash_of(name) for name in source.names]
     members: dict[int, list[int]] = {}
     for index, group in enumerate(strata(source)):
         members.setdefault(group, []).append(index)

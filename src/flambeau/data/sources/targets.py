@@ -33,11 +33,29 @@ class TargetChoice:
         task: None: found from the data.
         columns: of a table; none: found by their names.
         separator: between the labels in a cell; None: found.
+        group: the column of a table that says which images stay together, such as those of a patient.
+        split: the column that says train, val or test; None: one of a usual name, if there is one.
+        of_others: the data are others than those that these are for: what they have no columns for is left
+            out, but the targets of a table.
     """
 
     task: TaskName | None = None
     columns: tuple[str, ...] = ()
     separator: str | None = None
+    group: str | None = None
+    split: str | None = None
+    of_others: bool = False
+
+    @property
+    def flag(self) -> str | None:
+        """The first flag that names something of a table; None if there is none."""
+        flags = {
+            "--target": self.columns,
+            "--label-separator": self.separator,
+            "--group": self.group,
+            "--split": self.split,
+        }
+        return next((flag for flag, given in flags.items() if given), None)
 
 
 FOUND = TargetChoice()
@@ -69,6 +87,12 @@ def separator_of(source: Any) -> str | None:
     """What separates the labels of a cell of its table; None: no cell has several."""
     separator: str | None = getattr(source, "separator", None)
     return separator
+
+
+def groups_of(source: Any) -> Sequence[str] | None:
+    """The group of each image, all of which stay on one side of a split; None without groups."""
+    groups: Sequence[str] | None = getattr(source, "groups", None)
+    return groups
 
 
 def target_texts(source: Any) -> list[str]:
@@ -153,9 +177,8 @@ def require_classes(path: Path, choice: TargetChoice) -> None:
             "Several labels per image, and numbers, stand in the columns of a table (.csv, .tsv, .parquet, "
             ".arrow, hf:NAME)"
         )
-    if choice.columns or choice.separator is not None:
-        flag = "--target" if choice.columns else "--label-separator"
-        raise InputError(f"{path} has no columns, so {flag} has no effect: leave it out")
+    if choice.flag is not None and not choice.of_others:
+        raise InputError(f"{path} has no columns, so {choice.flag} has no effect: leave it out")
 
 
 # ---------------------------------------------------------------- cells of a table

@@ -16,7 +16,7 @@ from flambeau.data.sources.source import (
     left_out,
     pixel_kind,
 )
-from flambeau.data.sources.targets import separator_of, task_of
+from flambeau.data.sources.targets import groups_of, separator_of, task_of
 from flambeau.errors import DecodeError
 from flambeau.images.decode import Picture
 
@@ -56,6 +56,10 @@ class WideSource:
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         return left_out(self.of_8_bits)
+
+    @property
+    def groups(self) -> Sequence[str] | None:
+        return groups_of(self.of_8_bits)
 
     def __len__(self) -> int:
         return len(self.of_8_bits)

@@ -93,7 +93,7 @@ class DataFacts:
     def choice(self, settings: Settings) -> TargetChoice:
         """Which targets of other data a model of these facts knows."""
         has_columns = self.task_name != "classification" and settings.label_separator is None
-        choice = target_choice(settings)
+        choice = replace(target_choice(settings), of_others=True)
         return replace(choice, columns=tuple(self.classes)) if has_columns else choice
 
     def as_json(self) -> bytes:
@@ -183,7 +183,13 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
 def target_choice(settings: Settings) -> TargetChoice:
     """Which targets of the data the settings name."""
     columns = () if settings.target is None else tuple(split_names(settings.target))
-    return TargetChoice(cast(Any, settings.task), columns, settings.label_separator)
+    return TargetChoice(
+        cast(Any, settings.task),
+        columns,
+        settings.label_separator,
+        group=settings.group,
+        split=settings.split,
+    )
 
 
 def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permission) -> Prepared:

@@ -20,6 +20,7 @@ from flambeau.data.sources.source import (
     names_digest,
 )
 from flambeau.errors import InputError
+from flambeau.trainer.parts.data import target_choice
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.user_code import is_function
 
@@ -73,7 +74,7 @@ def _training_data(trained: Trained) -> Source | None:
     if recorded is None or is_named(Path(recorded)) or is_function(recorded):
         return None
     with contextlib.suppress(InputError, OSError):
-        return open_sources(Path(recorded), choice=trained.choice)[0]
+        return open_sources(Path(recorded), choice=target_choice(trained.settings))[0]
     return None
 
 

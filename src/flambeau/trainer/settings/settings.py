@@ -104,6 +104,20 @@ class Settings(SharedOptions):
         group="data",
         auto=("found from the cells", "由单元格判断"),
     )
+    group: str | None = option(
+        None,
+        "column of the table that says which images stay on one side of the hold-out, such as those of a "
+        "patient",
+        "表格中的分组列：同组的图像（例如同一病人的）在留出时不会分到两边",
+        group="data",
+    )
+    split: str | None = option(
+        None,
+        "column of the table that says train, val or test",
+        "表格中写明 train、val 或 test 的列",
+        group="data",
+        auto=("a column called split, or like it", "名为 split 或类似的列"),
+    )
     preset: str | None = option(
         None,
         "settings that belong together, [by name](#presets); flags given beside it take precedence",
