@@ -1,9 +1,9 @@
-"""example.py of an export: ten lines that classify image files without flambeau or the training code."""
+"""example.py of an export: ten lines that predict on image files without flambeau or the training code."""
 
 from flambeau.trainer.parts.model import OWN_MODELS
 from flambeau.trainer.prediction.trained_model import Trained
 
-_HEAD = '''"""Classify image files: python {name} photo.jpg ...; needs numpy, pillow and {needs}."""
+_HEAD = '''"""Predict on image files: python {name} photo.jpg ...; needs numpy, pillow and {needs}."""
 
 import sys
 from pathlib import Path
@@ -16,9 +16,7 @@ preprocessing = Preprocessing(here)
 for file in sys.argv[1:]:
     pixels, full_size = preprocessing.read_image(file)
     {call}
-    best = probabilities.argmax()
-    print(f"{{file}}: {{preprocessing.classes[best]}} {{probabilities[best]:.6f}}")
-'''
+{answer}'''
 
 _OF_TORCH = "model({pixels}, {size})[1][0]".format(
     pixels="torch.from_numpy(pixels[None].copy())", size="torch.from_numpy(full_size)"
@@ -30,27 +28,30 @@ _PARTS = {
         "imports": "import onnxruntime\n",
         "load": 'session = onnxruntime.InferenceSession(here / "model.onnx")',
         "call": 'given = {"pixels": pixels[None], "full_size": full_size}\n'
-        '    [[probabilities]] = session.run(["probabilities"], given)',
+        '    [[{decoded}]] = session.run(["{decoded}"], given)',
     },
     "torch-export": {
         "needs": "torch",
         "imports": "import torch\n",
         "load": 'model = torch.export.load(here / "model.pt2").module()',
-        "call": f"probabilities = {_OF_TORCH}",
+        "call": f"{{decoded}} = {_OF_TORCH}",
     },
     "aoti": {
         "needs": "torch",
         "imports": "import torch\n",
         "load": 'model = torch._inductor.aoti_load_package(str(here / "model.aoti.pt2"))',
-        "call": f"probabilities = {_OF_TORCH}",
+        "call": f"{{decoded}} = {_OF_TORCH}",
     },
 }
 
 
 def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
     """The text of example.py for a format."""
+    task = trained.facts.task
     if format_name != "safetensors":
-        return _HEAD.format(name="example.py", **_PARTS[format_name])
+        parts = dict(_PARTS[format_name])
+        parts["call"] = parts["call"].replace("{decoded}", task.decoded)
+        return _HEAD.format(name="example.py", answer=task.example_lines, **parts)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(quantize or "", "float32")
     packages, (model_import, construction) = _construction(trained)
     return _HEAD.format(
@@ -60,7 +61,9 @@ def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
         load=f"model = {construction}.to(torch.{dtype})\n"
         'model.load_state_dict(load_file(here / "model.safetensors"))\nmodel.eval().requires_grad_(False)',
         call="x = preprocessing.normalize(preprocessing.prepare(pixels, full_size))\n"
-        f"    probabilities = model(torch.from_numpy(x).to(torch.{dtype}))[0].float().softmax(0)",
+        f"    logits = model(torch.from_numpy(x).to(torch.{dtype}))[0].float()\n"
+        f"    {task.decoded} = {task.of_logits}",
+        answer=task.example_lines,
     )
 
 

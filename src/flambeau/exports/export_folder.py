@@ -79,7 +79,7 @@ def fill_folder(
     }
     _write_examples(folder, trained, plan)
     write_file(folder / "labels.txt", _label_lines(trained))
-    write_file(folder / "README.md", model_card(about, figures).encode())
+    write_file(folder / "README.md", model_card(about, figures, trained.facts.task).encode())
     about["files"] = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.iterdir())
@@ -93,8 +93,8 @@ def _facts_of_outputs(trained: Trained, logits: Tensor, images: SampleImages) ->
     task = trained.facts.task
     if images.labels is not None:
         return {**task.export_facts(logits, images.labels)}
-    # Nothing can be calibrated without labels.
-    return {**task.export_facts(logits, logits.argmax(1)), "temperature": None}
+    # Nothing can be calibrated without targets.
+    return {**task.export_facts(logits, None)}
 
 
 def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
@@ -110,6 +110,12 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
         text = file.read_bytes()
         if trained.facts.pixels == "uint16":
             text = text.replace(b"of_16_bits = false", b"of_16_bits = true")
+        task = trained.facts.task
+        text = text.replace(b"task = CLASSES", b"task = " + task.cpp_name.encode())
+        thresholds = ", ".join(
+            map(repr, task.export_facts(torch.empty(0, 1), None).get("thresholds", ()))
+        )
+        text = text.replace(b"thresholds{}", f"thresholds{{{thresholds}}}".encode())
         write_file(folder / file.name, text)
 
 

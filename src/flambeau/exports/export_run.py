@@ -49,10 +49,6 @@ class Measuring:
             )
 
 
-_EXPORTED = ("classification",)
-"""The tasks whose example and graph are written."""
-
-
 def export_run(
     run: Path,
     out: Path,
@@ -84,11 +80,6 @@ def export_run(
     stored = RunFolder(run).read_existing()
     FORMATS[plan.format].require(str(stored.get("model", stored.get("builder"))))
     trained = load_trained(run, trust=trust, say=say)
-    if trained.facts.task_name not in _EXPORTED:
-        raise InputError(
-            f"{run} is of a {trained.facts.task_name} task, and an export is of {_EXPORTED[0]} so far\n"
-            f"`flambeau convert {run} NAME.pth` writes its weights, and flambeau.load(run) predicts with them"
-        )
     if not trained.knows_its_data:
         _check_own_loop(run, plan, measuring)
     if trained.settings.qat:

@@ -4,18 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flambeau.exports.step_figures import StepFigures, as_table
+from flambeau.trainer.tasks.task import Task
 
 _INPUT = """\
-The model takes decoded pixels and gives probabilities; resizing, cropping and normalization are inside.
+The model takes decoded pixels and gives {decoded}; resizing, cropping and normalization are inside.
 
 | | | |
 |---|---|---|
 | input `pixels` | (N, H, W, {channels}) {pixels} | upright images of one size; N, H and W are free |
 | input `full_size` | (2,) int64 | H and W; of a JPEG decoded at a part of its size, those in full |
 | output `logits` | (N, {classes}) float32 | |
-| output `probabilities` | (N, {classes}) float32 | softmax of the logits |
+| output `{decoded}` | (N, {classes}) float32 | {how} |
 
-`preprocess.py` reads image files so (NumPy and Pillow), and `example.py` classifies them.
+`preprocess.py` reads image files so (NumPy and Pillow), and `example.py` predicts on them.
 `Preprocessing.prepare` makes any image ({size}, {size}, {channels}), which the model takes in batches.
 """
 
@@ -48,12 +49,12 @@ _SHOWN_SETTINGS = (
 )
 
 
-def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
+def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures], task: Task) -> str:
     """Markdown from the content of export.json and the figures of the run and of each step."""
     measured = about["images"]
     cpu = _plain(str(about["environment"].get("cpu", "an unnamed processor")))
     model = _plain(str(about["settings"]["model"]))
-    title = f"{model}, {len(about['classes'])} classes, as {about['format']}"
+    title = f"{model}, {len(about['classes'])} {task.outputs_are}, as {about['format']}"
     head, *rows = as_table(figures)
     first = figures[0].name.partition(",")[0]
     parts = [
@@ -65,17 +66,20 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures]) -> str:
             else "uint8",
             classes=len(about["classes"]),
             size=about["image_size"],
+            decoded=task.decoded,
+            how=task.decoded_how,
         ).rstrip()
-        + _calibration(about["temperature"]),
+        + _calibration(about.get("temperature")),
         *([_CPP] if about["format"] == "aoti" else []),
         *([_RUNS] if about["format"] in ("aoti", "torch-export") else []),
         "## What each step did",
-        f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of probabilities and "
-        f"classes are to the {first} itself, times are medians and 95th percentiles.",
+        f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of {task.decoded} and "
+        f"answers are to the {first} itself, times are medians and 95th percentiles.",
         _table(head, rows),
         "## Where it comes from",
         _table(["", ""], _origin(about)),
-        "`export.json` has the classes, all settings, these figures and the SHA-256 of every file.",
+        f"`export.json` has the {task.outputs_are}, all settings, these figures and the SHA-256 of every "
+        "file.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -22,6 +22,7 @@ class ServedModel(nn.Module):
     Args:
         network: (N, C, S, S) float to (N, K) logits, in evaluation mode.
         decode: `Task.decode` of the run.
+        decoded: `Task.decoded`, the name of the second output.
         origin: 'mean' and 'std' per channel, of pixels in [0, 1] or of the levels of 16 bits; 'pixels',
             'uint8' or 'uint16', whose levels are float32; 'size', S; 'interpolation'; 'resize', of
             `EvalResize`; and the arguments of `build_model`.
@@ -32,9 +33,12 @@ class ServedModel(nn.Module):
         network: nn.Module,
         decode: Callable[[Tensor], Tensor],
         origin: Mapping[str, Any],
+        *,
+        decoded: str = "probabilities",
     ) -> None:
         super().__init__()
         self.decode = decode
+        self.decoded = decoded
         self.origin = origin
         mean = origin["mean"]
         std = origin["std"]
@@ -94,4 +98,5 @@ def served(trained: Trained) -> ServedModel:
         "interpolation": trained.settings.crop,
         "resize": trained.resize,
     }
-    return ServedModel(copy.deepcopy(trained.model).cpu().float().eval(), facts.task.decode, origin)
+    network = copy.deepcopy(trained.model).cpu().float().eval()
+    return ServedModel(network, facts.task.decode, origin, decoded=facts.task.decoded)

@@ -57,7 +57,8 @@ class StepFigures:
         name: of the step.
         agreement: share of the images with the run's prediction.
         max_difference, mean_difference: of the decoded outputs, to the run's.
-        accuracy: on the labels; None without labels.
+        figure, figure_name, figure_text: `Task.main_figure` on the targets, such as accuracy; None without
+            these.
         num_bytes: of the weights or the file.
         latencies: per batch size and number of threads.
     """
@@ -66,7 +67,9 @@ class StepFigures:
     agreement: float
     max_difference: float
     mean_difference: float
-    accuracy: float | None
+    figure: float | None
+    figure_name: str
+    figure_text: str
     num_bytes: int
     latencies: tuple[Latency, ...]
 
@@ -92,16 +95,18 @@ def figures_of(
     """
     logits = batched_logits(stage.open(torch.get_num_threads()), images.pixels)
     difference = (task.decode(logits) - task.decode(run)).abs()
-    accuracy = None
+    figure = None
     if images.labels is not None:
         figures = task.evaluation_figures(logits, images.labels)
-        accuracy = float(figures[task.main_figure].double().mean())
+        figure = float(figures[task.main_figure].double().mean())
     return StepFigures(
         stage.name,
         agreement=float(task.agrees(logits, run).double().mean()),
         max_difference=float(difference.max()),
         mean_difference=float(difference.mean()),
-        accuracy=accuracy,
+        figure=figure,
+        figure_name=task.main_figure.removeprefix("val_"),
+        figure_text="-" if figure is None else task.shown_figure(figure),
         num_bytes=stage.num_bytes,
         latencies=tuple(_latencies(stage, before, images.pixels)),
     )
@@ -160,7 +165,7 @@ def as_rows(figures: Sequence[StepFigures]) -> list[dict[str, Any]]:
             "agreement": one.agreement,
             "max_difference": one.max_difference,
             "mean_difference": one.mean_difference,
-            "accuracy": one.accuracy,
+            one.figure_name: one.figure,
             "bytes": one.num_bytes,
             "latencies": [vars(latency) for latency in one.latencies],
         }
@@ -170,8 +175,9 @@ def as_rows(figures: Sequence[StepFigures]) -> list[dict[str, Any]]:
 
 def as_table(figures: Sequence[StepFigures]) -> list[list[str]]:
     """The figures as rows of text, the first with the names of the columns."""
+    figure = figures[0].figure_name
     cells = [(one.batch, one.threads) for one in figures[0].latencies]
-    head = ["step", "same answer", "max |dp|", "mean |dp|", "accuracy", "MB"]
+    head = ["step", "same answer", "max |dp|", "mean |dp|", figure, "MB"]
     head += [
         f"{batch} image{'s' * (batch > 1)}, {threads} thread{'s' * (threads > 1)}: ms (95 %)"
         for batch, threads in cells
@@ -182,7 +188,7 @@ def as_table(figures: Sequence[StepFigures]) -> list[list[str]]:
             f"{one.agreement:.2%}",
             f"{one.max_difference:.1e}",
             f"{one.mean_difference:.1e}",
-            "-" if one.accuracy is None else f"{one.accuracy:.2%}",
+            one.figure_text,
             f"{one.num_bytes / 1e6:.2f}",
             *(f"{cell.median_ms:.3g} ({cell.p95_ms:.3g})" for cell in one.latencies),
         ]

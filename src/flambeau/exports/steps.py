@@ -255,8 +255,8 @@ class Steps:
 
     def _accept(self, figures: StepFigures, *, requested: bool) -> None:
         if figures.agreement < self.plan.min_agreement:
-            right = figures.accuracy
-            more = "" if right is None else f" (accuracy {right:.2%})"
+            shown = f" ({figures.figure_name} {figures.figure_text})"
+            more = "" if figures.figure is None else shown
             raise InputError(
                 f"{figures.name} gives the class of the {self.subject} on {figures.agreement:.2%} of "
                 f"{len(self.images)} images, and --min-agreement is {self.plan.min_agreement:.2%}{more}: "

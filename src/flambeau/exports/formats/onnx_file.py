@@ -15,7 +15,7 @@ from flambeau.optional_packages import extra
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
-INPUTS, OUTPUTS = ["pixels", "full_size"], ["logits", "probabilities"]
+INPUTS = ["pixels", "full_size"]
 
 
 def require_onnx(model_name: str) -> None:
@@ -43,7 +43,7 @@ def write_onnx(model: ServedModel, path: Path) -> None:
                 dynamic_shapes=free,
                 dynamo=True,
                 input_names=INPUTS,
-                output_names=OUTPUTS,
+                output_names=["logits", model.decoded],
                 verbose=False,
             )
             assert program is not None  # dynamo=True

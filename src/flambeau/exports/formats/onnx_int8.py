@@ -78,7 +78,7 @@ def _prepared(source: Path) -> Iterator[Path]:
 
 
 def _unquantized_nodes(path: Path) -> list[str]:
-    """Names of the nodes with other types than float32, and of the last softmax.
+    """Names of the nodes with other types than float32, and of those that decode the logits.
 
     With 256 levels, most probabilities of many classes would be 0.
     """
@@ -87,10 +87,14 @@ def _unquantized_nodes(path: Path) -> list[str]:
     types = {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
     types |= {constant.name: constant.data_type for constant in graph.initializer}
     other = (onnx.TensorProto.DOUBLE, onnx.TensorProto.INT64, onnx.TensorProto.UINT8)
+    decoded = {"logits"}
+    for node in graph.node:  # each follows those that it depends on
+        if not decoded.isdisjoint(node.input):
+            decoded.update(node.output)
     return [
         node.name
         for node in graph.node
-        if "probabilities" in node.output
+        if not decoded.isdisjoint(node.input)
         or any(types.get(name) in other for name in [*node.input, *node.output][:2])
     ]
 

@@ -1,4 +1,4 @@
-// Classify images with model.aoti.pt2, without Python: ./classify model.aoti.pt2 labels.txt image.ppm ...
+// Predict on images with model.aoti.pt2, without Python: ./classify model.aoti.pt2 labels.txt image.ppm ...
 //
 // Images are PPM or PGM, upright, with 8 bits, or with 16 for a model of such images: what
 // `Preprocessing.read_image` of preprocess.py gives. Of a JPEG that was decoded at a part of its size, append
@@ -19,6 +19,9 @@
 #include <vector>
 
 static const bool of_16_bits = false; // the model takes levels 0 .. 65535 as float32
+enum Task { CLASSES, LABELS, NUMBERS };
+static const Task task = CLASSES;
+static const std::vector<double> thresholds{}; // of labels: the probability from which on each is predicted
 
 // (1, H, W, C) uint8, or float32 levels, of a binary PGM or PPM.
 static torch::Tensor read_pixels(const std::string &name) {
@@ -61,9 +64,17 @@ int main(int count, char **words) try {
         const auto pixels = read_pixels(name);
         if (!height) height = pixels.size(1), width = pixels.size(2);
         std::vector<torch::Tensor> inputs{pixels, torch::tensor({(int64_t)height, (int64_t)width})};
-        const auto probabilities = model.run(inputs)[1][0];
-        const int64_t best = probabilities.argmax().item<int64_t>();
-        std::printf("%s: %s %.6f\n", name.c_str(), labels.at(best).c_str(), probabilities[best].item<float>());
+        const auto answer = model.run(inputs)[1][0];
+        const int64_t best = answer.argmax().item<int64_t>();
+        std::string text;
+        for (int64_t at = 0; at < answer.size(0); at++) {
+            const double value = answer[at].item<double>();
+            if (task == CLASSES ? at != best : task == LABELS && value < thresholds.at(at)) continue;
+            char number[64];
+            std::snprintf(number, sizeof number, task == NUMBERS ? "%.6g" : "%.6f", value);
+            text += (text.empty() ? "" : ", ") + labels.at(at) + " " + number;
+        }
+        std::printf("%s: %s\n", name.c_str(), text.empty() ? "no label" : text.c_str());
     }
     return 0;
 } catch (const std::exception &error) {

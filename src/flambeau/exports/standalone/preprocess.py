@@ -38,6 +38,8 @@ class Preprocessing:
 
     Attributes:
         classes: names, in the order of the logits.
+        thresholds: of several labels, the probability from which on each is predicted.
+        target_mean, target_std: of numbers, what makes them of the logits.
         size: S.
         is_wide: its images have 16 bits; their levels 0 .. 65535 are float32.
     """
@@ -45,6 +47,9 @@ class Preprocessing:
     def __init__(self, folder: str | Path) -> None:
         about = json.loads((Path(folder) / "export.json").read_text(encoding="utf-8"))
         self.classes: list[str] = about["classes"]
+        self.thresholds: list[float] = about.get("thresholds", [])
+        self.target_mean = np.float32(about.get("target_mean", []))
+        self.target_std = np.float32(about.get("target_std", []))
         self.size = about["image_size"]
         self.channels = len(about["mean"])
         self.is_wide = about["pixels"] == "uint16"

@@ -53,6 +53,15 @@ class Classification:
     best_figures: ClassVar = ("val_accuracy", "val_loss", "val_macro_f1", "val_macro_recall")
     main_figure: ClassVar = "val_accuracy"
     default_smoothing: ClassVar = 0.1
+    outputs_are: ClassVar = "classes"
+    cpp_name: ClassVar = "CLASSES"
+    decoded: ClassVar = "probabilities"
+    decoded_how: ClassVar = "softmax of the logits"
+    of_logits: ClassVar = "logits.softmax(0)"
+    example_lines: ClassVar = """\
+    best = probabilities.argmax()
+    print(f"{file}: {preprocessing.classes[best]} {probabilities[best]:.6f}")
+"""
     lr_share: ClassVar = 1.0
     refuses: ClassVar[Mapping[str, str]] = {}
 
@@ -162,15 +171,19 @@ class Classification:
         """Probabilities (N, C)."""
         return outputs.softmax(1)
 
+    def shown_figure(self, value: float) -> str:
+        """The main figure as text."""
+        return f"{value:.2%}"
+
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Whether the most probable class is the same."""
         return outputs.argmax(1) == reference.argmax(1)
 
-    def export_facts(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:
+    def export_facts(self, outputs: Tensor, targets: Tensor | None) -> Mapping[str, Any]:
         """The names of the classes, and the temperature that calibrates the probabilities."""
         return {
             "classes": list(self.classes),
-            "temperature": fitted_temperature(outputs, targets),
+            "temperature": None if targets is None else fitted_temperature(outputs, targets),
         }
 
     def predictions(self, outputs: Tensor) -> "Predictions":

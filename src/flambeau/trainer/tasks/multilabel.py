@@ -67,6 +67,16 @@ class Multilabel:
     )
     main_figure: ClassVar = "val_loss"
     default_smoothing: ClassVar = 0.0
+    outputs_are: ClassVar = "labels"
+    cpp_name: ClassVar = "LABELS"
+    decoded: ClassVar = "probabilities"
+    decoded_how: ClassVar = "sigmoid of the logits; export.json has the threshold of each label"
+    of_logits: ClassVar = "logits.sigmoid()"
+    example_lines: ClassVar = """\
+    rows = zip(preprocessing.classes, probabilities, preprocessing.thresholds)
+    labels = [f"{name} {share:.6f}" for name, share, least in rows if share >= least]
+    print(f"{file}: {', '.join(labels) or 'no label'}")
+"""
     lr_share: ClassVar = 1.0
     refuses: ClassVar[Mapping[str, str]] = {
         "balance": "an image may have frequent and rare labels at once: weigh rare ones with --class-weights "
@@ -255,12 +265,16 @@ class Multilabel:
         """Probabilities (N, K)."""
         return outputs.sigmoid()
 
+    def shown_figure(self, value: float) -> str:
+        """The main figure as text."""
+        return f"{value:.4f}"
+
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Whether the same labels reach their thresholds."""
         limits = self._thresholds().to(outputs.device)
         return ((outputs.sigmoid() >= limits) == (reference.sigmoid() >= limits)).all(1)
 
-    def export_facts(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:
+    def export_facts(self, outputs: Tensor, targets: Tensor | None) -> Mapping[str, Any]:
         """The names of the labels, and their thresholds."""
         return {
             "task": "multilabel",

@@ -55,6 +55,15 @@ class Regression:
     best_figures: ClassVar = ("val_loss", "val_mae", "val_rmse", "val_r2", "val_spearman")
     main_figure: ClassVar = "val_loss"
     default_smoothing: ClassVar = 0.0
+    outputs_are: ClassVar = "numbers"
+    cpp_name: ClassVar = "NUMBERS"
+    decoded: ClassVar = "values"
+    decoded_how: ClassVar = "the logits in the unit of the data"
+    of_logits: ClassVar = "logits.numpy() * preprocessing.target_std + preprocessing.target_mean"
+    example_lines: ClassVar = """\
+    numbers = [f"{name} {value:.6g}" for name, value in zip(preprocessing.classes, values)]
+    print(f"{file}: {', '.join(numbers)}")
+"""
     # The gradient of a squared error grows with the error: at the rate of classes small_convnet diverges, and
     # at 0.1, 0.25 and 0.5 of it R2 is 0.98, 0.94 and 0.42 after 4 epochs (2,700 images of 56 px, one run).
     lr_share: ClassVar = 0.1
@@ -226,11 +235,15 @@ class Regression:
         mean, std = (torch.tensor(one, device=outputs.device) for one in (self.mean, self.std))
         return outputs.float() * std + mean
 
+    def shown_figure(self, value: float) -> str:
+        """The main figure as text."""
+        return f"{value:.4f}"
+
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Whether all numbers differ by at most a hundredth of their standard deviation."""
         return ((outputs - reference).abs() <= _SAME).all(1)
 
-    def export_facts(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:
+    def export_facts(self, outputs: Tensor, targets: Tensor | None) -> Mapping[str, Any]:
         """The names of the columns, and what makes numbers of the outputs."""
         return {
             "task": "regression",

@@ -145,18 +145,45 @@ class Task(Protocol):
             device: of the model.
         """
 
+    @property
+    def outputs_are(self) -> str:
+        """What the outputs stand for, in the plural."""
+
+    @property
+    def cpp_name(self) -> str:
+        """The task in classify.cpp of an export."""
+
+    @property
+    def decoded(self) -> str:
+        """What `decode` returns, as an output of an exported graph is called: 'probabilities'."""
+
+    @property
+    def decoded_how(self) -> str:
+        """How `decode` makes it of the outputs, for the model card."""
+
+    @property
+    def of_logits(self) -> str:
+        """The expression of `decode` in example.py, with `logits` (K,) of one image."""
+
+    @property
+    def example_lines(self) -> str:
+        """What example.py of an export does with `decoded` (K,) of one image; it has `preprocessing`."""
+
     def decode(self, outputs: Tensor) -> Tensor:
         """What an exported graph returns beside the outputs, such as probabilities; traceable."""
+
+    def shown_figure(self, value: float) -> str:
+        """The main figure as text."""
 
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """(N,) bool: whether both outputs predict the same, by which a step of an export is judged."""
 
-    def export_facts(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Any]:
+    def export_facts(self, outputs: Tensor, targets: Tensor | None) -> Mapping[str, Any]:
         """What export.json says of the outputs, beside the shape of the images.
 
         Args:
             outputs: of the exported model.
-            targets: of the same images.
+            targets: of the same images, if they are known.
         """
 
     def predictions(self, outputs: Tensor) -> Any:
