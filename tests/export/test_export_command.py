@@ -294,7 +294,7 @@ def test_step_that_changes_answers_is_refused(
 
     monkeypatch.setattr(steps, "fold_batchnorm", wrong)
     text = refuse(flambeau, exported_run, tmp_path, "--fold --allow-slower")
-    assert "fold gives the class of the run on" in text
+    assert "fold gives the answer of the run on" in text
     assert "--min-agreement is 99.00%" in text
 
 

@@ -21,7 +21,6 @@ import flambeau as doors
 from flambeau.errors import InputError
 from flambeau.exports import steps
 from flambeau.exports.exported_model import load_export
-from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.prediction.predictor import Predictor
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
@@ -383,13 +382,3 @@ def test_an_edited_side_is_told(model: Net, side: object) -> None:
     index.write_text(json.dumps({**json.loads(index.read_text()), "resized_shorter_side": side}))
     with pytest.raises(InputError, match="was edited: no image is resized to"):
         load_export(Path("out"))
-
-
-def test_a_run_of_another_task_is_refused(
-    exported_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    predictor = doors.load(exported_run)
-    monkeypatch.setattr(DataFacts, "task", object())
-    with pytest.raises(InputError, match="of another task than classes"):
-        doors.export(predictor, exported_run.parent / "photos", tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -3,6 +3,8 @@
 import csv
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -346,11 +348,29 @@ def test_settings_that_do_not(
     assert not Path("run").exists()
 
 
-def test_an_export_says_that_it_is_of_classes(photos: Path, flambeau: Flambeau) -> None:
-    train(out="run", **{**SETTINGS, "epochs": 1}, **TASKS["cells"])
-    answer = flambeau("export", "run", "--out", "exported")
-    assert answer.code == 2
-    assert "run is of a multilabel task" in answer.err
+@pytest.mark.parametrize("name", ["cells", "numbers"])
+def test_an_export_answers_as_its_run(photos: Path, name: str, flambeau: Flambeau) -> None:
+    train(out="run", **{**SETTINGS, **TASKS[name]})
+    answer = flambeau("export", "run", "--out", "exported", "--format", "torch-export", "--json")
+    assert answer.code == 0, answer.err
+    step = json.loads(answer.out)["steps"][-1]
+    assert step["agreement"] == 1 and step["loss"] is not None
+    files = ["000.png", "001.png", "002.png"]
+    example = subprocess.run(
+        [sys.executable, "example.py", *(f"../{file}" for file in files)],
+        cwd="exported", check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    lines = flambeau("predict", "exported", *files, "--json").out.splitlines()
+    for row, line in zip(map(json.loads, lines), example.stdout.splitlines(), strict=True):
+        for what in row["labels"] if name == "cells" else row["values"]:
+            value = row["probabilities"][what] if name == "cells" else row["values"][what]
+            said = float(line.partition(f"{what} ")[2].partition(",")[0])
+            assert said == pytest.approx(value, rel=1e-4)
+    card = Path("exported/README.md").read_text()
+    assert ("sigmoid of the logits" if name == "cells" else "in the unit of the data") in card
+    evaluation = evaluate("run", TASKS[name]["data"]).as_dict()
+    exported = json.loads(flambeau("evaluate", "exported", TASKS[name]["data"], "--json").out)
+    assert exported["loss"] == pytest.approx(evaluation["loss"], rel=0.05)
 
 
 def test_packing_says_that_it_is_of_classes(photos: Path, flambeau: Flambeau) -> None:

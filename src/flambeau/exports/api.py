@@ -30,7 +30,6 @@ from flambeau.trainer.prediction.own_loop import as_torchvision, used_as
 from flambeau.trainer.prediction.predictor import Images, Predictor
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.trainer.prediction.trained_model import Trained
-from flambeau.trainer.tasks.classification import Classification
 from flambeau.user_code import first_line
 
 Example: TypeAlias = "Images | tuple[Tensor, Tensor] | list[Tensor]"
@@ -234,25 +233,18 @@ def _of_predictor(
             raise InputError(f"{name} is that of the run: leave it out")
     if model.trained.has_fixed_size:
         raise InputError("this model is an export already: load its run, and export that")
-    _check_task(model.trained.facts.task)
     if model.trained.settings.qat and format_name != "onnx":
         raise InputError("the run was trained with qat: take --format onnx, which has its integers")
     FORMATS[format_name].require(model.trained.settings.model)
     return model.trained
 
 
-def _check_task(task: object) -> None:
-    """Refuse a run whose outputs are not logits of classes: an export names classes."""
-    if not isinstance(task, Classification):
-        raise InputError(
-            f"the run is of another task than classes ({type(task).__name__}), and an export gives classes"
-        )
-
-
 def _sample(trained: Trained, example: Any, name: str, *, most: int) -> SampleImages:
     """The images of an example as the network sees them, before normalization."""
     if isinstance(example, str | Path):
-        return read_images(trained, open_source(Path(example), trained.facts.classes), most)
+        return read_images(
+            trained, open_source(Path(example), trained.facts.classes, choice=trained.choice), most
+        )
     labels = None
     if _is_batch(example):
         example, labels = example
