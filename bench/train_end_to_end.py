@@ -7,8 +7,9 @@
 FOLDER holds train/ and val/ with a folder per class. ResNet-18 from scratch, batches of 64, SGD with
 Nesterov momentum 0.9, weight decay 5e-4, rates with a warm-up and a cosine, random resized crops of 25 % and
 more, flips; an evaluation and a checkpoint after each epoch. These are the defaults of `flambeau train`, and
-the peers are given the same. timm is its train.py, if it is given; the other two are in end_to_end_peers.py.
-All have bfloat16 where the processor has it (--precision auto), and channels_last.
+the peers are given the same. timm is its train.py, if it is given, which leaves out the last batch of an
+epoch if it is not full; the other two are in end_to_end_peers.py. All have channels_last, and bfloat16 where
+the processor has it (--precision auto).
 
 Each contender is a command in a process of its own, on the first --cores cores of this process, with as many
 threads; peers have --workers worker processes: one core has nothing to gain from them. A line has the seconds
@@ -17,8 +18,9 @@ cores other programs used meanwhile; `val_accuracy`, that of the best evaluation
 waits, for at most ten minutes, until others use less than that.
 
 Each round runs all contenders in a new order, with another seed. Each line is written when it is known; what
-has a line of this round and commit is not run again. The last lines have the medians, and of each round the
-ratio of flambeau to the peer. Exit code: 0; 1 if a contender failed.
+has a line of this round and commit is not run again. The last lines have the medians, and the ratio to the
+loop of torchvision, round by round: of processor time, `ratio`, and of wall time, `wall_ratio`, which is of
+no use where `others` is large. Exit code: 0; 1 if a contender failed.
 """
 
 import argparse
@@ -48,6 +50,8 @@ OURS = "flambeau train"
 NAMES = OURS, "timm", "lightning", "torchvision"
 PACKAGES = "torch", "torchvision", "timm", "lightning"
 IDENTITY = "contender", "size", "cores", "workers", "epochs", "precision", "round", "commit"
+SHARED = "epochs", "cores", "workers", "precision", "images", "cpu", "commit"
+BASELINE = "torchvision"
 PATIENCE_S = 600.0  # for a quiet machine; chosen
 
 
@@ -175,28 +179,32 @@ def cases(told: argparse.Namespace) -> Iterator[tuple[int, Case]]:
 
 
 def summary(lines: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Per size and contender the medians, and the ratio of flambeau's figures to its, round by round."""
+    """Per size and contender the medians, and the ratio of its figures to the baseline's, round by round."""
     for size in sorted({line["size"] for line in lines}):
-        own = {
-            line["round"]: line
-            for line in lines
-            if (line["contender"], line["size"]) == (OURS, size)
-        }
-        for name in NAMES:
-            rows = [line for line in lines if (line["contender"], line["size"]) == (name, size)]
-            pairs = [(own[row["round"]], row) for row in rows if row["round"] in own]
-            if not pairs:
+        rows = {
+            name: {line["round"]: line for line in lines if (line["contender"], line["size"]) == (name, size)}
+            for name in NAMES
+        }  # fmt: skip
+        base = rows[BASELINE]
+        for name, own in rows.items():
+            rounds = sorted(own.keys() & base.keys())
+            if not rounds:
                 continue
-            found: dict[str, Any] = {"summary": name, "size": size, "n": len(pairs)}
-            for figure in ("seconds", "cpu_s"):
-                ratios = [ours[figure] / row[figure] for ours, row in pairs]
-                found[figure] = round(statistics.median(row[figure] for _, row in pairs), 1)
-                found[f"flambeau_{figure}"] = round(statistics.median(ratios), 3)
-                found[f"flambeau_{figure}_range"] = [round(min(ratios), 3), round(max(ratios), 3)]
-            found["val_accuracy"] = round(
-                statistics.mean(row["val_accuracy"] for _, row in pairs), 4
-            )
-            yield found
+            about = {
+                key: own[rounds[0]][key] for key in (*SHARED, *PACKAGES) if key in own[rounds[0]]
+            }
+            accuracies = [own[number]["val_accuracy"] for number in rounds]
+            found: dict[str, Any] = {"contender": f"{name}, {size} px", "n": len(rounds)}
+            for figure, prefix in (("cpu_s", ""), ("seconds", "wall_")):
+                ratios = [own[number][figure] / base[number][figure] for number in rounds]
+                found[figure] = round(
+                    statistics.median(own[number][figure] for number in rounds), 1
+                )
+                found[f"{prefix}ratio"] = round(statistics.median(ratios), 3)
+                found[f"{prefix}ratio_min"] = round(min(ratios), 3)
+                found[f"{prefix}ratio_max"] = round(max(ratios), 3)
+            found["val_accuracy"] = round(statistics.mean(accuracies), 4)
+            yield found | about
 
 
 def parse() -> argparse.Namespace:
@@ -242,7 +250,7 @@ def main() -> int:
     if told.record and RESULTS.is_file():
         known = [json.loads(text) for text in RESULTS.read_text(encoding="utf-8").splitlines()]
     done = {tuple(line.get(name) for name in IDENTITY): line for line in known}
-    lines, is_well = [], True
+    lines, is_well, is_new = [], True, False
     for number, case in cases(told):
         key = {
             "contender": case.contender,
@@ -262,9 +270,10 @@ def main() -> int:
                 continue
             done[identity] = key | figures | about
             record(done[identity], __file__, keep=told.record)
+            is_new = True
         lines.append(done[identity])
     for line in summary(lines):
-        print(json.dumps(line))
+        record(line, __file__, keep=told.record and is_well and is_new)
     return 0 if is_well else 1
 
 

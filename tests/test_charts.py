@@ -85,3 +85,16 @@ def test_kills_in_words_are_those_of_the_bench(language: str) -> None:
         assert first.get("identical", first.get("good")) is True
         for key in keys:
             assert re.search(rf"\b{first[key]}\b", text, re.ASCII), key
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
+def test_seconds_in_words_are_those_of_the_bench(tool: ModuleType, page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    rows = tool.rows(tool.CHARTS["train-end-to-end"])
+    accuracies = [row["val_accuracy"] for row in rows]
+    shown = [row["cpu_s"] for row in rows if "flambeau" in row["contender"]]
+    shown += [row["cpu_s"] for row in rows if "torchvision" in row["contender"]]
+    for words in (*map(str, shown), f"{min(accuracies):.3f}", f"{max(accuracies):.3f}"):
+        assert re.search(rf"(?<![\d.]){re.escape(words)}(?!\d)", text, re.ASCII), words
+    for row in rows[1:]:
+        assert f"{row['ratio']:.2f}" in text

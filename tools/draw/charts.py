@@ -73,6 +73,19 @@ CHARTS = {
             "flambeau-packed": "flambeau, packed JPEG",
         },
     ),
+    "train-end-to-end": Chart(
+        "train_end_to_end",
+        "265dd074",
+        "ratio",
+        ("ratio_min", "ratio_max"),
+        "Processor time from the command to the weights, against torchvision's loop",
+        {
+            "torchvision, 128 px": "torchvision's loop",
+            "timm, 128 px": "timm's script",
+            "lightning, 128 px": "Lightning",
+            "flambeau train, 128 px": "flambeau train",
+        },
+    ),
     "processes": Chart(
         "scaling",
         "97e76d4",

@@ -1,6 +1,7 @@
 """AmpStep against torch.amp.GradScaler and torch.nn.utils.clip_grad_norm_, step by step."""
 
 import copy
+import functools
 from typing import Any
 
 import pytest
@@ -321,3 +322,25 @@ def test_no_synchronisation_on_cuda(precision: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert float(amp.halted) == 0
+
+
+def test_a_step_that_somebody_has_wrapped_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrappers of torch are passed by where nothing needs them; those of a tracing tool are not."""
+    own = torch.optim.SGD.step
+    calls: list[bool] = []
+
+    @functools.wraps(own)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        calls.append(torch.is_grad_enabled())
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.SGD, "step", traced)
+    model, amp = make("sgd", True)
+    before = everything(model, amp.optimizer)
+    amp.backward(model(batch(0)).square().mean())
+    amp.step()
+    assert len(calls) == 1
+    assert any(
+        not torch.equal(a, b)
+        for a, b in zip(before, everything(model, amp.optimizer), strict=False)
+    )

@@ -16,7 +16,6 @@ skipped, all steps are dampened.
 
 import contextlib
 import functools
-import inspect
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Literal
@@ -283,7 +282,7 @@ class AmpStep:
             optimizer.grad_scale = None if divisor is None else divisor.float()  # read as float32
             optimizer.found_inf = self.skipped
             if _unobserved(optimizer):
-                with torch.no_grad():  # which a wrapper sets, and no fused kernel is differentiable
+                with torch.no_grad():  # as that wrapper; no fused kernel is differentiable
                     self._bare_step(optimizer)
             else:
                 optimizer.step()
@@ -332,10 +331,16 @@ def _unobserved(optimizer: Optimizer) -> bool:
 
 
 def _without_wrappers(step: Callable[..., Any]) -> Callable[..., Any]:
-    """An optimizer's `step` without the wrapper for hooks, and without that of torch's own optimizers, which
-    imports torch.compile (2 s of a processor's time); what others wrap theirs in stays."""
-    is_torchs = step.__module__.startswith("torch.optim.")
-    return inspect.unwrap(step) if is_torchs else getattr(step, "__wrapped__", step)
+    """An optimizer's `step` without torch's wrappers: that for hooks, and that of its own optimizers, which
+    imports torch.compile (2 s of a processor's time). What others have wrapped a step in stays."""
+    file = Optimizer.profile_hook_step.__code__.co_filename
+    bare: Any = step
+    while hasattr(bare, "__wrapped__") and getattr(bare, "__code__", None) is not None:
+        if bare.__code__.co_filename != file:
+            break
+        bare = bare.__wrapped__
+    made: Callable[..., Any] = bare
+    return made
 
 
 def _skips_in_kernel(optimizer: Optimizer) -> bool:
