@@ -108,12 +108,13 @@ def _kinds(text: str) -> list[str]:
 def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
     """Labels that look wrong by the losses that a run has recorded."""
     from flambeau.data.check.finding import of_single_images
-    from flambeau.data.sources.targets import task_of
+    from flambeau.data.sources.targets import kind_of_targets
     from flambeau.run.folder.run_folder import RunFolder
     from flambeau.trainer.evaluation.sample_history import label_suspects, recorded_losses
     from flambeau.trainer.parts.data import DataFacts
 
-    if task_of(check.train) != "classification" and recorded_losses(run, check.train, most=1):
+    is_table = kind_of_targets(check.train).is_table
+    if is_table and recorded_losses(run, check.train, most=1):
         task = DataFacts.read(RunFolder(run).dataset).task
         return of_single_images(
             "labels",
@@ -125,9 +126,7 @@ def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
                 for one in task.suspects(run, check.train)
             ],
         )
-    suspects = None
-    if task_of(check.train) == "classification":
-        suspects = label_suspects(run, check.train)
+    suspects = None if is_table else label_suspects(run, check.train)
     if suspects is None:
         say(f"{run} has no losses of these images (docs: Checking data, wrong labels)")
         return []

@@ -252,6 +252,27 @@ def test_a_metadata_file_of_labels_or_numbers(tmp_path: Path) -> None:
     assert "outside any class folder" in complaint(tmp_path)  # sizes are no labels
 
 
+def test_images_to_validate_on_are_read_as_those_to_train_on(tmp_path: Path) -> None:
+    path = table(tmp_path, lines(*TWENTY), name="a_train.csv")
+    table(tmp_path, lines("a", "", "b"), name="a_val.csv")
+    train, val = open_sources(path)
+    assert (task_of(train), task_of(val), val.classes) == (
+        "multilabel",
+        "multilabel",
+        train.classes,
+    )
+    assert val.labels.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
+    path = table(tmp_path, lines(*("1.5", "2") * 5), name="n_train.csv")
+    table(tmp_path, lines("1", "2"), name="n_val.csv")
+    assert task_of(open_sources(path)[1]) == "regression"
+    path = table(tmp_path, lines(*("a", "b") * 5), name="c_train.csv")
+    table(tmp_path, lines("a|b", "a"), name="c_val.csv")
+    with pytest.raises(
+        InputError, match="for multilabel, and those to train on for classification"
+    ):
+        open_sources(path)
+
+
 GROUPED = "\n".join(
     ["path,label,patient", *(f"i{k}.png,{'ab'[k % 2]},p{k // 5}" for k in range(60))]
 )

@@ -110,3 +110,14 @@ def test_what_is_refused(tmp_path: Path, label: str, choice: dict[str, Any], mes
 def test_a_target_that_changes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"its label is .*, and when all samples were read for it"):
         opened(tmp_path, "[np.random.rand(), 1.5]")
+
+
+def test_both_parts_are_read_alike(tmp_path: Path) -> None:
+    path = tmp_path / "data.py"
+    code = CODE.format(label="index * self.step", attribute="step = 0.5")
+    path.write_text(
+        code + "\n\ndef both():\n    val = Data()\n    val.step = 2\n    return Data(), val\n"
+    )
+    train, val = open_sources(Path(f"{path}:both"))
+    assert (task_of(train), task_of(val)) == ("regression", "regression")
+    assert val.labels[:3].flatten().tolist() == [0, 2, 4]

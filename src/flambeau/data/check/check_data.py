@@ -4,7 +4,7 @@ import functools
 import os
 import time
 import unicodedata
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,11 @@ from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.single_images import single_image_findings
-from flambeau.data.check.target_findings import numbered_targets, target_findings
+from flambeau.data.check.target_findings import (
+    label_findings,
+    number_findings,
+    numbered_targets,
+)
 from flambeau.data.datasets.image_statistics import several_pages
 from flambeau.data.sources.source import (
     ConcatSource,
@@ -29,7 +33,8 @@ from flambeau.data.sources.source import (
     left_out_columns,
     left_out_counts,
 )
-from flambeau.data.sources.targets import task_of
+from flambeau.data.sources.target_names import TaskName
+from flambeau.data.sources.targets import kind_of_targets, task_of
 from flambeau.data.sources.wide_source import is_wide, of_kind
 from flambeau.terminal import CountBar
 
@@ -131,12 +136,22 @@ def all_findings(
         *copy_findings(same, labels, texts, facts, is_val),
         *single_image_findings(facts, names),
     ]
-    if task_of(train) == "classification":
-        findings += class_findings(train.labels, val.labels, train.classes)
-        findings += name_findings(names, labels, is_val) if by_name else ()
-    else:
-        findings += [*_alike_names(train.classes), *target_findings(train, val)]
+    findings += _TARGET_FINDINGS[task_of(train)](train, val)
+    if by_name and not kind_of_targets(train).is_table:
+        findings += name_findings(names, labels, is_val)
     return sorted(findings, key=lambda finding: KINDS.index(finding.kind))
+
+
+def _class_findings(train: Source, val: Source) -> list[Finding]:
+    return class_findings(train.labels, val.labels, train.classes)
+
+
+_TARGET_FINDINGS: dict[TaskName, Callable[[Source, Source], list[Finding]]] = {
+    "classification": _class_findings,
+    "multilabel": lambda train, val: [*_alike_names(train.classes), *label_findings(train, val)],
+    "regression": number_findings,
+}
+"""What looks wrong with targets themselves."""
 
 
 def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[Finding]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flambeau.data.pack.output_files import write_classes, write_whole
 from flambeau.data.sources.class_names_file import class_names_path, classes_file
 from flambeau.data.sources.source import Source, file_of
-from flambeau.data.sources.targets import separator_of, task_of
+from flambeau.data.sources.targets import kind_of_targets, separator_of
 from flambeau.errors import InputError, require_folder
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -42,11 +42,14 @@ def write_listing(
     """Write path, targets and split of all images except `drop`; the whole file or nothing."""
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]
+    kind = kind_of_targets(source)
+    heads, cells = kind.cells(source.classes, source.labels, separator_of(source))
     names_path = None
-    if task_of(source) == "classification":
+    if not kind.is_table:
         _check_left(kept, source.labels.tolist(), is_val, source.classes)
         names_path = _class_names_path(path, source.classes)
-    heads, cells = _target_cells(source, is_numbered=names_path is not None)
+        if names_path is not None and all(name.isdecimal() for name in source.classes):
+            cells = [[str(label)] for label in source.labels.tolist()]
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", *heads, "split"])
@@ -58,24 +61,6 @@ def write_listing(
         write_classes(names_path, source.classes)
     write_whole(path, text.getvalue())
     return len(kept)
-
-
-def _target_cells(source: Source, *, is_numbered: bool) -> tuple[list[str], list[list[str]]]:
-    """The heads of the columns of targets, and the cells of each image, as a listing reads them."""
-    labels = source.labels.tolist()
-    classes = source.classes
-    separator = separator_of(source)
-    if task_of(source) == "classification":
-        by_number = is_numbered and all(name.isdecimal() for name in classes)
-        return ["label"], [[str(label) if by_number else classes[label]] for label in labels]
-    if separator is not None:
-        named = [
-            [name for name, value in zip(classes, row, strict=True) if value] for row in labels
-        ]
-        return ["labels"], [[separator.join(names)] for names in named]
-    return [*classes], [
-        ["" if value != value else f"{value:.9g}" for value in row] for row in labels
-    ]
 
 
 def _class_names_path(path: Path, classes: Sequence[str]) -> Path | None:

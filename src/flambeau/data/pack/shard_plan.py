@@ -17,7 +17,7 @@ from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.open_data import open_parts
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING, endings_of
 from flambeau.data.sources.source import Source, left_out_lines, pixel_kind
-from flambeau.data.sources.targets import task_of
+from flambeau.data.sources.targets import kind_of_targets, task_of
 from flambeau.errors import InputError
 
 IM2REC_SEED = 100
@@ -107,7 +107,7 @@ def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[s
             ) from error
         train = VectorRecords(src)
         val = None
-    if task_of(train) != "classification":
+    if kind_of_targets(train).is_table:
         raise InputError(
             f"{src} has targets for {task_of(train)}, and packed images have one class each, or none\n"
             f"Train on the table itself: flambeau train {src}"

@@ -4,7 +4,7 @@ from pathlib import Path, PurePosixPath
 
 from flambeau.data.sources.folder import class_folders, images_below
 from flambeau.data.sources.listing import ListingSource, has_columns
-from flambeau.data.sources.targets import FOUND, TargetChoice
+from flambeau.data.sources.targets import FOUND, TargetChoice, kind_of_targets
 from flambeau.errors import InputError
 
 _OTHERS = ("metadata.jsonl", "metadata.parquet")  # which `datasets` reads, too
@@ -29,7 +29,7 @@ def labels_beside(folder: Path, choice: TargetChoice = FOUND) -> Path | None:
     if len(class_folders(folder)) < 2:
         return path
     listing = ListingSource(path, choice=choice)
-    if listing.task != "classification":
+    if kind_of_targets(listing).is_table:
         return path
     labels = listing.labels.tolist()
     folders = [PurePosixPath(name).parent.parts for name in listing.names]

@@ -33,8 +33,9 @@ from flambeau.data.sources.tables.hugging_face import open_hub
 from flambeau.data.sources.targets import (
     FOUND,
     TargetChoice,
+    as_learned,
     groups_of,
-    has_target,
+    kind_of_targets,
     lost_name,
     require_classes,
     target_texts,
@@ -86,11 +87,14 @@ def open_sources(
     """
     path = EMBEDDED if path is None else path
     train, val = open_parts(path, download=download, choice=choice)
-    _require_learnable(train, path)
+    if isinstance(train, FolderSource):
+        _require_images(train)
+    kind = kind_of_targets(train)
+    kind.require_learnable(train.classes, train.labels, str(path))
     if val is None:
         train, val = hold_out(train, share=holdout, seed=seed)
-    elif task_of(train) == "multilabel":
-        _require_in_training(train, val)
+    else:
+        kind.require_in_training(train, val)
     _require_apart(train, val)
     return train, val
 
@@ -110,47 +114,15 @@ def _require_apart(train: Source, val: Source) -> None:
             )
 
 
-def _require_learnable(train: Source, path: Path) -> None:
-    """Refuse data from whose targets nothing can be learned."""
-    task = task_of(train)
-    if task == "classification":
-        counts = torch.bincount(train.labels, minlength=len(train.classes))
-        if isinstance(train, FolderSource) and not counts.all():
-            empty = [name for name, count in zip(train.classes, counts, strict=True) if not count]
-            raise InputError(
-                f"{train.folder} has class folders without any image: {', '.join(empty[:5])}\n"
-                f"Remove them, or add images that end in {' '.join(IMAGE_SUFFIXES)}"
-            )
-        if int((counts > 0).sum()) < 2:
-            only = train.classes[int(counts.argmax())]
-            raise InputError(
-                f"{path} holds one class only, {only!r}; a classifier needs two or more"
-            )
-        return
-    for name, values in zip(train.classes, train.labels.T, strict=True):
-        known = values[values.isfinite()].unique()
-        if len(known) > 1:
-            if task == "multilabel":
-                return
-        elif task == "regression":
-            only = f"is always {float(known[0]):g}" if len(known) else "has no number"
-            raise InputError(
-                f"{path}: column {name!r} {only} in the images to train on: nothing to learn\n"
-                "Name other columns with --target"
-            )
-    if task == "multilabel":
-        raise InputError(f"{path}: no label is on some images and not on others: nothing to learn")
-
-
-def _require_in_training(train: Source, val: Source) -> None:
-    """Refuse a label that only images to validate on have."""
-    for at, name in enumerate(train.classes):
-        there = has_target(val, val.labels, at)
-        if there.any() and not has_target(train, train.labels, at).any():
-            raise InputError(
-                f"{val.describe(int(there.nonzero()[0]))} has the label {name!r}, and no image to train on "
-                "has it\nMove one with it to the training part, or remove the label"
-            )
+def _require_images(train: FolderSource) -> None:
+    """Refuse class folders without any image."""
+    counts = torch.bincount(train.labels, minlength=len(train.classes))
+    empty = [name for name, count in zip(train.classes, counts, strict=True) if not count]
+    if empty:
+        raise InputError(
+            f"{train.folder} has class folders without any image: {', '.join(empty[:5])}\n"
+            f"Remove them, or add images that end in {' '.join(IMAGE_SUFFIXES)}"
+        )
 
 
 def open_parts(
@@ -163,6 +135,11 @@ def open_parts(
     train, val = _parts_of(only_folder(path), choice) if named is None else named
     _require_task(train, path, choice)
     if val is not None:
+        if task_of(val) != task_of(train):
+            raise InputError(
+                f"{val.describe(0)} and {train.describe(0)}: the images to validate on have targets for "
+                f"{task_of(val)}, and those to train on for {task_of(train)}\nSay which with --task"
+            )
         val = with_classes(val, train.classes, "the training part")
     return train, val
 
@@ -279,7 +256,7 @@ def _open_unlabelled(
         parts = _open_packed(packed, say)
     source, val = parts
     source = source if val is None else val
-    if task_of(source) != "classification":  # its targets are only shown beside predictions
+    if kind_of_targets(source).is_table:  # its targets are only shown beside predictions
         source = SubsetSource(source, torch.arange(len(source)), shown=target_texts(source))
     return Unlabelled(source, path)
 
@@ -374,24 +351,25 @@ def _folders_of(path: Path) -> tuple[Path, Path | None]:
 
 
 def _parts_of(path: Path, choice: TargetChoice) -> tuple[Source, Source | None]:
-    def everything(path: Path) -> Source:
+    def everything(path: Path, choice: TargetChoice) -> Source:
         return _all_of(open_path(path, choice=choice))
 
     if not path.is_dir() or kind_of(path) is not None:
         val_path = _beside(path)
         source, val = open_path(path, choice=choice)
-        return source, val if val_path is None else everything(val_path)
+        if val_path is None:
+            return source, val
+        return source, everything(val_path, as_learned(source, choice))
     if labels_beside(path, choice) is not None:
         return open_path(path, choice=choice)
     train_path, val_path = _folders_of(path)
     if val_path is not None:
-        return everything(train_path), everything(val_path)
+        source = everything(train_path, choice)
+        return source, everything(val_path, as_learned(source, choice))
     train, val_shards = _shard_parts(train_path)
     if train and val_shards:
-        return (
-            _all_of(open_shards(train, choice=choice)),
-            _all_of(open_shards(val_shards, choice=choice)),
-        )
+        source = _all_of(open_shards(train, choice=choice))
+        return source, _all_of(open_shards(val_shards, choice=as_learned(source, choice)))
     return open_path(train_path, choice=choice)
 
 
@@ -448,14 +426,13 @@ def with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source
         return source
     name = lost_name(source, source.labels, classes)
     if name is not None:
-        there = has_target(source, source.labels, source.classes.index(name))
+        kind = kind_of_targets(source)
+        there = kind.has(source.labels, source.classes.index(name))
         index = int(there.nonzero()[0])
         near = difflib.get_close_matches(name, classes, n=1, cutoff=0.0)[0]
-        what = {"classification": "is of class", "multilabel": "has the label"}.get(
-            task_of(source), "has the number"
-        )
         raise InputError(
-            f"{source.describe(index)} {what} {name!r}, which {owner} lacks; the nearest there is {near!r}\n"
+            f"{source.describe(index)} {kind.has_it} {name!r}, which {owner} lacks; "
+            f"the nearest there is {near!r}\n"
             f"Rename or remove it, so that its classes are among the {len(classes)} known ones"
         )
     return SubsetSource(source, torch.arange(len(source)), classes=classes)

@@ -16,9 +16,9 @@ from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import (
     groups_of,
+    kind_of_targets,
     renumbered,
     separator_of,
-    strata,
     target_texts,
     task_of,
 )
@@ -359,7 +359,7 @@ def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple
         )
     hashes = [hash_of(name) for name in source.names]
     members: dict[int, list[int]] = {}
-    for index, group in enumerate(strata(source)):
+    for index, group in enumerate(kind_of_targets(source).strata(source.labels)):
         members.setdefault(group, []).append(index)
     held = torch.zeros(len(source), dtype=torch.bool)
     for of_class in members.values():

@@ -7,13 +7,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from flambeau.data.sources.target_kinds import KINDS, TargetKind
 from flambeau.data.sources.target_names import TaskName
 from flambeau.errors import InputError, nearest
 
@@ -95,22 +96,14 @@ def groups_of(source: Any) -> Sequence[str] | None:
     return groups
 
 
+def kind_of_targets(source: Any) -> TargetKind:
+    """What is done with the targets of a source."""
+    return KINDS[task_of(source)]
+
+
 def target_texts(source: Any) -> list[str]:
     """The targets of each image as text: its class, its labels ('?name' unknown), or its numbers."""
-    labels = source.labels.tolist()
-    if task_of(source) == "classification":
-        return [source.classes[label] for label in labels]
-    if task_of(source) == "regression":
-        return [" ".join(map(repr, row)) for row in labels]
-    return ["|".join(_label_words(source.classes, row)) for row in labels]
-
-
-def _label_words(names: Sequence[str], row: Sequence[float]) -> list[str]:
-    return [
-        f"?{name}" if math.isnan(value) else name
-        for name, value in zip(names, row, strict=True)
-        if value != 0
-    ]
+    return kind_of_targets(source).texts(source.classes, source.labels)
 
 
 def renumbered(source: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor:
@@ -124,49 +117,33 @@ def renumbered(source: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor:
     Raises:
         ValueError: an image of a class, or with a label, that is not in `classes`.
     """
-    number = {name: position for position, name in enumerate(classes)}
-    positions = torch.tensor([number.get(name, -1) for name in source.classes])
     unknown = lost_name(source, labels, classes)
     if unknown is not None:
         raise ValueError(f"{unknown!r} is not in classes")
-    if task_of(source) == "classification":
-        return positions[labels]
+    number = {name: position for position, name in enumerate(classes)}
+    positions = torch.tensor([number.get(name, -1) for name in source.classes])
     absent = math.nan if separator_of(source) is None else 0.0
-    table = torch.full((len(labels), len(classes)), absent)
-    known = positions >= 0
-    table[:, positions[known]] = labels[:, known]
-    return table
+    return kind_of_targets(source).renumbered(labels, positions, len(classes), absent)
 
 
 def lost_name(source: Any, labels: Tensor, classes: Sequence[str]) -> str | None:
     """A class or label of some image, or a column of numbers, that is not in `classes`; None for none."""
     known = {*classes}
+    kind = kind_of_targets(source)
     for at, name in enumerate(source.classes):
-        if name not in known and has_target(source, labels, at).any():
+        if name not in known and kind.has(labels, at).any():
             return str(name)
     return None
 
 
-def has_target(source: Any, labels: Tensor, number: int) -> Tensor:
-    """(N,) bool: which of these targets are of a class, have a label, or a number in a column."""
-    if task_of(source) == "classification":
-        return labels == number
-    return (
-        labels[:, number] == 1 if task_of(source) == "multilabel" else labels[:, number].isfinite()
-    )
-
-
-def strata(source: Any) -> list[int]:
-    """Groups of images of which each part of a split gets its share: a class, or the rarest label."""
-    if task_of(source) == "regression":
-        return [0] * len(source)
-    labels = source.labels
-    if task_of(source) == "classification":
-        return list(labels.tolist())
-    has = labels == 1
-    counts = has.sum(0)
-    rarity = torch.where(has, counts, len(labels) + 1)
-    return torch.where(has.any(1), rarity.argmin(1), labels.shape[1]).tolist()
+def as_learned(train: Any, choice: TargetChoice) -> TargetChoice:
+    """Which targets of the images to validate on are those that are learned, where these are no classes."""
+    kind = kind_of_targets(train)
+    if not kind.is_table:
+        return choice
+    separator = separator_of(train)
+    columns = choice.columns if separator is not None else tuple(train.classes)
+    return replace(choice, task=task_of(train), columns=columns, separator=separator)
 
 
 def require_classes(path: Path, choice: TargetChoice) -> None:

@@ -22,7 +22,7 @@ from torch.utils.data import IterableDataset, Subset
 from flambeau.data.sources.class_names_file import chosen_labels, named_labels, unlabelled
 from flambeau.data.sources.source import PixelKind
 from flambeau.data.sources.target_names import TaskName
-from flambeau.data.sources.targets import FOUND, TargetChoice
+from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
 from flambeau.data.sources.user_samples import (
     Label,
     WrongSample,
@@ -57,11 +57,10 @@ def open_function(
 ) -> tuple["UserSource", "UserSource | None"]:
     """The data set of a user's function to train on and, if it returns a pair, the one to validate on."""
     returned = _Returned(name)
-    train, *val = (
-        UserSource(returned, number, labelled=labelled, choice=choice)
-        for number in range(len(returned.lengths))
-    )
-    return train, val[0] if val else None
+    train = UserSource(returned, 0, labelled=labelled, choice=choice)
+    if len(returned.lengths) == 1:
+        return train, None
+    return train, UserSource(returned, 1, labelled=labelled, choice=as_learned(train, choice))
 
 
 class UserSource:

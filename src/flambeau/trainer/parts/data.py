@@ -14,6 +14,7 @@ from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import PixelKind, Source, content_sample, pixel_kind, require_unit
+from flambeau.data.sources.target_kinds import KINDS
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.sources.wide_source import of_kind
@@ -92,7 +93,7 @@ class DataFacts:
 
     def choice(self, settings: Settings) -> TargetChoice:
         """Which targets of other data a model of these facts knows."""
-        has_columns = self.task_name != "classification" and settings.label_separator is None
+        has_columns = KINDS[self.task_name].is_table and settings.label_separator is None
         choice = replace(target_choice(settings), of_others=True)
         return replace(choice, columns=tuple(self.classes)) if has_columns else choice
 

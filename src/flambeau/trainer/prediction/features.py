@@ -19,7 +19,7 @@ from flambeau.data.sources.folder import classes_above, images_below
 from flambeau.data.sources.open_data import open_parts, open_unlabelled
 from flambeau.data.sources.path_format import kind_of, shards_in
 from flambeau.data.sources.source import Source
-from flambeau.data.sources.targets import target_texts, task_of
+from flambeau.data.sources.targets import kind_of_targets, target_texts
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.models.classifier_head import find_head
@@ -203,7 +203,7 @@ def _labels(source: Source) -> tuple[list[str], Tensor]:
 
     Of several labels per image, and of numbers, their names and values.
     """
-    if task_of(source) != "classification":
+    if kind_of_targets(source).is_table:
         return [*source.classes], source.labels
     names = [name for name in source.classes if name]
     positions = torch.full((len(source.classes),), -1)

@@ -16,7 +16,7 @@ from typing import Any
 from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.data.sources.tables.arrow_file import open_arrow
-from flambeau.data.sources.targets import FOUND, TargetChoice
+from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
 from flambeau.errors import DamagedData, InputError, json_object
 from flambeau.optional_packages import extra
 
@@ -116,7 +116,9 @@ def _parts(
             "Expected one called train, and one called validation or test"
         )
     opened = _joined(splits[train], labelled, choice)
-    return opened, None if val is None else _joined(splits[val], labelled, choice)
+    return opened, None if val is None else _joined(
+        splits[val], labelled, as_learned(opened, choice)
+    )
 
 
 def _joined(files: Sequence[Path], labelled: bool, choice: TargetChoice) -> Source:
