@@ -201,7 +201,7 @@ def test_zh_is_a_flag_of_train_alone(flambeau: Any) -> None:
         ("train --log-dir x", "did you mean '--out'?"),
         ("train --min-lr 0", "--schedule chooses where the learning rate ends"),
         ("train --eval", "it evaluates after each epoch"),
-        ("train --criterion bce", "the loss is cross entropy"),
+        ("train --criterion bce", "--loss chooses it"),
         ("check photos --resume", "unknown flag --resume (flambeau check --help lists all)"),
         ("train --qqq", "unknown flag --qqq (flambeau train --help lists all)"),
         ("train a b", "unexpected argument 'b'; see flambeau train --help"),

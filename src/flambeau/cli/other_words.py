@@ -94,8 +94,8 @@ _WORDS_BY_SENTENCE = {
     "--prefetch-factor",
     f"{_CHOSEN}: convolutions run in channels-last format": "--channels-last",
     "flambeau pack makes one file that is read faster": "--cache --cache-dataset --cache-images",
-    "the loss is cross entropy; a loop of your own with flambeau's Run has any other": "--bce --bce-loss "
-    "--criterion --loss --loss-fn",
+    "--loss chooses it, of those for the task": "--bce --bce-loss --criterion --loss-fn",
+    "--task multilabel learns several labels per image": "--multi-label --multilabel",
     "--balance full draws each class equally often": "--oversample --weighted-sampler",
     "--schedule chooses where the learning rate ends": "--eta-min --final-lr --lr-min --lrf --min-lr",
     "--eval-size is the side of evaluated images": "--crop-pct",
@@ -103,7 +103,7 @@ _WORDS_BY_SENTENCE = {
     "DATA may be FILE.py:FUNCTION, which gives any part of them": "--fraction --limit-train-batches "
     "--max-samples --max-train-samples --overfit-batches --subset",
     "flambeau train has nothing like it": "--clip-mode --cooldown-epochs --folds --kfold --max-time "
-    "--multi-label --multilabel --opt-eps --ratio --swa --task --vflip",
+    "--opt-eps --ratio --swa --vflip",
     "flambeau launch starts processes on several machines": "--dist-backend --dist-url --nnodes "
     "--num-nodes",
 }

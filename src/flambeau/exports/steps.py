@@ -258,7 +258,7 @@ class Steps:
             shown = f" ({figures.figure_name} {figures.figure_text})"
             more = "" if figures.figure is None else shown
             raise InputError(
-                f"{figures.name} gives the class of the {self.subject} on {figures.agreement:.2%} of "
+                f"{figures.name} gives the answer of the {self.subject} on {figures.agreement:.2%} of "
                 f"{len(self.images)} images, and --min-agreement is {self.plan.min_agreement:.2%}{more}: "
                 "nothing is written\n"
                 f"{self._instead_of(figures.name)}, or allow it by a smaller --min-agreement"

@@ -33,6 +33,8 @@ CROP_RATIO = (3 / 4, 4 / 3)  # width over height
 # Share of the shorter side that the evaluation crop keeps: 224 of 256, as in most published results.
 EVAL_SHARE = 0.875
 
+FILTERS = ("bilinear", "bicubic")
+"""The interpolations of resizing."""
 EvalResize: TypeAlias = int | Literal["squash"] | None
 """To what an evaluation resizes before its center crop: the shorter side to this many pixels, or, 'squash',
 both sides to the size of the crop; None: the shorter side to the size / 0.875."""
