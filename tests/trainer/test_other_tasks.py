@@ -22,6 +22,7 @@ from flambeau import evaluate, load, train
 from flambeau.cli.command import main
 from flambeau.errors import InputError
 from flambeau.trainer import loss as loss_module
+from flambeau.trainer.tasks.known_share import constants
 from flambeau.trainer.tasks.multilabel import Multilabel, asymmetric_losses
 from flambeau.trainer.tasks.regression import Regression
 from flambeau.trainer.tasks.task import Task
@@ -284,6 +285,17 @@ def test_unknown_targets_have_no_gradient_and_cuts_of_a_batch_no_effect(task: Ta
     torch.testing.assert_close(outputs.grad, whole)
 
 
+def test_constants_of_a_loss_are_copied_to_the_device_once() -> None:
+    task = Regression(("a",), mean=(3.25,), std=(2.5,))
+    with torch.inference_mode():  # an evaluation may come first
+        task.evaluation_figures(torch.zeros(1, 1), torch.ones(1, 1))
+    outputs = torch.zeros(1, 1, requires_grad=True)
+    task.loss(outputs, torch.ones(1, 1), smoothing=0.0, weight=None).backward()
+    assert outputs.grad is not None and float(outputs.grad) == pytest.approx(2 * (3.25 - 1) / 2.5)
+    cpu = torch.device("cpu")
+    assert constants((3.25,), cpu) is constants((3.25,), cpu)
+
+
 def test_views_are_averaged_as_probabilities_or_numbers() -> None:
     outputs, _ = made()
     other = outputs.flip(1)
@@ -348,6 +360,7 @@ def test_settings_that_do_not(
     assert not Path("run").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cells", "numbers"])
 def test_an_export_answers_as_its_run(photos: Path, name: str, flambeau: Flambeau) -> None:
     train(out="run", **{**SETTINGS, **TASKS[name]})

@@ -34,17 +34,15 @@ def _picture(sample: Sample, classes: Sequence[str], words: Words) -> str:
     said = f"{predicted} {sample.probability:.1%}" if sample.probability else predicted
     if sample.label != sample.predicted:
         said = f"{said}; {words['label']}: {label} {sample.of_label:.1%}"
-    image = ""
-    if sample.picture is not None:
-        image = f'<img src="{sample.picture}" alt="{escaped(said)}" loading="lazy">'
-    path = image_name(sample.image)
-    return f'<li>{image}<span>{escaped(said)}</span><span class="soft">{escaped(path)}</span></li>'
+    return picture_item(said, sample.image, sample.picture)
 
 
-def image_name(image: str) -> str:
-    """The part of a path that fits under a picture."""
-    *_, folder, name = ("", *image.split("/"))
-    return f"{folder}/{name}" if folder else name
+def picture_item(said: str, image: str, picture: str | None) -> str:
+    """An image of a list: its picture, if there is one, what is said of it, and where it lies."""
+    shown = "" if picture is None else f'<img src="{picture}" alt="{escaped(said)}" loading="lazy">'
+    *_, folder, name = ("", *image.split("/"))  # the part of the path that fits
+    path = f"{folder}/{name}" if folder else name
+    return f'<li>{shown}<span>{escaped(said)}</span><span class="soft">{escaped(path)}</span></li>'
 
 
 def sections(answers: Evaluated, words: Words) -> dict[str, str]:

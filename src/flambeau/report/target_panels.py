@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from flambeau.report import svg
 from flambeau.report.evaluated import EvaluatedLabels, EvaluatedNumbers, NumberColumn, TargetSample
 from flambeau.report.markup import escaped, percent, table
-from flambeau.report.panels import image_name
+from flambeau.report.panels import picture_item
 
 _WORST = 100  # most labels in the table
 _PLOT = 240  # side of a scatter, px
@@ -33,11 +33,7 @@ def _pictures(answers: EvaluatedLabels | EvaluatedNumbers, words: Words) -> str:
 
 def _picture(sample: TargetSample, words: Words) -> str:
     said = f"{sample.predicted}; {words['label']}: {sample.label}"
-    image = ""
-    if sample.picture is not None:
-        image = f'<img src="{sample.picture}" alt="{escaped(said)}" loading="lazy">'
-    path = image_name(sample.image)
-    return f'<li>{image}<span>{escaped(said)}</span><span class="soft">{escaped(path)}</span></li>'
+    return picture_item(said, sample.image, sample.picture)
 
 
 def _labels(answers: EvaluatedLabels, words: Words) -> str:

@@ -24,7 +24,8 @@ _LITTLE_WAIT = 0.1  # share of the time; less waiting for data is not worth a re
 _LOSS_EVERY_S = 1.0
 _NUM_LOSSES = 50  # averaged for display, as single losses jump; chosen
 _SMOOTH_S = 5.0  # speed and waiting are averaged over this time; chosen
-_EARLY_S = 20.0  # of steps: then a CPU that is waited for is told before the second line; chosen
+# Seconds of steps after which a wait for CPUs is reported, even before the second line of figures; chosen.
+_EARLY_S = 20.0
 
 
 def _verdict(data_wait: float, waits: CpuWaits | None) -> str:

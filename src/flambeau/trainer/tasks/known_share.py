@@ -1,5 +1,6 @@
 """Means over targets of which some are unknown, that do not depend on how a batch is cut."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +24,15 @@ def mean_of_known_targets(losses: Tensor, targets: Tensor, known: Sequence[float
     """
     if known is None:
         return losses.mean(1)
-    scale = 1 / torch.tensor(known, device=losses.device)
+    scale = 1 / constants(tuple(known), losses.device)
     return torch.where(targets.isfinite(), losses * scale, 0.0).mean(1)
+
+
+@functools.lru_cache(maxsize=64)
+def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Numbers (K,) float32 on a device, copied there once: a copy in each step would wait for it."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, device=device)
 
 
 def known_facts(train: Source) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from flambeau.trainer.evaluation.label_figures import (
 from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.tasks.kept_batches import KeptBatches
 from flambeau.trainer.tasks.known_share import known_facts, mean_of_known_targets
 
 _MARGIN = 0.05
@@ -257,9 +258,24 @@ class Multilabel:
         absent = torch.logaddexp(F.logsigmoid(-outputs), F.logsigmoid(-mirrored))
         return there - absent
 
-    def counters(self, device: torch.device) -> "LabelCounters":
+    def counters(self, device: torch.device) -> KeptBatches[LabelEvaluation]:
         """The probabilities of each image."""
-        return LabelCounters(self, [], [], [], [])
+        return KeptBatches(self._entropies, self._evaluation)
+
+    def _evaluation(
+        self,
+        indices: Tensor,
+        outputs: Tensor,
+        targets: Tensor,
+        *,
+        loss: float,
+        reading: Reading,
+        describe: Callable[[int], str],
+    ) -> LabelEvaluation:
+        predictions = LabelPredictions(
+            self.labels, indices, targets, outputs.sigmoid(), self._thresholds(), describe
+        )
+        return LabelEvaluation(loss, reading, predictions)
 
     def decode(self, outputs: Tensor) -> Tensor:
         """Probabilities (N, K)."""
@@ -338,41 +354,6 @@ class LabelAnswers:
     def __repr__(self) -> str:
         shown = [repr(answer.as_text()) for answer in [*self][:10]]
         return f"LabelAnswers({', '.join(shown)}{', ...' if len(self) > 10 else ''})"
-
-
-@dataclass(frozen=True)
-class LabelCounters:
-    """What is kept of each batch, on the device of the model."""
-
-    task: Multilabel
-    probabilities: list[Tensor]
-    losses: list[Tensor]
-    targets: list[Tensor]
-    indices: list[int]
-
-    def update(self, outputs: Tensor, targets: Tensor, indices: Sequence[int]) -> None:
-        """Count a batch: (N, K) logits, (N, K) targets and the positions of the images."""
-        figures = self.task.evaluation_figures(outputs, targets.to(outputs.device))
-        self.losses.append(figures["val_loss"])
-        self.probabilities.append(outputs.float().sigmoid())
-        self.targets.append(targets)
-        self.indices.extend(indices)
-
-    def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> LabelEvaluation:
-        """All figures, read from the device."""
-        predictions = LabelPredictions(
-            self.task.labels,
-            torch.tensor(self.indices),
-            torch.cat(self.targets).cpu(),
-            torch.cat(self.probabilities).cpu(),
-            torch.tensor(self.task.thresholds or [0.5] * len(self.task.labels)),
-            describe,
-        )
-        return LabelEvaluation(
-            loss=float(torch.cat(self.losses).double().mean()),
-            reading=Reading(num_images=len(predictions), **facts),
-            predictions=predictions,
-        )
 
 
 def asymmetric_losses(logits: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:

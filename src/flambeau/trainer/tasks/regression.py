@@ -20,7 +20,8 @@ from flambeau.trainer.evaluation.number_figures import figures_of_column, mean_f
 from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
-from flambeau.trainer.tasks.known_share import known_facts, mean_of_known_targets
+from flambeau.trainer.tasks.kept_batches import KeptBatches
+from flambeau.trainer.tasks.known_share import constants, known_facts, mean_of_known_targets
 
 _LOSSES: dict[str, Callable[..., Tensor]] = {
     "mse": F.mse_loss,
@@ -120,7 +121,7 @@ class Regression:
         return mean_of_known_targets(each, targets, self.known)
 
     def _standardized(self, targets: Tensor) -> Tensor:
-        mean, std = (torch.tensor(one, device=targets.device) for one in (self.mean, self.std))
+        mean, std = (constants(one, targets.device) for one in (self.mean, self.std))
         return (targets - mean) / std
 
     def shared(self, outputs: Tensor) -> Tensor:
@@ -156,14 +157,17 @@ class Regression:
         """The numbers of each image, and the figures that are no means over images."""
 
         def keep(targets: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
-            return targets, self.decode(outputs.detach())
+            return targets, outputs.detach().float()
+
+        def make(indices: Tensor, targets: Tensor, outputs: Tensor) -> NumberResults:
+            return NumberResults(indices, targets, self.decode(outputs))
 
         def figures(results: NumberResults) -> dict[str, float]:
             columns = zip(self.columns, results.predicted.T, results.targets.T, strict=True)
             each = [figures_of_column(*column) for column in columns]
             return {name: mean_figure(each, name) for name in ("mae", "rmse", "r2", "spearman")}
 
-        return SampleResultsMetric(keep, NumberResults, figures)
+        return SampleResultsMetric(keep, make, figures)
 
     def report_facts(
         self, results: "NumberResults", *, step: int, describe: Callable[[int], str]
@@ -226,9 +230,24 @@ class Regression:
         """The mean of both."""
         return (outputs + mirrored) / 2
 
-    def counters(self, device: torch.device) -> "NumberCounters":
+    def counters(self, device: torch.device) -> KeptBatches[NumberEvaluation]:
         """The numbers of each image."""
-        return NumberCounters(self, [], [], [], [])
+        return KeptBatches(self._losses, self._evaluation)
+
+    def _evaluation(
+        self,
+        indices: Tensor,
+        outputs: Tensor,
+        targets: Tensor,
+        *,
+        loss: float,
+        reading: Reading,
+        describe: Callable[[int], str],
+    ) -> NumberEvaluation:
+        predictions = NumberPredictions(
+            self.columns, indices, targets, self.decode(outputs), describe
+        )
+        return NumberEvaluation(loss, reading, predictions)
 
     def decode(self, outputs: Tensor) -> Tensor:
         """Numbers (N, K) in the unit of the data."""
@@ -302,40 +321,6 @@ class NumberAnswers:
     def __repr__(self) -> str:
         shown = [repr(answer.as_text()) for answer in [*self][:10]]
         return f"NumberAnswers({', '.join(shown)}{', ...' if len(self) > 10 else ''})"
-
-
-@dataclass(frozen=True)
-class NumberCounters:
-    """What is kept of each batch, on the device of the model."""
-
-    task: Regression
-    predicted: list[Tensor]
-    losses: list[Tensor]
-    targets: list[Tensor]
-    indices: list[int]
-
-    def update(self, outputs: Tensor, targets: Tensor, indices: Sequence[int]) -> None:
-        """Count a batch: (N, K) outputs, (N, K) targets and the positions of the images."""
-        figures = self.task.evaluation_figures(outputs, targets.to(outputs.device))
-        self.losses.append(figures["val_loss"])
-        self.predicted.append(self.task.decode(outputs))
-        self.targets.append(targets)
-        self.indices.extend(indices)
-
-    def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> NumberEvaluation:
-        """All figures, read from the device."""
-        predictions = NumberPredictions(
-            self.task.columns,
-            torch.tensor(self.indices),
-            torch.cat(self.targets).cpu(),
-            torch.cat(self.predicted).cpu(),
-            describe,
-        )
-        return NumberEvaluation(
-            loss=float(torch.cat(self.losses).double().mean()),
-            reading=Reading(num_images=len(predictions), **facts),
-            predictions=predictions,
-        )
 
 
 def _pairs(given: Tensor, predicted: Tensor) -> list[tuple[float, float]]:
