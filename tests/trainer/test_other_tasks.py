@@ -21,6 +21,7 @@ from torch import Tensor
 from flambeau import evaluate, load, train
 from flambeau.cli.command import main
 from flambeau.errors import InputError
+from flambeau.recipes.memory.memory_budget import fake_tensor_mode
 from flambeau.trainer import loss as loss_module
 from flambeau.trainer.tasks.known_share import constants
 from flambeau.trainer.tasks.multilabel import Multilabel, asymmetric_losses
@@ -293,6 +294,9 @@ def test_constants_of_a_loss_are_copied_to_the_device_once() -> None:
     task.loss(outputs, torch.ones(1, 1), smoothing=0.0, weight=None).backward()
     assert outputs.grad is not None and float(outputs.grad) == pytest.approx(2 * (3.25 - 1) / 2.5)
     cpu = torch.device("cpu")
+    with fake_tensor_mode():  # an estimate of memory leaves nothing behind
+        assert type(constants((7.0,), cpu)) is not Tensor
+    assert type(constants((7.0,), cpu)) is Tensor
     assert constants((3.25,), cpu) is constants((3.25,), cpu)
 
 

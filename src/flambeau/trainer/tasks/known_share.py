@@ -1,6 +1,5 @@
 """Means over targets of which some are unknown, that do not depend on how a batch is cut."""
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,8 @@ from torch import Tensor
 
 from flambeau.data.sources.source import Source
 from flambeau.errors import InputError
+
+_constants: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
 
 
 def mean_of_known_targets(losses: Tensor, targets: Tensor, known: Sequence[float] | None) -> Tensor:
@@ -28,11 +29,16 @@ def mean_of_known_targets(losses: Tensor, targets: Tensor, known: Sequence[float
     return torch.where(targets.isfinite(), losses * scale, 0.0).mean(1)
 
 
-@functools.lru_cache(maxsize=64)
 def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
     """Numbers (K,) float32 on a device, copied there once: a copy in each step would wait for it."""
+    kept = _constants.get((values, device))
+    if kept is not None:
+        return kept
     with torch.inference_mode(False):
-        return torch.tensor(values, device=device)
+        made = torch.tensor(values, device=device)
+    if type(made) is Tensor:  # not one without data, of an estimate of memory
+        _constants[values, device] = made
+    return made
 
 
 def known_facts(train: Source) -> dict[str, Any]:
