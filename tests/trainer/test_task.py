@@ -35,7 +35,7 @@ def test_classification_is_a_task() -> None:
     both = task.mean_of_views(outputs, outputs.flip(1))
     expected = (outputs.softmax(1) + outputs.flip(1).softmax(1)) / 2
     torch.testing.assert_close(both.softmax(1), expected)
-    assert task.predictions(outputs).classes == ("ant", "cat")
+    assert task.predictions([(outputs, [])]).classes == ("ant", "cat")
     assert rankings(outputs, TASK.classes, 1)[1][0][0] == "cat"
 
 

@@ -50,17 +50,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="write a row per image, and print none"
     )
-    add("--force", action="store_true", help="replace the file of --out")
+    for flag, what in (
+        ("--masks", "masks as PNG, numbered as in training"),
+        ("--overlays", "masks over images"),
+    ):
+        add(flag, type=Path, metavar="FOLDER", help=f"of a run of masks, write {what}")
+    add("--force", action="store_true", help="replace the files of --out, --masks and --overlays")
 
 
 def run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
-    if arguments.force and arguments.out is None:
+    files = (arguments.out, arguments.masks, arguments.overlays)
+    if arguments.force and not any(files):
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
     with large_import():
         from flambeau.exports.exported_model import load_model
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
         from flambeau.trainer.prediction.classify_files import predict
+        from flambeau.trainer.prediction.mask_files import MaskFiles
         from flambeau.trainer.prediction.trained_model import at_size
 
     if arguments.out is not None:
@@ -68,6 +75,13 @@ def run(arguments: argparse.Namespace) -> int:
     trained = at_size(
         load_model(Path(arguments.folder), trust=arguments.trust, say=say), arguments.image_size
     )
+    writer = MaskFiles(arguments.masks, arguments.overlays, arguments.force)
+    if (arguments.masks or arguments.overlays) and not trained.facts.task.per_pixel:
+        raise InputError(
+            f"{arguments.folder} is of a {trained.facts.task_name} task, and --masks and --overlays are for "
+            "segmentation: leave them out"
+        )
+    writer.check()
     predictions = predict(
         trained,
         [Path(what) for what in arguments.what],
@@ -80,10 +94,11 @@ def run(arguments: argparse.Namespace) -> int:
         say=say,
     )
     with contextlib.closing(predictions):  # ends its workers in any case
+        written = predictions if not trained.facts.task.per_pixel else writer.written(predictions)
         if arguments.out is not None:
-            _write(predictions, arguments, trained.facts.task.answer_columns(top=arguments.top))
+            _write(written, arguments, trained.facts.task.answer_columns(top=arguments.top))
             return 0
-        for sample, answer in predictions:
+        for sample, answer in written:
             if arguments.json:
                 print_json([_facts(sample, answer)], readable=True)
             else:

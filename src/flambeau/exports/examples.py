@@ -28,30 +28,30 @@ _PARTS = {
         "imports": "import onnxruntime\n",
         "load": 'session = onnxruntime.InferenceSession(here / "model.onnx")',
         "call": 'given = {"pixels": pixels[None], "full_size": full_size}\n'
-        '    [[{decoded}]] = session.run(["{decoded}"], given)',
+        '    {answer} = session.run(["{answer}"], given)[0][0]',
     },
     "torch-export": {
         "needs": "torch",
         "imports": "import torch\n",
         "load": 'model = torch.export.load(here / "model.pt2").module()',
-        "call": f"{{decoded}} = {_OF_TORCH}",
+        "call": f"{{answer}} = {_OF_TORCH}",
     },
     "aoti": {
         "needs": "torch",
         "imports": "import torch\n",
         "load": 'model = torch._inductor.aoti_load_package(str(here / "model.aoti.pt2"))',
-        "call": f"{{decoded}} = {_OF_TORCH}",
+        "call": f"{{answer}} = {_OF_TORCH}",
     },
 }
 
 
 def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
     """The text of example.py for a format."""
-    task = trained.facts.task
+    words = trained.facts.task.export_words
     if format_name != "safetensors":
         parts = dict(_PARTS[format_name])
-        parts["call"] = parts["call"].replace("{decoded}", task.decoded)
-        return _HEAD.format(name="example.py", answer=task.example_lines, **parts)
+        parts["call"] = parts["call"].replace("{answer}", words.answer)
+        return _HEAD.format(name="example.py", answer=words.example_lines, **parts)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(quantize or "", "float32")
     packages, (model_import, construction) = _construction(trained)
     return _HEAD.format(
@@ -62,14 +62,58 @@ def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
         'model.load_state_dict(load_file(here / "model.safetensors"))\nmodel.eval().requires_grad_(False)',
         call="x = preprocessing.normalize(preprocessing.prepare(pixels, full_size))\n"
         f"    logits = model(torch.from_numpy(x).to(torch.{dtype}))[0].float()\n"
-        f"    {task.decoded} = {task.of_logits}",
-        answer=task.example_lines,
+        f"    {words.answer} = {words.of_logits}",
+        answer=words.example_lines,
     )
+
+
+def needs_own_class(trained: Trained) -> bool:
+    """Whether the class of the model is in the file pixel_models.py, which goes beside the example."""
+    return trained.facts.task.per_pixel and not trained.settings.model.startswith("smp:")
+
+
+def _pixel_construction(trained: Trained) -> tuple[str, tuple[str, str]]:
+    """As `_construction`, of a model with logits for each pixel."""
+    name = trained.settings.model
+    classes = len(trained.facts.classes)
+    channels = trained.facts.channels
+    if name.startswith("smp:"):
+        kind, _, encoder = name.removeprefix("smp:").partition("/")
+        call = (
+            f'segmentation_models_pytorch.create_model("{kind}", "{encoder or "resnet34"}", None, '
+            f"in_channels={channels}, classes={classes})"
+        )
+        return ", segmentation-models-pytorch", ("import segmentation_models_pytorch", call)
+    if name.startswith("torchvision:"):
+        known = name.removeprefix("torchvision:").partition(".")[0]
+        made = (
+            f'torchvision.models.get_model("{known}", weights=None, weights_backbone=None, '
+            f"num_classes={classes})"
+        )
+        imports = "import torchvision\nfrom pixel_models import MainOutput"
+        return ", torchvision", (imports, f"MainOutput({made})")
+    encoder = (
+        f'timm.create_model("{name}", in_chans={channels}, features_only=True{_sized(trained)})'
+    )
+    size = trained.settings.image_size
+    call = f"PyramidSegmenter({encoder}, {classes}, image_size={size})"
+    return ", timm", ("import timm\nfrom pixel_models import PyramidSegmenter", call)
+
+
+def _sized(trained: Trained) -> str:
+    """The argument of timm for a model that is made for one size."""
+    import timm
+
+    default = timm.get_pretrained_cfg(trained.settings.model)
+    sized = default is not None and default.fixed_input_size
+    return f", img_size={trained.settings.image_size}" if sized else ""
 
 
 def _construction(trained: Trained) -> tuple[str, tuple[str, str]]:
     """The packages that the model's class needs, and its import and construction."""
     name = trained.settings.model
+    if trained.facts.task.per_pixel:
+        return _pixel_construction(trained)
     facts = trained.facts
     classes = len(facts.classes)
     channels = facts.channels
@@ -85,10 +129,6 @@ def _construction(trained: Trained) -> tuple[str, tuple[str, str]]:
             more = f", aux_logits=False, transform_input={trained.settings.pretrained}"
         call = f'torchvision.models.get_model("{known}", num_classes={classes}{more})'
         return ", torchvision", ("import torchvision", call)
-    import timm
-
-    default = timm.get_pretrained_cfg(name)
-    sized = default is not None and default.fixed_input_size
-    more = f", img_size={trained.settings.image_size}" if sized else ""
+    more = _sized(trained)
     call = f'timm.create_model("{name}", num_classes={classes}, in_chans={channels}{more})'
     return ", timm", ("import timm", call)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flambeau.data.transforms.crops import shorter_side
-from flambeau.exports.examples import example_of
+from flambeau.exports.examples import example_of, needs_own_class
 from flambeau.exports.formats.all_formats import FORMATS
 from flambeau.exports.model_card import model_card
 from flambeau.exports.standalone import preprocess
@@ -26,6 +26,7 @@ from flambeau.recipes import models
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.setup.environment import environment
 from flambeau.run.options.option import values_of
+from flambeau.trainer.parts import pixel_models
 from flambeau.trainer.parts.model import OWN_MODELS
 from flambeau.trainer.prediction.sample_images import SampleImages
 from flambeau.trainer.prediction.trained_model import Trained
@@ -75,7 +76,7 @@ def fill_folder(
         "settings": _settings(trained),
         "dataset": asdict(trained.facts),
         "environment": environment(),
-        "answers": classify(pixels, torch.tensor(pixels.shape[1:3])).tolist(),
+        "answers": sampled(classify(pixels, torch.tensor(pixels.shape[1:3]))).tolist(),
     }
     _write_examples(folder, trained, plan)
     write_file(folder / "labels.txt", _label_lines(trained))
@@ -103,6 +104,8 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
     beside = [Path(preprocess.__file__)]
     if plan.format == "aoti":
         beside.append(beside[0].with_name("classify.cpp"))
+    if plan.format == "safetensors" and needs_own_class(trained):
+        beside.append(Path(pixel_models.__file__))
     if plan.format == "safetensors" and trained.settings.model in OWN_MODELS:
         recipe, _, _ = OWN_MODELS[trained.settings.model]
         beside.append(Path(models.__path__[0]) / f"{recipe}.py")
@@ -111,11 +114,11 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
         if trained.facts.pixels == "uint16":
             text = text.replace(b"of_16_bits = false", b"of_16_bits = true")
         task = trained.facts.task
-        text = text.replace(b"task = CLASSES", b"task = " + task.cpp_name.encode())
-        thresholds = ", ".join(
-            map(repr, task.export_facts(torch.empty(0, 1), None).get("thresholds", ()))
-        )
-        text = text.replace(b"thresholds{}", f"thresholds{{{thresholds}}}".encode())
+        text = text.replace(b"task = CLASSES", b"task = " + task.export_words.cpp_name.encode())
+        facts = task.export_facts(torch.empty(0, 1), None)
+        for name, key in (("thresholds", "thresholds"), ("values", "mask_values")):
+            numbers = ", ".join(map(repr, facts.get(key, ())))
+            text = text.replace(f"{name}{{}}".encode(), f"{name}{{{numbers}}}".encode())
         write_file(folder / file.name, text)
 
 
@@ -133,6 +136,14 @@ def _settings(trained: Trained) -> dict[str, Any]:
 def _label_lines(trained: Trained) -> bytes:
     """A line per class; a line break in a name becomes a space (export.json has the exact names)."""
     return "".join(" ".join(name.split("\n")) + "\n" for name in trained.facts.classes).encode()
+
+
+def sampled(logits: Tensor) -> Tensor:
+    """Logits that export.json keeps for a comparison: all of an image, or of 64 of its pixels."""
+    if logits.ndim == 2:
+        return logits
+    height, width = logits.shape[2:]
+    return logits[:, :, :: max(1, height // 8), :: max(1, width // 8)]
 
 
 def check_images(trained: Trained) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flambeau.data.transforms.crops import EvalResize
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
-from flambeau.exports.export_folder import INDEX, check_images
+from flambeau.exports.export_folder import INDEX, check_images, sampled
 from flambeau.exports.formats.all_formats import FORMATS
 from flambeau.exports.formats.classifier import Classifier, ModelFormat
 from flambeau.provenance import Permission, is_recorded
@@ -32,7 +32,7 @@ _EQUAL = 1e-3
 
 
 class ExportedNetwork(nn.Module):
-    """The model of an export as a network: (N, C, S, S) of its dtype to logits (N, K)."""
+    """The model of an export as a network: (N, C, S, S) of its dtype to logits."""
 
     classify: Classifier
     """The model itself, which takes pixels of any size."""
@@ -160,7 +160,8 @@ def _check_fits(trained: Trained, dtype: torch.dtype, index: Path) -> None:
     facts, size = trained.facts, trained.image_size
     try:
         images = torch.zeros(1, facts.channels, size, size, dtype=dtype)
-        fits = trained.logits(images).shape == (1, len(facts.classes))
+        sides = (size, size) if facts.task.per_pixel else ()
+        fits = trained.logits(images).shape == (1, len(facts.classes), *sides)
     except Exception as error:  # of three runtimes
         raise InputError(_no_fit(index)) from error
     if not fits:
@@ -173,7 +174,7 @@ def _report_differences(trained: Trained, answers: object, say: Callable[[str], 
     pixels = check_images(trained)
     got = trained.model.classify(pixels, torch.tensor(pixels.shape[1:3]))
     try:
-        off = float((got - torch.tensor(answers)).abs().max())
+        off = float((sampled(got) - torch.tensor(answers)).abs().max())
     except (TypeError, ValueError, RuntimeError):  # no numbers, or not as many
         say(f"{INDEX} has no answers of this model to compare with")
         return

@@ -61,10 +61,10 @@ def fine_tune(
     for _ in run.epochs():
         for images, targets in run.batches():
             with torch.no_grad():
-                reference = task.decode(trained.logits(images))
+                reference = trained.logits(images)
             logits = network(trained.normalize(images))
             loss = task.loss(logits, targets, smoothing=0.0, weight=None)
-            loss = loss + task.loss(logits, reference, smoothing=0.0, weight=None)
+            loss = loss + task.loss_towards(logits, reference)
             run.step(loss / 2)
     return network.eval().cpu()
 

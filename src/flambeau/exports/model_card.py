@@ -7,14 +7,14 @@ from flambeau.exports.step_figures import StepFigures, as_table
 from flambeau.trainer.tasks.task import Task
 
 _INPUT = """\
-The model takes decoded pixels and gives {decoded}; resizing, cropping and normalization are inside.
+The model takes decoded pixels and gives {answer}; resizing, cropping and normalization are inside.
 
 | | | |
 |---|---|---|
 | input `pixels` | (N, H, W, {channels}) {pixels} | upright images of one size; N, H and W are free |
 | input `full_size` | (2,) int64 | H and W; of a JPEG decoded at a part of its size, those in full |
-| output `logits` | (N, {classes}) float32 | |
-| output `{decoded}` | (N, {classes}) float32 | {how} |
+| output `logits` | {logits_shape} | |
+| output `{answer}` | {answer_shape} | {how} |
 
 `preprocess.py` reads image files so (NumPy and Pillow), and `example.py` predicts on them.
 `Preprocessing.prepare` makes any image ({size}, {size}, {channels}), which the model takes in batches.
@@ -52,9 +52,11 @@ _SHOWN_SETTINGS = (
 def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures], task: Task) -> str:
     """Markdown from the content of export.json and the figures of the run and of each step."""
     measured = about["images"]
+    words = task.export_words
+    sizes = {"classes": len(about["classes"]), "size": about["image_size"]}
     cpu = _plain(str(about["environment"].get("cpu", "an unnamed processor")))
     model = _plain(str(about["settings"]["model"]))
-    title = f"{model}, {len(about['classes'])} {task.outputs_are}, as {about['format']}"
+    title = f"{model}, {len(about['classes'])} {words.outputs_are}, as {about['format']}"
     head, *rows = as_table(figures)
     first = figures[0].name.partition(",")[0]
     parts = [
@@ -64,21 +66,22 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures], task: T
             pixels="float32, levels 0 .. 65535 of 16 bits"
             if about["pixels"] == "uint16"
             else "uint8",
-            classes=len(about["classes"]),
             size=about["image_size"],
-            decoded=task.decoded,
-            how=task.decoded_how,
+            answer=words.answer,
+            how=words.answer_how,
+            logits_shape=words.logits_shape.format(**sizes),
+            answer_shape=words.answer_shape.format(**sizes),
         ).rstrip()
         + _calibration(about.get("temperature")),
         *([_CPP] if about["format"] == "aoti" else []),
         *([_RUNS] if about["format"] in ("aoti", "torch-export") else []),
         "## What each step did",
-        f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of {task.decoded} and "
+        f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of {words.compared} and "
         f"answers are to the {first} itself, times are medians and 95th percentiles.",
         _table(head, rows),
         "## Where it comes from",
         _table(["", ""], _origin(about)),
-        f"`export.json` has the {task.outputs_are}, all settings, these figures and the SHA-256 of every "
+        f"`export.json` has the {words.outputs_are}, all settings, these figures and the SHA-256 of every "
         "file.",
     ]
     return "\n\n".join(parts) + "\n"

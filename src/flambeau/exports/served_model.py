@@ -17,12 +17,12 @@ from flambeau.trainer.prediction.trained_model import Trained
 
 
 class ServedModel(nn.Module):
-    """Resizing, normalization, network and the decoding of its outputs, on the CPU.
+    """Resizing, normalization, network and the answer made of its outputs, on the CPU.
 
     Args:
-        network: (N, C, S, S) float to (N, K) logits, in evaluation mode.
-        decode: `Task.decode` of the run.
-        decoded: `Task.decoded`, the name of the second output.
+        network: (N, C, S, S) float to (N, K) logits, or (N, K, S, S), in evaluation mode.
+        answer: `Task.graph_answer` of the run.
+        answer_name: of the second output.
         origin: 'mean' and 'std' per channel, of pixels in [0, 1] or of the levels of 16 bits; 'pixels',
             'uint8' or 'uint16', whose levels are float32; 'size', S; 'interpolation'; 'resize', of
             `EvalResize`; and the arguments of `build_model`.
@@ -31,14 +31,14 @@ class ServedModel(nn.Module):
     def __init__(
         self,
         network: nn.Module,
-        decode: Callable[[Tensor], Tensor],
+        answer: Callable[[Tensor, Tensor], Tensor],
         origin: Mapping[str, Any],
         *,
-        decoded: str = "probabilities",
+        answer_name: str = "probabilities",
     ) -> None:
         super().__init__()
-        self.decode = decode
-        self.decoded = decoded
+        self.answer = answer
+        self.answer_name = answer_name
         self.origin = origin
         mean = origin["mean"]
         std = origin["std"]
@@ -61,12 +61,13 @@ class ServedModel(nn.Module):
             full_size: (2,) int64; see `ResizedCentre`.
 
         Returns:
-            the network's outputs and the decoded ones: logits and probabilities (N, K) float32 for classes.
+            the network's outputs and the answer: logits and probabilities (N, K) float32 for classes, logits
+            (N, K, S, S) and a mask (N, H, W) uint8 for pixels.
         """
         x = (self.resize(pixels, full_size) - self.mean) / self.std
         dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
         logits = self.network(x.to(dtype)).float()
-        return logits, self.decode(logits)
+        return logits, self.answer(logits, pixels)
 
     def with_network(self, network: nn.Module) -> "ServedModel":
         """A copy around another network with the same inputs and outputs."""
@@ -91,6 +92,7 @@ def served(trained: Trained) -> ServedModel:
         "model": trained.settings.model,
         "num_classes": facts.task.num_outputs,
         "image_size": trained.settings.image_size,
+        "per_pixel": facts.task.per_pixel,
         "mean": facts.mean,
         "std": facts.std,
         "pixels": facts.pixels,
@@ -99,4 +101,5 @@ def served(trained: Trained) -> ServedModel:
         "resize": trained.resize,
     }
     network = copy.deepcopy(trained.model).cpu().float().eval()
-    return ServedModel(network, facts.task.decode, origin, decoded=facts.task.decoded)
+    task = facts.task
+    return ServedModel(network, task.graph_answer, origin, answer_name=task.export_words.answer)

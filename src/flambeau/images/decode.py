@@ -267,6 +267,16 @@ class Picture:
         return pixels[top : top + height, left : left + width]
 
 
+def size_of(data: Stored) -> tuple[int, int]:
+    """Height and width of an image, upright.
+
+    Raises:
+        DecodeError: not an image.
+    """
+    picture = Picture(data)
+    return picture.height, picture.width
+
+
 def native_header(data: bytes) -> JpegHeader | PngHeader | None:
     """The header of a file whose pixels our code decodes; None if Pillow must."""
     return read_header(data) or png.read_header(data)

@@ -4,7 +4,7 @@ C: classes.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -145,15 +145,41 @@ class EvaluatedNumbers:
     largest_class: ClassVar[None] = None
 
 
-def evaluated(content: object) -> Evaluated | EvaluatedLabels | EvaluatedNumbers | None:
+@dataclass(frozen=True)
+class MaskClass:
+    """A class of pixels: its figures, and how many known pixels are of it, and predicted to be."""
+
+    name: str
+    pixels: int
+    predicted: int
+    iou: float | None
+    dice: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class EvaluatedMasks:
+    """An evaluation of a run of masks; see `EvaluatedLabels`."""
+
+    step: int
+    classes: Sequence[MaskClass]
+    mistakes: Sequence[TargetSample]
+    suspects: Sequence[TargetSample] = ()
+    findings: Sequence[tuple[str, Sequence[str]]] = ()
+
+    largest_class: ClassVar[None] = None
+
+
+AnyEvaluated = Evaluated | EvaluatedLabels | EvaluatedNumbers | EvaluatedMasks
+
+
+def evaluated(content: object) -> AnyEvaluated | None:
     """The content of a file; None if it is not what a run writes."""
     if not isinstance(content, Mapping):
         return None
     try:
-        task = content.get("task")
-        if task == "multilabel":
-            return _labels(content)
-        return _numbers(content) if task == "regression" else _evaluated(content)
+        read = _READERS.get(content.get("task"), _evaluated)
+        return read(content)
     except (KeyError, TypeError, ValueError):
         return None
 
@@ -199,6 +225,27 @@ def _numbers(content: Mapping[str, Any]) -> EvaluatedNumbers:
     return EvaluatedNumbers(
         _count(content["step"]),
         columns,
+        mistakes=_target_samples(content["mistakes"]),
+        suspects=_target_samples(content.get("suspects", [])),
+        findings=_findings(content.get("findings", [])),
+    )
+
+
+def _masks(content: Mapping[str, Any]) -> EvaluatedMasks:
+    names = [_text(name) for name in _list(content["classes"], _MOST_CLASSES)]
+
+    def column(name: str) -> list[Any]:
+        values = _list(content[name], len(names))
+        return values if len(values) == len(names) else _refuse()
+
+    def shares(name: str) -> list[float | None]:
+        return [None if value is None else _share(value) for value in column(name)]
+
+    counts = ([_count(value) for value in column(name)] for name in ("pixels", "predicted"))
+    figures = map(shares, ("iou", "dice", "accuracy"))
+    return EvaluatedMasks(
+        _count(content["step"]),
+        [MaskClass(*row) for row in zip(names, *counts, *figures, strict=True)],
         mistakes=_target_samples(content["mistakes"]),
         suspects=_target_samples(content.get("suspects", [])),
         findings=_findings(content.get("findings", [])),
@@ -257,6 +304,14 @@ def _evaluated(content: Mapping[str, Any]) -> Evaluated:
         samples("suspects", missing=[]),
         _findings(content.get("findings", [])),
     )
+
+
+_READERS: dict[Any, Callable[[Mapping[str, Any]], AnyEvaluated]] = {
+    "multilabel": _labels,
+    "regression": _numbers,
+    "segmentation": _masks,
+}
+"""By task."""
 
 
 def _findings(value: object) -> list[tuple[str, list[str]]]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from flambeau.report import svg
 from flambeau.report.confusion_panel import confusion
-from flambeau.report.evaluated import Evaluated, EvaluatedLabels, EvaluatedNumbers, Sample
+from flambeau.report.evaluated import AnyEvaluated, Evaluated, Sample
 from flambeau.report.markup import escaped, percent, table
 from flambeau.report.reported_run import ReportedRun
 
@@ -55,7 +55,7 @@ def sections(answers: Evaluated, words: Words) -> dict[str, str]:
     }
 
 
-def findings(answers: Evaluated | EvaluatedLabels | EvaluatedNumbers, words: Words) -> str:
+def findings(answers: AnyEvaluated, words: Words) -> str:
     """The findings of the data check, in English."""
     items = "".join(
         f"<li>{escaped(title)}{''.join(f'<br>{escaped(line)}' for line in lines)}</li>"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flambeau.report.evaluated import Evaluated, EvaluatedLabels, EvaluatedNumbers
+from flambeau.report.evaluated import AnyEvaluated
 
 MOST_POINTS = 1500  # per line: more than a screen has columns
 
@@ -73,7 +73,7 @@ class ReportedRun:
     series: Mapping[str, Series] = field(default_factory=dict)
     model: Mapping[str, Any] = field(default_factory=dict)
     events: Sequence[Event] = ()
-    evaluated: Evaluated | EvaluatedLabels | EvaluatedNumbers | None = None
+    evaluated: AnyEvaluated | None = None
     first_batch: str | None = None
     bad_images: tuple[int, tuple[str, ...]] = (0, ())
     link: str | None = None

@@ -1,10 +1,16 @@
-"""The parts of a page that show a run of several labels per image, or of numbers."""
+"""The parts of a page that show a run of several labels per image, of numbers, or of masks."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 
 from flambeau.report import svg
-from flambeau.report.evaluated import EvaluatedLabels, EvaluatedNumbers, NumberColumn, TargetSample
+from flambeau.report.evaluated import (
+    EvaluatedLabels,
+    EvaluatedMasks,
+    EvaluatedNumbers,
+    NumberColumn,
+    TargetSample,
+)
 from flambeau.report.markup import escaped, percent, table
 from flambeau.report.panels import picture_item
 
@@ -12,19 +18,23 @@ _WORST = 100  # most labels in the table
 _PLOT = 240  # side of a scatter, px
 
 Words = Mapping[str, str]
+Answers = EvaluatedLabels | EvaluatedNumbers | EvaluatedMasks
 
 
-def sections(answers: EvaluatedLabels | EvaluatedNumbers, words: Words) -> dict[str, str]:
+def sections(answers: Answers, words: Words) -> dict[str, str]:
     """The content of each section."""
     shown = {"pictures": _pictures(answers, words)}
     if isinstance(answers, EvaluatedLabels):
         return {**shown, "labels": _labels(answers, words)}
+    if isinstance(answers, EvaluatedMasks):
+        return {**shown, "classes": _classes(answers, words)}
     return {**shown, "columns": _columns(answers, words)}
 
 
-def _pictures(answers: EvaluatedLabels | EvaluatedNumbers, words: Words) -> str:
+def _pictures(answers: Answers, words: Words) -> str:
     parts = []
-    for kind, samples in (("highest_loss", answers.mistakes), ("suspects", answers.suspects)):
+    worst = "lowest_iou" if isinstance(answers, EvaluatedMasks) else "highest_loss"
+    for kind, samples in ((worst, answers.mistakes), ("suspects", answers.suspects)):
         if samples:
             shown = "".join(_picture(one, words) for one in samples)
             parts.append(f'<h3>{escaped(words[kind])}</h3><ul class="pictures">{shown}</ul>\n')
@@ -67,6 +77,26 @@ def _labels(answers: EvaluatedLabels, words: Words) -> str:
     )
     many = words["worst"].format(shown=_WORST, all=len(rows)) if len(rows) > _WORST else ""
     return table(heads, (cells for _, cells in rows[:_WORST]), numbers=6, caption=many)
+
+
+def _classes(answers: EvaluatedMasks, words: Words) -> str:
+    """Intersection over union, Dice and recall of each class, the worst first."""
+    ranked = sorted(answers.classes, key=lambda one: math.inf if one.iou is None else one.iou)
+    rows = [
+        (
+            one.name,
+            one.pixels,
+            *(
+                "-" if value is None else f"{value:.1%}"
+                for value in (one.iou, one.dice, one.accuracy)
+            ),
+        )
+        for one in ranked[:_WORST]
+    ]
+    heads = (words["class"], words["pixels"], "IoU", "Dice", words["recall"])
+    number = len(answers.classes)
+    many = words["worst"].format(shown=_WORST, all=number) if number > _WORST else ""
+    return table(heads, rows, numbers=4, caption=many)
 
 
 def _columns(answers: EvaluatedNumbers, words: Words) -> str:

@@ -122,6 +122,7 @@ def train(
     label_separator: str | None = None,
     group: str | None = None,
     split: str | None = None,
+    ignore_index: int | None = None,
     image_size: int | None = None,
     eval_size: int | None = None,
     crop: str = "bilinear",
@@ -208,8 +209,8 @@ def train(
             and its figures, such as `lambda step, figures: print(step, figures)`. None: those of the run.
         trust: run files of code that the folder of the run, or of its teacher, names and this call does not,
             even if nothing shows that you have made that folder here.
-        task: what is learned of each image: its class, several labels, or numbers (None: found from the data;
-            one of classification, multilabel, regression).
+        task: what is learned of each image: its class, several labels, numbers, or the class of each pixel
+            (None: found from the data; one of classification, multilabel, regression, segmentation).
         target: columns of the table that hold what is learned, separated by commas, such as age,weight (None:
             a column called label, or like it).
         label_separator: what separates the labels in a cell of a table, such as a comma (None: found from the
@@ -217,6 +218,8 @@ def train(
         group: column of the table that says which images stay on one side of the hold-out, such as those of a
             patient.
         split: column of the table that says train, val or test (None: a column called split, or like it).
+        ignore_index: the number in masks of pixels that count in no loss and no figure (None: 255, unless it
+            has a name; from 0 to 255).
         image_size: side of the square training images, in pixels (None: from the images, at most 224; from 8
             to 16384).
         eval_size: side of the images in evaluation and prediction, if it differs from image_size (from 8 to
@@ -278,8 +281,9 @@ def train(
         early_stop: stop after this many epochs without a better value of best; 0 is off (at least 0).
         best: figure of an evaluation that chooses the best weights; of uneven classes val_macro_f1, or
             val_macro_recall, the balanced accuracy (None: classes val_accuracy, several labels val_map,
-            numbers val_loss; one of val_accuracy, val_loss, val_macro_f1, val_macro_recall, val_map,
-            val_micro_f1, val_hamming_loss, val_mae, val_rmse, val_r2, val_spearman).
+            numbers val_loss, masks val_miou; one of val_accuracy, val_loss, val_macro_f1, val_macro_recall,
+            val_map, val_micro_f1, val_hamming_loss, val_mae, val_rmse, val_r2, val_spearman, val_miou,
+            val_dice, val_pixel_accuracy, val_boundary_f1).
         extend: continue a finished run beyond its duration by this much, such as 10ep; 0ep withdraws an
             extension that has not started.
         accumulate: forward passes whose gradients are accumulated into one optimizer step (at least 1).
@@ -306,8 +310,8 @@ def train(
             at least 0).
         plateau_factor: for plateau: factor by which the learning rate falls (None: 0.1; above 0 and below 1).
         loss: the loss: cross-entropy for classes; bce or asymmetric for several labels; mse, l1 or huber for
-            numbers (None: the first of these for the task; one of cross-entropy, bce, asymmetric, mse, l1,
-            huber).
+            numbers; cross-entropy, dice or their sum for masks (None: the first of these for the task; one of
+            cross-entropy, bce, asymmetric, mse, l1, huber, dice, cross-entropy+dice).
         label_smoothing: label smoothing (None: 0.1 for classes, else 0; at least 0 and below 1).
         class_weights: weight of each class in the loss: auto uses the inverse of its share of the images, or
             for several labels the images without it by those with it; or a JSON file with one number per

@@ -12,6 +12,7 @@ from torch import Tensor
 from flambeau.data.check.report_text import ReportItem
 from flambeau.data.datasets.device_dataset import DeviceDataset
 from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.report.evaluated import evaluated
@@ -126,6 +127,7 @@ class ReportData:
                 image_size=self._val.image_size,
                 channels=self._val.channels,
                 train=False,
+                crop=TrainingCrop(eval_resize=self._task.eval_resize),
                 skip_bad=True,
                 keep=False,
             )
@@ -138,12 +140,15 @@ class ReportData:
         if not len(indices):
             return
         try:
-            (images, _), bad = data.batch(indices, torch.zeros_like(indices))
+            (images, targets), bad = data.batch(indices, torch.zeros_like(indices))
         except InputError:
             return  # readable a moment ago; the report then has no pictures
         if not bad:
-            for sample, image in zip(samples, self._in_range(images), strict=True):
-                sample["picture"] = data_uri(image)
+            shown = zip(samples, self._in_range(images), targets, strict=True)
+            for sample, image, target in shown:
+                picture = self._task.picture(image, target, sample)
+                side_by_side = picture.shape[2] // picture.shape[1]
+                sample["picture"] = data_uri(picture, pictures=side_by_side)
 
     def _in_range(self, x_NCHW: Tensor) -> Tensor:
         return x_NCHW if self._has_unit else unit_range(x_NCHW)

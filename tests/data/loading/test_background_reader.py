@@ -340,9 +340,9 @@ def test_images_are_written_into_the_batch_itself(
     addresses: dict[int, list[int]] = {}
     write = ImageDataset._write_first_readable
 
-    def noted(self: ImageDataset, index: int, seed: int, out: Tensor, tries: int) -> int:
+    def noted(self: ImageDataset, index: int, seed: int, out: Tensor, *more: Any) -> int:
         addresses.setdefault(out.untyped_storage().data_ptr(), []).append(out.data_ptr())
-        return write(self, index, seed, out, tries)
+        return write(self, index, seed, out, *more)
 
     monkeypatch.setattr(ImageDataset, "_write_first_readable", noted)
     dataset = ImageDataset(photos, image_size=24, channels=3, train=True)

@@ -22,6 +22,7 @@ from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_
 from flambeau.data.check.single_images import single_image_findings
 from flambeau.data.check.target_findings import (
     label_findings,
+    mask_findings,
     number_findings,
     numbered_targets,
 )
@@ -150,6 +151,7 @@ _TARGET_FINDINGS: dict[TaskName, Callable[[Source, Source], list[Finding]]] = {
     "classification": _class_findings,
     "multilabel": lambda train, val: [*_alike_names(train.classes), *label_findings(train, val)],
     "regression": number_findings,
+    "segmentation": lambda train, val: [*_alike_names(train.classes), *mask_findings(train, val)],
 }
 """What looks wrong with targets themselves."""
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flambeau.data.pack.output_files import write_classes, write_whole
 from flambeau.data.sources.class_names_file import class_names_path, classes_file
-from flambeau.data.sources.source import Source, file_of
+from flambeau.data.sources.source import Source, file_of, mask_file_of
 from flambeau.data.sources.targets import kind_of_targets, separator_of
 from flambeau.errors import InputError, require_folder
 
@@ -43,7 +43,12 @@ def write_listing(
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]
     kind = kind_of_targets(source)
-    heads, cells = kind.cells(source.classes, source.labels, separator_of(source))
+    masks = [mask_file_of(source, number) for number in range(len(source))]
+    if None in masks:
+        heads, cells = kind.cells(source.classes, source.labels, separator_of(source))
+    else:
+        heads = ["mask"]
+        cells = [[str(_below(folder, mask))] for mask in masks if mask is not None]
     names_path = None
     if not kind.is_table:
         _check_left(kept, source.labels.tolist(), is_val, source.classes)
@@ -76,6 +81,11 @@ def _class_names_path(path: Path, classes: Sequence[str]) -> Path | None:
 def _relative_path(folder: Path, source: Source, number: int) -> Path:
     file = file_of(source, number)
     assert file is not None
+    return _below(folder, file)
+
+
+def _below(folder: Path, file: Path) -> Path:
+    """A file relative to a folder, if it lies in it."""
     file = file.absolute()
     return file.relative_to(folder) if file.is_relative_to(folder) else file
 

@@ -1,4 +1,4 @@
-"""Findings on several labels per image, and on numbers."""
+"""Findings on several labels per image, on numbers, and on masks."""
 
 import math
 from collections.abc import Iterator
@@ -6,12 +6,13 @@ from collections.abc import Iterator
 import torch
 
 from flambeau.data.check.finding import Finding, Row, of_single_images
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, mask_problem
 from flambeau.data.sources.targets import kind_of_targets, target_texts
 
 _FEW = 5  # images of a label that are hardly enough to learn from; chosen
 _FAR = 10.0  # times the usual distance from the median: the 99.9th percentile of normal numbers is at 4.9
 _MAX_ROWS = 50
+_MOST_ALONE = 0.2  # of the images, if masks of one class are to be looked at; chosen
 
 
 def numbered_targets(train: Source, val: Source) -> tuple[list[int], tuple[str, ...]]:
@@ -31,7 +32,7 @@ def label_findings(train: Source, val: Source) -> list[Finding]:
     return [
         Finding(
             "classes",
-            "Some labels are rare, or on no image to validate on",
+            "Some labels or classes are rare, or on no image to validate on",
             "Of a handful of images nothing is learned, and what no image to validate on has is not "
             "measured.",
             "Add images, or leave these labels out.",
@@ -50,6 +51,51 @@ def number_findings(train: Source, val: Source) -> list[Finding]:
         "Look at them, and correct them; train --loss huber weighs them less.",
         _outliers(train, val),
     )
+
+
+def mask_findings(train: Source, val: Source) -> list[Finding]:
+    """Masks that cannot be used, that are empty, or of one class alone, and rare classes."""
+    labels = torch.cat([train.labels, val.labels])
+    problems = [
+        (number, why)
+        for number in range(len(labels))
+        if (why := _mask_problem(train, val, number)) is not None
+    ]
+    bad = {number for number, _ in problems}
+    known = labels.sum(1)
+    empty = [number for number in (known == 0).nonzero()[:, 0].tolist() if number not in bad]
+    alone = ((labels > 0).sum(1) == 1).nonzero()[:, 0].tolist()
+    if len(alone) > _MOST_ALONE * len(labels):  # as in data in which most images are empty
+        alone = []
+    return [
+        *of_single_images(
+            "labels",
+            "with a mask that cannot be used",
+            "It is damaged, or of another size than its image, and training ends there.",
+            "Correct the mask, or leave the image out.",
+            iter(problems),
+        ),
+        *of_single_images(
+            "labels",
+            "with a mask that is empty",
+            "All of its pixels are ignored, so nothing is learned from it.",
+            "Correct the mask, or leave the image out.",
+            ((number, "all pixels are ignored") for number in empty),
+        ),
+        *of_single_images(
+            "labels",
+            "with a mask of one class",
+            "Right for an image without any object; a mask that was forgotten looks the same.",
+            "Look at them.",
+            ((number, train.classes[int(labels[number].argmax())]) for number in alone),
+        ),
+        *label_findings(train, val),
+    ]
+
+
+def _mask_problem(train: Source, val: Source, number: int) -> str | None:
+    is_val = number >= len(train)
+    return mask_problem(val if is_val else train, number - is_val * len(train))
 
 
 def _label_texts(train: Source, val: Source) -> Iterator[str]:

@@ -14,6 +14,7 @@ from flambeau.data.datasets.image_dataset import SMALL_SIDE, ImageDataset, pixel
 from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.sources.source import Source
+from flambeau.data.sources.targets import task_of
 from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.recipes.data.batch_crop_flip import batch_crop_flip
@@ -27,7 +28,7 @@ def can_hold(
 ) -> bool:
     """Whether a `DeviceDataset` can hold these images: all small, of this size, and within the limit."""
     size = len(source) * image_size**2 * channels * pixel_type(source).itemsize
-    if size > limit_bytes or image_size > SMALL_SIDE:
+    if size > limit_bytes or image_size > SMALL_SIDE or task_of(source) == "segmentation":
         return False
     return probe(source).same_size == (image_size, image_size)
 

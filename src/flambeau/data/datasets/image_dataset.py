@@ -10,10 +10,13 @@ from flambeau.data.datasets.decoded_images import NUMPY_TYPES, DecodedImages, No
 from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading
-from flambeau.data.sources.source import Source, pixel_kind
+from flambeau.data.sources.source import Source, mask_of, pixel_kind
+from flambeau.data.sources.targets import task_of
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
+from flambeau.data.transforms.mask_crops import Mask, eval_mask, train_mask
 from flambeau.errors import DecodeError, InputError, disk_remedy
+from flambeau.images.decode import Picture, Stored
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.batch_crop_flip import batch_crop_flip
@@ -71,7 +74,8 @@ class ImageDataset(SeededDataset):
                 "change\nLeave them out, or return 8-bit pixels"
             )
         self._pool = DecodePool(threads)
-        may_be_small = image_size <= SMALL_SIDE and (train or keep)
+        self.has_masks = task_of(source) == "segmentation"
+        may_be_small = image_size <= SMALL_SIDE and (train or keep) and not self.has_masks
         same_size = probe(source).same_size if may_be_small else None
         self.small = same_size == (image_size, image_size)
         self._kept: DecodedImages | None = None
@@ -96,13 +100,15 @@ class ImageDataset(SeededDataset):
 
         Returns:
             ((images, targets), bad): images (N, C, S, S) of `dtype`, channels_last in memory; targets (N,)
-            int64; and the indices that could not be read, replaced in training, missing in evaluation.
+            int64, of other tasks rows of float32 or masks (N, S, S) uint8; and the indices that could not be
+            read, replaced in training, missing in evaluation.
         """
+        masks: Tensor | None = None
         if self._kept is None:
             tries = (
                 len(self) if self.train else 1
             )  # in training the next readable image replaces a bad one
-            used, x_NHWC = self._read(indices.tolist(), seeds.tolist(), tries=tries)
+            used, x_NHWC, masks = self._read(indices.tolist(), seeds.tolist(), tries=tries)
         else:
             used = indices if self._kept.used is None else self._kept.used[indices]
             x_NHWC = self._kept.x_NHWC[used[used >= 0]]
@@ -112,13 +118,14 @@ class ImageDataset(SeededDataset):
             padding = self.crop.padding_of(self.image_size)
             x_NCHW = batch_crop_flip(x_NCHW, seeds, padding=padding, flip=self.crop.flip)
             self._augment(x_NCHW.permute(0, 2, 3, 1), seeds.tolist())
-        return (x_NCHW, self.source.labels[used[kept]]), indices[used != indices].tolist()
+        targets = self.source.labels[used[kept]] if masks is None else masks
+        return (x_NCHW, targets), indices[used != indices].tolist()
 
     def decoded(self, device: torch.device) -> DecodedImages:
         """All images, which must be small, decoded once and kept on a device."""
 
         def read(indices: Tensor) -> tuple[Tensor, Tensor]:
-            return self._read(indices.tolist(), [0] * len(indices), tries=1)
+            return self._read(indices.tolist(), [0] * len(indices), tries=1)[:2]
 
         shape = self.image_size, self.image_size, self.channels
         try:
@@ -143,27 +150,36 @@ class ImageDataset(SeededDataset):
 
     def _read(
         self, indices: Sequence[int], seeds: Sequence[int], *, tries: int
-    ) -> tuple[Tensor, Tensor]:
-        """Position of the image used for each index, -1 if left out; and the pixels of the used ones."""
-        shape = len(indices), self.image_size, self.image_size, self.channels
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Position of the image used for each index, -1 if left out; the pixels of the used ones; masks."""
+        side = self.image_size
+        shape = len(indices), side, side, self.channels
         # NumPy asks Linux for huge pages, torch does not: 8 us per image against 39 for fresh memory.
         x_NHWC = torch.from_numpy(np.empty(shape, NUMPY_TYPES[self.dtype]))
+        masks = np.empty((len(indices), side, side), np.uint8) if self.has_masks else None
         used = [-1] * len(indices)
 
         def work(k: int) -> None:
-            used[k] = self._write_first_readable(indices[k], seeds[k], x_NHWC[k], tries)
+            mask = None if masks is None else masks[k]
+            used[k] = self._write_first_readable(indices[k], seeds[k], x_NHWC[k], mask, tries)
 
         self._pool.each(len(indices), work)
         positions = torch.tensor(used, dtype=torch.int64)
-        return positions, x_NHWC if -1 not in used else x_NHWC[positions >= 0]
+        kept = None if masks is None else torch.from_numpy(masks)
+        if -1 in used:
+            x_NHWC = x_NHWC[positions >= 0]
+            kept = None if kept is None else kept[positions >= 0]
+        return positions, x_NHWC, kept
 
-    def _write_first_readable(self, index: int, seed: int, out: Tensor, tries: int) -> int:
+    def _write_first_readable(
+        self, index: int, seed: int, out: Tensor, mask: Mask | None, tries: int
+    ) -> int:
         """Write an image, or the first readable one after it, and return its position; -1 for none."""
         for step in range(tries):
             position = (index + step) % len(self)
             try:
                 with reading(position):
-                    self._write(position, seed, out)
+                    self._write(position, seed, out, mask)
             except DecodeError as error:
                 if not self.skip_bad:
                     raise InputError(
@@ -176,7 +192,7 @@ class ImageDataset(SeededDataset):
             raise self._all_bad()
         return -1
 
-    def _write(self, index: int, seed: int, out: Tensor) -> None:
+    def _write(self, index: int, seed: int, out: Tensor, mask: Mask | None) -> None:
         try:
             data = self.source.read(index)
         except OSError as error:
@@ -185,6 +201,8 @@ class ImageDataset(SeededDataset):
                 why = f"{self.describe(index)}: {why_unreadable(error)}"
                 raise InputError(f"{why}; {remedy} and run the command again") from error
             raise DecodeError(why_unreadable(error)) from error
+        if mask is not None:
+            self._write_mask(index, data, seed, mask)
         if self.train and not self.small:
             train_image(
                 data, seed, self.image_size, channels=self.channels, crop=self.crop, out=out
@@ -200,3 +218,17 @@ class ImageDataset(SeededDataset):
                 resize=self.crop.eval_resize,
                 out=out,
             )
+
+    def _write_mask(self, index: int, image: Stored, seed: int, out: Mask) -> None:
+        mask = mask_of(self.source, index)
+        assert mask is not None
+        picture = Picture(image)
+        if mask.shape != (picture.height, picture.width):  # changed since it was opened
+            raise DecodeError(
+                f"its mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image "
+                f"{picture.width} x {picture.height}"
+            )
+        if self.train:
+            train_mask(mask, seed, out, crop=self.crop)
+        else:
+            eval_mask(mask, out)

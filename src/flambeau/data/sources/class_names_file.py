@@ -12,7 +12,7 @@ from torch import Tensor
 from flambeau.errors import InputError
 
 # In lower case.
-_IMAGE_FOLDERS = (
+IMAGE_FOLDERS = (
     "image",
     "images",
     "img",
@@ -39,7 +39,7 @@ _PART_FOLDERS = (
     "valid",
     "validation",
 )
-_TARGET_FOLDERS = (
+TARGET_FOLDERS = (
     "annotation",
     "annotations",
     "boxes",
@@ -204,9 +204,9 @@ def refuse_pairs(classes: Sequence[str], path: Path) -> None:
             "Call the images to train on train/ and those to validate on val/, with a folder per class in "
             "each; to train these as classes all the same, rename one"
         )
-    images = [name for name in names if name.lower() in _IMAGE_FOLDERS]
+    images = [name for name in names if name.lower() in IMAGE_FOLDERS]
     others = [name for name in names if name not in images]
-    if images and others and all(name.lower() in _TARGET_FOLDERS for name in others):
+    if images and others and all(name.lower() in TARGET_FOLDERS for name in others):
         raise InputError(
             f"{path}: {images[0]}/ and {others[0]}/ look like images and what belongs to them, "
             "as for segmentation or detection, not like two classes\n"

@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[Any]]
 
-_SUFFIX = ".flambeau-index"
+INDEX_SUFFIX = ".flambeau-index"
 _VERSION = 1
 _SAMPLE = 1 << 16  # bytes at both ends of the file that identify it, with its size
 
 
-def stored_index(path: Path, build: Callable[[], Arrays], *, kind: str) -> dict[str, NDArray[Any]]:
-    """The result of `build` for a file, or the stored result of an earlier call for the same file.
+def stored_index(
+    path: Path, build: Callable[[], Arrays], *, kind: str, stamp: str | None = None
+) -> dict[str, NDArray[Any]]:
+    """The result of `build` for a file or folder, or the stored result of an earlier call for the same one.
 
     It is kept as PATH.flambeau-index (a .npz without objects), written atomically; if the folder cannot be
     written, it is built each time. A file of another size, time or content at its ends counts as another
@@ -29,19 +31,21 @@ def stored_index(path: Path, build: Callable[[], Arrays], *, kind: str) -> dict[
     Args:
         build: makes arrays by name, none of dtype object.
         kind: the content and its version, such as 'tfrecord 1'; an index of another kind is replaced.
+        stamp: changes if the content of a folder does.
     """
-    stamp = np.frombuffer(f"{_VERSION} {kind} {_stamp(path)}".encode(), np.uint8)
-    kept = path.with_name(path.name + _SUFFIX)
+    facts = f"{_VERSION} {kind} {_stamp(path) if stamp is None else stamp}"
+    marked = np.frombuffer(facts.encode(), np.uint8)
+    kept = path.with_name(path.name + INDEX_SUFFIX)
     with (
         contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
         kept.open("rb") as file,  # np.load itself leaves a damaged one open
         np.load(file, allow_pickle=False) as stored,
     ):
-        if np.array_equal(stored["stamp"], stamp):
+        if np.array_equal(stored["stamp"], marked):
             return {name: stored[name] for name in stored.files if name != "stamp"}
     arrays = dict(build())
     assert not any(array.dtype.hasobject for array in arrays.values())
-    _write(kept, {**arrays, "stamp": stamp})
+    _write(kept, {**arrays, "stamp": marked})
     return arrays
 
 

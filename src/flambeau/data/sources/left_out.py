@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flambeau.data.sources.index_cache import INDEX_SUFFIX
 from flambeau.file_signature import signature
 
 _SHOWN = 5  # endings in a message
@@ -25,6 +26,8 @@ class LeftOut:
     columns: tuple[str, ...] = ()
 
     def add(self, ending: str, path: Path | None = None) -> None:
+        if ending == INDEX_SUFFIX:  # written by flambeau itself
+            return
         self.counts[ending] += 1
         if path is not None:
             self.first.setdefault(ending, path)

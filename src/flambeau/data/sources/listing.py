@@ -18,10 +18,12 @@ from typing import NamedTuple, TextIO
 
 import torch
 
-from flambeau.data.sources.class_names_file import known_classes, named_labels
+from flambeau.data.sources.class_names_file import classes_file, known_classes, named_labels
 from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.folder import IMAGE_SUFFIXES, images_below
 from flambeau.data.sources.left_out import LeftOut
+from flambeau.data.sources.masks.mask_classes import NamedValues, names_beside
+from flambeau.data.sources.masks.masked_source import MaskedSource, masks_in_files
 from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import (
@@ -53,6 +55,7 @@ _PATH = (
     "图片",
 )
 _LABEL = ("label", "class", "target", "category", "classname", "labelname", "tag", "标签", "类别")
+_MASK = ("mask", "maskpath", "maskfile", "maskname", "segmentation", "annotation", "掩码", "掩膜")
 _SPLIT = ("split", "subset", "partition", "dataset", "set")
 
 # Common names of the parts of a data set.
@@ -89,6 +92,7 @@ class _Columns(NamedTuple):
     part: int | None
     header: Sequence[str] = ()  # empty if the file has none
     is_guess: bool = False  # no name says that these are targets
+    are_masks: bool = False  # the targets are the paths of masks
     group: int | None = None
 
     def title(self, at: int) -> str:
@@ -111,6 +115,7 @@ class ListingSource:
     Labels that are all numbers are read as in `named_labels`; others are the class names. Several labels per
     image, and numbers that are no classes, are found as `table_targets` finds them; without a column of
     labels, columns of 0 and 1 alone are those of labels.
+    A column `mask` without one of labels has the paths of masks, for segmentation (see `open_listing`).
     A path must not be repeated: one copy could be held out of training, and the other not.
 
     Args:
@@ -124,6 +129,7 @@ class ListingSource:
     Attributes:
         task, separator: see `Targets`.
         parts: train, val or test for each image; None without a column for it.
+        mask_names: the paths of the masks as they stand there; None without a column of them.
         groups: of each image; None unless `choice` names a column of them.
         left_out: the columns that are not read; and the files of its folder that it does not list.
     """
@@ -144,9 +150,14 @@ class ListingSource:
         self.names: tuple[str, ...] = tuple(row.name for row in rows)
         self.task: TaskName = "classification"
         self.separator: str | None = None
-        if columns is not None and columns.is_guess:
+        self.mask_names: tuple[str, ...] | None = None
+        if columns is not None and columns.are_masks:
+            self.mask_names = tuple(row.targets[0] for row in rows)
+            rows = [row._replace(targets=()) for row in rows]
+        elif columns is not None and columns.is_guess:
             columns, rows = _only_indicators(path, columns, rows)
-        self._read_targets(rows, columns, choice, labelled=labelled)
+        has_labels = labelled and self.mask_names is None
+        self._read_targets(rows, columns, choice, labelled=has_labels)
         self.parts = tuple(row.part for row in rows) if rows[0].part else None
         has_groups = columns is not None and columns.group is not None
         self.groups = tuple(row.group for row in rows) if has_groups else None
@@ -248,7 +259,23 @@ def open_listing(
     both, those of `test` are left out. Rows of a single part are all of the images.
     """
     source = ListingSource(path, labelled=labelled, whole_folder=whole_folder, choice=choice)
-    return split(source, source.parts)
+    if source.mask_names is None:
+        return split(source, source.parts)
+    return split(_with_masks(source, source.mask_names, choice), source.parts)
+
+
+def _with_masks(listing: ListingSource, names: Sequence[str], choice: TargetChoice) -> MaskedSource:
+    path = listing.path
+    empty = next((at for at, name in enumerate(names) if not name), None)
+    if empty is not None:
+        raise InputError(f"{listing.describe(empty)} has no mask\nGive it one, or remove the line")
+    known = known_classes(path)
+    named = names_beside(path.parent)
+    if known is not None:
+        named = NamedValues(dict(enumerate(known)), str(classes_file(path)))
+    files = [path.parent / name for name in names]
+    masks = masks_in_files(files, names, index=path, named=named)
+    return MaskedSource(listing, masks, choice)
 
 
 def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source | None]:
@@ -465,15 +492,22 @@ def _header(
             return None
         return named_column(wanted, values, names)
 
+    mask = column(_MASK)
     part = column(_SPLIT) if choice.split is None else of_choice(choice.split)
     group = of_choice(choice.group)
     is_row = any(map(_is_image, values))  # an image of class 'image'
     if name is None:
         return None
+    label = column(_LABEL)
+    if choice.task == "segmentation" and choice.columns and not choice.of_others:
+        mask = named_column(choice.columns[0], values, names)
+    wants_masks = choice.task == "segmentation" or (choice.task is None and label is None)
+    if mask is not None and wants_masks and labelled:
+        head = tuple(values)
+        return _Columns(line, len(values), name, (mask,), part, head, are_masks=True, group=group)
     if choice.columns and labelled:
         targets = tuple(named_column(wanted, values, names) for wanted in choice.columns)
         return _Columns(line, len(values), name, targets, part, tuple(values), group=group)
-    label = column(_LABEL)
     if label is None and is_row:
         return None
     if label is not None or not labelled:

@@ -29,7 +29,7 @@ def labels_beside(folder: Path, choice: TargetChoice = FOUND) -> Path | None:
     if len(class_folders(folder)) < 2:
         return path
     listing = ListingSource(path, choice=choice)
-    if kind_of_targets(listing).is_table:
+    if kind_of_targets(listing).is_table or listing.mask_names is not None:
         return path
     labels = listing.labels.tolist()
     folders = [PurePosixPath(name).parent.parts for name in listing.names]

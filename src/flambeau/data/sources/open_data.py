@@ -19,10 +19,12 @@ from flambeau.data.sources.folder import (
     classes_above,
     images_below,
 )
+from flambeau.data.sources.masks.mask_folders import mask_pairs
 from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.packed_formats import endings_of
 from flambeau.data.sources.path_format import (
     kind_of,
+    open_masked,
     open_path,
     open_shards,
     shards_in,
@@ -76,9 +78,10 @@ def open_sources(
 
     Args:
         path: a folder with one sub-folder per class, or with train/ and one of val/, valid/, validation/,
-            test/; a file of packed images (NAME_train.EXT with its NAME_val.EXT), or a folder of such files;
-            torchvision:NAME, a data set by its name in `open_named`, in $FLAMBEAU_DATA or
-            ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or hf:NAME:CONFIG of Hugging Face;
+            test/; one of images/ and masks/ (see `mask_pairs`); a file of packed images (NAME_train.EXT with
+            its NAME_val.EXT), or a folder of such files; torchvision:NAME, a data set by its name in
+            `open_named`, in $FLAMBEAU_DATA or ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or
+            hf:NAME:CONFIG of Hugging Face;
             None: the embedded Fashion-MNIST.
         choice: which targets of the data are meant.
 
@@ -289,6 +292,11 @@ def _packed_in(folder: Path, classes: Sequence[str]) -> Path | None:
 
 def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], object]) -> FileSet:
     names, others = images_below(folder)
+    pairs = mask_pairs(folder)
+    if pairs is not None:  # masks are no images to predict on
+        masks = {*pairs.masks}
+        names = [name for name in names if name not in masks]
+        say(f"{folder}: {len(pairs.masks)} masks are left out")
     if not names:
         listed = f" (found: {others.endings})" if others.counts else ""
         raise InputError(
@@ -362,6 +370,8 @@ def _parts_of(path: Path, choice: TargetChoice) -> tuple[Source, Source | None]:
         return source, everything(val_path, as_learned(source, choice))
     if labels_beside(path, choice) is not None:
         return open_path(path, choice=choice)
+    if (masked := open_masked(path, choice)) is not None:
+        return masked
     train_path, val_path = _folders_of(path)
     if val_path is not None:
         source = everything(train_path, choice)

@@ -7,8 +7,9 @@ from pathlib import Path
 from flambeau.data.sources.arrays.array_roles import is_of_labels
 from flambeau.data.sources.arrays.array_source import open_arrays
 from flambeau.data.sources.folder import FolderSource, class_folders
-from flambeau.data.sources.listing import open_listing
+from flambeau.data.sources.listing import open_listing, split
 from flambeau.data.sources.lmdb_file import LMDBSource
+from flambeau.data.sources.masks.mask_folders import mask_pairs, open_pairs
 from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING
 from flambeau.data.sources.recordio_file import RecordSource
@@ -87,7 +88,7 @@ def open_path(
 
     Args:
         path: a file of a format, a folder of shards of one, the whole name of such shards, a folder with a
-            metadata.csv of labels, or one with one sub-folder per class.
+            metadata.csv of labels, one of images and masks, or one with one sub-folder per class.
         labelled: False ignores labels: all packed images are of class ''.
         choice: which targets are meant.
 
@@ -100,11 +101,31 @@ def open_path(
     labels = labels_beside(path, choice) if path.is_dir() else None
     if labels is not None:
         return open_listing(labels, labelled=labelled, whole_folder=True, choice=choice)
+    masked = open_masked(path, choice)
+    if masked is not None:
+        return masked
     shards = shards_of(path) or shards_in(path)
     if shards:
         return open_shards(shards, labelled=labelled, choice=choice)
     require_classes(path, choice)
     return FolderSource(path), None
+
+
+def open_masked(path: Path, choice: TargetChoice) -> tuple[Source, Source | None] | None:
+    """As `open_path`, of a folder of images and masks; None for another one."""
+    if not path.is_dir() or choice.task == "classification":
+        return None
+    pairs = mask_pairs(path, wanted=choice.task == "segmentation")
+    if pairs is None:
+        return None
+    if choice.task not in (None, "segmentation"):
+        raise InputError(
+            f"{path} has targets for segmentation, and not for {choice.task}\nLeave --task out"
+        )
+    if choice.flag is not None and not choice.of_others:
+        raise InputError(f"{path} has no columns, so {choice.flag} has no effect: leave it out")
+    source, parts = open_pairs(pairs, choice)
+    return split(source, parts)
 
 
 def open_shards(

@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flambeau.data.sources.left_out import LeftOut
+from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import (
     groups_of,
@@ -115,6 +117,34 @@ def file_of(source: Source, index: int) -> Path | None:
     return None if file_at is None else file_at(index)
 
 
+def mask_of(source: Source, index: int) -> Mask | None:
+    """The class of each pixel of an image, (H, W) uint8, 255 for none; None if the data have no masks.
+
+    Raises:
+        DecodeError: it is damaged or cannot be read.
+    """
+    read: Callable[[int], Mask] | None = getattr(source, "read_mask", None)
+    return None if read is None or task_of(source) != "segmentation" else read(index)
+
+
+def mask_values(source: Source) -> tuple[int, ...]:
+    """The number of each class in the masks of a source; empty if it has none."""
+    values: tuple[int, ...] = getattr(source, "mask_values", ())
+    return values
+
+
+def mask_problem(source: Source, index: int) -> str | None:
+    """What is wrong with the mask of an image; None for nothing, and for data without masks."""
+    problem_at: Callable[[int], str | None] | None = getattr(source, "mask_problem", None)
+    return None if problem_at is None or task_of(source) != "segmentation" else problem_at(index)
+
+
+def mask_file_of(source: Source, index: int) -> Path | None:
+    """The file of the mask of an image; None if it has no file of its own."""
+    file_at: Callable[[int], Path | None] | None = getattr(source, "mask_file_at", None)
+    return None if file_at is None else file_at(index)
+
+
 def has_unit(kind: PixelKind) -> bool:
     """Whether pixels of this kind are in 0 .. 1, or in 8 bits, which stand for that."""
     return kind in _UNIT_KINDS
@@ -154,7 +184,34 @@ def names_digest(source: Source) -> str:
     return digest.hexdigest()
 
 
-class SubsetSource:
+class PassedMasks:
+    """What a source of other sources says of masks: the same as these."""
+
+    def located(self, index: int) -> tuple[Source, int]:
+        """The source that has an image, and its position there."""
+        raise NotImplementedError
+
+    @property
+    def mask_values(self) -> tuple[int, ...]:
+        return mask_values(self.located(0)[0])
+
+    @property
+    def remark(self) -> str:
+        return getattr(self.located(0)[0], "remark", "")
+
+    def mask_problem(self, index: int) -> str | None:
+        return mask_problem(*self.located(index))
+
+    def mask_file_at(self, index: int) -> Path | None:
+        return mask_file_of(*self.located(index))
+
+    def read_mask(self, index: int) -> Mask:
+        mask = mask_of(*self.located(index))
+        assert mask is not None  # asked for data with masks alone
+        return mask
+
+
+class SubsetSource(PassedMasks):
     """Some images of a source, by indices (M,) int64; optionally with the class numbers of another source.
 
     Args:
@@ -229,8 +286,21 @@ class SubsetSource:
     def read(self, index: int) -> Stored:
         return self._source.read(int(self._indices[index]))
 
+    def located(self, index: int) -> tuple[Source, int]:
+        return self._source, int(self._indices[index])
 
-class ConcatSource:
+    def read_mask(self, index: int) -> Mask:
+        mask = super().read_mask(index)
+        if self.classes == self._source.classes:
+            return mask
+        table = np.full(256, IGNORED, np.uint8)
+        for at, name in enumerate(self._source.classes):
+            if name in self.classes:
+                table[at] = self.classes.index(name)
+        return table[mask]
+
+
+class ConcatSource(PassedMasks):
     """Several sources, one after the other.
 
     Their classes are merged: in the order of their numbers if all are numbers, else of their names.
@@ -295,20 +365,20 @@ class ConcatSource:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def _locate(self, index: int) -> tuple[Source, int]:
+    def located(self, index: int) -> tuple[Source, int]:
         part = bisect.bisect_right(self._starts, index) - 1
         return self._parts[part], index - self._starts[part]
 
     def describe(self, index: int) -> str:
-        part, local = self._locate(index)
+        part, local = self.located(index)
         return part.describe(local)
 
     def file_at(self, index: int) -> Path | None:
-        part, local = self._locate(index)
+        part, local = self.located(index)
         return file_of(part, local)
 
     def read(self, index: int) -> Stored:
-        part, local = self._locate(index)
+        part, local = self.located(index)
         return part.read(local)
 
 

@@ -1,6 +1,6 @@
-"""The kinds of targets: one class per image, several labels, or numbers; another kind is another class here.
+"""The kinds of targets: one class per image, several labels, numbers, or masks; each is a class here.
 
-N: images, K: labels, or columns of numbers.
+N: images, K: labels, columns of numbers, or classes of pixels.
 """
 
 import math
@@ -123,9 +123,7 @@ class SeveralLabels:
 
     def strata(self, labels: Tensor) -> list[int]:
         """The rarest label of each image."""
-        has = labels == 1
-        rarity = torch.where(has, has.sum(0), len(labels) + 1)
-        return torch.where(has.any(1), rarity.argmin(1), labels.shape[1]).tolist()
+        return _rarest(labels == 1)
 
     def renumbered(self, labels: Tensor, positions: Tensor, num: int, absent: float) -> Tensor:
         return _columns_moved(labels, positions, num, absent)
@@ -137,13 +135,13 @@ class SeveralLabels:
             )
 
     def require_in_training(self, train: Any, val: Any) -> None:
-        for at, name in enumerate(train.classes):
-            there = self.has(val.labels, at)
-            if there.any() and not self.has(train.labels, at).any():
-                raise InputError(
-                    f"{val.describe(int(there.nonzero()[0]))} has the label {name!r}, and no image to train "
-                    "on has it\nMove one with it to the training part, or remove the label"
-                )
+        lost = _only_in_validation(self, train, val)
+        if lost is not None:
+            image, name = lost
+            raise InputError(
+                f"{image} has the label {name!r}, and no image to train on has it\n"
+                "Move one with it to the training part, or remove the label"
+            )
 
 
 class Numbers:
@@ -183,6 +181,71 @@ class Numbers:
         pass  # any number may follow
 
 
+class PixelClasses:
+    """(N, K) float32, the share of each class in the pixels of a mask; see `masks.masked_source`."""
+
+    is_table = True
+    has_it = "has pixels of class"
+
+    def texts(self, names: Sequence[str], labels: Tensor) -> list[str]:
+        """The shares of its classes."""
+        return [
+            "|".join(f"{name} {share:.6g}" for name, share in zip(names, row, strict=True) if share)
+            for row in labels.tolist()
+        ]
+
+    def cells(
+        self, names: Sequence[str], labels: Tensor, separator: str | None
+    ) -> tuple[list[str], list[list[str]]]:
+        raise InputError("masks do not stand in a table of labels")
+
+    def has(self, labels: Tensor, number: int) -> Tensor:
+        return labels[:, number] > 0
+
+    def strata(self, labels: Tensor) -> list[int]:
+        """The rarest class of each image."""
+        return _rarest(labels > 0)
+
+    def renumbered(self, labels: Tensor, positions: Tensor, num: int, absent: float) -> Tensor:
+        return _columns_moved(labels, positions, num, absent=0.0)
+
+    def require_learnable(self, names: Sequence[str], labels: Tensor, where: str) -> None:
+        used = [name for name, there in zip(names, (labels > 0).any(0), strict=True) if there]
+        if len(used) < 2:
+            only = f"of one class only, {used[0]!r}" if used else "of no class"
+            raise InputError(
+                f"{where}: the pixels of all masks to train on are {only}: nothing to learn"
+            )
+
+    def require_in_training(self, train: Any, val: Any) -> None:
+        lost = _only_in_validation(self, train, val)
+        if lost is not None:
+            image, name = lost
+            raise InputError(
+                f"{image} has pixels of class {name!r}, and no image to train on has any\n"
+                "Move one with it to the training part, or give the class another number"
+            )
+
+
+def _rarest(has: Tensor) -> list[int]:
+    """The rarest target of each of N images; K without any.
+
+    Args:
+        has: (N, K) bool.
+    """
+    rarity = torch.where(has, has.sum(0), len(has) + 1)
+    return torch.where(has.any(1), rarity.argmin(1), has.shape[1]).tolist()
+
+
+def _only_in_validation(kind: TargetKind, train: Any, val: Any) -> tuple[str, str] | None:
+    """An image to validate on, and what it has that no image to train on has."""
+    for at, name in enumerate(train.classes):
+        there = kind.has(val.labels, at)
+        if there.any() and not kind.has(train.labels, at).any():
+            return val.describe(int(there.nonzero()[0])), name
+    return None
+
+
 def _columns_moved(labels: Tensor, positions: Tensor, num: int, absent: float) -> Tensor:
     table = torch.full((len(labels), num), absent)
     known = positions >= 0
@@ -200,5 +263,6 @@ KINDS: dict[TaskName, TargetKind] = {
     "classification": OneClass(),
     "multilabel": SeveralLabels(),
     "regression": Numbers(),
+    "segmentation": PixelClasses(),
 }
 """By the task that they are for."""

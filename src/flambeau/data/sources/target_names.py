@@ -2,5 +2,5 @@
 
 from typing import Literal, get_args
 
-TaskName = Literal["classification", "multilabel", "regression"]
+TaskName = Literal["classification", "multilabel", "regression", "segmentation"]
 TASKS: tuple[TaskName, ...] = get_args(TaskName)

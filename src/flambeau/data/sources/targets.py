@@ -1,6 +1,6 @@
-"""What is learned of each image: its class, several labels, or numbers.
+"""What is learned of each image: its class, several labels, numbers, or the class of each pixel.
 
-N: images, K: labels, or columns of numbers.
+N: images, K: labels, columns of numbers, or classes of pixels.
 """
 
 import math
@@ -36,6 +36,8 @@ class TargetChoice:
         separator: between the labels in a cell; None: found.
         group: the column of a table that says which images stay together, such as those of a patient.
         split: the column that says train, val or test; None: one of a usual name, if there is one.
+        ignore_index: the number in masks that counts as nothing; None: 255, unless that has a name.
+        mask_classes: number and name of each class in masks, if a file does not say them; none: found.
         of_others: the data are others than those that these are for: what they have no columns for is left
             out, but the targets of a table.
     """
@@ -45,6 +47,8 @@ class TargetChoice:
     separator: str | None = None
     group: str | None = None
     split: str | None = None
+    ignore_index: int | None = None
+    mask_classes: tuple[tuple[int, str], ...] = ()
     of_others: bool = False
 
     @property
@@ -141,6 +145,10 @@ def as_learned(train: Any, choice: TargetChoice) -> TargetChoice:
     kind = kind_of_targets(train)
     if not kind.is_table:
         return choice
+    values: tuple[int, ...] = getattr(train, "mask_values", ())
+    if values:
+        pairs = tuple(zip(values, train.classes, strict=True))
+        return replace(choice, task=task_of(train), mask_classes=pairs)
     separator = separator_of(train)
     columns = choice.columns if separator is not None else tuple(train.classes)
     return replace(choice, task=task_of(train), columns=columns, separator=separator)
@@ -149,11 +157,17 @@ def as_learned(train: Any, choice: TargetChoice) -> TargetChoice:
 def require_classes(path: Path, choice: TargetChoice) -> None:
     """InputError if other targets than one class per image are wanted of data that have these alone."""
     if choice.task not in (None, "classification"):
-        raise InputError(
-            f"{path} holds one class per image, and nothing for {choice.task}\n"
-            "Several labels per image, and numbers, stand in the columns of a table (.csv, .tsv, .parquet, "
-            ".arrow, hf:NAME)"
+        place = (
+            "Masks lie in a folder beside that of the images, images/ and masks/"
+            if choice.task == "segmentation"
+            else "Several labels per image, and numbers, stand in the columns of a table (.csv, .tsv, "
+            ".parquet, .arrow, hf:NAME)"
         )
+        raise InputError(
+            f"{path} holds one class per image, and nothing for {choice.task}\n{place}"
+        )
+    if choice.ignore_index is not None and not choice.of_others:
+        raise InputError(f"{path} has no masks, so --ignore-index has no effect: leave it out")
     if choice.flag is not None and not choice.of_others:
         raise InputError(f"{path} has no columns, so {choice.flag} has no effect: leave it out")
 

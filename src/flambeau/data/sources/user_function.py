@@ -20,7 +20,9 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 
 from flambeau.data.sources.class_names_file import chosen_labels, named_labels, unlabelled
-from flambeau.data.sources.source import PixelKind
+from flambeau.data.sources.masks.mask_classes import NamedValues
+from flambeau.data.sources.masks.masked_source import MaskedSource, Masks
+from flambeau.data.sources.source import PixelKind, Source
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
 from flambeau.data.sources.user_samples import (
@@ -30,11 +32,13 @@ from flambeau.data.sources.user_samples import (
     classes_of,
     declared,
     image_of,
+    is_mask,
     is_source,
     kind_of_pixels,
     labels_of,
     split_sample,
     stored_image,
+    stored_mask,
 )
 from flambeau.data.sources.user_targets import Target, other_targets, target_of
 from flambeau.errors import DecodeError, InputError
@@ -54,13 +58,52 @@ _CONNECTION_ERRORS = (TimeoutError, ConnectionError)  # not the fault of an imag
 
 def open_function(
     name: str, *, labelled: bool = True, choice: TargetChoice = FOUND
-) -> tuple["UserSource", "UserSource | None"]:
+) -> tuple[Source, Source | None]:
     """The data set of a user's function to train on and, if it returns a pair, the one to validate on."""
     returned = _Returned(name)
+    if labelled and _has_masks(returned, choice):
+        masked = _masked(returned, 0, choice)
+        if len(returned.lengths) == 1:
+            return masked, None
+        return masked, _masked(returned, 1, as_learned(masked, choice))
     train = UserSource(returned, 0, labelled=labelled, choice=choice)
     if len(returned.lengths) == 1:
         return train, None
     return train, UserSource(returned, 1, labelled=labelled, choice=as_learned(train, choice))
+
+
+def _has_masks(returned: "_Returned", choice: TargetChoice) -> bool:
+    """Whether its samples are pairs of an image and a mask."""
+    if choice.task is not None:
+        return choice.task == "segmentation"
+    data = returned.part(0)
+    if is_source(data) or labels_of(data, returned.lengths[0]) is not None:
+        return False
+    try:
+        with running_user_code(returned.path):
+            label = split_sample(data[0])[1]
+            return is_mask(label) and stored_mask(label) is not None
+    except Exception:  # of the user's code, which is said where all samples are read
+        return False
+
+
+def _masked(returned: "_Returned", number: int, choice: TargetChoice) -> MaskedSource:
+    """One of the data sets as images with masks."""
+    images = UserSource(returned, number, labelled=False)
+    with running_user_code(returned.path):
+        classes = classes_of(returned.part(number))
+    named = None
+    if classes is not None:
+        named = NamedValues(dict(enumerate(classes)), f"{returned.name}: .classes")
+    if os.environ.get("RANK", "0") == "0":
+        say(f"{images.describe(0)} and all {len(images)} samples are read once for their masks")
+    masks = Masks(
+        read=images.mask,
+        describe=lambda index: f"of {images.describe(index)}",
+        fingerprint="",
+        named=named,
+    )
+    return MaskedSource(images, masks, choice)
 
 
 class UserSource:
@@ -126,6 +169,19 @@ class UserSource:
     def read(self, index: int) -> Stored:
         return self._read(index, self.pixel_kind)
 
+    def mask(self, index: int) -> object:
+        """The mask that a sample has beside its image: a file or an array.
+
+        Raises:
+            InputError, DecodeError: of the user's code, or a sample that is no such pair.
+        """
+        kept = self._returned.kept_mask((self._number, index))
+        if kept is not None:
+            return kept
+        data = self._returned.part(self._number)
+        with self._errors(index), self._lock():
+            return stored_mask(split_sample(data[index])[1])
+
     def _read(self, index: int, kind: PixelKind) -> Stored:
         data = self._returned.part(self._number)
         with self._errors(index):
@@ -144,7 +200,9 @@ class UserSource:
         if is_source(data):
             return data.read(index)
         if not self._labelled:
-            return image_of(data[index])
+            sample = data[index]
+            self._returned.keep_mask((self._number, index), sample)
+            return image_of(sample)
         image, label = split_sample(data[index])
         self._check_label(index, target_of(label))
         return image
@@ -290,13 +348,25 @@ class _Returned:
         # Read once: edits during a run have no effect.
         self._source = read_source(self.name, what="DATA")
         self._locks: dict[int, threading.Lock] = {}
+        self._masks: dict[int, tuple[tuple[int, int], object]] = {}  # by thread
         self._pid = os.getpid()
         self._parts = self._call()
         self.lengths = [self._length(data) for data in self._parts]
         self._fork_safe = all(declared(data, "fork_safe") for data in self._parts)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_locks": {}, "_pid": 0, "_parts": [], "_fork_safe": False}
+        empty = {"_locks": {}, "_pid": 0, "_parts": [], "_fork_safe": False, "_masks": {}}
+        return {**self.__dict__, **empty}
+
+    def keep_mask(self, which: tuple[int, int], sample: object) -> None:
+        """Keep the mask of a sample of which this thread reads the image, as it reads the mask next."""
+        if isinstance(sample, tuple | list) and len(sample) == 2 and is_mask(sample[1]):
+            self._masks[threading.get_ident()] = which, stored_mask(sample[1])
+
+    def kept_mask(self, which: tuple[int, int]) -> object | None:
+        """The mask that this thread has kept; None if it is of another sample."""
+        kept, mask = self._masks.pop(threading.get_ident(), (None, None))
+        return mask if kept == which else None
 
     @property
     def lock(self) -> threading.Lock:

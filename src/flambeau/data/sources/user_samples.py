@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset
 
+from flambeau.data.sources.masks.mask_file import decoded_mask
 from flambeau.data.sources.source import PixelKind
 from flambeau.errors import DecodeError
 from flambeau.images.decode import Stored
@@ -111,6 +112,40 @@ def image_of(sample: object) -> object:
     """The image of a sample with or without a label."""
     is_pair = isinstance(sample, tuple | list) and len(sample) == 2
     return split_sample(sample)[0] if is_pair or isinstance(sample, Mapping) else sample
+
+
+def is_mask(label: object) -> bool:
+    """Whether what stands beside an image is a mask: a picture, or whole numbers (H, W)."""
+    if isinstance(label, Image.Image):
+        return True
+    if not isinstance(label, torch.Tensor | np.ndarray):
+        return False
+    height_and_width = [side for side in label.shape if side > 1]
+    is_float = str(label.dtype).removeprefix("torch.").startswith(("float", "bfloat", "complex"))
+    return len(height_and_width) == 2 and not is_float
+
+
+def stored_mask(label: object) -> bytes | NDArray[Any]:
+    """The mask of a sample as bytes of a file, or as an array of its own.
+
+    Raises:
+        WrongSample: it is none of these, nor a tensor or the path of a file.
+        OSError: the file cannot be read.
+    """
+    if isinstance(label, str | os.PathLike):
+        return Path(os.fsdecode(label)).read_bytes()
+    if isinstance(label, torch.Tensor):
+        label = label.as_subclass(torch.Tensor).detach().cpu().numpy()
+    if isinstance(label, Image.Image):
+        return decoded_mask(label)
+    if isinstance(label, bytes):
+        return label
+    if isinstance(label, np.ndarray):
+        return label.copy()  # it may be a buffer that the data set reuses
+    raise WrongSample(
+        f"its mask is {_what(label)}\nReturn numbers of classes (H, W) as an array, a tensor or a PIL image, "
+        "or the path or bytes of a PNG file"
+    )
 
 
 def class_label(label: object) -> Label:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.source import (
+    PassedMasks,
     PixelKind,
     Source,
     content_sample,
@@ -23,7 +24,7 @@ from flambeau.images.decode import Picture
 _LOOKED_AT = 64  # images, evenly spaced, of which only headers are read
 
 
-class WideSource:
+class WideSource(PassedMasks):
     """The images of a source, all of 16 bits, as float32 levels 0 .. 65535.
 
     An image of 8 bits among them is a bad image: its levels have another unit.
@@ -69,6 +70,9 @@ class WideSource:
 
     def file_at(self, index: int) -> Path | None:
         return file_of(self.of_8_bits, index)
+
+    def located(self, index: int) -> tuple[Source, int]:
+        return self.of_8_bits, index
 
     def read(self, index: int) -> NDArray[np.float32]:
         return Picture(self.of_8_bits.read(index)).levels()

@@ -43,7 +43,7 @@ def write_onnx(model: ServedModel, path: Path) -> None:
                 dynamic_shapes=free,
                 dynamo=True,
                 input_names=INPUTS,
-                output_names=["logits", model.decoded],
+                output_names=["logits", model.answer_name],
                 verbose=False,
             )
             assert program is not None  # dynamo=True

@@ -57,12 +57,13 @@ def open_weights(path: Path, threads: int, permission: Permission) -> Classifier
             "num_classes": origin["num_classes"],
             "channels": len(origin["mean"]),
             "image_size": origin["image_size"],
+            "per_pixel": origin.get("per_pixel", False),
         }
         check_claim(name, state, **shape)
         network = build_model(name, **shape)
         dtype = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
         network.to(dtype).load_state_dict(state)
-        model = ServedModel(network.eval(), lambda logits: logits, origin)
+        model = ServedModel(network.eval(), lambda logits, pixels: logits, origin)
     except InputError:
         raise
     except Exception as error:  # of safetensors, of JSON, missing names

@@ -19,9 +19,10 @@
 #include <vector>
 
 static const bool of_16_bits = false; // the model takes levels 0 .. 65535 as float32
-enum Task { CLASSES, LABELS, NUMBERS };
+enum Task { CLASSES, LABELS, NUMBERS, MASKS };
 static const Task task = CLASSES;
 static const std::vector<double> thresholds{}; // of labels: the probability from which on each is predicted
+static const std::vector<int64_t> values{}; // of masks: the number of each class
 
 // (1, H, W, C) uint8, or float32 levels, of a binary PGM or PPM.
 static torch::Tensor read_pixels(const std::string &name) {
@@ -64,12 +65,16 @@ int main(int count, char **words) try {
         const auto pixels = read_pixels(name);
         if (!height) height = pixels.size(1), width = pixels.size(2);
         std::vector<torch::Tensor> inputs{pixels, torch::tensor({(int64_t)height, (int64_t)width})};
-        const auto answer = model.run(inputs)[1][0];
+        auto answer = model.run(inputs)[1][0];
+        if (task == MASKS) { // the share of each class in the mask (H, W)
+            const auto counts = torch::bincount(answer.flatten(), {}, 256).to(torch::kDouble) / answer.numel();
+            answer = counts.index({torch::tensor(values)});
+        }
         const int64_t best = answer.argmax().item<int64_t>();
         std::string text;
         for (int64_t at = 0; at < answer.size(0); at++) {
             const double value = answer[at].item<double>();
-            if (task == CLASSES ? at != best : task == LABELS && value < thresholds.at(at)) continue;
+            if (task == CLASSES ? at != best : task == LABELS ? value < thresholds.at(at) : task == MASKS && !value) continue;
             char number[64];
             std::snprintf(number, sizeof number, task == NUMBERS ? "%.6g" : "%.6f", value);
             text += (text.empty() ? "" : ", ") + labels.at(at) + " " + number;

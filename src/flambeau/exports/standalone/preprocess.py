@@ -40,6 +40,7 @@ class Preprocessing:
         classes: names, in the order of the logits.
         thresholds: of several labels, the probability from which on each is predicted.
         target_mean, target_std: of numbers, what makes them of the logits.
+        mask_values: of masks, the number of each class.
         size: S.
         is_wide: its images have 16 bits; their levels 0 .. 65535 are float32.
     """
@@ -50,12 +51,20 @@ class Preprocessing:
         self.thresholds: list[float] = about.get("thresholds", [])
         self.target_mean = np.float32(about.get("target_mean", []))
         self.target_std = np.float32(about.get("target_std", []))
+        self.mask_values = np.array(about.get("mask_values", []), np.uint8)
         self.size = about["image_size"]
         self.channels = len(about["mean"])
         self.is_wide = about["pixels"] == "uint16"
         self.interpolation, self.shorter = about["interpolation"], about["resized_shorter_side"]
         self.squashes = about.get("squash", False)
         self.mean, self.std = (np.float32(about[name]) for name in ("mean", "std"))
+
+    def shares(self, mask: Any) -> dict[str, float]:
+        """The share of each class in the pixels of a mask (H, W), without those that do not occur."""
+        counts = np.bincount(np.asarray(mask).ravel(), minlength=256)
+        named = zip(self.classes, self.mask_values, strict=True)
+        total = counts.sum()
+        return {name: counts[value] / total for name, value in named if counts[value]}
 
     def read_image(self, file: Any) -> tuple[Pixels, NDArray[np.int64]]:
         """The pixels of an image file, upright: (H, W, C), and its full height and width: (2,) int64.

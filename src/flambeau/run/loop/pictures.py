@@ -15,13 +15,14 @@ _SIDE = 112  # largest width and height, px; on a page they are side by side
 _COLUMNS = 8  # of a sheet
 
 
-def data_uri(x_CHW: Tensor) -> str:
+def data_uri(x_CHW: Tensor, *, pictures: int = 1) -> str:
     """An image of at most 112 x 112 px as text for a page: 'data:image/jpeg;base64,...'.
 
     Args:
         x_CHW: uint8, or floating with values from 0 to 1; C is 1 or 3.
+        pictures: side by side in it, each of which may be so wide.
     """
-    content = base64.b64encode(_as_jpeg(_small(_image(x_CHW)))).decode()
+    content = base64.b64encode(_as_jpeg(_small(_image(x_CHW), pictures))).decode()
     return f"data:image/jpeg;base64,{content}"
 
 
@@ -51,11 +52,11 @@ def _image(x_CHW: Tensor) -> Image.Image:
     return Image.fromarray(pixels if x.shape[0] == 3 else pixels[:, :, 0])
 
 
-def _small(image: Image.Image) -> Image.Image:
-    """At most 112 px; tiny images are enlarged without smoothing."""
-    longest = max(image.size)
+def _small(image: Image.Image, pictures: int = 1) -> Image.Image:
+    """Each picture at most 112 px; tiny images are enlarged without smoothing."""
+    longest = max(image.height, image.width // pictures)
     if longest > _SIDE:
-        image.thumbnail((_SIDE, _SIDE))
+        image.thumbnail((_SIDE * pictures, _SIDE))
         return image
     times = max(1, _SIDE // longest)
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)

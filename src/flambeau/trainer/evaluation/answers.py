@@ -4,6 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+Size = tuple[int, int]
+"""Height and width of an image as it is stored."""
+
 
 class Answer(Protocol):
     """What a model says of one image."""
@@ -91,3 +97,34 @@ class NumberAnswer:
     def columns(names: Sequence[str]) -> list[str]:
         """The names of its cells."""
         return [f"predicted_{name}" for name in names]
+
+
+@dataclass(frozen=True, slots=True)
+class MaskAnswer:
+    """The class of each pixel of an image.
+
+    Attributes:
+        mask: (H, W) uint8, of the image as it is stored: the numbers of the classes in the masks of the
+            training.
+        shares: of the pixels, by class, those that occur, the largest first.
+    """
+
+    mask: NDArray[np.uint8]
+    shares: dict[str, float]
+
+    def as_text(self) -> str:
+        return ", ".join(f"{name} {share:.1%}" for name, share in self.shares.items())
+
+    def as_dict(self) -> dict[str, Any]:
+        height, width = self.mask.shape
+        shares = {name: round(share, 6) for name, share in self.shares.items()}
+        return {"height": height, "width": width, "shares": shares}
+
+    def cells(self) -> list[str]:
+        largest = next(iter(self.shares))
+        return [largest, f"{self.shares[largest]:.6f}"]
+
+    @staticmethod
+    def columns() -> list[str]:
+        """The names of its cells: the class of most pixels, and its share of them."""
+        return ["largest_class", "share"]

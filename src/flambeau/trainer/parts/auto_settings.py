@@ -8,7 +8,14 @@ import torch
 
 from flambeau.data.datasets.image_dataset import SMALL_SIDE
 from flambeau.data.datasets.image_statistics import mean_std, probe
-from flambeau.data.sources.source import Source, content_sample, has_unit, names_digest, pixel_kind
+from flambeau.data.sources.source import (
+    Source,
+    content_sample,
+    has_unit,
+    mask_problem,
+    names_digest,
+    pixel_kind,
+)
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import separator_of, task_of
 from flambeau.data.sources.wide_source import is_wide, of_kind
@@ -46,6 +53,8 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
         The settings with nothing left open, and the facts of the data.
     """
     settings = _with_embedded(settings)
+    for source in (train, val):
+        _require_masks(source, settings.skip_bad_images)
     if is_wide(train):
         train, val = of_kind(train, "uint16"), of_kind(val, "uint16")
     seen = probe(train)
@@ -53,7 +62,8 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
     small = size <= SMALL_SIDE
     convnet = TINY if settings.data is None else SMALL
-    model = settings.model or (convnet if small and not settings.pretrained else "resnet18")
+    own_choice = convnet if small and not settings.pretrained else "resnet18"
+    model = settings.model or TASK_TYPES[task_of(train)].default_model or own_choice
     channels = input_channels(model, grey=seen.grey)
     device = _device(settings)
     batch_size = parse_batch_size(settings.batch_size).num or _batch_size(
@@ -65,7 +75,9 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
         precision = "bf16"
     elif device.type == "cuda":
         precision = "fp16"
-    shifted = small and seen.same_size == (size, size)  # not cropped: see ImageDataset
+    per_pixel = TASK_TYPES[task_of(train)].per_pixel
+    # Not cropped: see ImageDataset.
+    shifted = small and seen.same_size == (size, size) and not per_pixel
     _check_crop(settings, size, shifted=shifted)
     chosen: dict[str, Any] = dict(
         image_size=size,
@@ -84,6 +96,19 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     )
     resolved = ResolvedSettings(**{**dataclasses.asdict(settings), **chosen})
     return resolved, _facts(resolved, train, val, channels=channels)
+
+
+def _require_masks(source: Source, skip_bad_images: int) -> None:
+    """InputError for more bad masks than may be skipped; nothing for data without masks."""
+    found = ((index, mask_problem(source, index)) for index in range(len(source)))
+    problems = [(index, why) for index, why in found if why is not None]
+    if len(problems) > skip_bad_images:
+        index, why = problems[0]
+        more = f" (and {len(problems) - 1} more like it)" if len(problems) > 1 else ""
+        raise InputError(
+            f"{source.describe(index)}: {why}{more}\n"
+            "Correct or remove it, or allow N bad images with --skip-bad-images N"
+        )
 
 
 def _task_settings(settings: Settings, train: Source) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from flambeau.trainer.settings.settings import Settings, split_names
 from flambeau.trainer.tasks.classification import Classification
 from flambeau.trainer.tasks.multilabel import Multilabel
 from flambeau.trainer.tasks.regression import Regression
+from flambeau.trainer.tasks.segmentation import Segmentation
 from flambeau.trainer.tasks.task import Task
 
 EVALUATION = "evaluation.json"
@@ -60,8 +61,10 @@ class DataFacts:
         train_names: hex SHA-256 of the names and labels of the training images, which packing keeps.
         task_name: the kind of the targets.
         loss: of the training; None: the task's default.
-        known: the share of the training images of which each label or number is known; None: all.
+        known: the share of the training images of which each label or number is known, or of the pixels of
+            masks; None: all.
         target_mean, target_std: of each column of numbers.
+        mask_values: the number of each class in masks.
         thresholds: the probability from which on each label is predicted, once a run has chosen them.
     """
 
@@ -85,6 +88,7 @@ class DataFacts:
     known: list[float] | None = None
     target_mean: list[float] | None = None
     target_std: list[float] | None = None
+    mask_values: list[int] | None = None
     thresholds: list[float] | None = None
 
     @property
@@ -95,6 +99,9 @@ class DataFacts:
         """Which targets of other data a model of these facts knows."""
         has_columns = KINDS[self.task_name].is_table and settings.label_separator is None
         choice = replace(target_choice(settings), of_others=True)
+        if self.mask_values is not None:
+            pairs = tuple(zip(self.mask_values, self.classes, strict=True))
+            return replace(choice, columns=(), mask_classes=pairs)
         return replace(choice, columns=tuple(self.classes)) if has_columns else choice
 
     def as_json(self) -> bytes:
@@ -135,10 +142,20 @@ def _regression(facts: DataFacts) -> Regression:
     )
 
 
+def _segmentation(facts: DataFacts) -> Segmentation:
+    return Segmentation(
+        tuple(facts.classes),
+        tuple(facts.mask_values or ()),
+        known=facts.known[0] if facts.known else 1.0,
+        kind=facts.loss or Segmentation.losses[0],
+    )
+
+
 _TASKS: dict[str, Callable[[DataFacts], Task]] = {
     "classification": _classification,
     "multilabel": _multilabel,
     "regression": _regression,
+    "segmentation": _segmentation,
 }
 
 
@@ -190,6 +207,7 @@ def target_choice(settings: Settings) -> TargetChoice:
         settings.label_separator,
         group=settings.group,
         split=settings.split,
+        ignore_index=settings.ignore_index,
     )
 
 
@@ -270,7 +288,8 @@ def datasets(
 
     scale = settings.crop_scale or CROP_SCALE[0], CROP_SCALE[1]
     flip: bool | Literal["alternate"] = "alternate" if settings.alternate_flip else settings.flip
-    crop = TrainingCrop(flip, scale, settings.padding, settings.crop)
+    resize = facts.task.eval_resize
+    crop = TrainingCrop(flip, scale, settings.padding, settings.crop, resize)
 
     def make(source: Source, *, train: bool) -> ImageDataset | DeviceDataset:
         skip_bad = settings.skip_bad_images > 0

@@ -1,4 +1,4 @@
-"""Models by name: timm's, torchvision's, flambeau's small ones, or a function in a file."""
+"""Models by name: timm's, torchvision's, flambeau's small ones, those of smp, or a function in a file."""
 
 import contextlib
 import importlib
@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.errors import InputError, nearest
-from flambeau.optional_packages import large_import
+from flambeau.optional_packages import extra, large_import
 from flambeau.run.loop.model_builder import build_from_file
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.parts.device import pick_device
+from flambeau.trainer.parts.pixel_models import MainOutput, PyramidSegmenter
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.user_code import first_line, is_function
 
@@ -42,8 +43,9 @@ def build_model(
     image_size: int,
     pretrained: bool = False,
     drop_path: float = 0.0,
+    per_pixel: bool = False,
 ) -> nn.Module:
-    """Make a classifier.
+    """Make a classifier of images, or of their pixels.
 
     Args:
         name: a timm name, 'torchvision:NAME', one of OWN_MODELS, or 'FILE.py:FUNCTION'. A
@@ -53,18 +55,23 @@ def build_model(
         image_size: side of its input; models with position embeddings are made for it.
         pretrained: start from published weights, with a new head if the number of classes differs.
         drop_path: probability of stochastic depth (of the deepest block, if it rises with depth).
+        per_pixel: outputs for each pixel: a timm name is then that of an encoder, and 'smp:ARCHITECTURE' or
+            'smp:ARCHITECTURE/ENCODER' one of segmentation_models_pytorch.
 
     Raises:
         InputError: an unknown name, a file that does not fit, weights that are not available, a model without
             stochastic depth.
     """
-    model = _build(name, num_classes, channels, image_size, pretrained, drop_path)
+    make = _build_per_pixel if per_pixel else _build
+    model = make(name, num_classes, channels, image_size, pretrained, drop_path)
     if drop_path and not any(_drops_paths(module) for module in model.modules()):
         raise InputError(_without_effect(drop_path, name))
     return model
 
 
-def check_claim(name: str, weights: Mapping[str, Tensor], **shape: int) -> None:
+def check_claim(
+    name: str, weights: Mapping[str, Tensor], *, per_pixel: bool = False, **shape: int
+) -> None:
     """Refuse a model that is far larger than its weights, before memory for it is taken.
 
     A folder from elsewhere may name any model beside a small file of weights.
@@ -79,7 +86,8 @@ def check_claim(name: str, weights: Mapping[str, Tensor], **shape: int) -> None:
         return
     try:
         with torch.device("meta"):
-            model = _build(name, pretrained=False, drop_path=0.0, **shape)
+            make = _build_per_pixel if per_pixel else _build
+            model = make(name, pretrained=False, drop_path=0.0, **shape)
     # It reads values while it is made, or cannot be made, which `build_model` says.
     except (InputError, RuntimeError, TypeError, ValueError):
         return
@@ -123,7 +131,58 @@ def _build(
             channels=channels,
             image_size=image_size,
         )
-    return _timm(name, num_classes, channels, image_size, pretrained, drop_path)
+    return _timm(name, channels, image_size, pretrained, drop_path, num_classes=num_classes)
+
+
+def _build_per_pixel(
+    name: str,
+    num_classes: int,
+    channels: int,
+    image_size: int,
+    pretrained: bool,
+    drop_path: float,
+) -> nn.Module:
+    """A model with logits for each pixel."""
+    if name in OWN_MODELS:
+        raise InputError(
+            f"{name} classifies whole images\n"
+            "For masks name an encoder of timm (resnet18), torchvision:fcn_resnet50, smp:Unet/resnet34 or "
+            "FILE.py:FUNCTION, or leave --model out"
+        )
+    if name.startswith("smp:"):
+        return _smp(name, num_classes, channels, pretrained)
+    if name.startswith("torchvision:"):
+        known = name.removeprefix("torchvision:")
+        return _torchvision(known, num_classes, channels, pretrained, drop_path, per_pixel=True)
+    if is_function(name):
+        return _build(name, num_classes, channels, image_size, pretrained, drop_path)
+    encoder = _timm(name, channels, image_size, pretrained, drop_path, features_only=True)
+    return PyramidSegmenter(encoder, num_classes, image_size=image_size)
+
+
+def _smp(name: str, num_classes: int, channels: int, pretrained: bool) -> nn.Module:
+    """A network of segmentation_models_pytorch: 'smp:Unet' or 'smp:Unet/resnet34'."""
+    smp = extra("segmentation_models_pytorch", what=f"--model {name}")
+    kind, _, encoder = name.removeprefix("smp:").partition("/")
+    kinds = {known.__name__.lower(): known.__name__ for known in smp.MODEL_ARCHITECTURES}
+    if kind.lower() not in kinds:
+        raise InputError(
+            f"unknown model 'smp:{kind}'{nearest(kind, [*kinds.values()])} ({', '.join(kinds.values())})"
+        )
+    try:
+        model = smp.create_model(
+            kind,
+            encoder_name=encoder or "resnet34",
+            encoder_weights="imagenet" if pretrained else None,
+            in_channels=channels,
+            classes=num_classes,
+        )
+    except (KeyError, ValueError, TypeError, OSError, RuntimeError) as error:
+        raise InputError(
+            f"segmentation_models_pytorch cannot make '{name}': {first_line(error)}"
+        ) from error
+    assert isinstance(model, nn.Module)
+    return model
 
 
 def input_channels(name: str, *, grey: bool) -> int:
@@ -147,7 +206,7 @@ def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], 
 
 
 def _timm(
-    name: str, num_classes: int, channels: int, image_size: int, pretrained: bool, drop_path: float
+    name: str, channels: int, image_size: int, pretrained: bool, drop_path: float, **more: Any
 ) -> nn.Module:
     with large_import():
         import timm
@@ -161,16 +220,13 @@ def _timm(
             "(timm names as they are; torchvision:NAME; FILE.py:FUNCTION)"
         )
     default = timm.get_pretrained_cfg(name)
-    extra: dict[str, Any] = (
-        {"img_size": image_size} if default is not None and default.fixed_input_size else {}
-    )
+    if default is not None and default.fixed_input_size:
+        more["img_size"] = image_size
     if drop_path:
-        extra["drop_path_rate"] = drop_path
+        more["drop_path_rate"] = drop_path
     try:
         with _cache_alone_without_network() if pretrained else contextlib.nullcontext():
-            model = timm.create_model(
-                name, pretrained=pretrained, num_classes=num_classes, in_chans=channels, **extra
-            )
+            model = timm.create_model(name, pretrained=pretrained, in_chans=channels, **more)
     except Exception as error:
         if drop_path and "drop_path_rate" in str(error):
             raise InputError(_without_effect(drop_path, name)) from error
@@ -211,17 +267,25 @@ def _cache_alone_without_network() -> Iterator[None]:
 
 
 def _torchvision(
-    name: str, num_classes: int, channels: int, pretrained: bool, drop_path: float
+    name: str,
+    num_classes: int,
+    channels: int,
+    pretrained: bool,
+    drop_path: float,
+    *,
+    per_pixel: bool = False,
 ) -> nn.Module:
     with large_import():
         import torchvision.models
     from torchvision.models import get_model, get_model_weights, list_models
 
     name, _, tag = name.partition(".")
-    known = {f"torchvision:{n}" for n in list_models(module=torchvision.models)}  # classifiers
+    module = torchvision.models.segmentation if per_pixel else torchvision.models
+    kind = "segmentation model" if per_pixel else "classifier"
+    known = {f"torchvision:{n}" for n in list_models(module=module)}
     if f"torchvision:{name}" not in known:
         hint = nearest(f"torchvision:{name}", known)
-        raise InputError(f"unknown model 'torchvision:{name}'{hint} (a classifier of torchvision)")
+        raise InputError(f"unknown model 'torchvision:{name}'{hint} (a {kind} of torchvision)")
     offered = get_model_weights(name).__members__
     if tag and tag not in offered:
         raise InputError(
@@ -229,15 +293,17 @@ def _torchvision(
         )
     if channels != 3:
         raise InputError(f"torchvision:{name} takes 3 channels, got {channels}")
-    extra: dict[str, Any] = {}
+    more: dict[str, Any] = {}
+    if per_pixel:
+        more = {"weights": None, "weights_backbone": None}
     if name in ("googlenet", "inception_v3"):
         # Without the auxiliary classifiers, whose logits training would also return. Their published weights
         # expect another normalization of the images, which transform_input applies.
-        extra = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
+        more = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
     if drop_path:
-        extra["stochastic_depth_prob"] = drop_path
+        more["stochastic_depth_prob"] = drop_path
     try:
-        model = get_model(name, num_classes=num_classes, **extra)
+        model = get_model(name, num_classes=num_classes, **more)
     except TypeError as error:
         if not drop_path:
             raise
@@ -245,7 +311,7 @@ def _torchvision(
     assert isinstance(model, nn.Module)
     if pretrained:
         _load_published(model, f"torchvision:{name}", offered.get(tag or "DEFAULT"))
-    return model
+    return MainOutput(model) if per_pixel else model
 
 
 def _load_published(model: nn.Module, name: str, published: Any) -> None:
@@ -268,6 +334,7 @@ def check_output(
     num_classes: int,
     channels: int,
     image_size: int,
+    per_pixel: bool = False,
     num_images: int = 1,
     training: bool = False,
 ) -> None:
@@ -283,6 +350,7 @@ def check_output(
         num_classes=num_classes,
         channels=channels,
         image_size=image_size,
+        per_pixel=per_pixel,
         num_images=num_images,
         training=training,
     )
@@ -294,6 +362,7 @@ def check_logits(
     num_classes: int,
     channels: int,
     image_size: int,
+    per_pixel: bool = False,
     num_images: int = 1,
     training: bool = False,
 ) -> None:
@@ -303,14 +372,16 @@ def check_logits(
         training: keep the modes of the modules; otherwise all are in evaluation mode.
 
     Raises:
-        InputError: the forward pass fails, or the logits are not (N, num_classes).
+        InputError: the forward pass fails, or the logits are not (N, num_classes), or those of each pixel.
     """
     images_shape = (num_images, channels, image_size, image_size)
     logits = try_forward(model, images_shape, training=training)
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (num_images, num_classes):
+    sides = (image_size, image_size) if per_pixel else ()
+    if shape != (num_images, num_classes, *sides):
+        wanted = ", ".join(map(str, (num_classes, *sides)))
         raise InputError(
-            f"the model must give logits of shape (N, {num_classes}); "
+            f"the model must give logits of shape (N, {wanted}); "
             f"{_on(images_shape, training=training)} it gives {shape}"
         )
 
@@ -436,4 +507,5 @@ def shape_of(settings: ResolvedSettings, facts: DataFacts) -> dict[str, Any]:
         "num_classes": facts.task.num_outputs,
         "channels": facts.channels,
         "image_size": settings.image_size,
+        "per_pixel": facts.task.per_pixel,
     }

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
-from flambeau.data.sources.source import ConcatSource
+from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.errors import InputError
+from flambeau.images.decode import size_of
 from flambeau.terminal import CountBar
 from flambeau.trainer.evaluation.answers import Answer
 from flambeau.trainer.prediction.pixel_remarks import batch_remarks
@@ -22,6 +23,7 @@ class Sample:
     Attributes:
         image: its path as given, or its name in the source, such as a record of a file.
         packed: the packed images, listing or data set, as the user named it; else None.
+        source: the images that it is one of.
         index: its position there, from 0.
         name: what identifies it there: a key, or the listed path.
         label: its class, if known; the model may not know it.
@@ -29,6 +31,7 @@ class Sample:
 
     image: str
     packed: str | None
+    source: Source
     index: int
     name: str
     label: str | None
@@ -79,8 +82,11 @@ def predict(
                 if readable == len(kept):  # the first batch
                     for line in batch_remarks(trained, micro.data[0]):
                         say(line)
+                task = trained.facts.task
                 logits = trained.logits(micro.data[0], flip_tta=flip_tta)
-                yield from zip(kept, trained.facts.task.answers(logits, top=top), strict=True)
+                indices = [int(index) for index in micro.indices if index not in micro.bad]
+                sizes = [size_of(source.read(index)) for index in indices if task.per_pixel]
+                yield from zip(kept, task.answers(logits, sizes, top=top), strict=True)
             bar.update(len(here))
     for line in page_remarks(source):
         say(line)
@@ -96,6 +102,7 @@ def _samples(given: Unlabelled) -> Iterator[Sample]:
         yield Sample(
             image=source.describe(index),
             packed=None if packed is None else str(packed),
+            source=source,
             index=index,
             name=names[index],
             label=source.classes[labels[index]] or None,

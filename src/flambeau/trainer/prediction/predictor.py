@@ -3,7 +3,7 @@
 N: images, C: channels or classes, S: side in pixels, H: height, W: width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -17,7 +17,8 @@ from flambeau.data.sources.source import PixelKind
 from flambeau.data.sources.user_samples import pil_pixels
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
-from flambeau.images.decode import Picture, Stored, decode
+from flambeau.images.decode import Picture, Stored, decode, size_of
+from flambeau.trainer.evaluation.answers import Size
 from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.prediction.trained_model import BATCH, Trained
 
@@ -56,19 +57,20 @@ class Predictor:
 
         Returns:
             A prediction for each image, in their order; for a single image, one. `Predictions` of classes,
-            `LabelAnswers` of several labels, `NumberAnswers` of numbers.
+            `LabelAnswers` of several labels, `NumberAnswers` of numbers, `MaskAnswers` of masks.
 
         Raises:
             InputError: an image that cannot be read, or a shape or dtype that no image has.
             TypeError: something else than images.
         """
         flat = _flat(images)
-        parts = [
-            self.trained.logits(self._pixels(flat[at : at + BATCH], at), flip_tta=flip_tta).cpu()
-            for at in range(0, len(flat), BATCH)
-        ]
-        task = self.trained.facts.task
-        return task.predictions(torch.cat(parts) if parts else torch.empty(0, task.num_outputs))
+
+        def batches() -> Iterator[tuple[Tensor, list[Size]]]:
+            for at in range(0, len(flat), BATCH):
+                pixels, sizes = self._pixels(flat[at : at + BATCH], at)
+                yield self.trained.logits(pixels, flip_tta=flip_tta).cpu(), sizes
+
+        return self.trained.facts.task.predictions(batches())
 
     @float32_by_default()
     def preprocess(self, images: Images) -> Tensor:
@@ -84,7 +86,8 @@ class Predictor:
             InputError, TypeError: as for a call.
         """
         flat = _flat(images)
-        return self.trained.normalize(self._pixels(flat, 0).to(self.trained.device))
+        pixels, _ = self._pixels(flat, 0)
+        return self.trained.normalize(pixels.to(self.trained.device))
 
     def __repr__(self) -> str:
         trained = self.trained
@@ -93,8 +96,9 @@ class Predictor:
             f"{self.image_size} x {self.image_size}, on {trained.device})"
         )
 
-    def _pixels(self, images: Sequence[Any], first: int) -> Tensor:
-        """(N, C, S, S) uint8, or float32 for a run of such pixels."""
+    def _pixels(self, images: Sequence[Any], first: int) -> tuple[Tensor, list[Size]]:
+        """(N, C, S, S) uint8, or float32 for a run of such pixels; and the size of each image."""
+        sizes = list[Size]()
         channels = self.trained.facts.channels
         size = self.image_size
         kind = self.trained.facts.pixels
@@ -103,6 +107,7 @@ class Predictor:
         for k, image in enumerate(images):
             try:
                 stored = _stored(image) if kind == "uint8" else _stored_float(image, channels, kind)
+                sizes.append(size_of(stored))
                 eval_image(
                     stored,
                     size,
@@ -114,7 +119,7 @@ class Predictor:
             except DecodeError as error:
                 name = image if isinstance(image, str | Path) else f"image {first + k}"
                 raise InputError(f"{name}: {error}") from error
-        return x_NHWC.permute(0, 3, 1, 2)
+        return x_NHWC.permute(0, 3, 1, 2), sizes
 
 
 def _flat(images: Images) -> list[Any]:

@@ -139,7 +139,14 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
     device = next(model.parameters()).device
     if device.type == "cuda":
         use_float32(settings.precision, device)
-    return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
+    return Trained(
+        model.eval(),
+        settings,
+        facts,
+        device,
+        normalizer(facts, device),
+        resize=facts.task.eval_resize,
+    )
 
 
 def _of_own_loop(
@@ -154,7 +161,8 @@ def _of_own_loop(
     use_threads()
     weights = _weights(folder, say)
     shape = shape_of(settings, facts)
-    model = build_from_file(settings.model, what="builder", **shape)
+    sizes = {name: size for name, size in shape.items() if name != "per_pixel"}
+    model = build_from_file(settings.model, what="builder", **sizes)
     why = why_not_loadable(model, weights)
     if why is not None:
         raise InputError(f"the weights in {path} do not fit the model {settings.model}: {why}")
@@ -190,9 +198,7 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
     try:
         check_output(
             trained.model,
-            num_classes=facts.task.num_outputs,
-            channels=facts.channels,
-            image_size=image_size,
+            **{**shape_of(trained.settings, facts), "image_size": image_size},
         )
     except InputError as error:
         raise InputError(

@@ -47,6 +47,10 @@ BEST = (
     "val_rmse",
     "val_r2",
     "val_spearman",
+    "val_miou",
+    "val_dice",
+    "val_pixel_accuracy",
+    "val_boundary_f1",
 )
 """Figures of an evaluation that can choose the best weights; each task has some of them."""
 BY_FLAGS = Advice(
@@ -74,18 +78,18 @@ class Settings(SharedOptions):
 
     data: str | None = option(
         None,
-        "the images: a folder with one sub-folder per class (or train/ and val/), a "
+        "the images: a folder with one sub-folder per class (or train/ and val/), or images/ and masks/, a "
         "packed file, torchvision:NAME, hf:NAME, or FILE.py:FUNCTION",
-        "图像数据：每类一个子目录的文件夹（或 train/ 和 val/）、打包文件、torchvision:NAME、hf:NAME 或 "
-        "FILE.py:FUNCTION",
+        "图像数据：每类一个子目录的文件夹（或 train/ 和 val/）、images/ 加 masks/、打包文件、"
+        "torchvision:NAME、hf:NAME 或 FILE.py:FUNCTION",
         group="data",
         auto=("the embedded Fashion-MNIST", "内置的 Fashion-MNIST"),
         may_change=True,
     )
     task: str | None = option(
         None,
-        "what is learned of each image: its class, several labels, or numbers",
-        "从每张图像学习什么：它的类别、多个标签，或数值",
+        "what is learned of each image: its class, several labels, numbers, or the class of each pixel",
+        "从每张图像学习什么：它的类别、多个标签、数值，或每个像素的类别",
         group="data",
         choices=TASKS,
         auto=("found from the data", "由数据判断"),
@@ -117,6 +121,14 @@ class Settings(SharedOptions):
         "表格中写明 train、val 或 test 的列",
         group="data",
         auto=("a column called split, or like it", "名为 split 或类似的列"),
+    )
+    ignore_index: int | None = option(
+        None,
+        "the number in masks of pixels that count in no loss and no figure",
+        "掩码中不计入损失和任何指标的像素所用的数字",
+        group="data",
+        auto=("255, unless it has a name", "255，除非它有名称"),
+        range=Range(0, 255),
     )
     preset: str | None = option(
         None,
@@ -379,8 +391,8 @@ class Settings(SharedOptions):
         group="length",
         choices=BEST,
         auto=(
-            "classes val_accuracy, several labels val_map, numbers val_loss",
-            "类别为 val_accuracy，多标签为 val_map，数值为 val_loss",
+            "classes val_accuracy, several labels val_map, numbers val_loss, masks val_miou",
+            "类别为 val_accuracy，多标签为 val_map，数值为 val_loss，掩码为 val_miou",
         ),
     )
     optimizer: str = option(
@@ -509,10 +521,20 @@ class Settings(SharedOptions):
     loss: str | None = option(
         None,
         "the loss: cross-entropy for classes; bce or asymmetric for several labels; mse, l1 or huber for "
-        "numbers",
-        "损失函数：类别用 cross-entropy；多标签用 bce 或 asymmetric；数值用 mse、l1 或 huber",
+        "numbers; cross-entropy, dice or their sum for masks",
+        "损失函数：类别用 cross-entropy；多标签用 bce 或 asymmetric；数值用 mse、l1 或 huber；"
+        "掩码用 cross-entropy、dice 或两者之和",
         group="optimization",
-        choices=("cross-entropy", "bce", "asymmetric", "mse", "l1", "huber"),
+        choices=(
+            "cross-entropy",
+            "bce",
+            "asymmetric",
+            "mse",
+            "l1",
+            "huber",
+            "dice",
+            "cross-entropy+dice",
+        ),
         auto=("the first of these for the task", "该任务的第一个"),
     )
     label_smoothing: float | None = option(

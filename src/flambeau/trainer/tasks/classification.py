@@ -4,7 +4,7 @@ N: images, C: classes.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,11 +25,13 @@ from flambeau.run.loop.sample_results import (
     evaluation_facts,
     results_of_classes,
 )
-from flambeau.trainer.evaluation.answers import Ranking
+from flambeau.trainer.evaluation.answers import Ranking, Size
 from flambeau.trainer.evaluation.evaluation_result import ClassFigures, Evaluation, ImagePredictions
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.class_counts import class_lines
+from flambeau.trainer.tasks.export_words import ExportWords
+from flambeau.trainer.tasks.task import joined
 
 _TOP = 5
 _MAX_SUSPECTS = 12  # labels that look wrong, in the report
@@ -53,15 +55,21 @@ class Classification:
     best_figures: ClassVar = ("val_accuracy", "val_loss", "val_macro_f1", "val_macro_recall")
     main_figure: ClassVar = "val_accuracy"
     default_smoothing: ClassVar = 0.1
-    outputs_are: ClassVar = "classes"
-    cpp_name: ClassVar = "CLASSES"
-    decoded: ClassVar = "probabilities"
-    decoded_how: ClassVar = "softmax of the logits"
-    of_logits: ClassVar = "logits.softmax(0)"
-    example_lines: ClassVar = """\
+    default_model: ClassVar = None
+    per_pixel: ClassVar = False
+    eval_resize: ClassVar = None
+    export_words: ClassVar = ExportWords(
+        outputs_are="classes",
+        cpp_name="CLASSES",
+        answer="probabilities",
+        answer_how="softmax of the logits",
+        compared="probabilities",
+        of_logits="logits.softmax(0)",
+        example_lines="""\
     best = probabilities.argmax()
     print(f"{file}: {preprocessing.classes[best]} {probabilities[best]:.6f}")
-"""
+""",
+    )
     lr_share: ClassVar = 1.0
     refuses: ClassVar[Mapping[str, str]] = {}
 
@@ -92,6 +100,10 @@ class Classification:
     ) -> Tensor:
         """Cross-entropy with labels (N,), or with probabilities (N, C) of mixed images."""
         return cross_entropy(outputs, targets, smoothing=smoothing, weight=weight)
+
+    def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """The loss towards the decoded outputs of another model."""
+        return self.loss(outputs, self.decode(reference), smoothing=0.0, weight=None)
 
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """The divergence of the softened probabilities."""
@@ -142,6 +154,10 @@ class Classification:
         """Counts of classes, confusions, calibration, mistakes and uncertain images."""
         return evaluation_facts(results, self.classes, step=step, describe=describe)
 
+    def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
+        """The image itself."""
+        return image
+
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
         """The images whose label the model found less likely than a guess, averaged over the training."""
         labels = train.labels.tolist()
@@ -171,6 +187,10 @@ class Classification:
         """Probabilities (N, C)."""
         return outputs.softmax(1)
 
+    def graph_answer(self, outputs: Tensor, pixels: Tensor) -> Tensor:
+        """The decoded outputs."""
+        return self.decode(outputs)
+
     def shown_figure(self, value: float) -> str:
         """The main figure as text."""
         return f"{value:.2%}"
@@ -186,11 +206,11 @@ class Classification:
             "temperature": None if targets is None else fitted_temperature(outputs, targets),
         }
 
-    def predictions(self, outputs: Tensor) -> "Predictions":
+    def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> "Predictions":
         """Classes and probabilities."""
-        return Predictions(self.classes, outputs)
+        return Predictions(self.classes, joined(batches, self.num_outputs))
 
-    def answers(self, outputs: Tensor, *, top: int) -> Sequence[Ranking]:
+    def answers(self, outputs: Tensor, sizes: Sequence[Size], *, top: int) -> Sequence[Ranking]:
         """The most probable classes of each image."""
         return [Ranking(pairs) for pairs in rankings(outputs, self.classes, top)]
 

@@ -5,7 +5,7 @@ ICCV 2021 (arXiv:2009.14119), equations 2 to 5, with its margin of 0.05 and focu
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,7 +17,7 @@ from torch import Tensor
 from flambeau.data.sources.source import Source
 from flambeau.data.sources.targets import separator_of
 from flambeau.run.loop.sample_results import SampleResultsMetric
-from flambeau.trainer.evaluation.answers import LabelAnswer
+from flambeau.trainer.evaluation.answers import LabelAnswer, Size
 from flambeau.trainer.evaluation.label_evaluation import (
     LabelEvaluation,
     LabelPredictions,
@@ -32,8 +32,10 @@ from flambeau.trainer.evaluation.label_figures import (
 from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.tasks.export_words import ExportWords
 from flambeau.trainer.tasks.kept_batches import KeptBatches
 from flambeau.trainer.tasks.known_share import known_facts, mean_of_known_targets
+from flambeau.trainer.tasks.task import joined
 
 _MARGIN = 0.05
 _FOCUS = {True: 1.0, False: 4.0}  # exponents of labels that are there, and of those that are not
@@ -68,16 +70,22 @@ class Multilabel:
     )
     main_figure: ClassVar = "val_loss"
     default_smoothing: ClassVar = 0.0
-    outputs_are: ClassVar = "labels"
-    cpp_name: ClassVar = "LABELS"
-    decoded: ClassVar = "probabilities"
-    decoded_how: ClassVar = "sigmoid of the logits; export.json has the threshold of each label"
-    of_logits: ClassVar = "logits.sigmoid()"
-    example_lines: ClassVar = """\
+    default_model: ClassVar = None
+    per_pixel: ClassVar = False
+    eval_resize: ClassVar = None
+    export_words: ClassVar = ExportWords(
+        outputs_are="labels",
+        cpp_name="LABELS",
+        answer="probabilities",
+        answer_how="sigmoid of the logits; export.json has the threshold of each label",
+        compared="probabilities",
+        of_logits="logits.sigmoid()",
+        example_lines="""\
     rows = zip(preprocessing.classes, probabilities, preprocessing.thresholds)
     labels = [f"{name} {share:.6f}" for name, share, least in rows if share >= least]
     print(f"{file}: {', '.join(labels) or 'no label'}")
-"""
+""",
+    )
     lr_share: ClassVar = 1.0
     refuses: ClassVar[Mapping[str, str]] = {
         "balance": "an image may have frequent and rare labels at once: weigh rare ones with --class-weights "
@@ -160,6 +168,10 @@ class Multilabel:
         """The binary cross-entropy of each image."""
         return {"val_loss": self._entropies(outputs, targets)}
 
+    def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """The loss towards the decoded outputs of another model."""
+        return self.loss(outputs, self.decode(reference), smoothing=0.0, weight=None)
+
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """Binary cross-entropy with the teacher's probabilities, both softened, times T squared."""
         soft = (teacher.float() / temperature).sigmoid()
@@ -233,6 +245,10 @@ class Multilabel:
     def _names(self, row: Tensor) -> list[str]:
         return [name for name, value in zip(self.labels, row.tolist(), strict=True) if value == 1]
 
+    def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
+        """The image itself."""
+        return image
+
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
         """The images whose labels the model found less likely than a guess, averaged over the training."""
         found = []
@@ -281,6 +297,10 @@ class Multilabel:
         """Probabilities (N, K)."""
         return outputs.sigmoid()
 
+    def graph_answer(self, outputs: Tensor, pixels: Tensor) -> Tensor:
+        """The decoded outputs."""
+        return self.decode(outputs)
+
     def shown_figure(self, value: float) -> str:
         """The main figure as text."""
         return f"{value:.4f}"
@@ -298,11 +318,12 @@ class Multilabel:
             "thresholds": self._thresholds().tolist(),
         }
 
-    def predictions(self, outputs: Tensor) -> "LabelAnswers":
+    def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> "LabelAnswers":
         """Labels and probabilities."""
-        return LabelAnswers(self.labels, outputs.float().sigmoid(), self._thresholds())
+        shares = joined(batches, self.num_outputs).float().sigmoid()
+        return LabelAnswers(self.labels, shares, self._thresholds())
 
-    def answers(self, outputs: Tensor, *, top: int) -> Sequence[LabelAnswer]:
+    def answers(self, outputs: Tensor, sizes: Sequence[Size], *, top: int) -> Sequence[LabelAnswer]:
         """The labels of each image that reach their thresholds."""
         return label_answers(outputs.float().sigmoid().cpu(), self._thresholds(), self.labels)
 

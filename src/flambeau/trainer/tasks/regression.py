@@ -3,7 +3,7 @@
 N: images, K: columns.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,14 +14,16 @@ from torch import Tensor
 
 from flambeau.data.sources.source import Source
 from flambeau.run.loop.sample_results import SampleResultsMetric
-from flambeau.trainer.evaluation.answers import NumberAnswer
+from flambeau.trainer.evaluation.answers import NumberAnswer, Size
 from flambeau.trainer.evaluation.number_evaluation import NumberEvaluation, NumberPredictions
 from flambeau.trainer.evaluation.number_figures import figures_of_column, mean_figure
 from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.tasks.export_words import ExportWords
 from flambeau.trainer.tasks.kept_batches import KeptBatches
 from flambeau.trainer.tasks.known_share import constants, known_facts, mean_of_known_targets
+from flambeau.trainer.tasks.task import joined
 
 _LOSSES: dict[str, Callable[..., Tensor]] = {
     "mse": F.mse_loss,
@@ -56,15 +58,21 @@ class Regression:
     best_figures: ClassVar = ("val_loss", "val_mae", "val_rmse", "val_r2", "val_spearman")
     main_figure: ClassVar = "val_loss"
     default_smoothing: ClassVar = 0.0
-    outputs_are: ClassVar = "numbers"
-    cpp_name: ClassVar = "NUMBERS"
-    decoded: ClassVar = "values"
-    decoded_how: ClassVar = "the logits in the unit of the data"
-    of_logits: ClassVar = "logits.numpy() * preprocessing.target_std + preprocessing.target_mean"
-    example_lines: ClassVar = """\
+    default_model: ClassVar = None
+    per_pixel: ClassVar = False
+    eval_resize: ClassVar = None
+    export_words: ClassVar = ExportWords(
+        outputs_are="numbers",
+        cpp_name="NUMBERS",
+        answer="values",
+        answer_how="the logits in the unit of the data",
+        compared="values",
+        of_logits="logits.numpy() * preprocessing.target_std + preprocessing.target_mean",
+        example_lines="""\
     numbers = [f"{name} {value:.6g}" for name, value in zip(preprocessing.classes, values)]
     print(f"{file}: {', '.join(numbers)}")
-"""
+""",
+    )
     # The gradient of a squared error grows with the error: at the rate of classes small_convnet diverges, and
     # at 0.1, 0.25 and 0.5 of it R2 is 0.98, 0.94 and 0.42 after 4 epochs (2,700 images of 56 px, one run).
     lr_share: ClassVar = 0.1
@@ -140,6 +148,10 @@ class Regression:
         """The loss of each image."""
         return {"val_loss": self._losses(outputs, targets)}
 
+    def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """The loss towards the decoded outputs of another model."""
+        return self.loss(outputs, self.decode(reference), smoothing=0.0, weight=None)
+
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """The loss with the teacher's numbers in place of those of the data."""
         return _LOSSES[self.kind](outputs.float(), teacher.float())
@@ -212,6 +224,10 @@ class Regression:
         given = zip(self.columns, row.tolist(), strict=True)
         return NumberAnswer({k: v for k, v in given if v == v}).as_text() or "-"
 
+    def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
+        """The image itself."""
+        return image
+
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
         """The images whose numbers the model was far from, averaged over the training."""
         return [
@@ -254,6 +270,10 @@ class Regression:
         mean, std = (torch.tensor(one, device=outputs.device) for one in (self.mean, self.std))
         return outputs.float() * std + mean
 
+    def graph_answer(self, outputs: Tensor, pixels: Tensor) -> Tensor:
+        """The decoded outputs."""
+        return self.decode(outputs)
+
     def shown_figure(self, value: float) -> str:
         """The main figure as text."""
         return f"{value:.4f}"
@@ -271,13 +291,15 @@ class Regression:
             "target_std": [*self.std],
         }
 
-    def predictions(self, outputs: Tensor) -> "NumberAnswers":
+    def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> "NumberAnswers":
         """Numbers in the unit of the data."""
-        return NumberAnswers(self.columns, self.decode(outputs))
+        return NumberAnswers(self.columns, self.decode(joined(batches, self.num_outputs)))
 
-    def answers(self, outputs: Tensor, *, top: int) -> Sequence[NumberAnswer]:
+    def answers(
+        self, outputs: Tensor, sizes: Sequence[Size], *, top: int
+    ) -> Sequence[NumberAnswer]:
         """The numbers of each image."""
-        return [*self.predictions(outputs.cpu())]
+        return [*NumberAnswers(self.columns, self.decode(outputs.cpu()))]
 
     def answer_columns(self, *, top: int) -> list[str]:
         """Those of an answer's cells."""

@@ -1,9 +1,10 @@
 """What a task must provide; the trainer, the export and the report call these methods and nothing else.
 
-N: images of a batch. A target is an int64 label, or a row of float32.
+N: images of a batch, K: outputs. A target is an int64 label, a row of float32, or a mask (S, S) uint8; the
+outputs are (N, K), or (N, K, S, S) for masks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,14 +12,17 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.source import Source
+from flambeau.data.transforms.crops import EvalResize
 from flambeau.run.loop.sample_results import SampleResultsMetric
-from flambeau.trainer.evaluation.answers import Answer
+from flambeau.trainer.evaluation.answers import Answer, Size
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
 from flambeau.trainer.evaluation.label_evaluation import LabelEvaluation
+from flambeau.trainer.evaluation.mask_evaluation import MaskEvaluation
 from flambeau.trainer.evaluation.number_evaluation import NumberEvaluation
 from flambeau.trainer.evaluation.sample_history import SampleHistory
+from flambeau.trainer.tasks.export_words import ExportWords
 
-AnyEvaluation = Evaluation | LabelEvaluation | NumberEvaluation
+AnyEvaluation = Evaluation | LabelEvaluation | NumberEvaluation | MaskEvaluation
 """Each has `as_dict`, `save_predictions`, `predictions` and `num_images`."""
 
 
@@ -75,8 +79,20 @@ class Task(Protocol):
         """The settings that must keep their default value, and why."""
 
     @property
+    def default_model(self) -> str | None:
+        """The setting `model`, if none is given; None: by the size of the images."""
+
+    @property
     def num_outputs(self) -> int:
         """The width of the model's last layer."""
+
+    @property
+    def per_pixel(self) -> bool:
+        """Whether the model has outputs for each pixel."""
+
+    @property
+    def eval_resize(self) -> EvalResize:
+        """How an evaluation resizes images."""
 
     def loss(
         self, outputs: Tensor, targets: Tensor, *, smoothing: float, weight: Tensor | None
@@ -89,6 +105,9 @@ class Task(Protocol):
             smoothing: of the targets.
             weight: of each class; None weighs them alike.
         """
+
+    def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
+        """The loss with the predictions of other outputs in place of targets, 0-d float32."""
 
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """How far the outputs are from those of a teacher, 0-d float32."""
@@ -127,6 +146,14 @@ class Task(Protocol):
             describe: the name of the image at a position.
         """
 
+    def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
+        """What the report shows of an image: a picture (C, H, W), uint8 or from 0 to 1.
+
+        Args:
+            image: (C, S, S), uint8 or from 0 to 1.
+            sample: what `report_facts` or `suspects` say of it; what is only for this picture is removed.
+        """
+
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
         """Training images whose targets look wrong, as evaluation.json has them.
 
@@ -146,31 +173,19 @@ class Task(Protocol):
         """
 
     @property
-    def outputs_are(self) -> str:
-        """What the outputs stand for, in the plural."""
-
-    @property
-    def cpp_name(self) -> str:
-        """The task in classify.cpp of an export."""
-
-    @property
-    def decoded(self) -> str:
-        """What `decode` returns, as an output of an exported graph is called: 'probabilities'."""
-
-    @property
-    def decoded_how(self) -> str:
-        """How `decode` makes it of the outputs, for the model card."""
-
-    @property
-    def of_logits(self) -> str:
-        """The expression of `decode` in example.py, with `logits` (K,) of one image."""
-
-    @property
-    def example_lines(self) -> str:
-        """What example.py of an export does with `decoded` (K,) of one image; it has `preprocessing`."""
+    def export_words(self) -> ExportWords:
+        """What an export calls its outputs."""
 
     def decode(self, outputs: Tensor) -> Tensor:
-        """What an exported graph returns beside the outputs, such as probabilities; traceable."""
+        """The outputs as what people compare, such as probabilities."""
+
+    def graph_answer(self, outputs: Tensor, pixels: Tensor) -> Tensor:
+        """What an exported graph returns beside the outputs; traceable.
+
+        Args:
+            outputs: of the model.
+            pixels: (N, H, W, C), which the graph was given.
+        """
 
     def shown_figure(self, value: float) -> str:
         """The main figure as text."""
@@ -186,16 +201,27 @@ class Task(Protocol):
             targets: of the same images, if they are known.
         """
 
-    def predictions(self, outputs: Tensor) -> Any:
-        """What `flambeau.load(run)(images)` returns of outputs on the CPU."""
+    def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> Any:
+        """What `flambeau.load(run)(images)` returns.
 
-    def answers(self, outputs: Tensor, *, top: int) -> Sequence[Answer]:
+        Args:
+            batches: outputs of the model, on the CPU, and the sizes of these images.
+        """
+
+    def answers(self, outputs: Tensor, sizes: Sequence[Size], *, top: int) -> Sequence[Answer]:
         """What `flambeau predict` says of each image.
 
         Args:
             outputs: of the model.
+            sizes: of the images; may be empty if the model has no outputs for each pixel.
             top: how many classes to name, where there is one per image.
         """
 
     def answer_columns(self, *, top: int) -> list[str]:
         """The names of the cells of an answer."""
+
+
+def joined(batches: Iterable[tuple[Tensor, Sequence[Size]]], num_outputs: int) -> Tensor:
+    """The outputs (N, K) of all batches, of a model without outputs for each pixel."""
+    parts = [outputs for outputs, _ in batches]
+    return torch.cat(parts) if parts else torch.empty(0, num_outputs)

@@ -15,7 +15,9 @@ from flambeau.data.sources.class_names_file import chosen_labels, named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import joined, split_texts
 from flambeau.data.sources.left_out import LeftOut
+from flambeau.data.sources.masks.masked_source import MaskedSource
 from flambeau.data.sources.tables.columns import Columns, choose_columns
+from flambeau.data.sources.tables.mask_columns import mask_columns, masked_table
 from flambeau.data.sources.tables.target_cells import TableTargets, other_targets
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import FOUND, TargetChoice
@@ -37,6 +39,7 @@ class ArrowSource:
         data: the Arrow file with its images, if it is another file.
         unread: the columns of the table that are not in that file.
         targets: those of other columns than that of the classes.
+        image: the column of images; None: found.
 
     Attributes:
         names: the paths if all are different, else the numbers of the rows.
@@ -50,14 +53,18 @@ class ArrowSource:
         unread: tuple[str, ...] = (),
         labelled: bool = True,
         targets: TableTargets | None = None,
+        image: str | None = None,
     ) -> None:
         self._path = path
         self._data = data or path
         self.task: TaskName = "classification"
         self.separator: str | None = None
         try:
-            table = _read(path, self._data, labelled=labelled and targets is None)
-            self.left_out = (LeftOut(str(path), columns=unread or table.columns.unread),)
+            has_classes = labelled and targets is None
+            table = _read(path, self._data, labelled=has_classes, image=image)
+            self.left_out: tuple[LeftOut, ...] = (
+                LeftOut(str(path), columns=unread or table.columns.unread),
+            )
             self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
             if targets is None:
                 self.classes, self.labels = _classes_and_labels(table, path, self.describe)
@@ -121,15 +128,19 @@ def read_path(table: Path, name: str) -> bytes:
     return (table.parent / name).read_bytes()
 
 
-def open_arrow(path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> ArrowSource:
+def open_arrow(
+    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
+) -> ArrowSource | MaskedSource:
     """The images of an Arrow file, with their classes or other targets."""
     targets = None
+    masks = None
     if labelled:
         pa = extra("pyarrow", what=f"{path}")
         try:
             with pa.memory_map(str(path)) as mapped:
                 schema, batches = arrow_batches(pa, path, mapped.read_buffer())
-                targets = other_targets(path, schema, batches, choice)
+                masks = mask_columns(schema, path, choice)
+                targets = other_targets(path, schema, batches, choice) if masks is None else None
         except InputError:
             raise
         except OSError as error:  # pyarrow raises it for damage, too
@@ -137,7 +148,13 @@ def open_arrow(path: Path, *, labelled: bool = True, choice: TargetChoice = FOUN
             raise (unreadable if is_of_disk else damaged_table)(path, error) from error
         except (pa.ArrowException, struct.error, ValueError) as error:
             raise damaged_table(path, error) from error
-    return ArrowSource(path, labelled=labelled, targets=targets)
+    if masks is None:
+        return ArrowSource(path, labelled=labelled, targets=targets)
+
+    def opened(column: str) -> ArrowSource:
+        return ArrowSource(path, labelled=False, image=column)
+
+    return masked_table(path, masks, choice, opened)
 
 
 class Batch(NamedTuple):
@@ -219,7 +236,7 @@ class _Table(NamedTuple):
     labels: list[int | str | None]
 
 
-def _read(path: Path, data: Path, *, labelled: bool) -> _Table:
+def _read(path: Path, data: Path, *, labelled: bool, image: str | None) -> _Table:
     """Offsets of the images and labels of all rows."""
     pa = extra("pyarrow", what=f"{path}")
     starts = [np.empty(0, np.int64)]
@@ -230,7 +247,7 @@ def _read(path: Path, data: Path, *, labelled: bool) -> _Table:
         with pa.memory_map(str(data)) as mapped:
             buffer = mapped.read_buffer()
             schema, batches = arrow_batches(pa, path, buffer)
-            columns = choose_columns(schema, path, labelled=labelled)
+            columns = choose_columns(schema, path, labelled=labelled, image=image)
             for record_batch in batches:
                 batch = batch_of(pa, record_batch, columns)
                 offsets, lengths = _offsets(batch.images, buffer)

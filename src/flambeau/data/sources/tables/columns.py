@@ -13,7 +13,7 @@ from flambeau.errors import DamagedData, InputError
 from flambeau.optional_packages import extra
 
 # In lower case; if a table has several, the first here is used.
-_IMAGES = ("image", "img", "images", "jpg", "jpeg", "png", "webp", "image_bytes", "encoded")
+IMAGES = ("image", "img", "images", "jpg", "jpeg", "png", "webp", "image_bytes", "encoded")
 LABELS = (
     "label",
     "labels",
@@ -55,28 +55,33 @@ def image_column(schema: Any, path: Path) -> str:
     return _image(pa, types, features_of(schema.metadata or {}, path), path)
 
 
-def choose_columns(schema: Any, path: Path, *, labelled: bool = True) -> Columns:
+def choose_columns(
+    schema: Any, path: Path, *, labelled: bool = True, image: str | None = None
+) -> Columns:
     """The columns of images and labels.
 
     The image is the one column of the feature Image, else the one struct with `bytes`, else the one column of
     bytes; the label is a column with one of the usual names, else the one column of the feature ClassLabel.
     Of several images the usual names decide: `image`, `img`, ...
+
+    Args:
+        image: the column of images, if it is known.
     """
     try:
-        return _chosen(schema, path, labelled)
+        return _chosen(schema, path, labelled, image)
     except UnicodeDecodeError as error:
         raise DamagedData(
             f"{path}: a name in its schema is no text\nCopy or make it again"
         ) from error
 
 
-def _chosen(schema: Any, path: Path, labelled: bool) -> Columns:
+def _chosen(schema: Any, path: Path, labelled: bool, image: str | None) -> Columns:
     pa = extra("pyarrow", what=f"{path}")
     features = features_of(schema.metadata or {}, path)
     types = {field.name: field.type for field in schema}
     if len(types) < len(schema):
         raise InputError(f"{path} has two columns of one name\nRename one of them")
-    image = _image(pa, types, features, path)
+    image = image or _image(pa, types, features, path)
     kind = types[image]
     is_struct = pa.types.is_struct(kind)
     parts = {part.name: part.type for part in kind} if is_struct else {"bytes": kind}
@@ -103,7 +108,9 @@ def features_of(metadata: Mapping[bytes, bytes], path: Path) -> dict[str, dict[s
         ) from error
 
 
-def _image(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path: Path) -> str:
+def image_columns(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any]) -> list[str]:
+    """The columns that hold image files, by the rules of `choose_columns`."""
+
     def is_struct(kind: Any) -> bool:
         return bool(pa.types.is_struct(kind)) and kind.get_field_index("bytes") >= 0
 
@@ -111,17 +118,21 @@ def _image(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path:
     structs = [name for name, kind in types.items() if is_struct(kind)]
     binary = pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view
     files = [name for name, kind in types.items() if any(is_it(kind) for is_it in binary)]
-    candidates = [name for name in declared if name in {*structs, *files}] or structs or files
+    return [name for name in declared if name in {*structs, *files}] or structs or files
+
+
+def _image(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path: Path) -> str:
+    candidates = image_columns(pa, types, features)
     if not candidates:
         raise InputError(
             f"{path} has no column of images (found: {_outline(types)})\n"
             "Expected image files, as binary or as struct<bytes, path> as Hugging Face writes them"
         )
-    known = column_named(candidates, _IMAGES)
+    known = column_named(candidates, IMAGES)
     if len(candidates) > 1 and known is None:
         raise InputError(
             f"{path} has several columns of images: {', '.join(candidates[:_SHOWN])}\n"
-            f"Call the one that counts {_IMAGES[0]!r}. {_USER_FUNCTION}"
+            f"Call the one that counts {IMAGES[0]!r}. {_USER_FUNCTION}"
         )
     return candidates[0] if len(candidates) == 1 or known is None else known
 

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.sources.data_names import data_home
+from flambeau.data.sources.masks.masked_source import MaskedSource
 from flambeau.data.sources.tables.arrow_file import ArrowSource, damaged_table
 from flambeau.data.sources.tables.columns import Columns, choose_columns, image_column
+from flambeau.data.sources.tables.mask_columns import mask_columns, masked_table
 from flambeau.data.sources.tables.target_cells import other_targets
 from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import DamagedData, InputError, unreadable
@@ -31,7 +33,9 @@ _MOST_PACKED = 32  # times its size that a file's images may unpack to
 _GROUP_PACKED = 1032
 
 
-def open_parquet(path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> ArrowSource:
+def open_parquet(
+    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
+) -> ArrowSource | MaskedSource:
     """The images of a Parquet file.
 
     When the file is opened for the first time, they are copied into $FLAMBEAU_DATA or
@@ -45,17 +49,32 @@ def open_parquet(path: Path, *, labelled: bool = True, choice: TargetChoice = FO
         raise unreadable(path, error) from error
     parquet = open_table(path)
     schema = parquet.schema_arrow
+    masks = mask_columns(schema, path, choice) if labelled else None
+    if masks is not None:
+
+        def opened(column: str) -> ArrowSource:
+            columns = choose_columns(schema, path, labelled=False, image=column)
+            copy = _copied(path, parquet, status, image=column)
+            return ArrowSource(path, data=copy, unread=columns.unread, labelled=False, image=column)
+
+        return masked_table(path, masks, choice, opened)
     targets = other_targets(path, schema, _all_rows(path, parquet), choice) if labelled else None
     columns = choose_columns(schema, path, labelled=labelled and targets is None)
+    copy = _copied(path, parquet, status)
+    return ArrowSource(path, data=copy, unread=columns.unread, labelled=labelled, targets=targets)
+
+
+def _copied(path: Path, parquet: Any, status: os.stat_result, *, image: str | None = None) -> Path:
+    """The Arrow copy of the images of a file, made if there is none."""
     folder = data_home() / "parquet"
-    name = f"{path.stem}-{_hash(str(path.absolute()))}"
+    name = f"{path.stem}-{_hash(f'{path.absolute()} {image}' if image else str(path.absolute()))}"
     copy = folder / f"{name}-{_hash(f'1 {status.st_size} {status.st_mtime_ns}')}.arrow"
     if not copy.exists():
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder / f"{name}.lock"):
                 if not copy.exists():
-                    _copy(path, parquet, copy)
+                    _copy(path, parquet, copy, image)
                     for old in folder.glob(f"{name}-*.arrow"):
                         if old != copy:
                             old.unlink(missing_ok=True)
@@ -64,7 +83,7 @@ def open_parquet(path: Path, *, labelled: bool = True, choice: TargetChoice = FO
                 f"{path} cannot be copied into {folder}: {(error.strerror or str(error)).lower()}\n"
                 "Its images are read from there: make room, or name another folder as FLAMBEAU_DATA"
             ) from error
-    return ArrowSource(path, data=copy, unread=columns.unread, labelled=labelled, targets=targets)
+    return copy
 
 
 def open_table(path: Path) -> Any:
@@ -103,11 +122,11 @@ def row_batches(path: Path, table: Any, group: int, names: list[str]) -> Iterato
         raise damaged_table(path, error) from error
 
 
-def _copy(path: Path, table: Any, copy: Path) -> None:
+def _copy(path: Path, table: Any, copy: Path, image: str | None) -> None:
     """Write image and label columns as an Arrow stream, under a temporary name until it is complete."""
     pa = extra("pyarrow", what=f"{path}")
     try:
-        columns = choose_columns(table.schema_arrow, path)
+        columns = choose_columns(table.schema_arrow, path, labelled=image is None, image=image)
     except InputError:  # no labels: for images to predict on
         columns = choose_columns(table.schema_arrow, path, labelled=False)
     most = max(_SMALL, _MOST_PACKED * path.stat().st_size)

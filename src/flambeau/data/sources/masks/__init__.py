@@ -1,0 +1,1 @@
+"""Images with a mask each: the number of a class for every pixel."""

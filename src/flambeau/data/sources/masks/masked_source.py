@@ -1,0 +1,248 @@
+"""Images with a mask each: the number of a class for every pixel.
+
+N: images, K: classes, H: height, W: width.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flambeau.data.sources.fingerprint import sampled_content, size_of
+from flambeau.data.sources.index_cache import stored_index
+from flambeau.data.sources.left_out import LeftOut
+from flambeau.data.sources.masks.mask_classes import MaskClasses, NamedValues, found_classes
+from flambeau.data.sources.masks.mask_file import Mask, decoded_mask
+from flambeau.data.sources.source import (
+    PixelKind,
+    Source,
+    content_sample,
+    file_of,
+    left_out,
+    pixel_kind,
+)
+from flambeau.data.sources.target_names import TaskName
+from flambeau.data.sources.targets import TargetChoice, groups_of
+from flambeau.errors import DecodeError, InputError
+from flambeau.images.decode import Picture, Stored
+from flambeau.images.stand_ins import why_unreadable
+from flambeau.images.thread_pool import DecodePool
+from flambeau.terminal import CountBar
+
+_KIND = "masks 1"
+_MANY = 2000  # masks from which on reading them all shows a bar; chosen
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The masks of N images, as they are stored.
+
+    Attributes:
+        read: a whole file, or an array, by position; OSError if it cannot be read.
+        describe: its name in messages.
+        fingerprint: SHA-256, hexadecimal, of their names and sizes.
+        stamp: changes if one of them is written again.
+        file_at: the file of a mask; None if they have none of their own.
+        index: where the counts of their numbers are kept; None: nowhere.
+        named: the names of the numbers, if the data say them.
+    """
+
+    read: Callable[[int], Any]
+    describe: Callable[[int], str]
+    fingerprint: str
+    stamp: str = ""
+    file_at: Callable[[int], Path] | None = None
+    index: Path | None = None
+    named: NamedValues | None = None
+
+
+def masks_in_files(
+    paths: Sequence[Path], names: Sequence[str], *, index: Path, named: NamedValues | None
+) -> Masks:
+    """The masks in files.
+
+    Args:
+        paths: of N files.
+        names: by which they are known, wherever the data lie.
+        index, named: as of `Masks`.
+    """
+    digest, times = hashlib.sha256(), hashlib.sha256()
+    for path, name in zip(paths, names, strict=True):
+        digest.update(os.fsencode(f"{name}\0{size_of(path)}\n"))
+        times.update(f"{_time_of(path)}\n".encode())
+    digest.update(sampled_content(len(paths), paths.__getitem__).encode())
+    return Masks(
+        read=lambda at: paths[at].read_bytes(),
+        describe=lambda at: str(paths[at]),
+        fingerprint=digest.hexdigest(),
+        stamp=times.hexdigest(),
+        file_at=paths.__getitem__,
+        index=index,
+        named=named,
+    )
+
+
+def _time_of(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return -1
+
+
+class MaskedSource:
+    """A source of images, and the mask of each.
+
+    All masks are read once when it is opened, to know their classes; what was found is kept beside them.
+
+    Args:
+        images: N images, whose own labels are not used.
+        masks: of these images.
+        choice: which number is ignored, and the classes of a model, if these images are for one.
+
+    Attributes:
+        labels: (N, K) float32, the share of the pixels of each image that are of each class; the rest of them
+            is ignored.
+        mask_values: the number of each class in the masks.
+    """
+
+    task: TaskName = "segmentation"
+
+    def __init__(self, images: Source, masks: Masks, choice: TargetChoice) -> None:
+        self._images, self._masks = images, masks
+        found = _counted(images, masks)
+        counts = found["counts"]
+        self._problems: dict[int, str] = {
+            int(at): text for at, text in zip(found["bad"], _texts(found["why"]), strict=True)
+        }
+        if len(self._problems) == len(images):
+            raise InputError(f"{masks.describe(0)}: {self._problems[0]}")
+        named = masks.named
+        if named is None and choice.mask_classes:
+            named = NamedValues(dict(choice.mask_classes), "the training")
+        self._found: MaskClasses = found_classes(counts, named, choice.ignore_index, masks.describe)
+        self.classes = self._found.names
+        self.mask_values = self._found.values
+        self.remark = self._found.remark
+        pixels = np.maximum(counts.sum(1, keepdims=True), 1)
+        self.labels: Tensor = torch.from_numpy(
+            (counts[:, list(self.mask_values)] / pixels).astype(np.float32)
+        )
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self._images.names
+
+    @property
+    def pixel_kind(self) -> PixelKind:
+        return pixel_kind(self._images)
+
+    @property
+    def groups(self) -> Sequence[str] | None:
+        return groups_of(self._images)
+
+    @property
+    def left_out(self) -> tuple[LeftOut, ...]:
+        return left_out(self._images)
+
+    @property
+    def content_sample(self) -> str:
+        return content_sample(self._images)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        facts = f"{self._images.fingerprint} {self._masks.fingerprint} {self.classes} {self.mask_values}"
+        return hashlib.sha256(facts.encode() + self.labels.numpy().tobytes()).hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def describe(self, index: int) -> str:
+        return self._images.describe(index)
+
+    def file_at(self, index: int) -> Path | None:
+        return file_of(self._images, index)
+
+    def read(self, index: int) -> Stored:
+        return self._images.read(index)
+
+    def describe_mask(self, index: int) -> str:
+        """The name of the mask of an image in messages."""
+        return self._masks.describe(index)
+
+    def mask_problem(self, index: int) -> str | None:
+        """What is wrong with a mask: damaged, or of another size than its image, which is then a bad one."""
+        return self._problems.get(index)
+
+    def mask_file_at(self, index: int) -> Path | None:
+        return None if self._masks.file_at is None else self._masks.file_at(index)
+
+    def read_mask(self, index: int) -> Mask:
+        """(H, W) uint8, positions in `classes`, or IGNORED.
+
+        Raises:
+            DecodeError: damaged, or cannot be read.
+        """
+        return self._found.positions(_decoded(self._masks, index))
+
+
+def _decoded(masks: Masks, index: int) -> Mask:
+    try:
+        return decoded_mask(masks.read(index))
+    except OSError as error:
+        raise DecodeError(f"its mask {masks.describe(index)}: {why_unreadable(error)}") from error
+    except DecodeError as error:
+        raise DecodeError(f"its mask {masks.describe(index)}: {error}") from error
+
+
+def _counted(images: Source, masks: Masks) -> dict[str, NDArray[Any]]:
+    """How many pixels of each mask have each number, and which masks are bad."""
+
+    def build() -> dict[str, NDArray[Any]]:
+        counts = np.zeros((len(images), 256), np.uint32)
+        problems: dict[int, str] = {}
+        with CountBar(len(images), unit="masks", shown=len(images) >= _MANY) as bar:
+
+            def work(index: int) -> None:
+                try:
+                    mask = _decoded(masks, index)
+                    _require_size(mask, Picture(images.read(index)), masks.describe(index))
+                    counts[index] = np.bincount(mask.ravel(), minlength=256)
+                except OSError as error:
+                    problems[index] = why_unreadable(error)
+                except DecodeError as error:
+                    problems[index] = str(error)
+                bar.update()
+
+            DecodePool().each(len(images), work)
+        bad = sorted(problems)
+        why = "".join(f"{problems[index]}\0" for index in bad).encode(errors="surrogateescape")
+        return {
+            "counts": counts,
+            "bad": np.array(bad, np.int64),
+            "why": np.frombuffer(why, np.uint8),
+        }
+
+    if masks.index is None:
+        return build()
+    stamp = f"{images.fingerprint} {masks.fingerprint} {masks.stamp}"
+    return stored_index(masks.index, build, kind=_KIND, stamp=stamp)
+
+
+def _texts(array: NDArray[Any]) -> list[str]:
+    return array.tobytes().decode(errors="surrogateescape").split("\0")[:-1]
+
+
+def _require_size(mask: Mask, picture: Picture, name: str) -> None:
+    if mask.shape != (picture.height, picture.width):
+        height, width = mask.shape
+        raise DecodeError(
+            f"its mask {name} is {width} x {height}, and the image {picture.width} x {picture.height}"
+        )
