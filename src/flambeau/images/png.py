@@ -4,7 +4,7 @@ Source: W3C PNG, third edition; python-isal (Intel's ISA-L) for inflating and ch
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,7 @@ from flambeau.images.pixels import Pixels
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # 8 bits without palette and alpha, deflated, not interlaced, after width and height in the header.
 _CHANNELS_OF = {b"\x08\x00\x00\x00\x00": 1, b"\x08\x02\x00\x00\x00": 3}
+_INDICES = {b"\x08\x00\x00\x00\x00": 1, b"\x08\x03\x00\x00\x00": 1}  # grey, or with a palette
 # Keywords of texts that hold EXIF or XMP.
 _ORIENTATION_TEXTS = (b"Raw profile", b"XML:com.adobe.xmp")
 _TEXTS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
@@ -39,8 +40,22 @@ class PngHeader(NamedTuple):
     pieces: list[tuple[int, int]]
 
 
-def read_header(data: bytes) -> PngHeader | None:
+def indices(data: bytes) -> Pixels | None:
+    """The levels of a grey PNG of 8 bits, or the indices of one with a palette, (H, W).
+
+    Returns:
+        None for every other file, for a damaged one, and without a kernel.
+    """
+    header = read_header(data, kinds=_INDICES)
+    rows = None if header is None else first_rows(data, header, header.height)
+    return None if rows is None else rows[:, :, 0]
+
+
+def read_header(data: bytes, *, kinds: Mapping[bytes, int] = _CHANNELS_OF) -> PngHeader | None:
     """The header of a PNG of 8 bits, grey or RGB, not interlaced, upright.
+
+    Args:
+        kinds: channels by the part of the header after width and height.
 
     Returns:
         None for every other file, for a damaged one (all checksums are compared), and without a kernel.
@@ -70,7 +85,7 @@ def read_header(data: bytes) -> PngHeader | None:
         return None
     header = data[chunks[0][1] : chunks[0][2]]
     width, height = int.from_bytes(header[:4]), int.from_bytes(header[4:8])
-    channels = _CHANNELS_OF.get(header[8:])
+    channels = kinds.get(header[8:])
     if channels is None or not width or not height:
         return None
     return PngHeader(height, width, channels, pieces)

@@ -134,7 +134,7 @@ def mask_values(source: Source) -> tuple[int, ...]:
 
 
 def mask_problem(source: Source, index: int) -> str | None:
-    """What is wrong with the mask of an image; None for nothing, and for data without masks."""
+    """What is wrong with the mask of an image; None if it is right, or there is none."""
     problem_at: Callable[[int], str | None] | None = getattr(source, "mask_problem", None)
     return None if problem_at is None or task_of(source) != "segmentation" else problem_at(index)
 

@@ -41,12 +41,16 @@ def fill_nearest(mask: Mask, box: Box, out: Mask, *, mirror: bool = False) -> No
         [[2, 0], [10, 8]]
     """
     top, left, height, width = box
-    rows = top + nearest(height, out.shape[0])
+    rows = nearest(height, out.shape[0])
     columns = left + nearest(width, out.shape[1])
     if mirror:
         columns = columns[::-1]
-    # Rows first: whole ones are copied, and `take` with positions that are in bounds is the fastest gather.
-    np.take(mask[rows], columns, axis=1, out=out, mode="clip")
+    # Whole rows are copied, which is fast, and columns gathered, of as few rows as possible.
+    if height < len(rows):
+        part = np.take(mask[top : top + height], columns, axis=1, mode="clip")
+        np.take(part, rows, axis=0, out=out, mode="clip")
+    else:
+        np.take(mask[top + rows], columns, axis=1, out=out, mode="clip")
 
 
 def nearest(length: int, size: int) -> NDArray[np.int64]:

@@ -74,9 +74,12 @@ class MaskClasses:
 
     def positions(self, mask: Mask) -> Mask:
         """(H, W) positions in `names`, IGNORED for every other number."""
+        num = len(self.values)
+        if self.values == tuple(range(num)) and ((mask < num) | (mask == IGNORED)).all():
+            return mask
         table = np.full(256, IGNORED, np.uint8)
-        table[list(self.values)] = np.arange(len(self.values))
-        return table[mask]
+        table[list(self.values)] = np.arange(num)
+        return np.take(table, mask)
 
 
 def names_beside(folder: Path) -> NamedValues | None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.errors import DecodeError
+from flambeau.images import png
 from flambeau.images.decode import MAX_PIXELS
 from flambeau.images.stand_ins import stand_in
 
@@ -37,6 +38,9 @@ def decoded_mask(data: "bytes | NDArray[Any] | Image.Image") -> Mask:
         return _of_array(data)
     if isinstance(data, Image.Image):
         return _of_image(data)
+    levels = png.indices(data)
+    if levels is not None and levels.size <= MAX_PIXELS:
+        return np.ascontiguousarray(levels)
     if data.startswith(b"\xff\xd8\xff"):
         raise DecodeError("a JPEG, which blurs the numbers of classes; save masks as PNG")
     try:
