@@ -17,9 +17,13 @@ _EXTRAS = {
     "onnxruntime": "export",
     "matplotlib": "plot",
     "pynvml": "gpu",
+    "segmentation_models_pytorch": "smp",
 }
 _FORMATS = "formats"  # the extra of all others
-_INSTALLED_AS = {"pynvml": "nvidia-ml-py"}
+_INSTALLED_AS = {
+    "pynvml": "nvidia-ml-py",
+    "segmentation_models_pytorch": "segmentation-models-pytorch",
+}
 
 
 def extra(module: str, *, what: str) -> ModuleType:

@@ -400,6 +400,18 @@ def test_models_of_others_give_logits_for_each_pixel(name: str) -> None:
     assert unused == []
 
 
+@pytest.mark.slow
+def test_models_of_smp(shapes: Path, flambeau: Flambeau) -> None:
+    pytest.importorskip("segmentation_models_pytorch")
+    words = ("train", "shapes", "--image-size 32 --epochs 1 --batch-size 8 --device cpu")
+    assert flambeau(*words, "--model smp:Unet/resnet18 --out run").code == 0
+    assert load("run")("shapes/images/1.png").masks[0].shape == (40, 48)
+    for name, message in (("smp:Unetz", "Unetz"), ("smp:Unet/resnet17", "resnet17")):
+        refused = flambeau(*words, f"--model {name} --out other")
+        assert refused.code == 2 and "segmentation_models_pytorch cannot make" in refused.err
+        assert message in refused.err and "Traceback" not in refused.err
+
+
 # ---------------------------------------------------------------- export
 
 
