@@ -12,6 +12,7 @@ from PIL import Image
 
 from flambeau.errors import DecodeError, UnsupportedImage
 from flambeau.images import stacked_tiff
+from flambeau.images.channels import num_shown
 from flambeau.images.decode import Picture, Stored, decode_errors, native_header, open_file
 from flambeau.images.exif_orientation import info_orientation, turn_upright
 from flambeau.images.wide_levels import is_wide, wide_levels
@@ -82,6 +83,14 @@ def all_channels(data: Stored, count: int) -> NDArray[Any]:
     if x_HWC.shape[2] != count:
         raise DecodeError(f"an image of {_counted(x_HWC.shape[2])}, where {count} are wanted")
     return x_HWC
+
+
+def shown_pixels(data: Stored) -> NDArray[Any]:
+    """A picture of an image of any channels: (H, W, 3), or (H, W, 1) of two that are no color."""
+    found = stored_channels(data)
+    if not found.are_no_color:
+        return Picture(data).pixels(channels=3)
+    return all_channels(data, found.channels)[:, :, : num_shown(found.channels)]
 
 
 def _of_file(data: bytes) -> NDArray[Any]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from flambeau.errors import DecodeError, UnsupportedImage
-from flambeau.images import png, tiff
+from flambeau.images import png, stacked_tiff, tiff
 from flambeau.images.channels import is_grey, of_array, of_image, require_color
 from flambeau.images.exif_orientation import (
     UPRIGHT,
@@ -275,6 +275,9 @@ def size_of(data: Stored) -> tuple[int, int]:
     Raises:
         DecodeError: not an image.
     """
+    stack = None if isinstance(data, np.ndarray) else stacked_tiff.read_header(data)
+    if stack is not None and stack.has_more_channels:
+        return stacked_tiff.upright_size(stack)
     picture = Picture(data)
     return picture.height, picture.width
 

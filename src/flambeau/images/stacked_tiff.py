@@ -18,7 +18,7 @@ from PIL.TiffImagePlugin import PREFIXES
 from PIL.TiffImagePlugin import ImageFileDirectory_v2 as Tags
 
 from flambeau.errors import UnsupportedImage
-from flambeau.images.exif_orientation import UPRIGHT, turn_upright
+from flambeau.images.exif_orientation import UPRIGHT, swaps_sides, turn_upright
 from flambeau.images.pillow_messages import silence_libtiff, silence_warnings
 from flambeau.images.pixels import MAX_CHANNELS, MAX_PIXELS
 from flambeau.images.tiff import DAMAGED, Kind, first_page
@@ -97,10 +97,18 @@ def samples(data: bytes, stack: Stack) -> NDArray[Any]:
     else:
         planes = [_plane(data, stack, number, 1) for number in range(stack.channels)]
     x_HWC = planes[0] if len(planes) == 1 else np.concatenate(planes, axis=2)
+    return np.ascontiguousarray(turn_upright(x_HWC, _orientation(stack)))
+
+
+def upright_size(stack: Stack) -> tuple[int, int]:
+    """Height and width of what `samples` returns."""
+    sides = stack.height, stack.width
+    return sides[::-1] if swaps_sides(_orientation(stack)) else sides
+
+
+def _orientation(stack: Stack) -> int:
     orientation = int(stack.tags.get(_ORIENTATION, UPRIGHT))
-    if orientation not in range(1, 9):
-        orientation = UPRIGHT
-    return np.ascontiguousarray(turn_upright(x_HWC, orientation))
+    return orientation if orientation in range(1, 9) else UPRIGHT
 
 
 def _why_not(kind: Kind, tags: Tags, height: int, width: int, size: int) -> str | None:

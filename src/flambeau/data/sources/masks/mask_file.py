@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.errors import DecodeError
-from flambeau.images.decode import MAX_PIXELS
+from flambeau.images.pixels import MAX_PIXELS
 from flambeau.images.stand_ins import stand_in
 
 Mask = NDArray[np.uint8]
