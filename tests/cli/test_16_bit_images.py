@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import flambeau as doors
+from flambeau.data.sources.wide_source import PixelFormat
 from flambeau.run.run import Run
 from flambeau.trainer.parts import auto_settings
 from refused import refused
@@ -119,7 +120,7 @@ def test_a_run_that_made_8_bits_of_them_goes_on(
 ) -> None:
     """As runs of earlier versions did."""
     with monkeypatch.context() as patch:
-        patch.setattr(auto_settings, "is_wide", lambda source: False)
+        patch.setattr(auto_settings, "found_format", lambda *_, **__: PixelFormat("uint8", None))
         assert flambeau("train png --out run", SHORT).code == 0
     assert json.loads(Path("run", "dataset.json").read_text())["pixels"] == "uint8"
     assert flambeau("train png --extend 1ep --out run").code == 0

@@ -185,7 +185,6 @@ REFUSES = pytest.mark.skipif(
         ("NET:wrong", r"net.py:wrong must return a torch.nn.Module, it returned int"),
         ("NET:absent", r"absent"),
         ("resnet18 --input 1,3", r"ResNet does not take \(float32 \(1, 3\)\)"),
-        ("torchvision:resnet18 --input 1,1,32,32", r"torchvision:resnet18 takes 3 channels, got 1"),
         ("resnet18 --input 1x3x64x64", r"--input 1x3x64x64: give sizes such as 1,3,224,224"),
         (
             "resnet18 --input 1,3,64,64:int46",

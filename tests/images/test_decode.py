@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps, ImageSequence
 
-from flambeau.errors import DecodeError
+from flambeau.errors import DecodeError, UnsupportedImage
 from flambeau.images.decode import MAX_PIXELS, Picture, decode
 from flambeau.images.jpeg.headers import read_header
 from flambeau.images.jpeg.scan_segments import segment
@@ -275,7 +275,7 @@ def test_a_decompression_bomb_is_refused_from_its_header(width):
 IN_SILENCE = """
 import pathlib, sys
 from flambeau.images.decode import decode
-from flambeau.errors import DecodeError
+from flambeau.errors import DecodeError, UnsupportedImage
 
 bad = 0
 for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):
@@ -406,9 +406,9 @@ def test_pixels_of_a_source():
     ("array", "reason"),
     [
         (np.zeros(5, np.uint8), r"an array of shape \(5,\)"),
-        (np.zeros((5, 5, 2), np.uint8), r"an array of shape \(5, 5, 2\)"),
+        (np.zeros((5, 5, 0), np.uint8), r"an array of shape \(5, 5, 0\)"),
+        (np.zeros((5, 5, 1025), np.uint8), r"an array of shape \(5, 5, 1025\)"),
         (np.zeros((5, 5), np.float64), "an array of float64"),
-        (np.zeros((5, 5, 4), np.float32), "without alpha"),
         (np.zeros((0, 5), np.uint8), "no pixel at all"),
         (np.broadcast_to(np.uint8(0), (14_000, 14_000)), "14000 x 14000 pixels are more than"),
     ],
@@ -417,6 +417,17 @@ def test_arrays_that_are_no_image(array, reason):
     for look in (Picture, lambda data: decode(data, channels=1)):
         with pytest.raises(DecodeError, match=reason):
             look(array)
+
+
+@pytest.mark.parametrize("array", [np.zeros((5, 5, 2), np.uint8), np.zeros((5, 5, 4), np.float32)])
+def test_no_grey_or_color_is_made_of_other_channels(array):
+    count = array.shape[2]
+    np.testing.assert_array_equal(decode(array, channels=count), array)
+    for channels in (1, 3):
+        with pytest.raises(UnsupportedImage, match=rf"\(5, 5, {count}\): grey or color is \(H, W"):
+            decode(array, channels=channels)
+    with pytest.raises(UnsupportedImage, match=f"{count} channels, where 7 are wanted"):
+        decode(array, channels=7)
 
 
 def test_a_jpeg_that_libjpeg_turbo_leaves_is_judged_by_pillow():
@@ -434,7 +445,7 @@ def test_a_jpeg_that_libjpeg_turbo_leaves_is_judged_by_pillow():
 
 
 @pytest.mark.parametrize(
-    ("settings", "rule"), [({"channels": 2}, "channels must be 1 or 3, got 2")]
+    ("settings", "rule"), [({"channels": 0}, "channels must be from 1 to 1024, got 0")]
 )
 def test_wrong_settings_are_refused(settings, rule):
     with pytest.raises(ValueError, match=rule):

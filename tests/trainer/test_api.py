@@ -146,7 +146,10 @@ def test_flips(color: Predictor) -> None:
             torch.zeros(8, 8, 3, dtype=torch.uint8),
             r"a tensor of shape \(8, 8, 3\): an image is \(C",
         ),
-        (np.zeros((3, 8, 8), np.uint8), r"an array of shape \(3, 8, 8\): pixels are \(H, W\)"),
+        (
+            np.zeros((3, 8, 8), np.uint8),
+            r"an array of shape \(3, 8, 8\): grey or color is \(H, W\)",
+        ),
         (np.zeros(8, np.uint8), r"an array of shape \(8,\)"),
         (Image.new("F", (8, 8)), "floating-point pixels have no defined brightness"),
         ("gone.png", "gone.png does not exist"),

@@ -10,12 +10,21 @@ from flambeau.compare.run_comparison import RunComparison
 _MAX = 4
 _COMPUTING = {"model", "precision", "device", "compile", "recompute", "freeze"}
 _SETTINGS: dict[str, set[str]] = {
-    "start": {"seed", "model", "weights", "pretrained", "drop_path", "image_size", "freeze"},
+    "start": {
+        "seed",
+        "model",
+        "weights",
+        "pretrained",
+        "drop_path",
+        "image_size",
+        "freeze",
+        "channels",
+    },
     "length": {"batch_size", "accumulate", "duration", "extend", "early_stop", "balance"},
     "order": {"seed", "batch_size", "balance", "accumulate"},
-    "size": {"image_size", "crop"},
+    "size": {"image_size", "crop", "channels"},
     "pixels": {"seed", "image_size", "crop", "flip", "crop_scale", "padding"}
-    | {"augment", "color_jitter"},
+    | {"augment", "color_jitter", "channels", "bits"},
     "input": {"random_erasing", "mixup", "cutmix", "seed"},
     "forward": _COMPUTING | {"drop_path", "sync_bn", "seed", "parts"},
     "loss": {"label_smoothing", "class_weights", "teacher", "teacher_weight", "temperature"}

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flambeau.compare.recorded_facts import RecordedFacts
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source
 from flambeau.data.sources.targets import TargetChoice, target_texts, task_of
 from flambeau.errors import DecodeError, InputError
+from flambeau.images.all_channels import all_channels, stored_channels
 from flambeau.images.decode import Picture, Stored
 from flambeau.recipes.data.sample_order import sample_order
 from flambeau.trainer.settings.settings import split_names
@@ -137,9 +139,11 @@ def _content_difference(left: Source, right: Source, number: int) -> str | None:
         return None
     name = left.describe(number)
     try:
-        pixels = [Picture(image).pixels(channels=3).astype(np.float64) for image in images]
+        pixels = [_pixels(image) for image in images]
     except DecodeError as error:
         return f"{name}: one of the two cannot be decoded ({error})"
+    if pixels[0].shape[2] != pixels[1].shape[2]:
+        return f"the channels of {name}: {pixels[0].shape[2]} and {pixels[1].shape[2]}"
     if pixels[0].shape != pixels[1].shape:
         sizes = [f"{image.shape[1]} x {image.shape[0]}" for image in pixels]
         return f"the size of {name}: {sizes[0]} and {sizes[1]} pixels"
@@ -151,6 +155,14 @@ def _content_difference(left: Source, right: Source, number: int) -> str | None:
     shown = [f"{v[0]:g}" if (v == v[0]).all() else "/".join(f"{c:g}" for c in v) for v in values]
     count = f"{len(positions)} pixel{'s' * (len(positions) != 1)}"
     return f"{count} of {name}, first in row {row}, column {column}: {shown[0]} and {shown[1]}"
+
+
+def _pixels(image: Stored) -> NDArray[np.float64]:
+    """(H, W, 3), or all channels of an image where these are no color."""
+    found = stored_channels(image)
+    if found.are_no_color:
+        return all_channels(image, found.channels).astype(np.float64)
+    return Picture(image).pixels(channels=3).astype(np.float64)
 
 
 def _are_equal(left: Stored, right: Stored) -> bool:

@@ -1,5 +1,7 @@
 """example.py of an export: ten lines that predict on image files without flambeau or the training code."""
 
+from torch import nn
+
 from flambeau.trainer.parts.model import OWN_MODELS
 from flambeau.trainer.prediction.trained_model import Trained
 
@@ -91,7 +93,8 @@ def _pixel_construction(trained: Trained) -> tuple[str, tuple[str, str]]:
             f"num_classes={classes})"
         )
         imports = "import torchvision\nfrom pixel_models import MainOutput"
-        return ", torchvision", (imports, f"MainOutput({made})")
+        other = "" if channels == 3 else _other_first_layer(trained.model)
+        return ", torchvision", (imports, f"MainOutput({made}){other}")
     encoder = (
         f'timm.create_model("{name}", in_chans={channels}, features_only=True{_sized(trained)})'
     )
@@ -107,6 +110,14 @@ def _sized(trained: Trained) -> str:
     default = timm.get_pretrained_cfg(trained.settings.model)
     sized = default is not None and default.fixed_input_size
     return f", img_size={trained.settings.image_size}" if sized else ""
+
+
+def _other_first_layer(model: nn.Module) -> str:
+    """What gives the first layer of a model for color the weights of other channels."""
+    name, layer = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    shape = ", ".join(map(str, layer.weight.shape))
+    weight = f"torch.nn.Parameter(torch.empty({shape}))"
+    return f'\nmodel.get_submodule("{name}").weight = {weight}\nmodel = model'
 
 
 def _construction(trained: Trained) -> tuple[str, tuple[str, str]]:
@@ -126,8 +137,11 @@ def _construction(trained: Trained) -> tuple[str, tuple[str, str]]:
         known = name.removeprefix("torchvision:").partition(".")[0]
         more = ""
         if known in ("googlenet", "inception_v3"):
-            more = f", aux_logits=False, transform_input={trained.settings.pretrained}"
+            adapts = trained.settings.pretrained and channels == 3
+            more = f", aux_logits=False, transform_input={adapts}"
         call = f'torchvision.models.get_model("{known}", num_classes={classes}{more})'
+        if channels != 3:
+            call += _other_first_layer(trained.model)
         return ", torchvision", ("import torchvision", call)
     more = _sized(trained)
     call = f'timm.create_model("{name}", num_classes={classes}, in_chans={channels}{more})'

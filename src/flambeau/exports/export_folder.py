@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.data.sources.wide_source import COLORS
 from flambeau.data.transforms.crops import shorter_side
 from flambeau.exports.examples import example_of, needs_own_class
 from flambeau.exports.formats.all_formats import FORMATS
@@ -102,7 +103,7 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
     """example.py and the files that it needs."""
     write_file(folder / "example.py", example_of(plan.format, trained, plan.quantize).encode())
     beside = [Path(preprocess.__file__)]
-    if plan.format == "aoti":
+    if plan.format == "aoti" and trained.facts.channels in COLORS:  # it reads PGM and PPM
         beside.append(beside[0].with_name("classify.cpp"))
     if plan.format == "safetensors" and needs_own_class(trained):
         beside.append(Path(pixel_models.__file__))

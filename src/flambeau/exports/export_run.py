@@ -153,7 +153,8 @@ def _data_of_run(
         folder.permission(folder.read_existing(), trust=trust, say=say).ask_for(stored, "data")
     try:
         train, val = (
-            of_kind(source, trained.facts.pixels) for source in open_data(trained.settings)
+            of_kind(source, trained.facts.pixels, trained.facts.channels)
+            for source in open_data(trained.settings)
         )
         return train, val
     except InputError as error:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flambeau.data.sources.wide_source import COLORS
 from flambeau.exports.step_figures import StepFigures, as_table
 from flambeau.trainer.tasks.task import Task
 
@@ -16,9 +17,17 @@ The model takes decoded pixels and gives {answer}; resizing, cropping and normal
 | output `logits` | {logits_shape} | |
 | output `{answer}` | {answer_shape} | {how} |
 
-`preprocess.py` reads image files so (NumPy and Pillow), and `example.py` predicts on them.
+{reading}
 `Preprocessing.prepare` makes any image ({size}, {size}, {channels}), which the model takes in batches.
 """
+
+_READS_FILES = (
+    "`preprocess.py` reads image files so (NumPy and Pillow), and `example.py` predicts on them."
+)
+_READS_ARRAYS = (
+    "Image files of such channels are not read here: give `Preprocessing.read_image` an array (H, W, C), "
+    "as of `tifffile.imread`,\nand `example.py` files `.npy` of one."
+)
 
 _CALIBRATED = """\
 Divided by {:.4f} before the softmax, the logits are calibrated, on the images below."""
@@ -59,6 +68,7 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures], task: T
     title = f"{model}, {len(about['classes'])} {words.outputs_are}, as {about['format']}"
     head, *rows = as_table(figures)
     first = figures[0].name.partition(",")[0]
+    is_color = len(about["mean"]) in COLORS
     parts = [
         f"# {title}",
         _INPUT.format(
@@ -71,9 +81,10 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures], task: T
             how=words.answer_how,
             logits_shape=words.logits_shape.format(**sizes),
             answer_shape=words.answer_shape.format(**sizes),
+            reading=_READS_FILES if is_color else _READS_ARRAYS,
         ).rstrip()
         + _calibration(about.get("temperature")),
-        *([_CPP] if about["format"] == "aoti" else []),
+        *([_CPP if is_color else _CPP.partition("\n")[0]] if about["format"] == "aoti" else []),
         *([_RUNS] if about["format"] in ("aoti", "torch-export") else []),
         "## What each step did",
         f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of {words.compared} and "

@@ -10,18 +10,26 @@ from flambeau.errors import UnsupportedImage
 from flambeau.images.pixels import Pixels
 from flambeau.images.tiff import white_level
 
+_COLORS = (1, 3, 4)
+_FEW = 16  # channels rather than pixels of a side; chosen
+
 
 def of_array(array: NDArray[Any], channels: int) -> Pixels:
     """Pixels of an array; a view of it if nothing must be converted.
 
     Args:
         array: (H, W) or (H, W, C), C 1, 3 or 4 (the last one alpha), uint8 or uint16; or float32, C 1 or 3.
+            With as many channels as are wanted it may have any number of them.
 
     Returns:
         (H, W, channels), float32 if the array is, else uint8.
+
+    Raises:
+        UnsupportedImage: another number of channels, of which no grey or color can be made.
     """
     if array.ndim == 3 and array.shape[2] == channels and array.dtype != np.uint16:
         return array
+    require_color(array, channels)
     if array.dtype == np.float32:
         return _float_channels(array, channels)
     if array.dtype == np.uint16:
@@ -45,6 +53,58 @@ def to_image(pixels: Pixels) -> Image.Image:
     return Image.fromarray(
         np.ascontiguousarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     )
+
+
+def channels_axis(shape: tuple[int, ...]) -> int | None:
+    """Which end of the shape of an image, three numbers, counts its channels: 0 or 2; None if unknown.
+
+    One of 1, 3 or 4 does; else the one beside two equal sides, those of a square; else the one that is at
+    most 16 where the other is more.
+
+    Example:
+        >>> [channels_axis(shape) for shape in ((3, 32, 48), (9, 9, 200), (48, 32, 6), (20, 30, 40))]
+        [0, 2, 2, None]
+    """
+    first, middle, last = shape
+    for at_first, at_last in (
+        (first in _COLORS, last in _COLORS),
+        (middle == last, first == middle),
+        (first <= _FEW, last <= _FEW),
+    ):
+        if at_first != at_last:
+            return 0 if at_first else 2
+        if at_first:
+            return None
+    return None
+
+
+def num_shown(channels: int) -> int:
+    """How many channels a picture of so many shows: the first three, or of two the first."""
+    if channels in (1, 3):
+        return channels
+    return 3 if channels > 3 else 1
+
+
+def shown_text(channels: int) -> str:
+    """Which channels that are.
+
+    Example:
+        >>> shown_text(2), shown_text(6)
+        ('channel 1 of 2', 'channels 1, 2 and 3 of 6')
+    """
+    return f"channel{'s 1, 2 and 3' if num_shown(channels) == 3 else ' 1'} of {channels}"
+
+
+def require_color(array: NDArray[Any], channels: int = 3) -> None:
+    """UnsupportedImage for pixels of which `channels` cannot be made, such as grey of seven bands."""
+    stored = array.shape[2] if array.ndim == 3 else 1
+    if channels not in (1, 3):
+        raise UnsupportedImage(f"an image of {stored} channels, where {channels} are wanted")
+    if stored not in (1, 3, 4) or (stored == 4 and array.dtype == np.float32):
+        counts = "1 or 3 of floating-point pixels" if array.dtype == np.float32 else "1, 3 or 4"
+        raise UnsupportedImage(
+            f"an array of shape {array.shape}: grey or color is (H, W) or (H, W, C), C {counts}"
+        )
 
 
 def is_grey(image: Image.Image) -> bool:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, TiffImagePlugin, UnidentifiedImageError
 
 from flambeau.errors import DecodeError, UnsupportedImage
-from flambeau.images import png, tiff
-from flambeau.images.channels import is_grey, of_array, of_image
+from flambeau.images import png, stacked_tiff, tiff
+from flambeau.images.channels import is_grey, of_array, of_image, require_color
 from flambeau.images.exif_orientation import (
     UPRIGHT,
     info_orientation,
@@ -34,19 +34,17 @@ from flambeau.images.jpeg.region_decode import (
 )
 from flambeau.images.native import kernel as native
 from flambeau.images.pillow_messages import silence_libtiff, silence_warnings
-from flambeau.images.pixels import Box, Pixels
+from flambeau.images.pixels import MAX_CHANNELS, MAX_PIXELS, Box, Pixels
 from flambeau.images.png import PngHeader
 from flambeau.images.stand_ins import stand_in
 from flambeau.images.wide_levels import is_wide, over_white, wide_levels
 
 Stored = bytes | NDArray[Any]
-"""An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), C 1, 3 or 4
-(the last one alpha), uint8 or uint16; or float32, C 1 or 3, of any brightness."""
+"""An image in a source: a whole file of one of decode.FORMATS, or pixels: (H, W) or (H, W, C), uint8 or
+uint16, C 1, 3, 4 (the last one alpha), or a number of channels that are no color; or float32, of any
+brightness and without alpha."""
 
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
-
-# Pillow calls more a 'decompression bomb' (half a GiB as RGB), and warns from half of it on.
-MAX_PIXELS = 178_956_970
 
 # Formats that Pillow can scale while it decodes (MPO is a JPEG followed by others).
 _SCALABLE = ("JPEG", "MPO")
@@ -97,8 +95,8 @@ class Picture:
             self._orientation = UPRIGHT
             _check_size(self.width, self.height)
         else:
-            with _decode_errors():
-                self._image = _open(data)
+            with decode_errors():
+                self._image = open_file(data)
                 if self._image.format == "PNG" and any(name in data for name in _PNG_ORIENTATION):
                     self._image.load()  # they may come after the pixels
                 self.width, self.height = self._image.size
@@ -145,9 +143,10 @@ class Picture:
         if not self.wide:
             raise DecodeError("8 bits per level, and the training images have 16")
         if isinstance(data, np.ndarray):
+            require_color(data)
             return over_white(data if data.ndim == 3 else data[:, :, None]).astype(np.float32)
-        with _decode_errors():
-            levels = wide_levels(lambda: _open(data)).astype(np.float32)
+        with decode_errors():
+            levels = wide_levels(lambda: open_file(data)).astype(np.float32)
         return np.ascontiguousarray(turn_upright(levels, self._orientation))
 
     def scale_eighths_for(self, height: int, width: int, *, least: int) -> int:
@@ -173,14 +172,13 @@ class Picture:
 
         Returns:
             (height, width, channels) uint8, or float32 if the image was given so; often a view, also of
-            pixels that were given.
+            pixels that were given. With other channels than 1 or 3 it must have been given as so many.
 
         Raises:
             DecodeError: damaged, truncated, or pixels without a defined brightness (floating point, 32-bit
                 integers beyond 16 bits).
         """
-        if channels not in (1, 3):
-            raise ValueError(f"channels must be 1 or 3, got {channels}")
+        _check_channels(channels)
         if scale_eighths not in SCALES_EIGHTHS:
             raise ValueError(f"scale_eighths must be 1, 2, 4 or 8, got {scale_eighths}")
         height, width = scaled(self.height, scale_eighths), scaled(self.width, scale_eighths)
@@ -199,15 +197,15 @@ class Picture:
         """Resize a part with antialiasing, to the same pixels as torch; needs the C kernel.
 
         Args:
-            out: (height, width, 1 or 3) uint8, contiguous: receives the result.
+            out: (height, width, C) uint8, contiguous: receives the result.
 
         Returns:
-            False without a kernel with AVX2, and for floating-point pixels.
+            False without a kernel with AVX2, for floating-point pixels, and for other channels than 1 or 3.
         """
         kernel = native.kernel()
         if kernel is None or not kernel.uses_avx2:  # without it, torch is faster
             return False
-        if out.dtype != np.uint8:
+        if out.dtype != np.uint8 or out.shape[2] not in (1, 3):
             return False
         if self._header is not None and self._orientation == UPRIGHT:
             assert isinstance(self._data, bytes)
@@ -235,20 +233,24 @@ class Picture:
             rows = png.first_rows(data, self._png, top + height)
             data = data if rows is None else rows  # None: damaged, and Pillow reports how
         if isinstance(data, np.ndarray):
-            with _decode_errors():
+            with decode_errors():
                 part = np.asarray(data)[top : top + height, left : left + width]
                 return of_array(part, channels)
+        if channels not in (1, 3):
+            raise DecodeError(f"an image file as {channels} channels")  # see `all_channels`
         if header is not None:
             pixels = decode_region(
                 data, header, box, scale_eighths=scale_eighths, channels=channels
             )
             if pixels is not None:
                 return pixels
-        with _decode_errors():
-            image = self._image or _open(data)
+        with decode_errors():
+            image = self._image or open_file(data)
             self._image = None  # its pixels are not kept
             if "transparency" in image.info and is_wide(image):
-                levels = wide_levels(lambda: _open(data))[top : top + height, left : left + width]
+                levels = wide_levels(lambda: open_file(data))[
+                    top : top + height, left : left + width
+                ]
                 # Of color Pillow takes the high byte; it looks for the transparent one among those.
                 is_color = levels.shape[2] == 3
                 return of_array((levels >> 8).astype(np.uint8) if is_color else levels, channels)
@@ -273,6 +275,9 @@ def size_of(data: Stored) -> tuple[int, int]:
     Raises:
         DecodeError: not an image.
     """
+    stack = None if isinstance(data, np.ndarray) else stacked_tiff.read_header(data)
+    if stack is not None and stack.has_more_channels:
+        return stacked_tiff.upright_size(stack)
     picture = Picture(data)
     return picture.height, picture.width
 
@@ -303,8 +308,7 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
         Traceback (most recent call last):
         flambeau.errors.DecodeError: the file is empty
     """
-    if channels not in (1, 3):
-        raise ValueError(f"channels must be 1 or 3, got {channels}")
+    _check_channels(channels)
     if min_side is not None and min_side < 1:
         raise ValueError(f"min_side must be at least 1, got {min_side}")
     picture = Picture(data)
@@ -318,7 +322,7 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
 
 
 @contextlib.contextmanager
-def _decode_errors() -> Iterator[None]:
+def decode_errors() -> Iterator[None]:
     """Turns any exception into a DecodeError."""
     try:
         yield
@@ -330,7 +334,8 @@ def _decode_errors() -> Iterator[None]:
         raise DecodeError(_reason(error)) from error
 
 
-def _open(data: bytes) -> Image.Image:
+def open_file(data: bytes) -> Image.Image:
+    """An image file of one of FORMATS, opened by Pillow; its pixels are those in the file."""
     silence_warnings()
     if not data:
         raise DecodeError("the file is empty")
@@ -373,14 +378,17 @@ def _size_is_not_turned_yet(image: TiffImagePlugin.TiffImageFile) -> bool:
 
 def _check_array(array: NDArray[Any]) -> None:
     channels = array.shape[2] if array.ndim == 3 else 1
-    if array.ndim not in (2, 3) or channels not in (1, 3, 4):
+    if array.ndim not in (2, 3) or not 1 <= channels <= MAX_CHANNELS:
         raise DecodeError(
-            f"an array of shape {array.shape}: pixels are (H, W) or (H, W, C), C 1, 3 or 4"
+            f"an array of shape {array.shape}: pixels are (H, W) or (H, W, C), C at most {MAX_CHANNELS}"
         )
-    if array.dtype == np.float32 and channels == 4:
-        raise DecodeError("floating-point pixels with 4 channels; expected 1 or 3, without alpha")
     if array.dtype not in (np.uint8, np.uint16, np.float32):
         raise DecodeError(f"an array of {array.dtype}: pixels are uint8, uint16 or float32")
+
+
+def _check_channels(channels: int) -> None:
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise ValueError(f"channels must be from 1 to {MAX_CHANNELS}, got {channels}")
 
 
 def _check_size(width: int, height: int) -> None:

@@ -13,8 +13,8 @@ from PIL.TiffImagePlugin import ImageFileDirectory_v2 as Tags
 
 from flambeau.errors import UnsupportedImage
 
-# What Pillow and `Kind` raise for tags that are cut off or of other types than TIFF has.
-_DAMAGED = (SyntaxError, OSError, ValueError, TypeError, LookupError, ArithmeticError, struct.error)
+DAMAGED = (SyntaxError, OSError, ValueError, TypeError, LookupError, ArithmeticError, struct.error)
+"""What Pillow and `Kind` raise for tags that are cut off or of other types than TIFF has."""
 
 # Numbers of tags.
 _WIDTH, _HEIGHT = 256, 257
@@ -79,20 +79,25 @@ class Kind:
         """Whether Pillow gives other pixels than are in the file, without an error."""
         depth = max(self.bits)
         is_grey = self.color in (_WHITE_IS_ZERO, _GREY, _PALETTE)
-        spare = self.samples - _COLOR_SAMPLES.get(self.color, 1)
-        is_color_and_alpha = spare == 1 and self.extras[:1] and self.extras[0] in _ALPHA
         return any(
             (
                 self.color == _WHITE_IS_ZERO and depth > 8,
                 self.color == _CIELAB or self.no_cmyk or self.table_has_8_bits,
                 self.numbers == _SIGNED and depth <= 8,
-                # Without the tag Pillow takes a fourth channel for alpha, but near infrared is as likely.
-                spare > 0 and not is_color_and_alpha,
+                self.has_more_channels,
                 self.is_subsampled and self.compression == 1 and self.samples > 1,
                 self.is_separate and is_grey,
                 self.is_separate and depth > 8 and self.compression == 1,
             )
         )
+
+    @property
+    def has_more_channels(self) -> bool:
+        """Whether it has samples beside grey or color, and more than an alpha."""
+        spare = self.samples - _COLOR_SAMPLES.get(self.color, 1)
+        is_color_and_alpha = spare == 1 and self.extras[:1] and self.extras[0] in _ALPHA
+        # Without the tag Pillow takes a fourth channel for alpha, but near infrared is as likely.
+        return spare > 0 and not is_color_and_alpha
 
     @property
     def is_known(self) -> bool:
@@ -155,12 +160,18 @@ def require_known(data: bytes) -> None:
             "a BigTIFF with its high bytes first is not read here; save it as PNG"
         )
     try:
-        tags = Tags(data[:16] if data[2] == 43 else data[:8])  # the version of BigTIFF
-        file = io.BytesIO(data)
-        file.seek(tags.next)
-        tags.load(file)
+        tags = first_page(data)
         kind = Kind(tags)
-    except _DAMAGED:
+    except DAMAGED:
         return
     if kind.is_known and _WIDTH in tags and _HEIGHT in tags:
         raise UnsupportedImage(kind.refusal)
+
+
+def first_page(data: bytes) -> Tags:
+    """The tags of the first page of a whole file; one of DAMAGED if they cannot be read."""
+    tags = Tags(data[:16] if data[2] == 43 else data[:8])  # the version of BigTIFF
+    file = io.BytesIO(data)
+    file.seek(tags.next)
+    tags.load(file)
+    return tags

@@ -33,14 +33,17 @@ def is_wide(image: Image.Image) -> bool:
     return image.mode.startswith("I") or _layout(image) in _SWAPPED
 
 
-def wide_levels(open_image: Callable[[], Image.Image]) -> NDArray[np.uint16]:
+def wide_levels(
+    open_image: Callable[[], Image.Image], *, keep_alpha: bool = False
+) -> NDArray[np.uint16]:
     """The levels of an image of 16 bits; transparent parts are laid over white.
 
     Args:
         open_image: gives the image anew, for which `is_wide` holds.
+        keep_alpha: return all channels as they are stored instead.
 
     Returns:
-        (H, W, 1 or 3).
+        (H, W, 1 or 3), or with `keep_alpha` 4.
 
     Raises:
         UnsupportedImage: of 32 bits, with levels beyond 16.
@@ -64,6 +67,8 @@ def wide_levels(open_image: Callable[[], Image.Image]) -> NDArray[np.uint16]:
             args = swapped if more is None else (swapped, *more)
             image.tile[number] = tile._replace(args=args)
         levels = levels << 8 | np.asarray(image)
+    if keep_alpha:
+        return levels.astype(np.uint16)
     if hidden is not None:  # a level, or a color, that is transparent
         levels[(levels == hidden).all(2)] = _WHITE
     return over_white(levels)

@@ -123,6 +123,8 @@ def train(
     group: str | None = None,
     split: str | None = None,
     ignore_index: int | None = None,
+    channels: int | None = None,
+    bits: int | None = None,
     image_size: int | None = None,
     eval_size: int | None = None,
     crop: str = "bilinear",
@@ -220,6 +222,11 @@ def train(
         split: column of the table that says train, val or test (None: a column called split, or like it).
         ignore_index: the number in masks of pixels that count in no loss and no figure (None: 255, unless it
             has a name; from 0 to 255).
+        channels: channels of the images: 1 makes grey and 3 color of any image, another number keeps all that
+            the images have (None: 1 or 3 by the images and the model; all of them, where they are no color;
+            from 1 to 1024).
+        bits: bits per level of the images, 8 or 16: 16 refuses images of 8, and 8 scales those of 16 (None:
+            16 if all images looked at have them, else 8).
         image_size: side of the square training images, in pixels (None: from the images, at most 224; from 8
             to 16384).
         eval_size: side of the images in evaluation and prediction, if it differs from image_size (from 8 to

@@ -17,7 +17,7 @@ from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.report.evaluated import evaluated
 from flambeau.run.folder.json_file import json_file
-from flambeau.run.loop.pictures import contact_sheet, data_uri, unit_range
+from flambeau.run.loop.pictures import contact_sheet, data_uri, shown_channels, unit_range
 from flambeau.trainer.evaluation.sample_history import SampleHistory
 from flambeau.trainer.parts.data import EVALUATION
 from flambeau.trainer.tasks.task import Task
@@ -151,6 +151,7 @@ class ReportData:
                 sample["picture"] = data_uri(picture, pictures=side_by_side)
 
     def _in_range(self, x_NCHW: Tensor) -> Tensor:
+        x_NCHW = shown_channels(x_NCHW)
         return x_NCHW if self._has_unit else unit_range(x_NCHW)
 
     def add_first_batch(self, x_NCHW: Tensor, *, say: Callable[[str], None]) -> None:

@@ -14,7 +14,6 @@ from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import left_out_lines
 from flambeau.data.sources.targets import task_of
 from flambeau.data.sources.wide_source import of_kind
-from flambeau.data.transforms.auto_augment import NEED_WHITE
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.provenance import named_code
@@ -41,6 +40,7 @@ from flambeau.trainer.parts.data import (
     open_data,
 )
 from flambeau.trainer.parts.optimizer import without_compiler
+from flambeau.trainer.parts.pixel_lines import pixel_lines
 from flambeau.trainer.settings.default_folder import EMBEDDED_NAME
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS, FIELDS, Settings, parse_batch_size
@@ -207,7 +207,7 @@ def _open(
         facts = ranks.first(lambda: DataFacts.read(folder.dataset))
     else:
         resolved, facts = ranks.first(lambda: resolve(settings, train, val))
-    train, val = of_kind(train, facts.pixels), of_kind(val, facts.pixels)
+    train, val = (of_kind(source, facts.pixels, facts.channels) for source in (train, val))
     moved = None if stored is None else ranks.first(lambda: _moved(folder, stored.data))
     ranks.each(lambda: check_unchanged(facts, train, val, settings=resolved, moved=moved))
     return Prepared(resolved, facts, train, val)
@@ -322,16 +322,9 @@ def _show(given: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], 
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
     for line in (*left_out_lines(train, val), *page_remarks(train, val)):
         say(line)
-    if prepared.facts.pixels == "uint16":
-        say(
-            f"images of 16 bits, with all their levels: mean {prepared.facts.mean}, standard deviation "
-            f"{prepared.facts.std}"
-        )
-        if settings.augment != "none":
-            say(
-                f"{settings.augment} without {', '.join(NEED_WHITE)}: which of the 16 bits are used, and so "
-                "the level of white, is unknown"
-            )
+    is_asked = "channels" in given or "bits" in given
+    for line in pixel_lines(prepared.facts, settings, train, is_asked=is_asked):
+        say(line)
     for line in TASK_TYPES[task_of(train)].target_lines(train, settings):
         first, *words = line.split(" ")
         say(_wrapped(first, words, indent=2))

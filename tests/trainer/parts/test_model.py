@@ -95,9 +95,7 @@ def test_unknown_names(name: str, message: str) -> None:
         build_model(name, **SHAPE)
 
 
-def test_torchvision_takes_colour_only() -> None:
-    with pytest.raises(InputError, match="torchvision:resnet18 takes 3 channels, got 1"):
-        build_model("torchvision:resnet18", num_classes=3, channels=1, image_size=64)
+def test_torchvision_is_for_color_unless_other_channels_are_asked_for() -> None:
     assert input_channels("torchvision:resnet18", grey=True) == 3
     assert input_channels("resnet18", grey=True) == 1
     assert input_channels("resnet18", grey=False) == 3
@@ -126,6 +124,40 @@ def test_torchvision_starts_from_published_weights(
     same = {name for name, t in model.state_dict().items() if torch.equal(t, weights[name])}
     head = {"classifier.1.weight", "classifier.1.bias"}
     assert same == (set(weights) - head if num_classes == 3 else set(weights))
+
+
+@pytest.mark.parametrize("channels", [1, 2, 4, 7])
+def test_the_first_published_layer_is_adapted_as_by_timm(
+    channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = save_published(tmp_path, monkeypatch)
+    shape = {**SHAPE, "channels": channels}
+    model = build_model("torchvision:squeezenet1_1", pretrained=True, **shape)
+    state = model.state_dict()
+    wanted = timm.models.adapt_input_conv(channels, weights["features.0.weight"])
+    torch.testing.assert_close(state["features.0.weight"], wanted)
+    torch.testing.assert_close(state["features.0.bias"], weights["features.0.bias"])
+    others = set(weights) - {"features.0.weight", "classifier.1.weight", "classifier.1.bias"}
+    assert all(torch.equal(state[name], weights[name]) for name in others)
+    assert model(torch.zeros(1, channels, 64, 64)).shape == (1, SHAPE["num_classes"])
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_b_32", "swin_t", "convnext_tiny", "googlenet"])
+def test_models_of_torchvision_take_other_channels(name: str) -> None:
+    torch.manual_seed(0)
+    shape = {"num_classes": 3, "image_size": 224}
+    of_color, model = (
+        build_model(f"torchvision:{name}", channels=channels, **shape).eval() for channels in (3, 5)
+    )
+    with torch.inference_mode():
+        assert model(torch.randn(2, 5, 224, 224)).shape == (2, 3)
+    first, other = (
+        next(layer for layer in one.modules() if isinstance(layer, nn.Conv2d))
+        for one in (of_color, model)
+    )
+    assert (other.in_channels, other.stride, other.padding) == (5, first.stride, first.padding)
+    spread = float(first.weight.detach().std()) * (3 / 5) ** 0.5
+    assert float(other.weight.detach().std()) == pytest.approx(spread, rel=0.05)
 
 
 def test_the_published_weights_that_the_name_says(
@@ -210,7 +242,12 @@ def test_images_are_normalised_as_for_the_published_weights() -> None:
     assert pretrained_normalization("resnet18", channels=3) == imagenet
     mean, std = pretrained_normalization("resnet18", channels=1) or ([], [])
     assert (mean, std) == ([pytest.approx(0.449)], [pytest.approx(0.226)])
+    mean, std = pretrained_normalization("torchvision:resnet18", channels=1) or ([], [])
+    assert (mean, std) == ([pytest.approx(0.449)], [pytest.approx(0.226)])
     assert pretrained_normalization("nope", channels=3) is None
+    # Of other channels nothing is published: their own statistics are used.
+    assert pretrained_normalization("resnet18", channels=4) is None
+    assert pretrained_normalization("torchvision:resnet18", channels=4) is None
 
 
 # ---------------------------------------------------------------- a function in a file

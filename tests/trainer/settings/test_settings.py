@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flambeau.errors import InputError, nearest
+from flambeau.images.pixels import MAX_CHANNELS
 from flambeau.run.folder.identity import Identity, differences
 from flambeau.run.options.durations import parse_duration
 from flambeau.run.options.option import allowed_types, values_of
@@ -31,9 +32,11 @@ WRONG_TYPE: dict[type, list[Any]] = {
 LOWEST = {  # refused just below
     "image_size": 8, "eval_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1, "batch_size": 1,
     "accumulate": 1, "parts": 1, "keep": 1, "log_every": 1, "seed": 0, "patience": 0,
-    "early_stop": 0, "retry_workers": 0,
+    "early_stop": 0, "retry_workers": 0, "channels": 1,
 }  # fmt: skip
 RANGES = {  # good, then refused
+    "channels": ([1, 4, MAX_CHANNELS], [0, MAX_CHANNELS + 1]),
+    "bits": ([8, 16], [7, 12, 24]),
     "ema": ([0, 0.5, 0.9999], [1, 1.5]),
     "label_smoothing": ([0, 0.1, 0.999], [1, 2]),
     "lr": ([1e-12, 1, 10], [0, -0.1]),

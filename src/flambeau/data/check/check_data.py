@@ -36,7 +36,7 @@ from flambeau.data.sources.source import (
 )
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import kind_of_targets, task_of
-from flambeau.data.sources.wide_source import is_wide, of_kind
+from flambeau.data.sources.wide_source import found_format, of_kind
 from flambeau.terminal import CountBar
 
 _UNEVEN = 10  # times as many images in the largest class as in the smallest; chosen
@@ -97,8 +97,8 @@ def check_data(
     Args:
         train, val: as `open_sources` opens them, so that `val` holds what is held out of `train`.
     """
-    if is_wide(train):
-        train, val = of_kind(train, "uint16"), of_kind(val, "uint16")
+    format_ = found_format(train)
+    train, val = (of_kind(source, *format_) for source in (train, val))
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)
     names = short_names(source, path)

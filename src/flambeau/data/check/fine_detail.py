@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from flambeau.data.check.image_facts import STEPS, full_levels
+from flambeau.data.check.image_facts import STEPS, full_levels, shown_pixels
 from flambeau.data.check.near_copies import NearPair
-from flambeau.data.sources.source import Source, pixel_kind
+from flambeau.data.sources.source import Source, pixel_kind, stacked_channels
 from flambeau.errors import DecodeError, InputError
 from flambeau.images.thread_pool import DecodePool
 
@@ -32,10 +32,11 @@ def with_equal_detail(
     """The pairs whose images agree at full size; an image that cannot be read agrees with none."""
     agrees = [False] * len(pairs)
     kind = pixel_kind(source)
+    stacked = stacked_channels(source)
 
     @functools.lru_cache(maxsize=16)
     def image(number: int) -> Image.Image:
-        return Image.fromarray(full_levels(source.read(number), kind))
+        return Image.fromarray(full_levels(shown_pixels(source.read(number), stacked), kind))
 
     def compare(position: int) -> None:
         pair = pairs[position]

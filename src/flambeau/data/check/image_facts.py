@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from flambeau.data.sources.source import PixelKind, Source, pixel_kind
+from flambeau.data.sources.source import PixelKind, Source, pixel_kind, stacked_channels
 from flambeau.errors import DecodeError, InputError
+from flambeau.images.channels import num_shown
 from flambeau.images.decode import Picture, Stored
 from flambeau.images.file_formats import format_of
 from flambeau.images.pixels import Pixels
@@ -77,10 +78,11 @@ def measure_images(
 ) -> ImageFacts:
     """Read each image once, JPEGs at a small scale, and again in full what then looks like a copy."""
     kind = pixel_kind(source)
+    stacked = stacked_channels(source)
     facts = empty_facts(len(source))
 
     def note(number: int, stored: Stored) -> None:
-        record_facts(facts, number, stored, kind)
+        record_facts(facts, number, stored, kind, stacked=stacked)
 
     everything = range(len(source))
     read_each(source, everything, note, facts.problems, threads=threads, advance=advance)
@@ -97,7 +99,11 @@ def _compare_in_full(
     for number in seen:
         files[int(facts.pixel_hash[number])].add(int(facts.file_hash[number]))
 
+    stacked = stacked_channels(source)
+
     def note(number: int, stored: Stored) -> None:
+        if stacked is not None:  # hashed in full at once
+            return
         pixels = np.ascontiguousarray(Picture(stored).pixels(channels=3))
         width = int(facts.width[number])
         facts.pixel_hash[number] = _pixel_hash(facts, number, width, pixels)
@@ -158,8 +164,20 @@ def read_each(
     DecodePool(threads).each(len(numbers), work)
 
 
-def record_facts(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> None:
-    """Decode an image, a JPEG at a small scale, and fill in its facts."""
+def record_facts(
+    facts: ImageFacts, number: int, stored: Stored, kind: PixelKind, *, stacked: int | None = None
+) -> None:
+    """Decode an image, a JPEG at a small scale, and fill in its facts.
+
+    Args:
+        stacked: how many channels it has, if these are no color: then those that are shown count as its
+            picture, and all of them for its hash.
+    """
+    if stacked is not None:
+        record_facts(facts, number, shown_pixels(stored, stacked), kind)
+        whole = np.ascontiguousarray(stored)
+        facts.pixel_hash[number] = _pixel_hash(facts, number, int(facts.width[number]), whole)
+        return
     if isinstance(stored, bytes):
         facts.file_hash[number] = content_hash(stored)
         facts.formats[number] = format_of(stored)
@@ -183,6 +201,13 @@ def record_facts(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind
     facts.chroma[number] = parts[:, :, 1:].mean((0, 1))
     facts.pixel_hash[number] = _pixel_hash(facts, number, picture.width, pixels)
     facts.width[number] = picture.width  # last: an image with a width counts as read
+
+
+def shown_pixels(stored: Stored, stacked: int | None) -> Stored:
+    """Of an image of channels that are no color those that are shown; any other as it is."""
+    if stacked is None or isinstance(stored, bytes):
+        return stored
+    return np.ascontiguousarray(stored[:, :, : num_shown(stacked)])
 
 
 def full_levels(stored: Stored, kind: PixelKind) -> NDArray[np.uint8]:

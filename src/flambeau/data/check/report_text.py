@@ -11,7 +11,14 @@ from flambeau.data.check.finding import Finding, Row, images_text
 from flambeau.data.check.same_pictures import exact_copies
 from flambeau.data.check.stored_images import measure_stored
 from flambeau.data.datasets.image_statistics import page_remarks
-from flambeau.data.sources.source import ConcatSource, Source, left_out_lines, pixel_kind
+from flambeau.data.sources.source import (
+    ConcatSource,
+    Source,
+    left_out_lines,
+    pixel_kind,
+    stacked_channels,
+)
+from flambeau.images.channels import shown_text
 from flambeau.terminal import printable
 
 _SLOW = "A training waits for 2 % of its time, and a minute at most; flambeau check reads all."
@@ -64,6 +71,9 @@ def quick_findings(
         for one in all_findings(copies, facts, names, train, val, by_name=path is not None)
     ]
     findings += [ReportItem("", line, []) for line in left_out_lines(source)]
+    channels = stacked_channels(train)
+    if channels is not None:
+        findings.append(ReportItem("", f"pictures show {shown_text(channels)}", []))
     left = len(source) - int(facts.is_read.sum()) - len(facts.problems)
     if left:
         findings.append(

@@ -16,7 +16,7 @@ from flambeau.data.check.image_facts import (
     read_each,
     record_facts,
 )
-from flambeau.data.sources.source import PixelKind, Source
+from flambeau.data.sources.source import PixelKind, Source, stacked_channels
 from flambeau.images.decode import Picture, Stored
 from flambeau.images.file_formats import format_of
 
@@ -36,18 +36,22 @@ def measure_stored(source: Source, kind: PixelKind, *, seconds: float) -> ImageF
     facts = empty_facts(len(source))
     facts.spread[:], facts.brightest[:] = 255, 255
 
+    stacked = stacked_channels(source)
+
     def note(number: int, stored: Stored) -> None:
-        _note(facts, number, stored, kind)
+        _note(facts, number, stored, kind, stacked)
 
     read_each(source, range(len(source)), note, facts.problems, until=until)
     _compare_whole(source, facts, until)
     return facts
 
 
-def _note(facts: ImageFacts, number: int, stored: Stored, kind: PixelKind) -> None:
+def _note(
+    facts: ImageFacts, number: int, stored: Stored, kind: PixelKind, stacked: int | None
+) -> None:
     picture = Picture(stored)
     if _may_be_blank(stored, picture.width * picture.height):
-        record_facts(facts, number, stored, kind)
+        record_facts(facts, number, stored, kind, stacked=stacked)
         return
     content = _content(stored)
     middle = max(0, len(content) - _MIDDLE_BYTES) // 2

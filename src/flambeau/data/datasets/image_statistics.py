@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from flambeau.data.sources.source import Source, pixel_kind
-from flambeau.data.sources.wide_source import of_kind
+from flambeau.data.sources.wide_source import COLORS, of_kind
 from flambeau.errors import DecodeError, InputError
 from flambeau.images.decode import Picture, Stored, decode
 from flambeau.images.stand_ins import why_unreadable
@@ -97,6 +97,9 @@ def mean_std(
             raise DecodeError("pixels of another type than its source has by `pixel_kind`")
         if is_float:
             wide = pixels.astype(np.float64)
+            return wide.mean((0, 1)), (wide**2).mean((0, 1))
+        if channels not in COLORS:
+            wide = pixels.astype(np.float64) / 255
             return wide.mean((0, 1)), (wide**2).mean((0, 1))
         # Twenty times faster than sums over the pixels.
         histogram = Image.fromarray(pixels.squeeze(2) if channels == 1 else pixels).histogram()

@@ -13,7 +13,9 @@ import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.TiffImagePlugin import PREFIXES
 
+from flambeau.images.all_channels import all_channels, stored_channels
 from flambeau.images.decode import Picture, Stored, decode
 from flambeau.images.file_formats import ENDINGS, format_of
 from flambeau.images.jpeg.scan_segments import CannotSegment, segment
@@ -72,6 +74,8 @@ class Conversion:
             DecodeError: it cannot be decoded, or, if its bytes are kept, has a damaged header.
             CannotStore: the format cannot hold it, for example so many pixels per side.
         """
+        if (channels := no_color(stored)) is not None:
+            return self._with_all_channels(stored, channels)
         picture = Picture(stored)
         size = self.size(picture.height, picture.width)
         if size == (picture.height, picture.width):
@@ -94,6 +98,19 @@ class Conversion:
             what = f"{size[1]} x {size[0]} pixels cannot become {_FORMATS[self._file_format]}"
             raise CannotStore(f"{what}: {error}") from error
         return self._segmented(data)
+
+    def _with_all_channels(self, stored: Stored, channels: int) -> Stored:
+        """An image of channels that are no color, which no format of `_FORMATS` holds and nothing resizes."""
+        pixels = all_channels(stored, channels)
+        if self.size(*pixels.shape[:2]) == pixels.shape[:2]:
+            if self.encode == "raw":
+                return pixels
+            if isinstance(stored, bytes) and (self.encode == "keep" or self.keep_small):
+                return stored
+        raise CannotStore(
+            f"its {channels} channels are no color: files are kept as they are, without --encode, --resize "
+            "and --center-crop, and pixels with --encode raw"
+        )
 
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width, in pixels, of the stored image."""
@@ -133,6 +150,8 @@ class Conversion:
 
 def layout_of(stored: Stored, how: Conversion) -> Layout:
     """Shape and type of an image as raw pixels, from its header alone; DecodeError if that is damaged."""
+    if (channels := no_color(stored)) is not None:
+        return Layout.of(all_channels(stored, channels))
     picture = Picture(stored)
     size = how.size(picture.height, picture.width)
     if isinstance(stored, np.ndarray) and size == (picture.height, picture.width):
@@ -150,6 +169,14 @@ def common_layout(layouts: Sequence[Layout]) -> tuple[Layout, int | None] | None
     if all(layout.shape[2:] in ((), (1,)) for layout in layouts):
         return Layout(size, "uint8"), 1
     return Layout((*size, 3), "uint8"), 3
+
+
+def no_color(stored: Stored) -> int | None:
+    """How many channels an image has, if these are no color; DecodeError if its header is damaged."""
+    if isinstance(stored, bytes) and not stored.startswith(tuple(PREFIXES)):
+        return None
+    found = stored_channels(stored)
+    return found.channels if found.are_no_color else None
 
 
 def suffix_of(data: bytes) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flambeau.data.pack.encode_images import Layout
+from flambeau.data.pack.encode_images import Layout, no_color
 from flambeau.data.pack.output_files import MANIFEST, name_disk_errors, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
 from flambeau.data.pack.salvage_records import ScannedRecord, index_keys
@@ -36,6 +36,7 @@ from flambeau.errors import (
     require_folder,
     unreadable,
 )
+from flambeau.images.all_channels import all_channels
 from flambeau.images.decode import Picture, Stored, decode
 from flambeau.images.stand_ins import stand_in_at
 from flambeau.recipes.data.recordio import RecordWriter
@@ -251,7 +252,10 @@ def _check_image(record: ScannedRecord, *, deep: bool) -> ScannedRecord:
         return record
     assert record.image is not None
     try:
-        if deep:
+        if (channels := no_color(record.image)) is not None:
+            if deep:
+                all_channels(record.image, channels)
+        elif deep:
             decode(record.image, channels=3)
         else:
             Picture(record.image)

@@ -75,6 +75,12 @@ def pixel_kind(source: Source) -> PixelKind:
     return kind
 
 
+def stacked_channels(source: Source) -> int | None:
+    """How many channels its images have, if they are no color; None for grey and color."""
+    channels: int | None = getattr(source, "stacked_channels", None)
+    return channels
+
+
 def content_sample(source: Source) -> str:
     """SHA-256, hexadecimal, of a sample of its files' content; '' if its fingerprint is enough."""
     sample: str = getattr(source, "content_sample", "")
@@ -257,6 +263,10 @@ class SubsetSource(PassedMasks):
         return pixel_kind(self._source)
 
     @property
+    def stacked_channels(self) -> int | None:
+        return stacked_channels(self._source)
+
+    @property
     def content_sample(self) -> str:
         return content_sample(self._source)
 
@@ -337,6 +347,10 @@ class ConcatSource(PassedMasks):
                     "or of another range, and the other has not\nGive them to a command of their own"
                 )
         return first
+
+    @property
+    def stacked_channels(self) -> int | None:
+        return stacked_channels(self._parts[0])
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

@@ -15,9 +15,11 @@ from torch.utils.data import ConcatDataset, Subset
 from flambeau.data.sources.masks.mask_file import decoded_mask
 from flambeau.data.sources.source import PixelKind
 from flambeau.errors import DecodeError
+from flambeau.images.channels import channels_axis
 from flambeau.images.decode import Stored
 from flambeau.images.exif_orientation import UPRIGHT, info_orientation, turn_upright
 from flambeau.images.float_pixels import float_to_uint8
+from flambeau.images.pixels import MAX_CHANNELS
 
 Label = int | str
 """The number of a class, or its name."""
@@ -34,7 +36,6 @@ _KINDS = (
     "Return the bytes of an image file, its path, a PIL image, an array (H, W[, C]) or a tensor (C, H, W) "
     f"of {_DTYPES}"
 )
-_CHANNELS = (1, 3, 4)
 # bfloat16 and float8 are too coarse to tell neighbouring k / 255 apart.
 _PIXELS = (torch.uint8, torch.uint16, torch.float16, torch.float32, torch.float64)
 
@@ -234,17 +235,17 @@ def pil_pixels(image: Image.Image) -> NDArray[Any]:
 
 
 def _of_floats(image: object) -> NDArray[np.float32]:
-    """(H, W) or (H, W, C) float32, C 1 or 3."""
+    """(H, W) or (H, W, C) float32."""
     what = _what(image)
     array: Any = _rows_first(image) if isinstance(image, torch.Tensor) else image
     if not isinstance(array, np.ndarray) or array.dtype.kind != "f":
         raise WrongSample(
             f"its image is {what}, and others have floating-point pixels\nReturn the same type for all"
         )
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
+    if not _is_image(array):
         raise WrongSample(
             f"its image is {what}\nFloating-point pixels are (C, H, W) as a tensor, (H, W, C) "
-            "as an array, C 1 or 3, or (H, W)"
+            "as an array, or (H, W)"
         )
     if not np.isfinite(array).all():
         raise DecodeError("its floating-point pixels are not all finite")
@@ -259,7 +260,7 @@ def _rows_first(tensor: torch.Tensor) -> NDArray[Any]:
         )
     plain = tensor.as_subclass(torch.Tensor).detach().cpu()  # torchvision has tensor subclasses
     if plain.ndim == 3:
-        if plain.shape[0] not in _CHANNELS:
+        if plain.shape[0] > MAX_CHANNELS or channels_axis(tuple(plain.shape)) == 2:
             raise WrongSample(f"its image is {_what(tensor)}\n{_KINDS}")
         plain = plain.permute(1, 2, 0)
     array: NDArray[Any] = plain.numpy()
@@ -272,7 +273,7 @@ def _of_array(array: NDArray[Any], *, what: str) -> Stored:
         raise WrongSample(f"its image is {what}\n{_other_dtype(is_float=False)}")
     if array.ndim == 1 and array.dtype == np.uint8:
         return array.tobytes()  # of a file, as from torchvision.io.read_file and np.fromfile
-    if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in _CHANNELS):
+    if not _is_image(array):
         raise WrongSample(f"its image is {what}\n{_KINDS}")
     if array.dtype.kind == "f":
         try:
@@ -283,6 +284,13 @@ def _of_array(array: NDArray[Any], *, what: str) -> Stored:
                 remedy = f"\n{_AS_STORED}"
             raise WrongSample(f"its image is {what}: {error}{remedy}") from error
     return np.ascontiguousarray(array)
+
+
+def _is_image(array: NDArray[Any]) -> bool:
+    """Whether it may be (H, W) or (H, W, C): by its sides it is not (C, H, W)."""
+    if array.ndim != 3:
+        return array.ndim == 2
+    return array.shape[2] <= MAX_CHANNELS and channels_axis(array.shape) != 0
 
 
 def _other_dtype(*, is_float: bool) -> str:

@@ -71,7 +71,10 @@ class Preprocessing:
 
         They are uint8, or float32 levels if `is_wide`.
         A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size. Transparent parts are laid over white.
+        Other channels than grey or color come as an array (H, W, C), or as a file .npy of one.
         """
+        if self.channels not in (1, 3):
+            return self._of_array(file)
         data = file.read() if hasattr(file, "read") else Path(file).read_bytes()
         if self.is_wide:
             levels = self._in_channels(_levels(data).astype(np.float32))
@@ -97,6 +100,23 @@ class Preprocessing:
         elif turned:
             width, height = height, width
         return pixels, np.array([height, width], np.int64)
+
+    def _of_array(self, file: Any) -> tuple[Pixels, NDArray[np.int64]]:
+        if isinstance(file, str | Path) and Path(file).suffix == ".npy":
+            file = np.load(file, allow_pickle=False)
+        if not isinstance(file, np.ndarray):
+            raise ValueError(
+                f"{file}: the model takes images of {self.channels} channels, which are not read from image "
+                "files here; read it, as by tifffile.imread, and give the array (H, W, C), or save it as .npy"
+            )
+        dtype = np.uint16 if self.is_wide else np.uint8
+        if file.ndim != 3 or file.shape[2] != self.channels or file.dtype != dtype:
+            raise ValueError(
+                f"an array of shape {file.shape}, {file.dtype}; the model takes (H, W, {self.channels}) of "
+                f"{np.dtype(dtype)}"
+            )
+        pixels: Any = np.ascontiguousarray(file, np.float32 if self.is_wide else np.uint8)
+        return pixels, np.array(pixels.shape[:2], np.int64)
 
     def _in_channels(self, levels: NDArray[np.float32]) -> NDArray[np.float32]:
         if levels.shape[2] == self.channels:

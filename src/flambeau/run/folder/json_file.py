@@ -9,6 +9,7 @@ from typing import Any
 from flambeau.errors import json_object, why_no_json
 
 _MAX_BYTES = 2**22  # result.json has 0.2 kB; dataset.json names every class; a manifest every file
+_MAX_CHANNELS = 1024  # MAX_CHANNELS of the images
 _NAMES = {
     "classes",
     "channels",
@@ -126,7 +127,7 @@ def _is_what_a_run_writes(name: str, value: Any, facts: Mapping[str, Any]) -> bo
         numbers = [finite_number(number) for number in value] if is_list else [None]
         return all(one is not None and (one > 0 or name == "mean") for one in numbers)
     if name == "channels":
-        return type(value) is int and value in (1, 3)
+        return type(value) is int and 1 <= value <= _MAX_CHANNELS
     if name in ("train_samples", "val_samples"):
         return type(value) is int and 0 <= value < 10**18
     if name == "class_weights":

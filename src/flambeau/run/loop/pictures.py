@@ -11,6 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from flambeau.images.channels import num_shown
+
 _SIDE = 112  # largest width and height, px; on a page they are side by side
 _COLUMNS = 8  # of a sheet
 
@@ -19,7 +21,7 @@ def data_uri(x_CHW: Tensor, *, pictures: int = 1) -> str:
     """An image of at most 112 x 112 px as text for a page: 'data:image/jpeg;base64,...'.
 
     Args:
-        x_CHW: uint8, or floating with values from 0 to 1; C is 1 or 3.
+        x_CHW: uint8, or floating with values from 0 to 1; of other channels than 1 or 3 see `shown_channels`.
         pictures: side by side in it, each of which may be so wide.
     """
     content = base64.b64encode(_as_jpeg(_small(_image(x_CHW), pictures))).decode()
@@ -38,6 +40,11 @@ def contact_sheet(x_NCHW: Tensor) -> bytes:
     return _as_jpeg(sheet)
 
 
+def shown_channels(x_NCHW: Tensor) -> Tensor:
+    """What is shown of images with other channels than grey or color; see `num_shown`."""
+    return x_NCHW[:, : num_shown(x_NCHW.shape[1])]
+
+
 def unit_range(x_NCHW: Tensor) -> Tensor:
     """Images of an unknown unit, each scaled from its least and greatest value to 0 and 1."""
     low, high = (end(x_NCHW, dim=(1, 2, 3), keepdim=True) for end in (torch.amin, torch.amax))
@@ -45,7 +52,7 @@ def unit_range(x_NCHW: Tensor) -> Tensor:
 
 
 def _image(x_CHW: Tensor) -> Image.Image:
-    x = x_CHW.detach().cpu()
+    x = shown_channels(x_CHW[None])[0].detach().cpu()
     if x.dtype != torch.uint8:
         x = x.float().nan_to_num(0).clamp(0, 1).mul(255).round().to(torch.uint8)
     pixels = x.permute(1, 2, 0).contiguous().numpy()

@@ -18,7 +18,7 @@ from flambeau.data.sources.source import (
 )
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import separator_of, task_of
-from flambeau.data.sources.wide_source import is_wide, of_kind
+from flambeau.data.sources.wide_source import COLORS, found_format, of_kind, require_channels
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import local_world
@@ -47,7 +47,7 @@ EMBEDDED_EPOCHS = 5
 
 
 def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSettings, DataFacts]:
-    """Fill in what was left open, and decide whether images keep 16 bits: if all looked at have them.
+    """Fill in what was left open, and decide which bits and channels of the images are kept.
 
     Returns:
         The settings with nothing left open, and the facts of the data.
@@ -55,8 +55,9 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     settings = _with_embedded(settings)
     for source in (train, val):
         _require_masks(source, settings.skip_bad_images)
-    if is_wide(train):
-        train, val = of_kind(train, "uint16"), of_kind(val, "uint16")
+    format_ = found_format(train, channels=settings.channels, bits=settings.bits)
+    require_channels(val, format_.stacked_channels, "the training images")
+    train, val = (of_kind(source, *format_) for source in (train, val))
     seen = probe(train)
     probe(val)  # fails now, instead of after the first epoch, if nothing of it can be read
     size = settings.image_size or _image_size(seen.same_size, seen.median_shorter_side)
@@ -64,7 +65,9 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     convnet = TINY if settings.data is None else SMALL
     own_choice = convnet if small and not settings.pretrained else "resnet18"
     model = settings.model or TASK_TYPES[task_of(train)].default_model or own_choice
-    channels = input_channels(model, grey=seen.grey)
+    channels = format_.stacked_channels or settings.channels
+    channels = channels or input_channels(model, grey=seen.grey)
+    _check_colors(settings, channels)
     device = _device(settings)
     batch_size = parse_batch_size(settings.batch_size).num or _batch_size(
         len(train), settings.accumulate, small=small
@@ -81,6 +84,8 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
     _check_crop(settings, size, shifted=shifted)
     chosen: dict[str, Any] = dict(
         image_size=size,
+        channels=channels,
+        bits={"uint8": 8, "uint16": 16}.get(format_.kind),
         model=model,
         device=device.type if settings.device == "auto" else settings.device,
         batch_size=batch_size,
@@ -109,6 +114,17 @@ def _require_masks(source: Source, skip_bad_images: int) -> None:
             f"{source.describe(index)}: {why}{more}\n"
             "Correct or remove it, or allow N bad images with --skip-bad-images N"
         )
+
+
+def _check_colors(settings: Settings, channels: int) -> None:
+    """Refuse what changes colors where there are none."""
+    for name in ("augment", "color_jitter"):
+        value = getattr(settings, name)
+        if channels not in COLORS and value != FIELDS[name].default:
+            raise InputError(
+                f"{name} = {value} changes brightness and colors, which images of {channels} channels have "
+                "not: leave it out; crops, flips, random_erasing, mixup and cutmix take any channels"
+            )
 
 
 def _task_settings(settings: Settings, train: Source) -> dict[str, Any]:

@@ -221,7 +221,7 @@ def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permis
     facts = DataFacts.read(facts_path)
     permission.ask_for(vars(settings), "model", "data")
     check_teacher_code(settings.teacher, trust=permission.trust, say=permission.say)
-    train, val = (of_kind(source, facts.pixels) for source in open_data(settings))
+    train, val = (of_kind(source, facts.pixels, facts.channels) for source in open_data(settings))
     check_unchanged(facts, train, val, settings=settings)
     return Prepared(settings, facts, train, val)
 

@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import itertools
+import math
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from urllib.request import getproxies
 import torch
 from torch import Tensor, nn
 
+from flambeau.data.sources.wide_source import COLORS
 from flambeau.errors import InputError, nearest
 from flambeau.optional_packages import extra, large_import
 from flambeau.run.loop.model_builder import build_from_file
@@ -51,7 +53,8 @@ def build_model(
         name: a timm name, 'torchvision:NAME', one of OWN_MODELS, or 'FILE.py:FUNCTION'. A
             suffix chooses among several published weights: 'resnet50.a1_in1k' of timm,
             'torchvision:resnet50.IMAGENET1K_V1'.
-        channels: of its input, 1 or 3.
+        channels: of its input. The first layer of published weights, which are for three, is adapted as
+            timm does it: summed up for one, else repeated and rescaled.
         image_size: side of its input; models with position embeddings are made for it.
         pretrained: start from published weights, with a new head if the number of classes differs.
         drop_path: probability of stochastic depth (of the deepest block, if it rises with depth).
@@ -181,12 +184,20 @@ def _smp(name: str, num_classes: int, channels: int, pretrained: bool) -> nn.Mod
 
 
 def input_channels(name: str, *, grey: bool) -> int:
-    """How many channels the images should have: torchvision's models need three."""
+    """How many channels grey or color images should have: torchvision's models are made for three."""
     return 1 if grey and not name.startswith("torchvision:") else 3
 
 
 def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], list[float]] | None:
-    """Mean and standard deviation per channel, in [0, 1], of the published weights."""
+    """Mean and standard deviation per channel, in [0, 1], of the published weights; None if not known.
+
+    They are of color: other channels than its three, or grey, have their own.
+    """
+    if channels not in COLORS:
+        return None
+    if name.startswith("torchvision:") and channels == 1:
+        mean, std = IMAGENET
+        return [sum(mean) / 3], [sum(std) / 3]
     if name.startswith("torchvision:"):
         return IMAGENET  # in all of its presets
     import timm
@@ -286,15 +297,14 @@ def _torchvision(
         raise InputError(
             f"torchvision:{name} has no weights {tag!r}{nearest(tag, offered)} ({', '.join(offered)})"
         )
-    if channels != 3:
-        raise InputError(f"torchvision:{name} takes 3 channels, got {channels}")
     more: dict[str, Any] = {}
     if per_pixel:
         more = {"weights": None, "weights_backbone": None}
     if name in ("googlenet", "inception_v3"):
         # Without the auxiliary classifiers, whose logits training would also return. Their published weights
-        # expect another normalization of the images, which transform_input applies.
-        more = {"aux_logits": False, "init_weights": True, "transform_input": pretrained}
+        # expect another normalization of color images, which transform_input applies.
+        adapts = pretrained and channels == 3
+        more = {"aux_logits": False, "init_weights": True, "transform_input": adapts}
     if drop_path:
         more["stochastic_depth_prob"] = drop_path
     try:
@@ -306,7 +316,43 @@ def _torchvision(
     assert isinstance(model, nn.Module)
     if pretrained:
         _load_published(model, f"torchvision:{name}", offered.get(tag or "DEFAULT"))
+    if channels != 3:
+        _replace_first_layer(model, channels, pretrained=pretrained)
     return MainOutput(model) if per_pixel else model
+
+
+def _replace_first_layer(model: nn.Module, channels: int, *, pretrained: bool) -> None:
+    """Replace the first convolution of a model for color by one for other channels.
+
+    Source: timm, `adapt_input_conv`, for trained weights: their sum over the colors for one channel; else the
+    colors one after the other, again and again, times 3 / channels, so that the sums keep their size. Random
+    weights are drawn anew, with a deviation that keeps it, too.
+    """
+    name, old = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    assert old.in_channels == 3
+    assert isinstance(old.padding, tuple)
+    new = nn.Conv2d(
+        channels,
+        old.out_channels,
+        old.kernel_size,  # type: ignore[arg-type]  # of two numbers
+        stride=old.stride,  # type: ignore[arg-type]
+        padding=old.padding,  # type: ignore[arg-type]
+        bias=old.bias is not None,
+        device=old.weight.device,
+        dtype=old.weight.dtype,
+    )
+    with torch.no_grad():
+        if not pretrained:
+            new.weight.normal_(std=float(old.weight.std()) * math.sqrt(3 / channels))
+        elif channels == 1:
+            new.weight.copy_(old.weight.sum(1, keepdim=True))
+        else:
+            times = -(-channels // 3)
+            new.weight.copy_(old.weight.repeat(1, times, 1, 1)[:, :channels] * (3 / channels))
+        if new.bias is not None and old.bias is not None:
+            new.bias.copy_(old.bias)
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, new)
 
 
 def _load_published(model: nn.Module, name: str, published: Any) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.errors import InputError, require_folder
-from flambeau.images.decode import decode
+from flambeau.images.all_channels import shown_pixels
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.trainer.evaluation.answers import MaskAnswer
 from flambeau.trainer.evaluation.mask_pictures import mask_image, overlay
@@ -65,7 +65,7 @@ class MaskFiles:
         if self.masks is not None:
             _write_png(self.masks / name, mask_image(answer.mask))
         if self.overlays is not None:
-            pixels = decode(sample.source.read(sample.index), channels=3)
+            pixels = shown_pixels(sample.source.read(sample.index))
             _write_png(self.overlays / name, overlay(_as_8_bits(pixels), answer.mask))
 
     def _new_name(self, sample: Sample) -> str:

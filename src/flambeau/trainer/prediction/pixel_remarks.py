@@ -25,7 +25,7 @@ def pixel_remarks(trained: Trained, source: Source) -> list[str]:
     Nothing where another check refuses the images.
     """
     facts = trained.facts
-    source = of_kind(source, facts.pixels)
+    source = of_kind(source, facts.pixels, facts.channels)
     if not same_unit(pixel_kind(source), facts.pixels):
         return []
     try:

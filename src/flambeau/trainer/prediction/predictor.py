@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from flambeau.data.sources.source import PixelKind
 from flambeau.data.sources.user_samples import pil_pixels
+from flambeau.data.sources.wide_source import COLORS, in_kind
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
+from flambeau.images.all_channels import all_channels
 from flambeau.images.decode import Picture, Stored, decode, size_of
 from flambeau.trainer.evaluation.answers import Size
 from flambeau.trainer.parts.device import float32_by_default
@@ -106,7 +108,7 @@ class Predictor:
         x_NHWC = torch.empty(len(images), size, size, channels, dtype=dtype)
         for k, image in enumerate(images):
             try:
-                stored = _stored(image) if kind == "uint8" else _stored_float(image, channels, kind)
+                stored = _stored_image(image, channels, kind)
                 sizes.append(size_of(stored))
                 eval_image(
                     stored,
@@ -134,6 +136,25 @@ def _flat(images: Images) -> list[Any]:
         "images are paths, PIL images, uint8 arrays (H, W, C), uint8 tensors (C, H, W), both of floats for a "
         f"run of such, or a list of these; got {type(images).__name__}"
     )
+
+
+def _stored_image(image: Any, channels: int, kind: PixelKind) -> Stored:
+    if channels not in COLORS:
+        return in_kind(all_channels(_any_channels(image), channels), kind)
+    return _stored(image) if kind == "uint8" else _stored_float(image, channels, kind)
+
+
+def _any_channels(image: Any) -> Stored:
+    """An image of channels that are no color, as it is given."""
+    if isinstance(image, Tensor):
+        if image.ndim != 3:
+            raise DecodeError(f"a tensor of shape {tuple(image.shape)}: an image is (C, H, W)")
+        image = image.detach().permute(1, 2, 0).cpu().numpy()
+    if not isinstance(image, np.ndarray):
+        return _read(Path(image)) if isinstance(image, str | Path) else _of_pil(image)
+    if image.dtype.kind == "f":
+        return np.ascontiguousarray(image, np.float32)
+    return image
 
 
 def _stored(image: Any) -> Stored:

@@ -225,7 +225,7 @@ def read_for(
         InputError: pixels of another unit than in training; or, during iteration, more than `skip_bad_images`
             unreadable images.
     """
-    source = of_kind(source, trained.facts.pixels)
+    source = of_kind(source, trained.facts.pixels, trained.facts.channels)
     require_unit(source, trained.facts.pixels, "the training")
     dataset = ImageDataset(
         source,

@@ -137,6 +137,28 @@ class Settings(SharedOptions):
         group="run folder",
         choices=PRESETS,
     )
+    channels: int | None = option(
+        None,
+        "channels of the images: 1 makes grey and 3 color of any image, another number keeps all that the "
+        "images have",
+        "图像的通道数：1 表示转为灰度，3 表示转为彩色，其他数值保留图像的全部通道",
+        group="data",
+        auto=(
+            "1 or 3 by the images and the model; all of them, where they are no color",
+            "由图像和模型决定为 1 或 3；如果通道不是颜色，则保留全部",
+        ),
+        range=Range(1, 1024),  # MAX_CHANNELS of the images
+    )
+    bits: int | None = option(
+        None,
+        "bits per level of the images, 8 or 16: 16 refuses images of 8, and 8 scales those of 16",
+        "图像每个像素值的位数，8 或 16：16 拒绝 8 位图像，8 会把 16 位图像换算为 8 位",
+        group="data",
+        auto=(
+            "16 if all images looked at have them, else 8",
+            "查看的图像全为 16 位时为 16，否则为 8",
+        ),
+    )
     image_size: int | None = option(
         None,
         "side of the square training images, in pixels",
@@ -623,6 +645,8 @@ class Settings(SharedOptions):
                 f"epochs = {self.epochs} and duration = {self.duration!r} contradict each other: "
                 "give one of them"
             )
+        if self.bits not in (None, 8, 16):
+            raise InputError(f"bits must be 8 or 16, got {self.bits}")
         if self.alternate_flip and not self.flip:
             raise InputError("alternate_flip has no effect without flip: leave one of them out")
         if self.balance != "none" and self.class_weights == "auto":

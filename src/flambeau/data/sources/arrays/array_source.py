@@ -1,6 +1,6 @@
 """Labelled images that are stored as arrays: .npz, .npy, HDF5, N5, Zarr and .pth files.
 
-N: images, H: height, W: width, C: channels, 1, 3 or 4.
+N: images, H: height, W: width, C: channels.
 """
 
 import hashlib
@@ -33,8 +33,10 @@ from flambeau.data.sources.class_names_file import unlabelled
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.source import Source
 from flambeau.errors import DamagedData, InputError, unreadable
-from flambeau.images.decode import MAX_PIXELS, Stored
+from flambeau.images.channels import channels_axis
+from flambeau.images.decode import Stored
 from flambeau.images.float_pixels import float_to_uint8
+from flambeau.images.pixels import MAX_CHANNELS, MAX_PIXELS
 
 _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
     "npz": open_npz,
@@ -44,7 +46,6 @@ _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
     "zarr": open_store,
     "pth": open_pth,
 }
-_CHANNELS = (1, 3, 4)
 _MAX_IMAGES = 1 << 27  # more than in any collection of images
 _NUM_PROBED = 16  # images whose floating-point pixels are checked when a source is opened
 
@@ -271,16 +272,19 @@ def _holds_pixels(dtype: np.dtype[Any]) -> bool:
 
 
 def _layout(shape: tuple[int, ...]) -> str:
-    """'HW', 'HWC' or 'CHW': channels are an axis of 1, 3 or 4 at one of the ends."""
+    """'HW', 'HWC' or 'CHW': the channels are at one of the ends; see `channels_axis`."""
     if len(shape) == 2:
         return "HW"
     if len(shape) != 3:
         raise UnfitPixels(
             f"{shape} is no shape of an image; expected (H, W), (H, W, C) or (C, H, W)"
         )
-    first = shape[0] in _CHANNELS
-    last = shape[2] in _CHANNELS
-    if first == last:
-        which = "either end" if first else "no end"
-        raise UnfitPixels(f"the channels of {shape} may be at {which}; 1, 3 or 4 must stand at one")
-    return "CHW" if first else "HWC"
+    axis = channels_axis(shape)
+    if axis is None:
+        raise UnfitPixels(
+            f"the channels of {shape} may be at either end\nSave square images, or return them from a "
+            "function in a file, FILE.py:FUNCTION, as arrays (H, W, C) or tensors (C, H, W)"
+        )
+    if shape[axis] > MAX_CHANNELS:
+        raise UnfitPixels(f"{shape[axis]} channels of {shape}; at most {MAX_CHANNELS} are read")
+    return "CHW" if axis == 0 else "HWC"

@@ -12,7 +12,7 @@ from PIL import Image
 
 from flambeau.errors import DecodeError
 from flambeau.images import png
-from flambeau.images.decode import MAX_PIXELS
+from flambeau.images.pixels import MAX_PIXELS
 from flambeau.images.stand_ins import stand_in
 
 Mask = NDArray[np.uint8]

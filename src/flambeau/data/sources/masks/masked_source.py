@@ -32,7 +32,8 @@ from flambeau.data.sources.source import (
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice, groups_of
 from flambeau.errors import DecodeError, InputError
-from flambeau.images.decode import Picture, Stored
+from flambeau.images.decode import Stored
+from flambeau.images.decode import size_of as size_of_image
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
 from flambeau.terminal import CountBar
@@ -213,7 +214,7 @@ def _counted(images: Source, masks: Masks) -> dict[str, NDArray[Any]]:
             def work(index: int) -> None:
                 try:
                     mask = _decoded(masks, index)
-                    _require_size(mask, Picture(images.read(index)), masks.describe(index))
+                    _require_size(mask, size_of_image(images.read(index)), masks.describe(index))
                     counts[index] = np.bincount(mask.ravel(), minlength=256)
                 except OSError as error:
                     problems[index] = why_unreadable(error)
@@ -240,9 +241,9 @@ def _texts(array: NDArray[Any]) -> list[str]:
     return array.tobytes().decode(errors="surrogateescape").split("\0")[:-1]
 
 
-def _require_size(mask: Mask, picture: Picture, name: str) -> None:
-    if mask.shape != (picture.height, picture.width):
+def _require_size(mask: Mask, size: tuple[int, int], name: str) -> None:
+    if mask.shape != size:
         height, width = mask.shape
         raise DecodeError(
-            f"its mask {name} is {width} x {height}, and the image {picture.width} x {picture.height}"
+            f"its mask {name} is {width} x {height}, and the image {size[1]} x {size[0]}"
         )

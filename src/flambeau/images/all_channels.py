@@ -1,0 +1,118 @@
+"""All channels of an image as they are stored, where they are no color, or an alpha is data of its own.
+
+Not for pictures: `decode.Picture` gives these as grey or RGB, with transparent parts over white.
+"""
+
+import contextlib
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from flambeau.errors import DecodeError, UnsupportedImage
+from flambeau.images import stacked_tiff
+from flambeau.images.channels import num_shown
+from flambeau.images.decode import Picture, Stored, decode_errors, native_header, open_file
+from flambeau.images.exif_orientation import info_orientation, turn_upright
+from flambeau.images.wide_levels import is_wide, wide_levels
+
+_MODES = {"L": "L", "1": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA", "PA": "RGBA"}
+_COUNTS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
+
+
+class StoredChannels(NamedTuple):
+    """What the header of an image says of its channels.
+
+    Attributes:
+        channels: as they are stored, an alpha among them.
+        are_no_color: whether they are more than grey or color and an alpha.
+        may_be_alpha: nothing says whether the last of its four channels is an alpha.
+        is_wide: 16 bits per level of grey or color.
+        has_wide_samples: 16 bits per sample, where all channels are read.
+    """
+
+    channels: int
+    are_no_color: bool
+    may_be_alpha: bool
+    is_wide: bool
+    has_wide_samples: bool
+
+
+def stored_channels(data: Stored) -> StoredChannels:
+    """Read the header of an image; DecodeError if it is damaged or of a kind that is not read."""
+    if isinstance(data, np.ndarray):
+        wide = Picture(data).wide
+        count = data.shape[2] if data.ndim == 3 else 1
+        may_be_alpha = count == 4 and data.dtype != np.float32
+        are_no_color = count not in (1, 3) and not may_be_alpha
+        return StoredChannels(count, are_no_color, may_be_alpha, wide, wide)
+    header = native_header(data)
+    if header is not None:
+        return StoredChannels(header.channels, False, False, False, False)
+    with decode_errors():
+        stack = stacked_tiff.read_header(data)
+        if stack is not None:
+            are_no_color = stack.has_more_channels
+            wide = stack.bits == 16
+            if wide and not are_no_color:  # of planes Pillow gives 8 bits alone, or nothing
+                with contextlib.suppress(UnsupportedImage):
+                    wide = is_wide(open_file(data))
+            return StoredChannels(stack.channels, are_no_color, False, wide, stack.bits == 16)
+        image = open_file(data)
+        wide = is_wide(image)
+        count = 1 if image.mode.startswith("I") else _COUNTS[_mode(image)]
+        return StoredChannels(count, False, False, wide, wide)
+
+
+def all_channels(data: Stored, count: int) -> NDArray[Any]:
+    """The samples of an image that has so many channels, upright; an alpha is one of them.
+
+    Returns:
+        (H, W, count) uint8 or uint16, or float32 if the image was given so; perhaps a view of it.
+
+    Raises:
+        DecodeError: damaged, or another number of channels.
+    """
+    if isinstance(data, np.ndarray):
+        Picture(data)  # refuses other shapes and types
+        x_HWC = data if data.ndim == 3 else data[:, :, None]
+    else:
+        with decode_errors():
+            x_HWC = _of_file(data)
+    if x_HWC.shape[2] != count:
+        raise DecodeError(f"an image of {_counted(x_HWC.shape[2])}, where {count} are wanted")
+    return x_HWC
+
+
+def shown_pixels(data: Stored) -> NDArray[Any]:
+    """A picture of an image of any channels: (H, W, 3), or (H, W, 1) of two that are no color."""
+    found = stored_channels(data)
+    if not found.are_no_color:
+        return Picture(data).pixels(channels=3)
+    return all_channels(data, found.channels)[:, :, : num_shown(found.channels)]
+
+
+def _of_file(data: bytes) -> NDArray[Any]:
+    stack = stacked_tiff.read_header(data)
+    if stack is not None:
+        return stacked_tiff.samples(data, stack)
+    image = open_file(data)
+    orientation = info_orientation(image.info) if image.format != "TIFF" else 1
+    if is_wide(image):
+        levels: NDArray[Any] = wide_levels(lambda: open_file(data), keep_alpha=True)
+    else:
+        levels = np.asarray(image.convert(_mode(image)))
+    levels = levels if levels.ndim == 3 else levels[:, :, None]
+    return np.ascontiguousarray(turn_upright(levels, orientation))
+
+
+def _mode(image: Image.Image) -> str:
+    """The mode of Pillow with all of its channels."""
+    if image.mode == "P" and image.has_transparency_data:
+        return "RGBA"
+    return _MODES.get(image.mode, "RGB")
+
+
+def _counted(count: int) -> str:
+    return f"{count} channel{'s' if count > 1 else ''}"
