@@ -151,17 +151,15 @@ def _open(
         )
     if kind in _TABLES:
         return _TABLES[kind](path, labelled=labelled, choice=choice), None
+    if kind in _VECTORS:
+        return _VECTORS[kind](path, labelled=labelled, choice=choice), None
     require_classes(path, choice)
-    if kind in _SOURCES:
-        return _SOURCES[kind](path, labelled=labelled), None
+    if kind == "lmdb":
+        return LMDBSource(path, labelled=labelled), None
     if kind == "tar":
         return open_tar(path, labelled=labelled)
     return open_arrays(path, kind, labelled=labelled)
 
 
-_SOURCES: dict[str, Callable[..., Source]] = {
-    "rec": RecordSource,
-    "tfrecord": TFRecordSource,
-    "lmdb": LMDBSource,
-}
+_VECTORS: dict[str, Callable[..., Source]] = {"rec": RecordSource, "tfrecord": TFRecordSource}
 _TABLES: dict[str, Callable[..., Source]] = {"parquet": open_parquet, "arrow": open_arrow}

@@ -46,6 +46,12 @@ class TargetChoice:
     group: str | None = None
     split: str | None = None
     of_others: bool = False
+    is_learned: bool = False
+
+    @property
+    def is_wish(self) -> bool:
+        """Whether the columns are those that the user names for these data."""
+        return not (self.of_others or self.is_learned)
 
     @property
     def flag(self) -> str | None:
@@ -143,7 +149,9 @@ def as_learned(train: Any, choice: TargetChoice) -> TargetChoice:
         return choice
     separator = separator_of(train)
     columns = choice.columns if separator is not None else tuple(train.classes)
-    return replace(choice, task=task_of(train), columns=columns, separator=separator)
+    return replace(
+        choice, task=task_of(train), columns=columns, separator=separator, is_learned=True
+    )
 
 
 def require_classes(path: Path, choice: TargetChoice) -> None:
@@ -152,9 +160,14 @@ def require_classes(path: Path, choice: TargetChoice) -> None:
         raise InputError(
             f"{path} holds one class per image, and nothing for {choice.task}\n"
             "Several labels per image, and numbers, stand in the columns of a table (.csv, .tsv, .parquet, "
-            ".arrow, hf:NAME)"
+            ".arrow, hf:NAME), or in the label vectors of a .rec or .tfrecord"
         )
-    if choice.flag is not None and not choice.of_others:
+    refuse_columns(path, choice)
+
+
+def refuse_columns(path: Path, choice: TargetChoice) -> None:
+    """InputError if the user names something of a table, for data without columns."""
+    if choice.flag is not None and choice.is_wish:
         raise InputError(f"{path} has no columns, so {choice.flag} has no effect: leave it out")
 
 
