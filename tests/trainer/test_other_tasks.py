@@ -390,11 +390,13 @@ def test_an_export_answers_as_its_run(photos: Path, name: str, flambeau: Flambea
     assert exported["loss"] == pytest.approx(evaluation["loss"], rel=0.05)
 
 
-def test_packing_says_that_it_is_of_classes(photos: Path, flambeau: Flambeau) -> None:
-    answer = flambeau("pack", "cells.csv", "packed.rec")
+def test_packing_says_which_formats_hold_one_class_per_image(
+    photos: Path, flambeau: Flambeau
+) -> None:
+    answer = flambeau("pack", "cells.csv", "packed.npz")
     assert answer.code == 2
-    assert "cells.csv has targets for multilabel" in answer.err
-    assert not Path("packed.rec").exists()
+    assert "cells.csv has targets for multilabel, and npz here holds one class" in answer.err
+    assert not Path("packed.npz").exists()
 
 
 def test_check_looks_at_labels_and_numbers(photos: Path, flambeau: Flambeau) -> None:

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.flags_from_settings import add_target_flags, given_targets
 from flambeau.cli.reading_flags import add_download, add_trust, check_at_least
 from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
 from flambeau.errors import InputError, nearest
 from flambeau.terminal import print_text, say
+from flambeau.trainer.settings.settings import Settings
 
 if TYPE_CHECKING:
     from flambeau.data.check.check_data import DataCheck
@@ -39,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KINDS",
         help="which findings --out leaves out, with commas between (default: %(default)s)",
     )
+    add_target_flags(parser.add_argument_group("targets, as of `flambeau train`"))
     add("--force", action="store_true", help="replace the file of --out")
     add(
         "--model",
@@ -66,9 +69,11 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.data.check.clean_listing import require_new, write_listing
     from flambeau.data.check.report_text import report_lines
     from flambeau.data.sources.open_data import open_sources
+    from flambeau.trainer.parts.data import target_choice
 
+    choice = target_choice(Settings(**given_targets(arguments)))
     # Check before an hour of work.
-    train, val = open_sources(path, download=arguments.download)
+    train, val = open_sources(path, download=arguments.download, choice=choice)
     if arguments.out is not None:
         require_new(arguments.out, train, path, force=arguments.force)
     measure = _measured_run(arguments.model, trust=arguments.trust)

@@ -153,11 +153,11 @@ def _open(
         return _TABLES[kind](path, labelled=labelled, choice=choice), None
     if kind in _VECTORS:
         return _VECTORS[kind](path, labelled=labelled, choice=choice), None
+    if kind == "tar":
+        return open_tar(path, labelled=labelled, choice=choice)
     require_classes(path, choice)
     if kind == "lmdb":
         return LMDBSource(path, labelled=labelled), None
-    if kind == "tar":
-        return open_tar(path, labelled=labelled)
     return open_arrays(path, kind, labelled=labelled)
 
 

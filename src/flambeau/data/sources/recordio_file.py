@@ -10,11 +10,11 @@ from torch import Tensor
 
 from flambeau.data.sources.class_names_file import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
+from flambeau.data.sources.packed_targets import of_mark
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import FOUND, TargetChoice, refuse_columns
 from flambeau.data.sources.vector_targets import (
     Hot,
-    Said,
     Value,
     label_value,
     refuse_separator,
@@ -22,8 +22,6 @@ from flambeau.data.sources.vector_targets import (
 )
 from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
-
-_MARKS: dict[TaskName, str] = {"multilabel": "label", "regression": "number"}
 
 
 class RecordSource:
@@ -77,7 +75,7 @@ class RecordSource:
         if labelled:
             marks = Counter[int]()
             values = [self._value(index, marks) for index in range(len(self))]
-            said = _said(next(iter(marks))) if len(marks) == 1 else Said()
+            said = of_mark(next(iter(marks))) if len(marks) == 1 else None
             found = (
                 vector_targets(values, path, choice, self.describe, said=said) if values else None
             )
@@ -123,25 +121,3 @@ class RecordSource:
                 "--task regression"
             )
         return int(value)
-
-
-_MARK_BYTES = 8
-
-
-def mark_of(task: TaskName, separator: str | None) -> int:
-    """What `id2` of a header says of the record's label, as text: 0 of a class; label, and what separates
-    labels in a cell; or number."""
-    word = _MARKS.get(task, "")
-    end = (separator or "").encode()
-    # Of a separator that does not fit the reader only learns that there is one.
-    end = end if len(word) + len(end) <= _MARK_BYTES else b"|"
-    return int.from_bytes(word.encode() + end, "little") if word else 0
-
-
-def _said(mark: int) -> Said:
-    """The inverse of `mark_of`; nothing for numbers of others."""
-    text = mark.to_bytes(_MARK_BYTES, "little").rstrip(b"\0").decode(errors="replace")
-    for task, word in _MARKS.items():
-        if text.startswith(word) and "\ufffd" not in text:
-            return Said(task, text.removeprefix(word))
-    return Said()

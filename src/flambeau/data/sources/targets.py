@@ -160,7 +160,7 @@ def require_classes(path: Path, choice: TargetChoice) -> None:
         raise InputError(
             f"{path} holds one class per image, and nothing for {choice.task}\n"
             "Several labels per image, and numbers, stand in the columns of a table (.csv, .tsv, .parquet, "
-            ".arrow, hf:NAME), or in the label vectors of a .rec or .tfrecord"
+            ".arrow, hf:NAME), or in the records of a .rec, .tfrecord or .tar"
         )
     refuse_columns(path, choice)
 

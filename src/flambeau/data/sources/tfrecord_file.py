@@ -20,10 +20,10 @@ from flambeau.data.sources.class_names_file import named_labels
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import Arrays, joined, split_texts, stored_index
 from flambeau.data.sources.listing import numbers_or_words
+from flambeau.data.sources.packed_targets import of_words
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import FOUND, TargetChoice, named_column
 from flambeau.data.sources.vector_targets import (
-    Said,
     Value,
     label_value,
     refuse_separator,
@@ -164,7 +164,7 @@ class TFRecordSource:
             )
         else:
             values = list(map(float, kept["labels"].tolist()))
-        said = Said(*split_texts(kept["said"])) if "said" in kept else Said()
+        said = of_words(*split_texts(kept["said"])) if "said" in kept else None
         names = split_texts(kept["columns"]) if "columns" in kept else None
         found = vector_targets(values, path, choice, self.describe, said=said, names=names)
         if found is None:
@@ -235,14 +235,14 @@ def _index(path: Path, columns: Sequence[str], *, is_wish: bool, labelled: bool)
     labels: list[int | str | list[float]] = []
     names: list[str | None] = []
     spans: list[tuple[int, ...]] = []
-    said = Said()
+    said = ["", ""]
     with TFRecordReader(path) as reader:
         for number, record in enumerate(reader):
             where = _describe(reader, number)
             features = _parse(record, where)
             if chosen is None:
                 chosen = _choose(features, where, columns, is_wish=is_wish, labelled=labelled)
-                said = Said(*(_word(features, name) for name in (TASK, SEPARATOR)))
+                said = [_word(features, name) for name in (TASK, SEPARATOR)]
             labels.append(_label(features, chosen, where) if chosen.labels else 0)
             if isinstance(labels[-1], str) != isinstance(labels[0], str):
                 raise InputError(
@@ -264,7 +264,7 @@ def _index(path: Path, columns: Sequence[str], *, is_wish: bool, labelled: bool)
         # A repeated name, such as 0.png of two classes, identifies nothing; then records are numbered.
         "names": joined(known if len(set(known)) == len(names) else []),
         **_stored(labels),
-        **({"said": joined(said)} if said.task else {}),
+        **({"said": joined(said)} if said[0] else {}),
         **(
             {"columns": joined(read)}
             if len(labels) and read and _num(labels[0]) == len(read)
@@ -309,7 +309,7 @@ def _chosen_labels(
         wanted = [named_column(name, [*features], f"{where} has") for name in columns]
         labels = tuple([*features][at] for at in wanted)
         return labels, len(labels) > 1 or len(features[labels[0]]) != 1
-    if not _word(features, TASK):
+    if of_words(_word(features, TASK), "") is None:
         single = next((name for name in LABELS if len(features.get(name, ())) == 1), None)
         if single is not None:
             return (single,), False

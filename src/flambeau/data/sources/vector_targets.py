@@ -12,22 +12,12 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.class_names_file import classes_file, known_classes
-from flambeau.data.sources.target_names import TASKS, TaskName
+from flambeau.data.sources.packed_targets import TargetHead
+from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice, Targets, number_column, refuse_columns
 from flambeau.errors import InputError
 
 _MOST_CELLS = 1 << 30  # of a table of labels: 4 GiB
-
-
-class Said(NamedTuple):
-    """What a file that flambeau packed says of its targets; an empty task: nothing."""
-
-    task: str = ""
-    separator: str = ""
-
-    @property
-    def known_task(self) -> TaskName | None:
-        return next((name for name in TASKS if name == self.task), None)
 
 
 class Hot(NamedTuple):
@@ -64,7 +54,7 @@ def vector_targets(
     choice: TargetChoice,
     describe: Callable[[int], str],
     *,
-    said: Said,
+    said: TargetHead | None,
     names: Sequence[str] | None = None,
 ) -> Targets | None:
     """Several labels or numbers of all records; None if they are classes, or nothing that is known.
@@ -73,12 +63,13 @@ def vector_targets(
     fraction. Anything else is what the user, or the file, says: a vector may as well be a box.
 
     Args:
+        said: what the file says of its targets.
         names: of the labels or numbers; None: those of the file of class names, else counted from 0.
 
     Raises:
         InputError: vectors that do not fit the task, or each other.
     """
-    task = choice.task or said.known_task
+    task = choice.task or (None if said is None else said.task)
     are_named = names is not None and len(names) > 1  # by the user, who means that many targets
     if not values or (task is None and not are_named and all(map(_may_be_class, values))):
         return None
@@ -108,7 +99,7 @@ def vector_targets(
         return Targets(task, tuple(names), torch.stack(columns, 1))
     if not table.isfinite().any():
         raise InputError(f"{path}: no label of any image is known")
-    return Targets(task, tuple(names), table.float(), said.separator or None)
+    return Targets(task, tuple(names), table.float(), None if said is None else said.separator)
 
 
 def _may_be_class(value: Value) -> bool:

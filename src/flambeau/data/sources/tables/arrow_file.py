@@ -274,7 +274,8 @@ def _classes_and_labels(table: _Table, path: Path, describe: Any) -> tuple[tuple
         if (reason := no_label(label, columns)) is not None:
             raise InputError(
                 f"{describe(index)}: {reason}\n"
-                "Give it one, or leave the part without labels out; flambeau predict reads that"
+                "Give it one, or leave the part without labels out, which flambeau predict reads; if an "
+                "image may have several labels or none, give --task multilabel"
             )
     labels = [label for label in table.labels if label is not None]
     if columns.classes is None:

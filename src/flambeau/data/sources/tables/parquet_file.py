@@ -45,7 +45,7 @@ def open_parquet(path: Path, *, labelled: bool = True, choice: TargetChoice = FO
         raise unreadable(path, error) from error
     parquet = open_table(path)
     schema = parquet.schema_arrow
-    targets = other_targets(path, schema, _all_rows(path, parquet), choice) if labelled else None
+    targets = other_targets(path, schema, all_rows(path, parquet), choice) if labelled else None
     columns = choose_columns(schema, path, labelled=labelled and targets is None)
     folder = data_home() / "parquet"
     name = f"{path.stem}-{_hash(str(path.absolute()))}"
@@ -81,7 +81,7 @@ def open_table(path: Path) -> Any:
     return table
 
 
-def _all_rows(path: Path, table: Any) -> Iterator[Any]:
+def all_rows(path: Path, table: Any) -> Iterator[Any]:
     """The record batches of all row groups without the images."""
     schema = table.schema_arrow
     image = image_column(schema, path)
