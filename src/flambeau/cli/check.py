@@ -17,6 +17,8 @@ from flambeau.trainer.settings.settings import Settings
 if TYPE_CHECKING:
     from flambeau.data.check.check_data import DataCheck
     from flambeau.data.check.finding import Finding
+    from flambeau.data.sources.source import Source
+    from flambeau.data.sources.targets import TargetChoice
 
 HELP = "find what is wrong with data: copies, leaks, unreadable and odd images, classes, names"
 
@@ -73,7 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     choice = target_choice(Settings(**given_targets(arguments)))
     # Check before an hour of work.
-    train, val = open_sources(path, download=arguments.download, choice=choice)
+    train, val = open_sources(
+        path, download=arguments.download, choice=choice, groups_may_cross=True
+    )
     if arguments.out is not None:
         require_new(arguments.out, train, path, force=arguments.force)
     measure = _measured_run(arguments.model, trust=arguments.trust)
@@ -89,10 +93,25 @@ def run(arguments: argparse.Namespace) -> int:
     drop = check.to_drop(kinds)
     if arguments.out is None:
         return 1 if drop else 0
-    count = write_listing(arguments.out, check.source, check.is_val, drop)
+    count = write_listing(arguments.out, check.source, check.is_val, drop, group=choice.group)
     say(f"{count:,} images are left, {len(drop):,} are left out: {arguments.out}")
-    say(f"next: flambeau train {shlex.quote(str(arguments.out))}")
+    words = [str(arguments.out), *_to_train(check.source, choice)]
+    say(f"next: flambeau train {shlex.join(words)}")
     return 0
+
+
+def _to_train(source: "Source", choice: "TargetChoice") -> Iterator[str]:
+    """The flags that say of a listing of `source` what was said of the data."""
+    from flambeau.data.sources.targets import kind_of_targets
+
+    if choice.task is not None:
+        yield from ("--task", choice.task)
+    if choice.columns and kind_of_targets(source).is_table and choice.separator is None:
+        yield from ("--target", ",".join(source.classes))
+    if choice.separator is not None:
+        yield from ("--label-separator", choice.separator)
+    if choice.group is not None:
+        yield from ("--group", choice.group)
 
 
 def _kinds(text: str) -> list[str]:

@@ -259,3 +259,31 @@ def test_damaged_files_are_read_or_refused(name: str, ending: str) -> None:
             assert not source.labels.isinf().any()
         report = verify_file(Path(f"cut.{ending}"), ending)
         assert report.good <= NUM
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_tables_of_others_are_verified(ending: str) -> None:
+    """Their images, where training takes the targets; and what it refuses is said."""
+    images = []
+    for k in range(6):
+        data = io.BytesIO()
+        Image.new("RGB", (8, 8), (k, 0, 0)).save(data, "PNG")
+        images.append(data.getvalue())
+
+    def written(**columns: Any) -> Path:
+        found = pa.table({"image": images, **columns})
+        if ending == "parquet":
+            pq.write_table(found, "o.parquet")
+        else:
+            with (
+                pa.OSFile("o.arrow", "wb") as file,
+                pa.ipc.new_stream(file, found.schema) as stream,
+            ):
+                stream.write_table(found)
+        return Path(f"o.{ending}")
+
+    for columns in ({"labels": [["x"], [], ["y"]] * 2}, {"label": [0.5, 1.5, None] * 2}):
+        report = verify_file(written(**columns), ending)
+        assert (report.good, report.damaged, report.not_read) == (6, [], [])
+    report = verify_file(written(labels=[["x", "x"], [], ["y"]] * 2), ending)
+    assert not report.good and report.not_read

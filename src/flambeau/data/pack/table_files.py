@@ -148,10 +148,9 @@ def _walk_arrow(path: Path) -> Iterator[ScannedRecord]:
     row = 0
     with pa.memory_map(str(path)) as mapped:
         try:
-            schema, batches = arrow_batches(pa, path, mapped.read_buffer())
-            columns, head = _columns(
-                schema, path, lambda: arrow_batches(pa, path, mapped.read_buffer())[1]
-            )
+            buffer = mapped.read_buffer()
+            schema, batches = arrow_batches(pa, path, buffer)
+            columns, head = _columns(schema, path, lambda: arrow_batches(pa, path, buffer)[1])
             for batch in batches:
                 batch.validate(full=True)
                 yield from _rows(path, row, batch, batch_of(pa, batch, columns), columns, head)

@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from torch.utils.data import IterableDataset, Subset
 from flambeau.data.sources.class_names_file import chosen_labels, named_labels, unlabelled
 from flambeau.data.sources.source import PixelKind
 from flambeau.data.sources.target_names import TaskName
-from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
+from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned, refuse_columns
 from flambeau.data.sources.user_samples import (
     Label,
     WrongSample,
@@ -56,6 +57,7 @@ def open_function(
     name: str, *, labelled: bool = True, choice: TargetChoice = FOUND
 ) -> tuple["UserSource", "UserSource | None"]:
     """The data set of a user's function to train on and, if it returns a pair, the one to validate on."""
+    refuse_columns(Path(name), replace(choice, separator=None))
     returned = _Returned(name)
     train = UserSource(returned, 0, labelled=labelled, choice=choice)
     if len(returned.lengths) == 1:

@@ -16,6 +16,7 @@ from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import joined, split_texts
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.tables.columns import Columns, choose_columns
+from flambeau.data.sources.tables.split_columns import SplitColumns, split_columns
 from flambeau.data.sources.tables.target_cells import TableTargets, other_targets
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import FOUND, TargetChoice
@@ -23,6 +24,7 @@ from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
 
 _MAGIC = b"ARROW1"  # of a file with a footer
+_NO_SPLIT = SplitColumns()
 _NO_LABEL = -1  # Hugging Face's value for a missing label
 
 
@@ -37,8 +39,10 @@ class ArrowSource:
         data: the Arrow file with its images, if it is another file.
         unread: the columns of the table that are not in that file.
         targets: those of other columns than that of the classes.
+        split: the columns of groups and parts.
 
     Attributes:
+        groups, parts: see `SplitColumns`.
         names: the paths if all are different, else the numbers of the rows.
     """
 
@@ -50,26 +54,23 @@ class ArrowSource:
         unread: tuple[str, ...] = (),
         labelled: bool = True,
         targets: TableTargets | None = None,
+        split: SplitColumns = _NO_SPLIT,
     ) -> None:
         self._path = path
+        self.groups, self.parts = split.groups, split.parts
         self._data = data or path
         self.task: TaskName = "classification"
         self.separator: str | None = None
         try:
             table = _read(path, self._data, labelled=labelled and targets is None)
-            self.left_out = (LeftOut(str(path), columns=unread or table.columns.unread),)
+            read = (*split.columns, *(() if targets is None else targets.columns))
+            columns = tuple(name for name in unread or table.columns.unread if name not in read)
+            self.left_out = (LeftOut(str(path), columns=columns),)
             self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
             if targets is None:
                 self.classes, self.labels = _classes_and_labels(table, path, self.describe)
             else:
                 self.task, self.classes, self.labels, self.separator = targets.targets
-                read = LeftOut(
-                    str(path),
-                    columns=tuple(
-                        name for name in self.left_out[0].columns if name not in targets.columns
-                    ),
-                )
-                self.left_out = (read,)
             self._file = open_with_owner(self, self._data)
             self._length = os.fstat(self._file.fileno()).st_size
             self.fingerprint = file_fingerprint(path, f"{self.labels.tolist()} {self.classes}")
@@ -124,12 +125,16 @@ def read_path(table: Path, name: str) -> bytes:
 def open_arrow(path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> ArrowSource:
     """The images of an Arrow file, with their classes or other targets."""
     targets = None
+    split = _NO_SPLIT
     if labelled:
         pa = extra("pyarrow", what=f"{path}")
         try:
             with pa.memory_map(str(path)) as mapped:
-                schema, batches = arrow_batches(pa, path, mapped.read_buffer())
+                buffer = mapped.read_buffer()
+                schema, batches = arrow_batches(pa, path, buffer)
                 targets = other_targets(path, schema, batches, choice)
+                schema, batches = arrow_batches(pa, path, buffer)
+                split = split_columns(path, schema, batches, choice)
         except InputError:
             raise
         except OSError as error:  # pyarrow raises it for damage, too
@@ -137,7 +142,7 @@ def open_arrow(path: Path, *, labelled: bool = True, choice: TargetChoice = FOUN
             raise (unreadable if is_of_disk else damaged_table)(path, error) from error
         except (pa.ArrowException, struct.error, ValueError) as error:
             raise damaged_table(path, error) from error
-    return ArrowSource(path, labelled=labelled, targets=targets)
+    return ArrowSource(path, labelled=labelled, targets=targets, split=split)
 
 
 class Batch(NamedTuple):

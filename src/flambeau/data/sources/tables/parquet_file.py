@@ -16,6 +16,7 @@ from typing import Any
 from flambeau.data.sources.data_names import data_home
 from flambeau.data.sources.tables.arrow_file import ArrowSource, damaged_table
 from flambeau.data.sources.tables.columns import Columns, choose_columns, image_column
+from flambeau.data.sources.tables.split_columns import SplitColumns, split_columns
 from flambeau.data.sources.tables.target_cells import other_targets
 from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import DamagedData, InputError, unreadable
@@ -45,7 +46,11 @@ def open_parquet(path: Path, *, labelled: bool = True, choice: TargetChoice = FO
         raise unreadable(path, error) from error
     parquet = open_table(path)
     schema = parquet.schema_arrow
-    targets = other_targets(path, schema, all_rows(path, parquet), choice) if labelled else None
+    targets = None
+    split = SplitColumns()
+    if labelled:
+        targets = other_targets(path, schema, all_rows(path, parquet), choice)
+        split = split_columns(path, schema, all_rows(path, parquet), choice)
     columns = choose_columns(schema, path, labelled=labelled and targets is None)
     folder = data_home() / "parquet"
     name = f"{path.stem}-{_hash(str(path.absolute()))}"
@@ -64,7 +69,9 @@ def open_parquet(path: Path, *, labelled: bool = True, choice: TargetChoice = FO
                 f"{path} cannot be copied into {folder}: {(error.strerror or str(error)).lower()}\n"
                 "Its images are read from there: make room, or name another folder as FLAMBEAU_DATA"
             ) from error
-    return ArrowSource(path, data=copy, unread=columns.unread, labelled=labelled, targets=targets)
+    return ArrowSource(
+        path, data=copy, unread=columns.unread, labelled=labelled, targets=targets, split=split
+    )
 
 
 def open_table(path: Path) -> Any:
