@@ -11,7 +11,7 @@ many degrees, and to how many pixels. Training and validation images are of othe
 Contenders, each a command in a process of its own, with the network of `net` below, as many epochs, batches
 of 64, one thread, an evaluation and a checkpoint per epoch:
 - `flambeau train`: with its defaults (SGD, cosine, shifts by some pixels, mirror images);
-- `no mirror`: the same with --no-flip, since a mirror image has another angle;
+- `whole images`: the same with --no-flip --padding 0, as a mirror image has another angle;
 - `plain`: a script of torch, torchvision transforms and scikit-learn as most people write it (`plain` below):
   AdamW at 1e-3 with a cosine, BCEWithLogitsLoss, or MSELoss of standardized numbers, whole images.
 
@@ -44,7 +44,7 @@ from torch import Tensor, nn
 
 SIDE = 40
 TARGETS = {"labels": [], "counts": ["count"], "angles": ["angle", "side"]}
-CONTENDERS = ("flambeau train", "no mirror", "plain")
+CONTENDERS = ("flambeau train", "whole images", "plain")
 Pixels = NDArray[np.uint8]
 
 
@@ -216,7 +216,7 @@ def measured(
             *common,
         ]
         words += ["--batch-size", "64", "--out", f"{out / 'run'}", "--device", "cpu"]
-        words += ["--no-flip"] * (contender == "no mirror")
+        words += ["--no-flip", "--padding", "0"] * (contender == "whole images")
     core = sorted(os.sched_getaffinity(0))[0]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()

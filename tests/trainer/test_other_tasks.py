@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -416,3 +417,25 @@ def test_check_looks_at_labels_and_numbers(photos: Path, flambeau: Flambeau) -> 
     assert "rare: 1 to train on" in found
     assert flambeau("check", "cells.csv", "--out", "clean.csv").code in (0, 1)
     assert train(data="clean.csv", out="run", **{**SETTINGS, "epochs": 1}).metrics["val_map"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [("sgd", (4, 0.1)), ("rmsprop", (1, 0.1)), ("adamw", (1, 1))],
+)
+def test_default_learning_rates_by_the_size_of_the_gradient(
+    photos: Path, optimizer: str, expected: tuple[float, float]
+) -> None:
+    """In that of one class per image."""
+    Path("classes.csv").write_text(
+        "path,label\n" + "".join(f"{k:03}.png,{k % 2}\n" for k in range(NUM))
+    )
+    found = []
+    for name, data in (("one", "classes.csv"), ("labels", "cells.csv"), ("numbers", "numbers.csv")):
+        words: dict[str, Any] = (
+            {"task": "regression", "target": "weight"} if name == "numbers" else {}
+        )
+        train(data=data, out=name, optimizer=optimizer, epochs=1, batch_size=16, bar=False, **words)
+        config = tomllib.loads(Path(name, "config.toml").read_text())
+        found.append(config["lr"])
+    assert [value / found[0] for value in found[1:]] == pytest.approx(expected)
