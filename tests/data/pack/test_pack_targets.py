@@ -287,3 +287,22 @@ def test_tables_of_others_are_verified(ending: str) -> None:
         assert (report.good, report.damaged, report.not_read) == (6, [], [])
     report = verify_file(written(labels=[["x", "x"], [], ["y"]] * 2), ending)
     assert not report.good and report.not_read
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_what_is_saved_of_a_damaged_file_has_its_targets(ending: str) -> None:
+    path, choice = table("columns")
+    made = packed(path, f"a.{ending}", choice)
+    data = bytearray(made.read_bytes())
+    image = open_parts(made)[0].read(7)
+    assert isinstance(image, bytes)
+    if ending != "parquet":  # where damage takes a whole row group, and there is one
+        data[data.index(image) + len(image) // 2] ^= 255
+    made.write_bytes(data)
+    report = verify_file(made, ending, salvage=Path(f"good.{ending}"))
+    assert report.saved and report.good == NUM - (ending != "parquet")
+    whole, _ = open_parts(path, choice=choice)
+    saved, _ = open_parts(Path(f"good.{ending}"))
+    assert (task_of(saved), saved.classes, len(saved)) == ("multilabel", whole.classes, report.good)
+    rows = {repr(row) for row in whole.labels.tolist()}
+    assert {repr(row) for row in saved.labels.tolist()} <= rows

@@ -313,8 +313,9 @@ def _chosen_labels(
         single = next((name for name in LABELS if len(features.get(name, ())) == 1), None)
         if single is not None:
             return (single,), False
-    vector = next((name for name in VECTORS if isinstance(features.get(name), Tensor)), None)
-    return ((), False) if vector is None or not len(features[vector]) else ((vector,), True)
+    has_values = (name for name in VECTORS if len(features.get(name, ())))
+    vector = next((name for name in has_values if isinstance(features[name], Tensor)), None)
+    return ((), False) if vector is None else ((vector,), True)
 
 
 def _word(features: Features, name: str) -> str:
