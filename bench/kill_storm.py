@@ -1,7 +1,9 @@
 """Kills `flambeau train` at random moments, and compares what it ends with to a run that nobody killed.
 
-    python bench/kill_storm.py --kills 60 [--seed S] [--precision bf16] [--out FILE] [--record]
+    python bench/kill_storm.py --kills 60 [--seed S] [--precision bf16] [--task TASK] [--ranks N]
+                               [--out FILE] [--record]
 
+With --ranks each life has 1 to N processes, drawn anew, and the steps are in parts; one may die alone.
 A life is one start of the command in a process group of its own, on one core; --workers is 0 and 2 in turn.
 Lives end by SIGKILL: while torch loads, while the run folder is claimed and the checkpoint read, between two
 saves, in the middle of a save, and while the weights are published.
@@ -17,11 +19,13 @@ import contextlib
 import io
 import itertools
 import json
+import math
 import os
 import platform
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -84,8 +88,34 @@ WAIT_S = 240  # for anything at all to happen; only a hang takes as long
 POLL_S = 0.0003
 
 
-def make_inputs(folder: Path, *, precision: str = "fp32") -> list[str]:
-    """Write data (PNGs of many sizes) and a model; give the arguments of the command for them."""
+TASKS: dict[str, list[str]] = {
+    "classification": ["--cutmix", "1", "--label-smoothing", "0.1", "--lr", "0.05"],
+    "multilabel": [
+        "--task", "multilabel", "--cutmix", "1", "--label-smoothing", "0.1", "--lr", "0.05",
+        "--class-weights", "auto",
+    ],
+    "regression": ["--task", "regression", "--loss", "huber", "--lr", "0.005"],
+}  # fmt: skip
+"""What each task is trained with, beside what all are."""
+
+
+def label_of(number: int, task: str) -> Any:
+    """The label of an image; NaN is unknown."""
+    if task == "multilabel":
+        return [number % 2, number // 2 % 2, math.nan if number % 5 == 0 else number % 3 == 0]
+    if task == "regression":
+        return [100 + number % 7 / 2, math.nan if number % 5 == 0 else number % 11]
+    return number % 4
+
+
+def make_inputs(
+    folder: Path, *, precision: str = "fp32", task: str = "classification", parts: int = 0
+) -> list[str]:
+    """Write data (PNGs of many sizes) and a model; give the arguments of the command for them.
+
+    Args:
+        parts: of a step, instead of two micro-batches.
+    """
     rng = random.Random(0)
     for part, count in {"train": TRAIN_IMAGES, "val": 64}.items():
         with RecordWriter(folder / f"noise_{part}.rec") as records:
@@ -93,12 +123,14 @@ def make_inputs(folder: Path, *, precision: str = "fp32") -> list[str]:
                 size = rng.randint(18, 30), rng.randint(18, 30)
                 file = io.BytesIO()
                 Image.frombytes("RGB", size, rng.randbytes(3 * size[0] * size[1])).save(file, "PNG")
-                records.write(pack(IRHeader(0, number % 4, number, 0), file.getvalue()))
+                header = IRHeader(0, label_of(number, task), number, 0)
+                records.write(pack(header, file.getvalue()))
     (folder / "model.py").write_text(MODEL)
+    batch = ["--batch-size", "16", "--parts", f"{parts}"]
     return [
         f"{folder / 'noise_train.rec'}", "--model", f"{folder / 'model.py'}:net", "--image-size", "16",
-        "--epochs", f"{EPOCHS}", "--batch-size", "8", "--accumulate", "2", "--lr", "0.05",
-        "--mixup", "0.2", "--cutmix", "1", "--label-smoothing", "0.1", "--clip-norm", "1", "--ema", "0.9",
+        "--epochs", f"{EPOCHS}", "--mixup", "0.2", "--clip-norm", "1", "--ema", "0.9", *TASKS[task],
+        *(batch if parts else ["--batch-size", "8", "--accumulate", "2"]),
         "--log-every", "3", "--checkpoint-every", f"{SAVE_EVERY}st", "--keep", "2",
         "--precision", precision,
     ]  # fmt: skip
@@ -139,6 +171,7 @@ class Life:
         core: it and its workers run there.
         environ: added to the environment.
         start: how: as a new Python by default.
+        ranks: processes that train, each in a group of its own.
     """
 
     def __init__(
@@ -150,6 +183,7 @@ class Life:
         core: int,
         environ: Mapping[str, str] | None = None,
         start: "Start | None" = None,
+        ranks: int = 1,
     ) -> None:
         self.run, self.workers, self._log = run, workers, log_of(run)
         self.first_step, self._leftovers_before = newest_step(run), leftovers(run)
@@ -157,7 +191,12 @@ class Life:
             self._log_start = output.tell()
             words = ["train", *arguments, "--out", f"{run}", "--workers", f"{workers}"]
             environ = {**os.environ, "PYTHONUNBUFFERED": "1", **(environ or {})}
-            self.process = (start or start_python)(words, output=output, environ=environ)
+            places = rank_environs(ranks) if ranks > 1 else [{}]
+            self.processes = [
+                (start or start_python)(words, output=output, environ={**environ, **place})
+                for place in places
+            ]
+            self.process = self.processes[0]
 
     @property
     def output(self) -> str:
@@ -189,13 +228,16 @@ class Life:
         """Whether a save or removal of its own is under way, or was when it was killed."""
         return self.has_claimed() and bool(leftovers(self.run) - self._leftovers_before)
 
-    def kill(self, *, whole_group: bool = True) -> None:
-        """SIGKILL to the group, or to the parent alone: then its workers must end by themselves."""
+    def kill(self, *, whole_group: bool = True, rank: int = 0) -> None:
+        """SIGKILL to all, or to one rank alone: its workers and the other ranks must end by themselves."""
         if whole_group:
-            os.killpg(self.process.pid, signal.SIGKILL)
+            for process in self.processes:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
         else:
-            self.process.kill()
-        self.process.wait()
+            self.processes[rank].kill()
+        for process in self.processes:
+            process.wait(WAIT_S)
         self.wait_gone()
 
     def wait_gone(self) -> None:
@@ -205,11 +247,12 @@ class Life:
             TimeoutError: one survives.
         """
         deadline = time.monotonic() + 30  # torch's own watchdog in a worker looks every 5 s
-        while alive := group_members(self.process.pid):
-            if time.monotonic() > deadline:
-                os.killpg(self.process.pid, signal.SIGKILL)
-                raise TimeoutError(f"processes {alive} outlive their parent {self.process.pid}")
-            time.sleep(0.005)
+        for process in self.processes:
+            while alive := group_members(process.pid):
+                if time.monotonic() > deadline:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    raise TimeoutError(f"processes {alive} outlive their parent {process.pid}")
+                time.sleep(0.005)
 
     def finish(self) -> None:
         """Let it come to its end.
@@ -217,10 +260,20 @@ class Life:
         Raises:
             RuntimeError: it ends with another exit code than 0.
         """
-        code = self.process.wait(WAIT_S)
+        codes = [process.wait(WAIT_S) for process in self.processes]
         self.wait_gone()
-        if code:
-            raise RuntimeError(f"exit code {code}:\n{self.output}")
+        if any(codes):
+            raise RuntimeError(f"exit codes {codes}:\n{self.output}")
+
+
+def rank_environs(ranks: int) -> list[dict[str, str]]:
+    """What a launcher tells each process of one machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {"WORLD_SIZE": f"{ranks}", "LOCAL_WORLD_SIZE": f"{ranks}"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    return [{**shared, "RANK": f"{rank}", "LOCAL_RANK": f"{rank}"} for rank in range(ranks)]
 
 
 def log_of(run: Path) -> Path:
@@ -262,7 +315,7 @@ class Kill:
 
     Attributes:
         moment: what was waited for.
-        parent_alone: its two workers had to notice by themselves.
+        parent_alone: its two workers, and other ranks, had to notice by themselves.
         in_save: a temporary folder of this life was left behind.
         step: of the newest checkpoint then.
     """
@@ -271,6 +324,7 @@ class Kill:
     parent_alone: bool
     in_save: bool
     step: int
+    ranks: int = 1
 
 
 def moments_of(kills: int, rng: random.Random) -> list[str]:
@@ -320,6 +374,7 @@ def storm_one_run(
     rng: random.Random,
     core: int,
     start: Start | None = None,
+    most_ranks: int = 1,
 ) -> list[Kill]:
     """Kill one run again and again, then let it finish; with `start`, but where it dies while torch loads.
 
@@ -332,14 +387,17 @@ def storm_one_run(
     workers = itertools.cycle(rng.sample((0, 2), 2))
     for moment in moments:
         how = None if moment == "start" else start
-        life = Life(arguments, run, workers=next(workers), core=core, start=how)
+        ranks = rng.randint(1, most_ranks) if most_ranks > 1 else 1
+        life = Life(arguments, run, workers=next(workers), core=core, start=how, ranks=ranks)
         if not wait_for_moment(life, moment, rng, stride=stride):
             life.finish()
             break
-        parent_alone = life.workers > 0 and rng.random() < 0.3
-        life.kill(whole_group=not parent_alone)
-        done.append(Kill(moment, parent_alone, life.has_open_save(), newest_step(run)))
-    Life(arguments, run, workers=next(workers), core=core, start=start).finish()
+        # Before ranks have met, nobody could tell one that was killed from one that is late.
+        has_others = moment in ("steps", "save") if ranks > 1 else life.workers > 0
+        parent_alone = has_others and rng.random() < 0.3
+        life.kill(whole_group=not parent_alone, rank=rng.randrange(ranks) if ranks > 1 else 0)
+        done.append(Kill(moment, parent_alone, life.has_open_save(), newest_step(run), ranks))
+    Life(arguments, run, workers=next(workers), core=core, start=start, ranks=most_ranks).finish()
     return done
 
 
@@ -351,6 +409,7 @@ def storm(
     arguments: Sequence[str],
     cores: Sequence[int],
     start: Start | None = None,
+    most_ranks: int = 1,
 ) -> tuple[list[Kill], list[str], Path]:
     """As many runs as it takes for so many kills, one a core at a time, each compared with an unkilled one.
 
@@ -361,6 +420,7 @@ def storm(
         arguments: of the command, without --out and --workers.
         cores: to use.
         start: of lives that are not killed while torch loads.
+        most_ranks: processes of a life, at most; their number is drawn.
 
     Returns:
         The kills, the differences from the unkilled run, and its folder.
@@ -382,7 +442,9 @@ def storm(
                 open_kills -= share
                 runs.append(folder / f"run-{len(runs):03}")
                 run, rng = runs[-1], random.Random(f"{seed} {len(runs)}")
-            new = storm_one_run(arguments, run, kills=share, rng=rng, core=core, start=start)
+            new = storm_one_run(
+                arguments, run, kills=share, rng=rng, core=core, start=start, most_ranks=most_ranks
+            )
             with lock:
                 open_kills += share - len(new)
                 done.extend(new)
@@ -413,11 +475,16 @@ def differences(expected: Path, actual: Path) -> list[str]:
     configs = (tomllib.loads((run / "config.toml").read_text()) for run in runs)
     found += compare("config.toml", *({**config, "workers": None} for config in configs))
     found += compare("metrics.jsonl", *map(journal, runs))
+    in_parts = bool(tomllib.loads((expected / "config.toml").read_text()).get("parts"))
     for folder in checkpoint_folders(expected / "checkpoints"):
         other = actual / "checkpoints" / folder.name
         # A run that was killed between a save and the removal of older ones may have others as well.
         if other.exists():
-            found += compare(folder.name, checkpoint(folder), checkpoint(other))
+            found += compare(
+                folder.name,
+                checkpoint(folder, in_parts=in_parts),
+                checkpoint(other, in_parts=in_parts),
+            )
     return found
 
 
@@ -427,14 +494,20 @@ def journal(run: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in WALL_CLOCK} for row in rows]
 
 
-def checkpoint(folder: Path) -> dict[str, Any]:
-    """All that a checkpoint holds, verified; safetensors as bytes, the rest as objects."""
+def checkpoint(folder: Path, *, in_parts: bool = False) -> dict[str, Any]:
+    """All that a checkpoint holds, verified; safetensors as bytes, the rest as objects.
+
+    Args:
+        in_parts: without the losses of the open line, which one process has one by one, and several together.
+    """
     found = read_checkpoint(folder)
     # Wall-clock figures in metrics.jsonl have more or fewer digits, so its length says nothing.
     state, meta = (
         {k: v for k, v in part.items() if k not in ("metrics_bytes", "metrics_crc32", "created")}
         for part in (from_bytes(found.files["training_state.pt"]), found.meta)
     )
+    if in_parts:
+        state.pop("window")
     return {**found.files, "training_state.pt": state, "meta": meta}
 
 
@@ -470,6 +543,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--task", choices=tuple(TASKS), default="classification")
+    parser.add_argument("--ranks", type=int, default=1, help="processes of a life, at most")
     parser.add_argument("--out", type=Path, help="append the line to this file as well")
     parser.add_argument(
         "--record", action="store_true", help="... to bench/results/kill_storm.jsonl"
@@ -477,10 +552,13 @@ def main() -> int:
     options = parser.parse_args()
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="kill_storm_") as folder:
-        arguments = make_inputs(Path(folder), precision=options.precision)
+        arguments = make_inputs(
+            Path(folder), precision=options.precision, task=options.task,
+            parts=6 if options.ranks > 1 else 0,
+        )  # fmt: skip
         kills, found, _ = storm(
             Path(folder), kills=options.kills, seed=options.seed, arguments=arguments,
-            cores=sorted(os.sched_getaffinity(0))[:2],
+            cores=sorted(os.sched_getaffinity(0))[:2], most_ranks=options.ranks,
         )  # fmt: skip
     from provenance import commit, cpu_model  # beside this script
 
@@ -490,7 +568,9 @@ def main() -> int:
         "kills_of_parent_alone": sum(kill.parent_alone for kill in kills),
         "kills_at": dict(sorted(Counter(kill.moment for kill in kills).items())),
         "distinct_steps": len({kill.step for kill in kills}), "steps_a_run": TOTAL_STEPS,
-        "seed": options.seed, "precision": options.precision, "differences": found[:20],
+        "seed": options.seed, "precision": options.precision, "task": options.task,
+        "kills_by_ranks": dict(sorted(Counter(kill.ranks for kill in kills).items())),
+        "differences": found[:20],
         "seconds": round(time.monotonic() - start, 1), "torch": torch.__version__,
         "python": platform.python_version(), "cpu": cpu_model(), "commit": commit(),
         "command": " ".join(["python", "bench/kill_storm.py", *sys.argv[1:]]),

@@ -278,7 +278,7 @@ def test_names_that_a_listing_cannot_hold(flambeau: Any, data: Path) -> None:
         ("nowhere", ["nowhere does not exist"]),
         ("empty", ["empty has no sub-folders"]),
         ("text.txt", ["text.txt is neither a folder nor a file of packed images"]),
-        ("data --drop typo", ["--drop typo: there is no such kind of finding", "leaks, contradictions"]),
+        ("data --drop typo", ["--drop typo: there is no such kind", "leaks, groups, contradictions"]),
         ("data --drop leak", ["--drop leak: ", "did you mean 'leaks'?"]),
         ("data --drop names", ["--drop names: this is not about single images"]),
         ("data --workers 0", ["--workers must be at least 1, got 0"]),

@@ -1,12 +1,14 @@
 """Runs with parts: the same bits and lines on any number of processes, and where that changes on the way."""
 
 import json
+import random
 import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,20 @@ def a_model() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(96, 5)
     )  # fmt: skip
+
+
+class Draws(nn.Module):
+    """Skips a layer, or adds noise, by Python's and NumPy's generators, as published networks do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and random.random() < 0.5:
+            x = x * (1 + 0.1 * float(np.random.standard_normal()))
+        out: Tensor = self.model(x)
+        return out
 
 
 class Enough(Exception):
@@ -101,6 +117,7 @@ def states_of(folder: Path) -> dict[str, Any]:
         "model": found.model, "ema": found.ema, "optimizer": found.state["optimizer"]["state"],
         "step": found.state["step"], "order_crc": found.state["order_crc"],
         "generator": found.state["rng"]["torch"],
+        "other generators": repr((found.state["rng"]["python"], found.state["rng"]["numpy"])),
     }  # fmt: skip
 
 
@@ -136,6 +153,19 @@ def test_any_number_of_processes_makes_the_run_of_one(
     compare(tmp_path / "ranks", tmp_path / "alone")
     names = {name for line in lines_of(tmp_path / "alone") for name in line}
     assert {"train_loss", "share", "norm", "late", "val_accuracy", "val_loss"} <= names
+
+
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_a_part_draws_the_same_of_python_and_numpy_on_any_process(
+    start_ranks: StartRanks, tmp_path: Path, is_synced: bool
+) -> None:
+    def prepared(model: nn.Module) -> nn.Module:
+        return Draws(convert_sync_batchnorm(model) if is_synced else model)
+
+    options: dict[str, Any] = {"prepared": prepared, "in_steps": is_synced}
+    play(start_ranks, tmp_path / "alone", 1, **options)
+    play(start_ranks, tmp_path / "ranks", 3, **options)
+    compare(tmp_path / "ranks", tmp_path / "alone")
 
 
 @pytest.mark.parametrize("plan", [[(1, 3), (3, 7), (2, None)], [(4, 5), (1, 6), (4, None)]])

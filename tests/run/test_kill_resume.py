@@ -60,6 +60,29 @@ def test_runs_that_are_killed_end_with_the_bits_of_one_never_killed(storm: Storm
     assert len(kills) >= 8
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("most_ranks", [1, 3])
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_runs_of_other_tasks_too(
+    task: str, most_ranks: int, bench: ModuleType, forked_command: Any, tmp_path: Path
+) -> None:
+    """With two micro-batches per step on one process; in parts, on one to three, whose number changes."""
+    kills, differences, unkilled = bench.storm(
+        tmp_path,
+        kills=20,
+        seed=most_ranks,
+        arguments=bench.make_inputs(tmp_path, task=task, parts=6 if most_ranks > 1 else 0),
+        cores=sorted(os.sched_getaffinity(0))[:2],
+        start=forked_command,
+        most_ranks=most_ranks,
+    )
+    assert not differences
+    assert len(kills) >= 20
+    assert {kill.ranks for kill in kills} == {*range(1, most_ranks + 1)}
+    facts = json.loads((unkilled / "dataset.json").read_text())
+    assert facts["task_name"] == task
+
+
 def test_the_kills_hit_what_they_are_meant_to_hit(storm: Storm, bench: ModuleType) -> None:
     kills, _, _ = storm
     moments = Counter(kill.moment for kill in kills)

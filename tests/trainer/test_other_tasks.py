@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -390,11 +391,13 @@ def test_an_export_answers_as_its_run(photos: Path, name: str, flambeau: Flambea
     assert exported["loss"] == pytest.approx(evaluation["loss"], rel=0.05)
 
 
-def test_packing_says_that_it_is_of_classes(photos: Path, flambeau: Flambeau) -> None:
-    answer = flambeau("pack", "cells.csv", "packed.rec")
+def test_packing_says_which_formats_hold_one_class_per_image(
+    photos: Path, flambeau: Flambeau
+) -> None:
+    answer = flambeau("pack", "cells.csv", "packed.npz")
     assert answer.code == 2
-    assert "cells.csv has targets for multilabel" in answer.err
-    assert not Path("packed.rec").exists()
+    assert "cells.csv has targets for multilabel, and npz here holds one class" in answer.err
+    assert not Path("packed.npz").exists()
 
 
 def test_check_looks_at_labels_and_numbers(photos: Path, flambeau: Flambeau) -> None:
@@ -414,3 +417,25 @@ def test_check_looks_at_labels_and_numbers(photos: Path, flambeau: Flambeau) -> 
     assert "rare: 1 to train on" in found
     assert flambeau("check", "cells.csv", "--out", "clean.csv").code in (0, 1)
     assert train(data="clean.csv", out="run", **{**SETTINGS, "epochs": 1}).metrics["val_map"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [("sgd", (4, 0.1)), ("rmsprop", (1, 0.1)), ("adamw", (1, 1))],
+)
+def test_default_learning_rates_by_the_size_of_the_gradient(
+    photos: Path, optimizer: str, expected: tuple[float, float]
+) -> None:
+    """In that of one class per image."""
+    Path("classes.csv").write_text(
+        "path,label\n" + "".join(f"{k:03}.png,{k % 2}\n" for k in range(NUM))
+    )
+    found = []
+    for name, data in (("one", "classes.csv"), ("labels", "cells.csv"), ("numbers", "numbers.csv")):
+        words: dict[str, Any] = (
+            {"task": "regression", "target": "weight"} if name == "numbers" else {}
+        )
+        train(data=data, out=name, optimizer=optimizer, epochs=1, batch_size=16, bar=False, **words)
+        config = tomllib.loads(Path(name, "config.toml").read_text())
+        found.append(config["lr"])
+    assert [value / found[0] for value in found[1:]] == pytest.approx(expected)

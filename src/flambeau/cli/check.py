@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flambeau.cli.flags_from_settings import add_target_flags, given_targets
 from flambeau.cli.reading_flags import add_download, add_trust, check_at_least
 from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
 from flambeau.errors import InputError, nearest
 from flambeau.terminal import print_text, say
+from flambeau.trainer.settings.settings import Settings
 
 if TYPE_CHECKING:
     from flambeau.data.check.check_data import DataCheck
     from flambeau.data.check.finding import Finding
+    from flambeau.data.sources.source import Source
+    from flambeau.data.sources.targets import TargetChoice
 
 HELP = "find what is wrong with data: copies, leaks, unreadable and odd images, classes, names"
 
@@ -39,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KINDS",
         help="which findings --out leaves out, with commas between (default: %(default)s)",
     )
+    add_target_flags(parser.add_argument_group("targets, as of `flambeau train`"))
     add("--force", action="store_true", help="replace the file of --out")
     add(
         "--model",
@@ -66,9 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.data.check.clean_listing import require_new, write_listing
     from flambeau.data.check.report_text import report_lines
     from flambeau.data.sources.open_data import open_sources
+    from flambeau.trainer.parts.data import target_choice
 
+    choice = target_choice(Settings(**given_targets(arguments)))
     # Check before an hour of work.
-    train, val = open_sources(path, download=arguments.download)
+    train, val = open_sources(
+        path, download=arguments.download, choice=choice, groups_may_cross=True
+    )
     if arguments.out is not None:
         require_new(arguments.out, train, path, force=arguments.force)
     measure = _measured_run(arguments.model, trust=arguments.trust)
@@ -84,10 +93,25 @@ def run(arguments: argparse.Namespace) -> int:
     drop = check.to_drop(kinds)
     if arguments.out is None:
         return 1 if drop else 0
-    count = write_listing(arguments.out, check.source, check.is_val, drop)
+    count = write_listing(arguments.out, check.source, check.is_val, drop, group=choice.group)
     say(f"{count:,} images are left, {len(drop):,} are left out: {arguments.out}")
-    say(f"next: flambeau train {shlex.quote(str(arguments.out))}")
+    words = [str(arguments.out), *_to_train(check.source, choice)]
+    say(f"next: flambeau train {shlex.join(words)}")
     return 0
+
+
+def _to_train(source: "Source", choice: "TargetChoice") -> Iterator[str]:
+    """The flags that say of a listing of `source` what was said of the data."""
+    from flambeau.data.sources.targets import kind_of_targets
+
+    if choice.task is not None:
+        yield from ("--task", choice.task)
+    if choice.columns and kind_of_targets(source).is_table and choice.separator is None:
+        yield from ("--target", ",".join(source.classes))
+    if choice.separator is not None:
+        yield from ("--label-separator", choice.separator)
+    if choice.group is not None:
+        yield from ("--group", choice.group)
 
 
 def _kinds(text: str) -> list[str]:

@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--plot",
         type=Path,
         metavar="FILE.png",
-        help="draw the confusion matrix (.png, .pdf or .svg; needs matplotlib)",
+        help="draw the confusion matrix; of several labels precision and recall, of numbers the predicted "
+        "against the given ones (.png, .pdf or .svg; needs matplotlib)",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace the files of --out and --plot if they exist"
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     with large_import():
         from flambeau.exports.exported_model import load_model
         from flambeau.trainer.api import evaluate
-        from flambeau.trainer.evaluation.confusion_plot import check_plot
+        from flambeau.trainer.evaluation.plot_file import check_plot
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
         from flambeau.trainer.prediction.predictor import Predictor
 
@@ -92,5 +93,5 @@ def _write(evaluation: "AnyEvaluation", arguments: argparse.Namespace) -> None:
         evaluation.save_predictions(arguments.out, force=arguments.force)
         say(f"predictions of {len(evaluation.predictions)} images: {arguments.out}")
     if arguments.plot is not None:
-        evaluation.plot_confusion(arguments.plot, force=arguments.force)
-        say(f"confusion matrix: {arguments.plot}")
+        evaluation.plot(arguments.plot, force=arguments.force)
+        say(f"{evaluation.picture}: {arguments.plot}")

@@ -5,7 +5,7 @@ import functools
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flambeau.errors import InputError
@@ -29,6 +29,8 @@ _IMPORTANT = (
     "augment",
     "seed",
 )
+TARGETS = ("task", "target", "label_separator", "group", "split")
+"""The settings that say which targets of the data are meant, and which images belong together."""
 # Flags that are no settings of a run: heading, metavar, help in English and in Chinese.
 COMMAND_FLAGS: dict[str, tuple[str, str | None, str, str]] = {
     "out": (
@@ -121,6 +123,17 @@ def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
     parser.add_argument(
         "--local-rank", "--local_rank", type=int, default=None, help=argparse.SUPPRESS
     )
+
+
+def add_target_flags(group: argparse._ArgumentGroup, names: Sequence[str] = TARGETS) -> None:
+    """Settings that say which targets of DATA are meant, for a command that reads what `train` reads."""
+    for name in names:
+        _add_setting(group, name, _english)
+
+
+def given_targets(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Those that are given."""
+    return {name: getattr(arguments, name) for name in TARGETS if hasattr(arguments, name)}
 
 
 def _add_command_flag(group: argparse._ArgumentGroup, name: str, texts: Texts) -> None:

@@ -5,10 +5,12 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flambeau.cli.flags_from_settings import TARGETS, add_target_flags, given_targets
 from flambeau.cli.reading_flags import add_download, check_at_least
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.terminal import print_text, printable, say
+from flambeau.trainer.settings.settings import Settings
 
 if TYPE_CHECKING:
     from flambeau.data.pack.encode_images import Conversion
@@ -30,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DST",
         help=f"what to make: NAME{endings_of('files', 'both', 'pixels')}, or a folder",
     )
+    # Which images belong together is no target, and no format here can keep it.
+    add_target_flags(parser.add_argument_group("data"), TARGETS[:3] + TARGETS[4:])
     _add_images(parser.add_argument_group("images"))
     _add_files(parser.add_argument_group("files"))
     work = parser.add_argument_group("work")
@@ -94,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _list(arguments, src, dst)
     from flambeau.data.pack.pack import pack
     from flambeau.recipes.setup.environment import usable_cpus
+    from flambeau.trainer.parts.data import target_choice
 
     packed = pack(
         src,
@@ -105,6 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
         download=arguments.download,
         fresh=arguments.fresh,
         show=True,
+        choice=target_choice(Settings(**given_targets(arguments))),
     )
     if arguments.json:
         facts = {**packed._asdict(), "files": list(map(str, packed.files))}
@@ -208,8 +214,10 @@ def _list(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
     from flambeau.data.pack.output_files import name_disk_errors, write_classes, write_whole
     from flambeau.data.pack.shard_plan import list_files, named_parts, remarks_on_parts
     from flambeau.data.sources.class_names_file import class_names_path
+    from flambeau.trainer.parts.data import target_choice
 
-    parts = named_parts(src, "list", download=arguments.download)
+    choice = target_choice(Settings(**given_targets(arguments)))
+    parts = named_parts(src, "list", download=arguments.download, choice=choice)
     texts = list_files(parts, dst, _split(arguments))
     for path in texts:
         if path.exists() and not arguments.fresh:

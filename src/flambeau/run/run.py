@@ -108,7 +108,9 @@ class Run:
             saved = parts.model if parts.shards is None else parts.shards[0].pieces
             self.state = make_state(parts, saved, optimizer, options)
             self._loop = TransientState()
-            self._draws = BatchDraws(options.seed, self.device)
+            self._draws = BatchDraws(
+                options.seed, self.device, also_python=options.parts is not None
+            )
             self._in_parts = options.parts is not None
             written = None if self._replays else self.folder.path
             self._memory = MemoryGuard(

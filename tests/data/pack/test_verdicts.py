@@ -133,8 +133,12 @@ def test_records_of_another_kind(tmp_path: Path) -> None:
     not_read(tmp_path / "a.rec", "not a JPEG")
     with RecordWriter(tmp_path / "b.rec") as rec:
         for number, data in enumerate(PNGS):
-            rec.write(pack_record(IRHeader(0, number / 4, number, 0), data))
+            rec.write(pack_record(IRHeader(0, 0.5 if number == 3 else 1, number, 0), data))
     assert verified(tmp_path / "b.rec").damaged  # others are good, so one label is damaged
+    with RecordWriter(tmp_path / "c.rec") as rec:
+        for number, data in enumerate(PNGS):
+            rec.write(pack_record(IRHeader(0, number / 4, number, 0), data))
+    assert verified(tmp_path / "c.rec").good == len(PNGS)  # numbers, which training takes
 
 
 def tar_of(path: Path, files: list[tuple[str, bytes]]) -> Path:

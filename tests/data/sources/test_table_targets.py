@@ -29,6 +29,7 @@ def png(level: int) -> bytes:
 
 
 def written(path: Path, columns: dict[str, Any]) -> Path:
+    path.parent.mkdir(exist_ok=True)
     length = len(next(iter(columns.values())))
     table = pa.table({"image": [png(k) for k in range(length)], **columns})
     if path.suffix == ".parquet":
@@ -117,3 +118,77 @@ def test_what_is_refused(
         path = written(tmp_path / f"a{ending}", columns)
         with pytest.raises(InputError, match=message):
             open_sources(path, choice=TargetChoice(**choice))
+
+
+SPLITS: dict[str, Any] = {
+    "label": ["a", "b"] * 6,
+    "fold": ["train", "Train", "val", "training", "test", "train"] * 2,
+    "patient": [f"p{k // 3}" for k in range(12)],
+}
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow"])
+def test_groups_and_splits_in_columns(tmp_path: Path, ending: str) -> None:
+    path = written(tmp_path / f"a{ending}", SPLITS)
+    train, val = open_sources(path, choice=TargetChoice(split="fold"))
+    assert [*train.names] == ["0", "1", "3", "5", "6", "7", "9", "11"]  # test is left out
+    assert [*val.names] == ["2", "8"]
+    assert left_out_columns(train) == ["patient"]
+    train, val = open_sources(path, choice=TargetChoice(group="patient"))
+    assert len(val) == 3 and len({int(name) // 3 for name in val.names}) == 1
+    assert left_out_columns(train) == ["fold"]
+    with pytest.raises(InputError, match="row 2 is to validate on and of the group 'p0', as is"):
+        open_sources(path, choice=TargetChoice(group="patient", split="fold"))
+    other = TargetChoice(group="doctor", split="set", of_others=True)
+    assert len(open_source(path, ("a", "b"), choice=other)) == 12
+    assert len(open_source(path, ("a", "b"), choice=TargetChoice(split="fold"))) == 2
+    for choice, message in (
+        ({"group": "patent"}, "has no column 'patent'; did you mean 'patient'"),
+        ({"split": "patient"}, "row 0, column patient: 'p0' is no part of the data"),
+        ({"split": "image"}, "has no column 'image'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            open_sources(path, choice=TargetChoice(**choice))
+    written(path, {**SPLITS, "patient": ["p", None, ""] * 4})
+    with pytest.raises(InputError, match="row 1, column patient names no group"):
+        open_sources(path, choice=TargetChoice(group="patient"))
+
+
+def test_splits_of_shards_and_of_hugging_face(tmp_path: Path) -> None:
+    for shard in range(2):
+        half = {name: values[6 * shard : 6 * shard + 6] for name, values in SPLITS.items()}
+        written(tmp_path / "shards" / f"a-0000{shard}-of-00002.parquet", half)
+    train, val = open_sources(tmp_path / "shards", choice=TargetChoice(split="fold"))
+    assert (len(train), len(val)) == (8, 2)
+    _, val = open_sources(tmp_path / "shards", choice=TargetChoice(group="patient"))
+    assert len(val) == 3
+    datasets = pytest.importorskip("datasets")
+    fold = datasets.ClassLabel(names=["train", "val"])
+    features = {
+        "image": datasets.Image(),
+        "label": datasets.ClassLabel(names=["a", "b"]),
+        "fold": fold,
+    }
+    rows = {
+        "image": [{"bytes": png(k), "path": None} for k in range(6)],
+        "label": [0, 1] * 3,
+        "fold": [0, 0, 1] * 2,
+    }
+    made = datasets.Dataset.from_dict(rows, features=datasets.Features(features))
+    made.save_to_disk(tmp_path / "saved")
+    train, val = open_sources(tmp_path / "saved", choice=TargetChoice(split="fold"))
+    assert (len(train), len(val)) == (4, 2)
+    both = datasets.DatasetDict({"train": made, "test": made})
+    both.save_to_disk(tmp_path / "both")
+    with pytest.raises(InputError, match="has the splits train, test already\nLeave --split out"):
+        open_sources(tmp_path / "both", choice=TargetChoice(split="fold"))
+
+
+def test_a_part_of_columns_that_no_name_has(tmp_path: Path) -> None:
+    """The labels of lists have names that are no columns; those to validate on are read the same."""
+    for part in ("train", "val"):
+        written(tmp_path / f"a_{part}.parquet", {"label": pa.array([[1.0, 0.0], [0.0, 1.0]] * 6)})
+    train, val = open_sources(tmp_path / "a_train.parquet")
+    assert train.classes == val.classes == ("label_0", "label_1")
+    (tmp_path / "a.classes.txt").write_text("sun\nrain\n")
+    assert open_sources(tmp_path / "a_train.parquet")[1].classes == ("sun", "rain")

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.check.finding import KINDS, Finding, Row
+from flambeau.data.check.finding import KINDS, Finding, Row, images_text
 from flambeau.data.check.fine_detail import with_equal_detail
 from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
@@ -35,7 +35,7 @@ from flambeau.data.sources.source import (
     left_out_counts,
 )
 from flambeau.data.sources.target_names import TaskName
-from flambeau.data.sources.targets import kind_of_targets, task_of
+from flambeau.data.sources.targets import groups_of, kind_of_targets, task_of
 from flambeau.data.sources.wide_source import found_format, of_kind
 from flambeau.terminal import CountBar
 
@@ -138,6 +138,7 @@ def all_findings(
         *single_image_findings(facts, names),
     ]
     findings += _TARGET_FINDINGS[task_of(train)](train, val)
+    findings += group_findings(groups_of(train), groups_of(val))
     if by_name and not kind_of_targets(train).is_table:
         findings += name_findings(names, labels, is_val)
     return sorted(findings, key=lambda finding: KINDS.index(finding.kind))
@@ -154,6 +155,32 @@ _TARGET_FINDINGS: dict[TaskName, Callable[[Source, Source], list[Finding]]] = {
     "segmentation": lambda train, val: [*_alike_names(train.classes), *mask_findings(train, val)],
 }
 """What looks wrong with targets themselves."""
+
+
+def group_findings(train: Sequence[str] | None, val: Sequence[str] | None) -> list[Finding]:
+    """Groups with images on both sides; numbers of those to validate on follow those to train on."""
+    if train is None or val is None:
+        return []
+    both = {*train} & {*val}
+    rows = []
+    for name in sorted(both):
+        trained = [number for number, group in enumerate(train) if group == name]
+        measured = [len(train) + number for number, group in enumerate(val) if group == name]
+        note = f"{name}: {len(trained):,} to train on, {len(measured):,} to validate on"
+        rows.append(Row((measured[0], trained[0]), note))
+    if not rows:
+        return []
+    return [
+        Finding(
+            "groups",
+            f"{images_text(len(rows), 'group')} with images on both sides of the split",
+            "The figures are those of things that were trained on, and new ones may be worse.",
+            "--out leaves their training images out; or correct the column that says which part.",
+            len(rows),
+            rows,
+            frozenset(number for number, group in enumerate(train) if group in both),
+        )
+    ]
 
 
 def class_findings(train: Tensor, val: Tensor, classes: Sequence[str]) -> list[Finding]:

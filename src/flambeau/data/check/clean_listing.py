@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flambeau.data.pack.output_files import write_classes, write_whole
 from flambeau.data.sources.class_names_file import class_names_path, classes_file
 from flambeau.data.sources.source import Source, file_of, mask_file_of
-from flambeau.data.sources.targets import kind_of_targets, separator_of
+from flambeau.data.sources.targets import groups_of, kind_of_targets, separator_of
 from flambeau.errors import InputError, require_folder
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -37,9 +37,18 @@ def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
 
 
 def write_listing(
-    path: Path, source: Source, is_val: NDArray[np.bool_], drop: Collection[int]
+    path: Path,
+    source: Source,
+    is_val: NDArray[np.bool_],
+    drop: Collection[int],
+    *,
+    group: str | None = None,
 ) -> int:
-    """Write path, targets and split of all images except `drop`; the whole file or nothing."""
+    """Write path, targets, group and split of all images except `drop`; the whole file or nothing.
+
+    Args:
+        group: the name of the column of groups.
+    """
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]
     kind = kind_of_targets(source)
@@ -55,6 +64,10 @@ def write_listing(
         names_path = _class_names_path(path, source.classes)
         if names_path is not None and all(name.isdecimal() for name in source.classes):
             cells = [[str(label)] for label in source.labels.tolist()]
+    groups = groups_of(source)
+    if group is not None and groups is not None and group not in heads:
+        heads = [*heads, group]
+        cells = [[*row, name] for row, name in zip(cells, groups, strict=True)]
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["path", *heads, "split"])

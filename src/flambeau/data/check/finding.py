@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 KINDS = (
     "leaks",
+    "groups",
     "contradictions",
     "unreadable",
     "blank",

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import PIL
 import simplejpeg
+from torch import Tensor
 
 from flambeau.data.pack.encode_images import (
     CannotStore,
@@ -30,6 +31,7 @@ from flambeau.data.pack.output_files import Packed, PackFiles, name_disk_errors
 from flambeau.data.pack.shard_plan import (
     Split,
     Unit,
+    head_of,
     named_parts,
     remarks_on_parts,
     target_kind,
@@ -37,7 +39,9 @@ from flambeau.data.pack.shard_plan import (
 )
 from flambeau.data.pack.writers import Record, as_buffer, keys_for, open_writer, require_package
 from flambeau.data.sources.packed_formats import FORMATS, endings_of
+from flambeau.data.sources.packed_targets import vector_text
 from flambeau.data.sources.source import Source, content_sample
+from flambeau.data.sources.targets import FOUND, TargetChoice, kind_of_targets
 from flambeau.errors import DecodeError, InputError, disk_remedy, require_folder
 from flambeau.images.decode import Stored
 from flambeau.images.stand_ins import why_unreadable
@@ -67,9 +71,13 @@ class _Bad(NamedTuple):
         return cls(f"{image}: {reason}", "Repair or remove it")
 
 
-def record_crc(class_name: str | None, stored: Stored) -> int:
-    """CRC-32 of the name of a class (None: a label vector) and an image in its stored form."""
-    return zlib.crc32(as_buffer(stored), zlib.crc32(f"{class_name}\0".encode()))
+def record_crc(target: str | None, stored: Stored) -> int:
+    """CRC-32 of a target as text and an image in its stored form.
+
+    Args:
+        target: the name of a class, or a `vector_text`; None: a label vector that is not looked at.
+    """
+    return zlib.crc32(as_buffer(stored), zlib.crc32(f"{target}\0".encode()))
 
 
 def pack(
@@ -83,10 +91,12 @@ def pack(
     download: bool = False,
     fresh: bool = False,
     show: bool = False,
+    choice: TargetChoice = FOUND,
 ) -> Packed:
     """Make DST of SRC, or continue an unfinished one, or return a finished one.
 
     Args:
+        choice: which targets of SRC are meant.
         workers: threads that read and convert; the result does not depend on their number.
         fresh: start again; finished files are renamed, not deleted.
     """
@@ -95,7 +105,7 @@ def pack(
     _check_destination(src, dst)
     require_package(kind)
     _check_encoding(how.encode, kind)
-    parts = named_parts(src, kind, download=download)
+    parts = named_parts(src, kind, download=download, choice=choice)
     _check_crop(parts, how)
     units = units_of(parts, dst, split)
     remarks = remarks_on_parts(parts, kind)
@@ -119,6 +129,7 @@ def _config(
     kind: str, parts: Sequence[tuple[str, Source]], how: Conversion, split: Split
 ) -> dict[str, Any]:
     """Everything that decides the content of the files."""
+    head = head_of(parts[0][1])
     return {
         "format": kind,
         "data": [[name, source.fingerprint] for name, source in parts],
@@ -127,6 +138,7 @@ def _config(
         "libraries": f"pillow {PIL.__version__}, simplejpeg {simplejpeg.__version__}",
         **dataclasses.asdict(how),
         **dataclasses.asdict(split),
+        **({"targets": head._asdict()} if head.has_vectors else {}),
     }
 
 
@@ -144,10 +156,8 @@ class _Work:
     ) -> None:
         self._kind, self._how, self._sources, self._limit = kind, how, sources, limit
         self._keys = [keys_for(kind, source) for source in sources]
-        self._labels = [
-            source.vectors if isinstance(source, VectorRecords) else source.labels.tolist()
-            for source in sources
-        ]
+        self._heads = [head_of(source) for source in sources]
+        self._labels = [_labels_of(source) for source in sources]
         self._layout: Layout | None = None
         self._workers, self._advance = workers, advance
         self.bad: list[str] = []
@@ -193,7 +203,7 @@ class _Work:
         images = self._map(lambda index: self._convert(source, index), unit.indices)
         with (
             contextlib.closing(images),
-            open_writer(self._kind, target, self._layout, source.classes) as write,
+            open_writer(self._kind, target, self._layout, self._heads[unit.part]) as write,
         ):
             for index, image in zip(unit.indices, images, strict=True):
                 self._advance(1)
@@ -201,13 +211,13 @@ class _Work:
                     self._add_bad(image)
                     continue
                 label = labels[index]
-                name = source.classes[label] if isinstance(label, int) else None
+                name = source.classes[label] if isinstance(label, int) else ""
                 try:
-                    write(Record(keys[index], index, label, name or "", image))
+                    write(Record(keys[index], index, label, name, image))
                 except CannotStore as error:
                     self._add_bad(_Bad.of(source.describe(index), error))
                     continue
-                crcs.append(record_crc(name, image))
+                crcs.append(record_crc(_checked_text(source, name, label), image))
             if not crcs:
                 raise InputError(f"{unit.file}: none of its {len(unit.indices)} images can be read")
         return crcs
@@ -256,6 +266,24 @@ class _Work:
 
     def _map(self, work: Callable[[T], R], items: Iterable[T]) -> Generator[R, None, None]:
         return map_in_order(self._pool, work, items, ahead=_AHEAD * self._workers)
+
+
+def _checked_text(source: Source, class_name: str, label: int | float | Tensor) -> str | None:
+    """What of the label a checksum covers."""
+    if isinstance(label, int):
+        return class_name
+    if isinstance(source, VectorRecords) or not isinstance(label, Tensor):
+        return None
+    return vector_text(label)
+
+
+def _labels_of(source: Source) -> Sequence[int | float | Tensor]:
+    """The label of each image as it is written."""
+    if isinstance(source, VectorRecords):
+        return source.vectors
+    if kind_of_targets(source).is_table:
+        return [*source.labels]
+    return list(source.labels.tolist())
 
 
 def map_in_order(

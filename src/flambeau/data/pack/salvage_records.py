@@ -1,17 +1,22 @@
 """The records of a .rec or .tfrecord file, past damage."""
 
 import bisect
+import functools
 import mmap
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from flambeau.data.sources.tfrecord_file import IMAGES, LABELS, pixel_shape
+from flambeau.data.sources.packed_targets import of_mark
+from flambeau.data.sources.recordio_file import RecordSource
+from flambeau.data.sources.tfrecord_file import IMAGES, LABELS, TASK, pixel_shape
+from flambeau.errors import InputError
 from flambeau.images.decode import Stored
 from flambeau.recipes.data.recordio import RecordError, unpack
 from flambeau.recipes.data.tf_example import parse_example
@@ -28,7 +33,8 @@ class ScannedRecord(NamedTuple):
 
     Attributes:
         image: bytes of a file, or pixels; None if it is damaged.
-        label: number or name of its class; None if the record has none.
+        label: number or name of its class, its label vector, or the names of its labels; None if it has none
+            that is looked at.
         content: what is needed to write it again in its format.
         damage: what is wrong with it; None if nothing is.
         whole: with `damage`: its bytes are undamaged, but not supported; None if that cannot be known.
@@ -38,7 +44,7 @@ class ScannedRecord(NamedTuple):
     name: str
     offset: int | None
     image: Stored | None = None
-    label: int | str | None = None
+    label: int | str | Tensor | tuple[str, ...] | None = None
     content: Any = None
     damage: str | None = None
     whole: bool | None = False
@@ -57,6 +63,7 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[ScannedRecord]:
     at = 0
     number = 0
     last: list[ScannedRecord] = []  # of the record that ends at `at`
+    are_numbers = functools.cache(lambda: _are_numbers(path))
     while at < len(data):
         record = _rec_at(data, at)
         key = keys.get(at)
@@ -65,7 +72,7 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[ScannedRecord]:
             payload, end = record
             seen.add(at)
             yield from last
-            last = [_rec_record(name, at, key, payload)]
+            last = [_rec_record(name, at, key, payload, are_numbers)]
             if keys and key is None:
                 last.append(ScannedRecord(name, at, damage=f"{index.name} has no key for it"))
             at, number = end, number + 1
@@ -95,16 +102,28 @@ def walk_rec(path: Path, data: mmap.mmap) -> Iterator[ScannedRecord]:
         )
 
 
-def _rec_record(name: str, at: int, key: int | None, payload: bytes) -> ScannedRecord:
+def _are_numbers(path: Path) -> bool:
+    """Whether training takes the labels of a file for numbers, and not for classes."""
+    try:
+        return RecordSource(path).task == "regression"
+    except InputError:
+        return False
+
+
+def _rec_record(
+    name: str, at: int, key: int | None, payload: bytes, are_numbers: Callable[[], bool]
+) -> ScannedRecord:
     try:
         header, image = unpack(payload)
     except RecordError as error:
         return ScannedRecord(name, at, damage=str(error), whole=None)
-    label = header.label[0].item() if isinstance(header.label, Tensor) else header.label
-    if isinstance(header.label, Tensor) and len(header.label) != 1:
-        return ScannedRecord(
-            name, at, image, None, (payload, key)
-        )  # for a task with several labels
+    label = header.label
+    if isinstance(label, Tensor):
+        if len(label) != 1 or of_mark(header.id2) is not None:
+            return ScannedRecord(name, at, image, label, (payload, key))
+        label = label[0].item()
+    if not float(label).is_integer() and are_numbers():
+        return ScannedRecord(name, at, image, torch.tensor([label]), (payload, key))
     if not float(label).is_integer() or label < 0:
         return ScannedRecord(
             name, at, damage=f"label {label:g} is no number of a class", whole=None
@@ -229,8 +248,11 @@ def _tf_record(name: str, at: int, record: bytes) -> ScannedRecord:
     if image is None:
         return ScannedRecord(name, at, damage="no image in its Example", whole=True)
     text = features.get("image/class/text")
-    label: int | str | None = None
-    if isinstance(text, list) and text:
+    label: int | str | Tensor | None = None
+    vector = features.get(LABELS[0])
+    if TASK in features and isinstance(vector, Tensor):
+        label = vector
+    elif isinstance(text, list) and text:
         label = text[0].decode(errors="replace")
     else:
         numbers = (features[k] for k in LABELS if isinstance(features.get(k), Tensor))

@@ -12,9 +12,12 @@ from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from typing import NamedTuple
 
+from torch import Tensor
+
 from flambeau.data.pack.salvage_records import ScannedRecord
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.tar_file import LABEL_FILES, json_label
+from flambeau.data.sources.tar_targets import has_targets, is_packed, sample_label
 from flambeau.errors import json_object
 
 _BLOCK = 512
@@ -44,13 +47,23 @@ class _Sample(NamedTuple):
         return plain or [n for n in self.files if f".{n.rpartition('.')[2]}" in IMAGE_SUFFIXES]
 
     def label_kind(self) -> str:
-        """Where its class is read from: one of LABEL_FILES, 'folder', 'txt', or '' for nowhere."""
+        """Where its target is read from, as in `TarSource`.
+
+        Returns:
+            One of LABEL_FILES, 'folder', 'txt', 'targets', or '' for nowhere.
+        """
+        content = _json(self.files)
+        if is_packed(content) and "cls" not in self.files:
+            return "targets"
+        is_json = not has_targets(content) and _json_label(content) is not None
         for kind in LABEL_FILES:
-            if kind in self.files and (kind != "json" or _json_label(self.files) is not None):
+            if kind in self.files and (kind != "json" or is_json):
                 return kind
         if any(folder not in ("", ".") for folder in self.key.split("/")[:-1]):
             return "folder"
-        return "txt" if "txt" in self.files else ""
+        if "txt" in self.files:
+            return "txt"
+        return "targets" if has_targets(content) else ""
 
 
 def walk_tar(data: mmap.mmap) -> Iterator[ScannedRecord]:
@@ -86,7 +99,8 @@ def _record(sample: _Sample, kind: str) -> ScannedRecord:
     name = _printable(f"sample {sample.key}")
     images = sample.images()
     files = sample.files
-    damage, label = None, None
+    damage = None
+    label: int | Tensor | tuple[str, ...] | None = None
     whole: bool | None = True
     if not images:
         damage = f"no image in it, only .{_printable(', .'.join(files))}"
@@ -101,7 +115,11 @@ def _record(sample: _Sample, kind: str) -> ScannedRecord:
             whole = None
         else:
             label = int(text)
-    elif kind == "json" and _json_label(files) is None:
+    elif kind == "targets":
+        label = sample_label(_json(files))
+        if label is None:
+            damage = "no labels in a .json of it, as others have"
+    elif kind == "json" and _json_label(_json(files)) is None:
         damage = "no label in a .json of it, as others have"
         whole = None
     elif kind not in ("", "folder") and kind not in files:
@@ -111,11 +129,14 @@ def _record(sample: _Sample, kind: str) -> ScannedRecord:
     return ScannedRecord(name, sample.at, files[images[0]], label, (sample.key, files))
 
 
-def _json_label(files: Mapping[str, bytes]) -> int | str | None:
+def _json(files: Mapping[str, bytes]) -> object:
     try:
-        values = json.loads(files.get("json", b""), object_pairs_hook=json_object)
+        return json.loads(files.get("json", b""), object_pairs_hook=json_object)
     except (ValueError, RecursionError):
         return None
+
+
+def _json_label(values: object) -> int | str | None:
     label = json_label(values)
     return label if isinstance(label, int | str) else None
 

@@ -16,12 +16,27 @@ from flambeau.data.sources.escaped_names import folder_names
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.open_data import open_parts
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING, endings_of
+from flambeau.data.sources.packed_targets import TargetHead
 from flambeau.data.sources.source import Source, left_out_lines, pixel_kind
-from flambeau.data.sources.targets import kind_of_targets, task_of
+from flambeau.data.sources.targets import (
+    FOUND,
+    TargetChoice,
+    kind_of_targets,
+    separator_of,
+    task_of,
+)
 from flambeau.errors import InputError
 
 IM2REC_SEED = 100
 PACKED = endings_of("files", "both", "pixels")
+WITH_VECTORS = {
+    "rec": ".rec",
+    "tfrecord": ".tfrecord",
+    "tar": ".tar",
+    "parquet": ".parquet",
+    "arrow": ".arrow",
+}
+"""Formats for several labels per image, and numbers, with their endings."""
 FOLDER_UNIT = 2000  # images of a folder that are redone after a kill, at most
 
 # Characters that some file system refuses.
@@ -87,7 +102,14 @@ def target_kind(dst: Path) -> str:
     return kind
 
 
-def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[str, Source]]:
+def head_of(source: Source) -> TargetHead:
+    """What all targets of a source have in common."""
+    return TargetHead(task_of(source), tuple(source.classes), separator_of(source))
+
+
+def named_parts(
+    src: Path, kind: str, *, download: bool = False, choice: TargetChoice = FOUND
+) -> list[tuple[str, Source]]:
     """All images that `flambeau train` would read, under '', or under 'train' and 'val'.
 
     Args:
@@ -95,9 +117,9 @@ def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[s
         kind: the format to make, as from `target_kind`, or 'list'.
     """
     try:
-        train, val = open_parts(src, download=download)
+        train, val = open_parts(src, download=download, choice=choice)
     except InputError as error:
-        if not has_vectors(src):
+        if choice != FOUND or not has_vectors(src):
             raise
         if kind != "rec":
             problem = str(error).splitlines()[0]
@@ -107,10 +129,11 @@ def named_parts(src: Path, kind: str, *, download: bool = False) -> list[tuple[s
             ) from error
         train = VectorRecords(src)
         val = None
-    if kind_of_targets(train).is_table:
+    if kind_of_targets(train).is_table and kind not in WITH_VECTORS:
+        what = "a .lst" if kind == "list" else "a folder" if kind == "folder" else f"{kind} here"
         raise InputError(
-            f"{src} has targets for {task_of(train)}, and packed images have one class each, or none\n"
-            f"Train on the table itself: flambeau train {src}"
+            f"{src} has targets for {task_of(train)}, and {what} holds one class per image\n"
+            f"Name a DST that ends in one of {' '.join(WITH_VECTORS.values())}"
         )
     if kind != "list" and pixel_kind(train) != "uint8":
         raise InputError(
@@ -128,18 +151,24 @@ def remarks_on_parts(parts: Sequence[tuple[str, Source]], kind: str) -> list[str
             "labels are vectors, and stay as they are; boxes in pixels would not fit after --resize"
         ]
     classes = first.classes
-    used = {classes[label] for _, source in parts for label in source.labels.unique().tolist()}
+    used = {
+        name
+        for _, source in parts
+        for at, name in enumerate(classes)
+        if kind_of_targets(source).has(source.labels, at).any()
+    }
     empty = [name for name in classes if name not in used]
     remarks = left_out_lines(*(source for _, source in parts))
     if empty:
         shown = ", ".join(empty[:5]) + ", ..." * (len(empty) > 5)
+        what = {"multilabel": "labels", "regression": "columns"}.get(task_of(first), "classes")
         kept = (
             "have empty folders, which training refuses"
             if kind == "folder"
             else "keep their numbers"
         )
         remarks.append(
-            f"{len(empty)} of {len(classes)} classes are without any image: {shown}; they {kept}"
+            f"{len(empty)} of {len(classes)} {what} are without any image: {shown}; they {kept}"
         )
     by_name = sorted(classes)
     if kind == "folder" and by_name != list(classes):
@@ -219,19 +248,20 @@ def record_paths(source: Source, *, dots: bool) -> list[str]:
 
     The image CLASS/NAME.jpg of a folder keeps its name; a class that cannot be a folder name is escaped.
     """
-    folders_of = folder_names(source.classes)
+    is_table = kind_of_targets(source).is_table  # then no folder says what an image is
+    folders_of = [""] if is_table else folder_names(source.classes)
+    labels = [0] * len(source) if is_table else source.labels.tolist()
     paths = []
     taken = set()
-    for name, label in zip(source.names, source.labels.tolist(), strict=True):
+    for name, label in zip(source.names, labels, strict=True):
         stem = re.sub(r"\.\w{1,5}$", "", name)
         home = folders_of[label]
-        prefix = next(
-            (f"{one}/" for one in (home, source.classes[label]) if stem.startswith(f"{one}/")), ""
-        )
+        homes = () if is_table else (home, source.classes[label])
+        prefix = next((f"{one}/" for one in homes if stem.startswith(f"{one}/")), "")
         below = stem.removeprefix(prefix)
         *folders, last = (_safe(part) for part in below.split("/"))
         last = last if dots else last.replace(".", "_")
-        path = "/".join([home, *folders, last])
+        path = "/".join([*filter(None, [home]), *folders, last])
         unique = path
         count = 2
         while unique.lower() in taken:

@@ -7,12 +7,17 @@ writes for Image and ClassLabel, so that `datasets.load_dataset` and the Hub's v
 import contextlib
 import itertools
 import json
+import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from flambeau.data.pack.salvage_records import ScannedRecord
+from flambeau.data.sources.packed_targets import TargetHead, as_metadata, of_metadata
 from flambeau.data.sources.tables.arrow_file import (
     Batch,
     arrow_batches,
@@ -22,8 +27,20 @@ from flambeau.data.sources.tables.arrow_file import (
     read_path,
 )
 from flambeau.data.sources.tables.columns import Columns, choose_columns
-from flambeau.data.sources.tables.parquet_file import joined_batches, open_table, row_batches
-from flambeau.errors import DamagedData
+from flambeau.data.sources.tables.parquet_file import (
+    all_rows,
+    joined_batches,
+    open_table,
+    row_batches,
+)
+from flambeau.data.sources.tables.target_cells import (
+    PACKED_COLUMN,
+    TableTargets,
+    other_targets,
+    packed_vector,
+)
+from flambeau.data.sources.targets import FOUND
+from flambeau.errors import DamagedData, InputError
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.optional_packages import extra
 
@@ -38,19 +55,38 @@ _GROUP_ROWS = 100  # as Hugging Face does for images
 _GROUP_BYTES = 1 << 25
 
 
+def _label_column(pa: Any, head: TargetHead) -> tuple[str, Any, dict[str, Any]]:
+    """Name, type and feature of the column of labels."""
+    classes = {"names": list(head.names), "_type": "ClassLabel"}
+    if not head.has_vectors:
+        return "label", pa.int64(), classes
+    if head.separator is not None:
+        return PACKED_COLUMN, pa.list_(pa.int64()), {"feature": classes, "_type": "List"}
+    value = {"dtype": "float32", "_type": "Value"}
+    return PACKED_COLUMN, pa.list_(pa.float32()), {"feature": value, "_type": "List"}
+
+
+def _cell(label: int | float | Tensor, head: TargetHead) -> Any:
+    """A label as `packed_vector` reads it; null for an unknown value."""
+    if not isinstance(label, Tensor):
+        return label
+    if head.separator is not None:
+        return label.nonzero()[:, 0].tolist()
+    return [None if math.isnan(value) else value for value in label.tolist()]
+
+
 @contextlib.contextmanager
 def open_table_writer(
-    kind: str, path: Path, classes: Sequence[str]
-) -> Iterator[Callable[[bytes, str, int], None]]:
+    kind: str, path: Path, head: TargetHead
+) -> Iterator[Callable[[bytes, str, int | float | Tensor], None]]:
     """A function that adds image file, name and label to a new table, complete when the context ends."""
     pa = extra("pyarrow", what=f"writing {kind}")
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    features = {
-        "image": {"_type": "Image"},
-        "label": {"names": list(classes), "_type": "ClassLabel"},
-    }
-    features_of = {"huggingface": json.dumps({"info": {"features": features}})}
-    schema = pa.schema([("image", image), ("label", pa.int64())], metadata=features_of)
+    column, column_type, feature = _label_column(pa, head)
+    features = {"image": {"_type": "Image"}, column: feature}
+    metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
+    metadata |= as_metadata(head) if head.has_vectors else {}
+    schema = pa.schema([("image", image), (column, column_type)], metadata=metadata)
     rows: list[dict[str, Any]] = []
     with _sink(kind, path, schema) as write_batch:
 
@@ -59,9 +95,9 @@ def open_table_writer(
                 write_batch(pa.RecordBatch.from_pylist(rows, schema))
                 rows.clear()
 
-        def write(data: bytes, name: str, label: int) -> None:
+        def write(data: bytes, name: str, label: int | float | Tensor) -> None:
             text = name.encode(errors="surrogateescape").decode(errors="replace")
-            rows.append({"image": {"bytes": data, "path": text}, "label": label})
+            rows.append({"image": {"bytes": data, "path": text}, column: _cell(label, head)})
             if _is_full([len(row["image"]["bytes"]) for row in rows]):
                 flush()
 
@@ -91,13 +127,13 @@ def walk_table(path: Path, kind: str) -> Iterator[ScannedRecord]:
 def _walk_parquet(path: Path) -> Iterator[ScannedRecord]:
     pa = extra("pyarrow", what=f"{path}")
     table = open_table(path)
-    columns = choose_columns(table.schema_arrow, path)
+    columns, head = _columns(table.schema_arrow, path, lambda: all_rows(path, table))
     row = 0
     for group in range(table.num_row_groups):
         end = row + table.metadata.row_group(group).num_rows
         try:
             for batch in row_batches(path, table, group, table.schema_arrow.names):
-                yield from _rows(path, row, batch, batch_of(pa, batch, columns), columns)
+                yield from _rows(path, row, batch, batch_of(pa, batch, columns), columns, head)
                 row += len(batch)
         except (DamagedData, pa.ArrowException) as error:
             reason = str(error).splitlines()[0].rpartition("damaged or cut short: ")[2]
@@ -112,30 +148,59 @@ def _walk_arrow(path: Path) -> Iterator[ScannedRecord]:
     row = 0
     with pa.memory_map(str(path)) as mapped:
         try:
-            schema, batches = arrow_batches(pa, path, mapped.read_buffer())
-            columns = choose_columns(schema, path)
+            buffer = mapped.read_buffer()
+            schema, batches = arrow_batches(pa, path, buffer)
+            columns, head = _columns(schema, path, lambda: arrow_batches(pa, path, buffer)[1])
             for batch in batches:
                 batch.validate(full=True)
-                yield from _rows(path, row, batch, batch_of(pa, batch, columns), columns)
+                yield from _rows(path, row, batch, batch_of(pa, batch, columns), columns, head)
                 row += len(batch)
         except (pa.ArrowException, struct.error, OSError) as error:
             raise damaged_table(path, f"behind row {row - 1}: {error}" if row else error) from error
 
 
+def _columns(
+    schema: Any, path: Path, rows: Callable[[], Iterator[Any]]
+) -> tuple[Columns, TargetHead | None]:
+    """The columns to read, and what is known of targets that are no classes."""
+    head = of_metadata(schema.metadata, path)
+    if head is not None and head.has_vectors:
+        return choose_columns(schema, path, labelled=False), head
+    try:
+        return choose_columns(schema, path), None
+    except InputError:
+        if isinstance(other_targets(path, schema, rows(), FOUND), TableTargets):
+            return choose_columns(schema, path, labelled=False), None
+        raise
+
+
 def _rows(
-    path: Path, first: int, record_batch: Any, batch: Batch, columns: Columns
+    path: Path,
+    first: int,
+    record_batch: Any,
+    batch: Batch,
+    columns: Columns,
+    head: TargetHead | None,
 ) -> Iterator[ScannedRecord]:
     num_labels = 1 << 24 if columns.classes is None else len(columns.classes)
     for at, (name, label) in enumerate(zip(batch.paths, batch.labels, strict=True)):
         row = f"row {first + at}" + f" ({name})" * bool(name)
         data = batch.images[at].as_py()
-        reason = no_label(label, columns)
+        reason = None if columns.label is None else no_label(label, columns)
         if reason is None and isinstance(label, int) and not 0 <= label < num_labels:
             reason = f"label {label} is no number of a class"
         if reason is not None:
             yield ScannedRecord(row, None, damage=reason, whole=True)
             continue
-        class_name = label
+        class_name: int | str | Tensor | None = label
+        if head is not None:
+            try:
+                class_name = torch.tensor(
+                    packed_vector(record_batch.column(PACKED_COLUMN)[at].as_py(), head)
+                )
+            except (ValueError, TypeError, KeyError) as error:
+                yield ScannedRecord(row, None, damage=f"its labels: {error}", whole=None)
+                continue
         if columns.classes is not None and isinstance(label, int):
             class_name = columns.classes[label]
         try:

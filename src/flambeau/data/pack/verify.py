@@ -12,6 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from flambeau.data.pack.encode_images import Layout, no_color
 from flambeau.data.pack.output_files import MANIFEST, name_disk_errors, read_manifest
 from flambeau.data.pack.pack import map_in_order, record_crc
@@ -26,6 +29,7 @@ from flambeau.data.sources.class_names_file import classes_file, named_labels
 from flambeau.data.sources.escaped_names import CLASS_NAMES
 from flambeau.data.sources.open_data import only_folder
 from flambeau.data.sources.packed_formats import FORMATS
+from flambeau.data.sources.packed_targets import vector_text
 from flambeau.data.sources.path_format import kind_of, open_path, shards_in, shards_of
 from flambeau.data.sources.tables.hugging_face import saved_files
 from flambeau.errors import (
@@ -163,11 +167,16 @@ class _Checksums:
                 return cls(facts["classes"], facts["files"][path.absolute().name])
         return None
 
-    def match(self, label: int | str | None, image: Stored) -> bool:
-        """Whether an image of this class was packed, and has not been matched before."""
+    def match(self, label: int | str | Tensor | tuple[str, ...] | None, image: Stored) -> bool:
+        """Whether an image with this target was packed, and has not been matched before."""
         name = label
         if isinstance(label, int):
             name = self._classes[label] if label < len(self._classes) else None
+        elif isinstance(label, tuple):
+            name = vector_text(torch.tensor([float(one in label) for one in self._classes]))
+        elif isinstance(label, Tensor):
+            # Of vectors that are no targets, such as boxes, only the images are compared.
+            name = vector_text(label) if self._classes else None
         crc = record_crc(str(name), image)
         if not self._left[crc]:
             return False
@@ -189,7 +198,7 @@ def _checked(
         return
     damaged = 0
     closed = False
-    labelled = True
+    may_be_boxes = False
     num_classes = _num_classes(path)
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
         check = partial(_check_image, deep=deep)
@@ -202,7 +211,7 @@ def _checked(
                 if not checksums.match(record.label, record.image):
                     damage = "its bytes or its class are not what was packed"
             damaged += damage is not None
-            labelled &= kind != "rec" or record.label is not None  # else a label vector
+            may_be_boxes |= kind == "rec" and isinstance(record.label, Tensor)
             closed |= record.damage is not None and record.name == "the file"
             # With recorded checksums, undecided damage is damage: the record was good when it was packed.
             whole = False if checksums is not None and record.whole is None else record.whole
@@ -212,7 +221,7 @@ def _checked(
     # Opening a Parquet file would copy it; its rows have been checked one by one.
     if FORMATS[kind].is_walked and kind != "parquet" and not damaged:
         try:
-            open_path(path, labelled=labelled)
+            _open_as_training(path, may_be_boxes=may_be_boxes)
         except InputError as error:
             reason = in_one_line(error, path)
             whole = not isinstance(error, DamagedData)
@@ -223,6 +232,16 @@ def _checked(
     if missing > 0:
         what = "an image that was packed is" if missing == 1 else f"{missing} packed images are"
         yield ScannedRecord("the file", None, damage=f"{what} missing")
+
+
+def _open_as_training(path: Path, *, may_be_boxes: bool) -> None:
+    """InputError if training refuses a file, but for label vectors that no task has."""
+    try:
+        open_path(path)
+    except InputError:
+        if not may_be_boxes:
+            raise
+        open_path(path, labelled=False)
 
 
 def _check_storage(path: Path, kind: str) -> tuple[bool, Sequence[str]]:

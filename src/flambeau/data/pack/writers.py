@@ -21,7 +21,10 @@ from flambeau.data.pack.table_files import open_table_writer
 from flambeau.data.sources.arrays.tensorstore_file import write_store
 from flambeau.data.sources.lmdb_file import image_key
 from flambeau.data.sources.packed_formats import FORMATS
+from flambeau.data.sources.packed_targets import TargetHead, as_mark
 from flambeau.data.sources.source import Source
+from flambeau.data.sources.tar_targets import as_json
+from flambeau.data.sources.tfrecord_file import SEPARATOR, TASK
 from flambeau.images.decode import Stored
 from flambeau.optional_packages import extra
 from flambeau.recipes.data.lmdb_records import LMDBWriter
@@ -48,15 +51,16 @@ class Record(NamedTuple):
 _HDF5_EXTRA = 1 << 13  # bytes besides the arrays; measured with h5py 3.16: 2,048
 
 Write = Callable[[Record], None]
+_CLASSES = TargetHead("classification")
 
 
 def open_writer(
-    kind: str, path: Path, layout: Layout | None, classes: Sequence[str] = ()
+    kind: str, path: Path, layout: Layout | None, head: TargetHead = _CLASSES
 ) -> AbstractContextManager[Write]:
     """A function that adds records to a new file; `layout` is None for image files."""
-    if kind in TABLES:
-        return _table(kind, path, classes)
-    return _arrays(path, layout, _SAVERS[kind]) if kind in _SAVERS else _WRITERS[kind](path)
+    if kind in _SAVERS:
+        return _arrays(path, layout, _SAVERS[kind])
+    return _WRITERS[kind](path, head)
 
 
 def require_package(kind: str) -> None:
@@ -91,12 +95,12 @@ def _lmdb_keys(source: Source) -> list[str]:
 
 
 @contextlib.contextmanager
-def _rec(path: Path) -> Iterator[Write]:
+def _rec(path: Path, head: TargetHead) -> Iterator[Write]:
     with RecordWriter(path) as writer:
 
         def write(record: Record) -> None:
             assert isinstance(record.image, bytes)
-            header = IRHeader(0, record.label, record.number, 0)
+            header = IRHeader(0, record.label, record.number, as_mark(head))
             try:
                 writer.write(pack(header, record.image), key=int(record.key))
             except ValueError as error:
@@ -106,14 +110,16 @@ def _rec(path: Path) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def _tfrecord(path: Path) -> Iterator[Write]:
+def _tfrecord(path: Path, head: TargetHead) -> Iterator[Write]:
+    words = {TASK: head.task.encode(), SEPARATOR: (head.separator or "").encode()}
+    words = words if head.has_vectors else {}
     with TFRecordWriter(path) as writer:
 
         def write(record: Record) -> None:
             features = {
                 "image/encoded": record.image,
                 "image/class/label": record.label,
-                "image/class/text": record.class_name.encode(),
+                **(words or {"image/class/text": record.class_name.encode()}),
                 "image/filename": record.key.encode(errors="surrogateescape"),
             }
             writer.write(build_example(features))
@@ -122,19 +128,23 @@ def _tfrecord(path: Path) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def _tar(path: Path) -> Iterator[Write]:
+def _tar(path: Path, head: TargetHead) -> Iterator[Write]:
     with TarWriter(path) as writer:
 
         def write(record: Record) -> None:
             assert isinstance(record.image, bytes)
             ending = suffix_of(record.image)[1:]
-            writer.write(record.key, {ending: record.image, "cls": b"%d" % record.label})
+            if isinstance(record.label, Tensor):
+                label = {"json": as_json(head.names, record.label.tolist(), head)}
+            else:
+                label = {"cls": b"%d" % record.label}
+            writer.write(record.key, {ending: record.image, **label})
 
         yield write
 
 
 @contextlib.contextmanager
-def _lmdb(path: Path) -> Iterator[Write]:
+def _lmdb(path: Path, head: TargetHead) -> Iterator[Write]:
     with LMDBWriter(path) as writer:
 
         def write(record: Record) -> None:
@@ -145,7 +155,7 @@ def _lmdb(path: Path) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def _folder(path: Path) -> Iterator[Write]:
+def _folder(path: Path, head: TargetHead) -> Iterator[Write]:
     path.mkdir(parents=True, exist_ok=True)
 
     def write(record: Record) -> None:
@@ -158,12 +168,11 @@ def _folder(path: Path) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def _table(kind: str, path: Path, classes: Sequence[str]) -> Iterator[Write]:
-    with open_table_writer(kind, path, classes) as add:
+def _table(path: Path, head: TargetHead, kind: str) -> Iterator[Write]:
+    with open_table_writer(kind, path, head) as add:
 
         def write(record: Record) -> None:
             assert isinstance(record.image, bytes)
-            assert isinstance(record.label, int)
             add(record.image, record.key, record.label)
 
         yield write
@@ -266,7 +275,8 @@ def _save_pth(path: Path, arrays: Arrays) -> None:
 
 
 TABLES = ("parquet", "arrow")
-_WRITERS: dict[str, Callable[[Path], AbstractContextManager[Write]]] = {
+_WRITERS: dict[str, Callable[[Path, TargetHead], AbstractContextManager[Write]]] = {
+    **{kind: partial(_table, kind=kind) for kind in TABLES},
     "rec": _rec,
     "tfrecord": _tfrecord,
     "tar": _tar,

@@ -189,7 +189,10 @@ class ListingSource:
         labels = ["".join(row.targets) for row in rows]
         if labelled and "" in labels:
             where = f"{self.path}, line {self._lines[labels.index('')]}"
-            raise InputError(f"{where} has no label\nExpected an image and its class")
+            raise InputError(
+                f"{where} has no label\nExpected an image and its class; if an image may have several labels "
+                "or none, give --task multilabel; if numbers are to be learned, --task regression"
+            )
         try:
             self.classes, self.labels = named_labels(
                 numbers_or_words(labels, cell),

@@ -71,6 +71,7 @@ def open_sources(
     seed: int = 0,
     download: bool = False,
     choice: TargetChoice = FOUND,
+    groups_may_cross: bool = False,
 ) -> tuple[Source, Source]:
     """The images to train on and those to validate on.
 
@@ -84,6 +85,7 @@ def open_sources(
             hf:NAME:CONFIG of Hugging Face;
             None: the embedded Fashion-MNIST.
         choice: which targets of the data are meant.
+        groups_may_cross: a group with images on both sides is not refused.
 
     Returns:
         Training and validation source, both with the classes of the training source.
@@ -98,7 +100,8 @@ def open_sources(
         train, val = hold_out(train, share=holdout, seed=seed)
     else:
         kind.require_in_training(train, val)
-    _require_apart(train, val)
+    if not groups_may_cross:
+        _require_apart(train, val)
     return train, val
 
 

@@ -13,7 +13,7 @@ from flambeau.data.sources.masks.mask_folders import mask_pairs, open_pairs
 from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING
 from flambeau.data.sources.recordio_file import RecordSource
-from flambeau.data.sources.source import ConcatSource, Source
+from flambeau.data.sources.source import ConcatSource, Source, parts_of
 from flambeau.data.sources.tables.arrow_file import open_arrow
 from flambeau.data.sources.tables.hugging_face import open_saved
 from flambeau.data.sources.tables.parquet_file import open_parquet
@@ -97,7 +97,7 @@ def open_path(
     """
     kind = kind_of(path)
     if kind is not None:
-        return _open_kind(path, kind, labelled, choice)
+        return _split_by_column(_open_kind(path, kind, labelled, choice))
     labels = labels_beside(path, choice) if path.is_dir() else None
     if labels is not None:
         return open_listing(labels, labelled=labelled, whole_folder=True, choice=choice)
@@ -134,14 +134,20 @@ def open_shards(
     """As `open_path`, for files of one format that belong together; at least one."""
     opened = [_open_kind(path, str(kind_of(path)), labelled, choice) for path in paths]
     if len(opened) == 1:
-        return opened[0]
+        return _split_by_column(opened[0])
     for path, (_, val) in zip(paths, opened, strict=True):
         if val is not None:
             raise InputError(
                 f"{path} has a validation part of its own and stands among other files\n"
                 "Name one of them, or put it into a folder of its own"
             )
-    return ConcatSource([source for source, _ in opened]), None
+    return _split_by_column((ConcatSource([source for source, _ in opened]), None))
+
+
+def _split_by_column(opened: tuple[Source, Source | None]) -> tuple[Source, Source | None]:
+    """The parts that a column of a table says, of one file or of all shards together."""
+    source, val = opened
+    return opened if val is not None else split(source, parts_of(source))
 
 
 def _open_kind(
@@ -165,24 +171,22 @@ def _open(
         return open_listing(path, labelled=labelled, choice=choice)
     if kind == "arrow" and path.is_dir():
         return open_saved(path, labelled=labelled, choice=choice)
-    if not choice.of_others and (choice.group is not None or choice.split is not None):
-        raise InputError(
-            f"{path}: --group and --split name columns of a .csv or .tsv\n"
-            "Write one with path, label and these columns"
-        )
     if kind in _TABLES:
         return _TABLES[kind](path, labelled=labelled, choice=choice), None
-    require_classes(path, choice)
-    if kind in _SOURCES:
-        return _SOURCES[kind](path, labelled=labelled), None
+    if not choice.of_others and (choice.group is not None or choice.split is not None):
+        raise InputError(
+            f"{path}: --group and --split name columns of a table (.csv, .tsv, .parquet, .arrow, hf:NAME)\n"
+            "Write a .csv with path, label and these columns"
+        )
+    if kind in _VECTORS:
+        return _VECTORS[kind](path, labelled=labelled, choice=choice), None
     if kind == "tar":
-        return open_tar(path, labelled=labelled)
+        return open_tar(path, labelled=labelled, choice=choice)
+    require_classes(path, choice)
+    if kind == "lmdb":
+        return LMDBSource(path, labelled=labelled), None
     return open_arrays(path, kind, labelled=labelled)
 
 
-_SOURCES: dict[str, Callable[..., Source]] = {
-    "rec": RecordSource,
-    "tfrecord": TFRecordSource,
-    "lmdb": LMDBSource,
-}
+_VECTORS: dict[str, Callable[..., Source]] = {"rec": RecordSource, "tfrecord": TFRecordSource}
 _TABLES: dict[str, Callable[..., Source]] = {"parquet": open_parquet, "arrow": open_arrow}

@@ -151,6 +151,12 @@ def mask_file_of(source: Source, index: int) -> Path | None:
     return None if file_at is None else file_at(index)
 
 
+def parts_of(source: Source) -> Sequence[str] | None:
+    """What its table says of each image: train, val or test; None if it does not say."""
+    parts: Sequence[str] | None = getattr(source, "parts", None)
+    return parts
+
+
 def has_unit(kind: PixelKind) -> bool:
     """Whether pixels of this kind are in 0 .. 1, or in 8 bits, which stand for that."""
     return kind in _UNIT_KINDS
@@ -366,6 +372,13 @@ class ConcatSource(PassedMasks):
         if any(groups is None for groups in of_parts):
             return None
         return [group for groups in of_parts for group in groups or ()]
+
+    @property
+    def parts(self) -> Sequence[str] | None:
+        of_parts = [parts_of(part) for part in self._parts]
+        if any(parts is None for parts in of_parts):
+            return None
+        return [part for parts in of_parts for part in parts or ()]
 
     @property
     def names(self) -> Sequence[str]:

@@ -4,6 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,15 @@ from flambeau.data.sources.index_cache import Arrays, joined, split_texts, store
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.listing import PARTS, numbers_or_words, split
 from flambeau.data.sources.source import Source
+from flambeau.data.sources.tar_targets import (
+    has_targets,
+    is_packed,
+    json_targets,
+    targets_text,
+)
+from flambeau.data.sources.target_names import TaskName
+from flambeau.data.sources.targets import FOUND, TargetChoice, refuse_columns
+from flambeau.data.sources.vector_targets import refuse_separator
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
 from flambeau.recipes.data.tar_shards import ShardError, TarIndex, TarReader, index_tar
 
@@ -39,11 +49,15 @@ class TarSource:
     .label, .class or .target, a number or a name; the folder of the image, named like its class; .txt, a
     number or a name. If all of one ending are numbers, they are class numbers. See `named_labels` for the
     names of numbered classes.
+    Several labels, and numbers, are in a .json (see `tar_targets`): if it says its task, or if there is no
+    label of these kinds.
     A file that looks like a label and contradicts the folders or the .txt is refused; others are counted.
     Headers and labels are read once and kept beside the file.
     """
 
-    def __init__(self, path: Path, *, labelled: bool = True) -> None:
+    def __init__(self, path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> None:
+        self.task: TaskName = "classification"
+        self.separator: str | None = None
         try:
             kind = "tar 3" if labelled else "tar 3 without labels"
             kept = stored_index(path, lambda: _index(path, labelled=labelled), kind=kind)
@@ -54,10 +68,16 @@ class TarSource:
             self.left_out = (LeftOut(_printable(str(path)), endings),)
             self.by_folder = bool(kept["by_folder"])
             texts = split_texts(kept["labels"])
-            labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
-            self.classes, self.labels = named_labels(
-                labels, path, self.describe, labelled=labelled, by_folder=self.by_folder
-            )
+            if "by_json" in kept:
+                found = json_targets(texts, path, choice, self.describe)
+                self.task, self.classes, self.labels, self.separator = found
+            else:
+                labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
+                self.classes, self.labels = named_labels(
+                    labels, path, self.describe, labelled=labelled, by_folder=self.by_folder
+                )
+            if labelled:
+                refuse_separator(path, choice, self.separator)
             facts = f"{self._files} {self.labels.tolist()} {self.classes}"
             self.fingerprint = file_fingerprint(path, facts)
         except ShardError as error:
@@ -83,13 +103,17 @@ class TarSource:
             raise OSError(str(error)) from error
 
 
-def open_tar(path: Path, *, labelled: bool = True) -> tuple[Source, Source | None]:
+def open_tar(
+    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
+) -> tuple[Source, Source | None]:
     """The images of a tar file, or those to train on and those to validate on.
 
     The latter if all lie in folders train/ and one of val/, valid/, validation/, dev/, test/, which contain
     the class folders if folders are the labels.
     """
-    source = TarSource(path, labelled=labelled)
+    if labelled:
+        refuse_columns(path, replace(choice, separator=None))
+    source = TarSource(path, labelled=labelled, choice=choice)
     parts = [_part(_folders(key)[: -1 if source.by_folder else None]) for key in source.names]
     return split(source, parts if all(parts) else None)
 
@@ -115,6 +139,8 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
         labels = [""] * len(samples)
     elif kind == "folder":
         labels = _folder_labels(reader, samples)
+    elif kind == "targets":
+        labels = [_json_targets(reader, sample) for sample in samples]
     else:
         labels = [_label(reader, sample, kind) for sample in samples]
     if kind in ("folder", "txt"):
@@ -131,9 +157,13 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
         "sizes": np.array([files.sizes[position] for position in positions], np.int64),
         "labels": joined(labels),
         "left_out": joined(
-            [*_without_image(reader, samples), *_beside(reader, samples, positions, kind)]
+            [
+                *_without_image(reader, samples),
+                *_beside(reader, samples, positions, "json" if kind == "targets" else kind),
+            ]
         ),
         "by_folder": np.array(kind == "folder"),
+        **({"by_json": np.array(True)} if kind == "targets" else {}),
     }
 
 
@@ -187,7 +217,10 @@ def _kind(reader: TarReader, sample: int) -> str:
     extensions = reader.extensions(sample)
     if "cls" in extensions:
         return "cls"
-    if "json" in extensions and _json_label(reader, sample) is not None:
+    content = _json(reader, sample) if "json" in extensions else None
+    if is_packed(content):
+        return "targets"
+    if content is not None and not has_targets(content) and _json_label(reader, sample) is not None:
         return "json"
     named = next((name for name in LABEL_FILES if name in extensions and name != "json"), None)
     if named is not None:
@@ -196,6 +229,8 @@ def _kind(reader: TarReader, sample: int) -> str:
         return "folder"
     if "txt" in extensions:
         return "txt"
+    if has_targets(content):
+        return "targets"
     raise InputError(
         f"{_where(reader, sample)} has no label (found: .{', .'.join(extensions)})\n"
         "Expected the number of its class in a .cls, its number or name in a .label, .class or .target, "
@@ -256,6 +291,13 @@ def _json_label(reader: TarReader, sample: int) -> str | None:
             f"{where}: {label!r:.80} is no label\nExpected one number or name of a class"
         )
     return None if label is None else str(label).strip()
+
+
+def _json_targets(reader: TarReader, sample: int) -> str:
+    where = f"{_where(reader, sample)}.json"
+    if "json" not in reader.extensions(sample):
+        raise InputError(f"{where} is missing, but other images have a .json\nAdd it to the sample")
+    return targets_text(_json(reader, sample), where)
 
 
 def _refuse_passed_over(

@@ -50,6 +50,12 @@ class TargetChoice:
     ignore_index: int | None = None
     mask_classes: tuple[tuple[int, str], ...] = ()
     of_others: bool = False
+    is_learned: bool = False
+
+    @property
+    def is_wish(self) -> bool:
+        """Whether the columns are those that the user names for these data."""
+        return not (self.of_others or self.is_learned)
 
     @property
     def flag(self) -> str | None:
@@ -151,7 +157,9 @@ def as_learned(train: Any, choice: TargetChoice) -> TargetChoice:
         return replace(choice, task=task_of(train), mask_classes=pairs)
     separator = separator_of(train)
     columns = choice.columns if separator is not None else tuple(train.classes)
-    return replace(choice, task=task_of(train), columns=columns, separator=separator)
+    return replace(
+        choice, task=task_of(train), columns=columns, separator=separator, is_learned=True
+    )
 
 
 def require_classes(path: Path, choice: TargetChoice) -> None:
@@ -161,14 +169,19 @@ def require_classes(path: Path, choice: TargetChoice) -> None:
             "Masks lie in a folder beside that of the images, images/ and masks/"
             if choice.task == "segmentation"
             else "Several labels per image, and numbers, stand in the columns of a table (.csv, .tsv, "
-            ".parquet, .arrow, hf:NAME)"
+            ".parquet, .arrow, hf:NAME), or in the records of a .rec, .tfrecord or .tar"
         )
         raise InputError(
             f"{path} holds one class per image, and nothing for {choice.task}\n{place}"
         )
-    if choice.ignore_index is not None and not choice.of_others:
+    refuse_columns(path, choice)
+
+
+def refuse_columns(path: Path, choice: TargetChoice) -> None:
+    """InputError if the user names something of a table or of masks, for data without them."""
+    if choice.ignore_index is not None and choice.is_wish:
         raise InputError(f"{path} has no masks, so --ignore-index has no effect: leave it out")
-    if choice.flag is not None and not choice.of_others:
+    if choice.flag is not None and choice.is_wish:
         raise InputError(f"{path} has no columns, so {choice.flag} has no effect: leave it out")
 
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from flambeau.data.sources.masks.mask_classes import NamedValues
 from flambeau.data.sources.masks.masked_source import MaskedSource, Masks
 from flambeau.data.sources.source import PixelKind, Source
 from flambeau.data.sources.target_names import TaskName
-from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
+from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned, refuse_columns
 from flambeau.data.sources.user_samples import (
     Label,
     WrongSample,
@@ -60,6 +61,7 @@ def open_function(
     name: str, *, labelled: bool = True, choice: TargetChoice = FOUND
 ) -> tuple[Source, Source | None]:
     """The data set of a user's function to train on and, if it returns a pair, the one to validate on."""
+    refuse_columns(Path(name), replace(choice, separator=None))
     returned = _Returned(name)
     if labelled and _has_masks(returned, choice):
         masked = _masked(returned, 0, choice)

@@ -1,6 +1,7 @@
 """How batches are read for training and evaluation, reach the device, and seed the generators."""
 
 import itertools
+import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
@@ -32,9 +33,12 @@ class BatchDraws:
 
     Args:
         device: its default generator is seeded in addition to that of the CPU.
+        also_python: seed those of Python and NumPy, too: in parts, what one part draws of them must not
+            depend on which others its process has computed.
     """
 
-    def __init__(self, seed: int, device: torch.device) -> None:
+    def __init__(self, seed: int, device: torch.device, *, also_python: bool = False) -> None:
+        self._also_python = also_python
         self._seed = mix(seed)
         self._generators = [torch.default_generator]
         if device.type == "cuda":
@@ -61,14 +65,21 @@ class BatchDraws:
     def _set(self, seed: int) -> None:
         for generator in self._generators:
             generator.manual_seed(seed)
+        if self._also_python:
+            random.seed(seed)
+            np.random.seed(seed & 0xFFFFFFFF)
 
     def keep(self) -> Callable[[], None]:
         """Save the states of the generators; the returned function restores them."""
         states = [generator.get_state() for generator in self._generators]
+        of_python = (random.getstate(), np.random.get_state()) if self._also_python else None
 
         def put_back() -> None:
             for generator, state in zip(self._generators, states, strict=True):
                 generator.set_state(state)
+            if of_python is not None:
+                random.setstate(of_python[0])
+                np.random.set_state(of_python[1])
 
         return put_back
 

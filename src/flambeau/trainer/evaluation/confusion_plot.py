@@ -1,51 +1,22 @@
-"""A picture of a confusion matrix; needs matplotlib, but neither a display nor a choice of backend."""
+"""A picture of a confusion matrix."""
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from flambeau.optional_packages import extra
-from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
-from flambeau.trainer.evaluation.predictions_file import refuse_existing
+from flambeau.trainer.evaluation.plot_file import LONGEST, draw
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # By eye, on screens and on paper:
 _NUMBERED = 30  # up to so many classes the cells hold their counts
 _NAMED = 120  # up to so many classes the axes hold their names, else their numbers
 _CELL = {"few": 0.55, "many": 0.17}  # side of a cell, inches
 _WIDEST = 20.0  # inches; 3000 pixels
-_LONGEST = 24  # characters of a name
-
-_SUFFIXES = (".png", ".pdf", ".svg")
-# For names that matplotlib's own font lacks; those that are installed are used, in this order.
-_FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Source Han Sans SC",
-    "WenQuanYi Micro Hei",
-    "WenQuanYi Zen Hei",
-    "Microsoft YaHei",
-    "SimHei",
-    "PingFang SC",
-    "Hiragino Sans GB",
-    "Arial Unicode MS",
-    "Noto Sans",
-)
-
-
-def check_plot(path: Path, *, force: bool, remedy: str = "force=True") -> None:
-    """Refuse at once what `plot_confusion` would refuse.
-
-    Raises:
-        InputError: matplotlib is missing, another ending, or the file exists and not `force`.
-    """
-    extra("matplotlib", what="a picture of the confusion matrix")
-    refuse_existing(path, suffixes=_SUFFIXES, force=force, remedy=remedy)
 
 
 def plot_confusion(
@@ -63,18 +34,13 @@ def plot_confusion(
         InputError: as `check_plot`.
         OSError: the disk is full or failing.
     """
-    check_plot(path, force=force)
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    fonts, names = _drawable(classes)
     few = len(classes) <= _NUMBERED
     side = min(max(2.5, len(classes) * _CELL["few" if few else "many"]), _WIDEST)
-    label = 0.09 * max(map(len, names))  # inches that the longest name takes
-    with rc_context({"font.family": fonts, "svg.fonttype": "path"}):
-        figure = Figure(figsize=(side + label + 1.6, side + label + 1.2), layout="constrained")
-        FigureCanvasAgg(figure)  # else it would be drawn by whatever was chosen elsewhere
+    label = 0.09 * max(
+        len(name[:LONGEST]) for name in classes
+    )  # inches that the longest name takes
+
+    def fill(figure: "Figure", names: list[str]) -> None:
         axes = figure.add_subplot()
         shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
         image = axes.imshow(shares.numpy(), cmap="Blues", vmin=0, vmax=1)
@@ -87,9 +53,8 @@ def plot_confusion(
             axes.set_yticks(places, names, fontsize=size, parse_math=False)
         if few:
             _write_counts(axes, counts.tolist(), shares.tolist())
-        picture = io.BytesIO()
-        figure.savefig(picture, format=path.suffix.lower()[1:], dpi=150)
-    write_file(path, picture.getvalue())
+
+    draw(path, classes, (side + label + 1.6, side + label + 1.2), fill, force=force)
 
 
 def _write_counts(
@@ -102,21 +67,3 @@ def _write_counts(
             if count:
                 color = "white" if shares[y][x] > 0.5 else "black"
                 axes.text(x, y, str(count), ha="center", va="center", color=color, fontsize=size)
-
-
-def _drawable(classes: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Fonts, and names that they have all characters of; the class's number stands in for others."""
-    from matplotlib import font_manager
-    from matplotlib.ft2font import FT2Font
-
-    installed = set(font_manager.get_font_names())
-    fonts = ["DejaVu Sans", *(name for name in _FONTS if name in installed)]
-    known: set[int] = set()
-    for name in fonts:
-        known |= FT2Font(font_manager.findfont(name)).get_charmap().keys()
-    names = []
-    for number, name in enumerate(classes):
-        short = name if len(name) <= _LONGEST else name[: _LONGEST - 1] + "…"
-        drawable = short.isprintable() and short.strip() and all(ord(c) in known for c in short)
-        names.append(short if drawable else f"({number})")
-    return fonts, names

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flambeau.html_table import html_grid, html_table
 from flambeau.trainer.evaluation.answers import Ranking
 from flambeau.trainer.evaluation.confusion_plot import plot_confusion
 from flambeau.trainer.evaluation.predictions_file import predictions_file
@@ -117,6 +118,8 @@ class Evaluation:
     predictions: ImagePredictions
     num_trained_on: int = 0
     counts_trained_on: bool = False
+    picture = "confusion matrix"
+    """What `plot` draws."""
 
     @property
     def largest_class(self) -> ClassFigures:
@@ -157,6 +160,10 @@ class Evaluation:
             for image, label, pairs in self.predictions:
                 add([image, label, *Ranking(pairs).cells()])
 
+    def plot(self, path: str | Path, *, force: bool = False) -> None:
+        """Draw the confusion matrix, as `plot_confusion`."""
+        self.plot_confusion(path, force=force)
+
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
         """Draw the confusion matrix; see `flambeau.trainer.evaluation.confusion_plot`.
 
@@ -165,6 +172,20 @@ class Evaluation:
         """
         names = [one.name for one in self.classes]
         plot_confusion(self.confusion, names, Path(path), force=force)
+
+    def _repr_html_(self) -> str:
+        figures = {
+            "images": self.num_images,
+            "loss": self.loss,
+            "accuracy": self.accuracy,
+            "top-5 accuracy": self.top5_accuracy,
+            "macro F1": self.macro_f1,
+            "calibration error": self.calibration_error,
+            "AUROC": self.auroc,
+        }
+        rows = [[one.name, one.precision, one.recall, one.f1, one.support] for one in self._shown()]
+        heads = ["class", "precision", "recall", "F1", "images"]
+        return html_table("evaluation", figures) + html_grid(heads, rows)
 
     def __repr__(self) -> str:
         shown = [self._figures(), self._class_table()]
@@ -202,12 +223,16 @@ class Evaluation:
             rows.append(["AUROC", f"{self.auroc:.4f}"])
         return text_table([], rows, left=2, longest=200)
 
+    def _shown(self) -> Sequence[ClassFigures]:
+        """All classes, or of many the worst."""
+        worst = sorted(self.classes, key=lambda one: math.inf if one.f1 is None else one.f1)
+        return worst[:_SHOWN] if len(worst) > _SHOWN else self.classes
+
     def _class_table(self) -> str:
-        shown = list(self.classes)
+        shown = self._shown()
         title = ""
-        if len(shown) > _SHOWN:
-            title = f"the {_SHOWN} classes with the lowest F1, of {len(shown)}\n"
-            shown = sorted(shown, key=lambda one: math.inf if one.f1 is None else one.f1)[:_SHOWN]
+        if len(shown) < len(self.classes):
+            title = f"the {_SHOWN} classes with the lowest F1, of {len(self.classes)}\n"
         rows = [
             [
                 one.name,

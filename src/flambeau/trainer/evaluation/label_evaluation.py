@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from flambeau.errors import InputError
+from flambeau.html_table import html_grid, html_table
 from flambeau.trainer.evaluation.answers import LabelAnswer
 from flambeau.trainer.evaluation.label_figures import (
     LabelCounts,
@@ -19,6 +20,7 @@ from flambeau.trainer.evaluation.label_figures import (
 )
 from flambeau.trainer.evaluation.predictions_file import predictions_file
 from flambeau.trainer.evaluation.reading import Reading
+from flambeau.trainer.evaluation.target_plots import plot_precision_recall
 from flambeau.trainer.evaluation.text_table import finite, four_digits, text_table
 
 _SHOWN = 40  # labels; if there are more, the text shows the worst ones
@@ -113,6 +115,8 @@ class LabelEvaluation:
     loss: float
     reading: Reading
     predictions: LabelPredictions
+    picture = "precision and recall"
+    """What `plot` draws."""
 
     @cached_property
     def counts(self) -> LabelCounts:
@@ -204,6 +208,17 @@ class LabelEvaluation:
             for image, labels, answer in self.predictions:
                 add([image, "|".join(labels), *answer.cells()])
 
+    def plot(self, path: str | Path, *, force: bool = False) -> None:
+        """Draw precision and recall of each label.
+
+        Raises:
+            InputError: matplotlib is missing, another ending than .png, .pdf or .svg, or the file exists.
+        """
+        said = self.predictions
+        plot_precision_recall(
+            said.probabilities, said.labels, said.thresholds, said.names, Path(path), force=force
+        )
+
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
         """Refused: each label is a question of its own.
 
@@ -212,8 +227,24 @@ class LabelEvaluation:
         """
         raise InputError(
             f"{path}: several labels per image have no confusion matrix\n"
-            "Leave --plot out; the table has the figures of each label"
+            "Give .plot, which draws precision and recall of each label"
         )
+
+    def _repr_html_(self) -> str:
+        figures = {
+            "images": self.num_images,
+            "loss": self.loss,
+            "mean average precision": finite(self.map),
+            "micro F1": finite(self.micro_f1),
+            "macro F1": finite(self.macro_f1),
+            "Hamming loss": self.hamming_loss,
+        }
+        rows = [
+            [one.name, one.average_precision, one.precision, one.recall, one.f1, one.support]
+            for one in self._shown()
+        ]
+        heads = ["label", "AP", "precision", "recall", "F1", "images"]
+        return html_table("evaluation of several labels", figures) + html_grid(heads, rows)
 
     def __repr__(self) -> str:
         rows = [
@@ -226,12 +257,18 @@ class LabelEvaluation:
         ]
         return f"{text_table([], rows, left=2, longest=200)}\n\n{self._label_table()}"
 
+    def _shown(self) -> Sequence[LabelFigures]:
+        """All labels, or of many the worst."""
+        many = len(self.labels) > _SHOWN
+        return sorted(self.labels, key=_precision_or_last)[:_SHOWN] if many else self.labels
+
     def _label_table(self) -> str:
-        shown = list(self.labels)
+        shown = self._shown()
         title = ""
-        if len(shown) > _SHOWN:
-            title = f"the {_SHOWN} labels with the lowest average precision, of {len(shown)}\n"
-            shown = sorted(shown, key=_precision_or_last)[:_SHOWN]
+        if len(shown) < len(self.labels):
+            title = (
+                f"the {_SHOWN} labels with the lowest average precision, of {len(self.labels)}\n"
+            )
         rows = [
             [
                 one.name,

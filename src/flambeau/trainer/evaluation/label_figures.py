@@ -96,6 +96,20 @@ def _by_threshold(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tenso
     return ordered[last], right, said
 
 
+def precision_recall(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Recall, precision and score at each different score of a label, falling, from it on upward.
+
+    Args:
+        scores, labels: (N,).
+
+    Returns:
+        Three (M,) float64; recall is NaN if no image has the label.
+    """
+    values, right, said = _by_threshold(scores, labels)
+    there = (labels == 1).sum()
+    return right / there, right / said, values.double()
+
+
 def best_thresholds(probabilities: Tensor, labels: Tensor) -> list[float]:
     """The probability of each label from which on its F1 is highest; one half for a label that none has.
 

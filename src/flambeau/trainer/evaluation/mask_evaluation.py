@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flambeau.html_table import html_grid, html_table
 from flambeau.trainer.evaluation.confusion_plot import plot_confusion
 from flambeau.trainer.evaluation.mask_figures import MaskCounts, mean_of_defined
 from flambeau.trainer.evaluation.predictions_file import predictions_file
@@ -95,6 +96,8 @@ class MaskEvaluation:
     reading: Reading
     predictions: MaskPredictions
     confusion: Tensor
+    picture = "confusion matrix of the pixels"
+    """What `plot` draws."""
 
     @cached_property
     def classes(self) -> tuple[ClassFigures, ...]:
@@ -173,6 +176,10 @@ class MaskEvaluation:
             for image, iou, loss in self.predictions:
                 add([image, "" if iou != iou else f"{iou:.6f}", f"{loss:.6f}"])
 
+    def plot(self, path: str | Path, *, force: bool = False) -> None:
+        """Draw the confusion matrix, as `plot_confusion`."""
+        self.plot_confusion(path, force=force)
+
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
         """Write the confusion matrix of the pixels as a picture.
 
@@ -180,6 +187,22 @@ class MaskEvaluation:
             InputError: the file exists and not `force`, or matplotlib is missing.
         """
         plot_confusion(self.confusion, self.predictions.names, Path(path), force=force)
+
+    def _repr_html_(self) -> str:
+        figures = {
+            "images": self.num_images,
+            "loss": self.loss,
+            "mean IoU": finite(self.miou),
+            "mean Dice": finite(self.dice),
+            "pixel accuracy": finite(self.pixel_accuracy),
+            "boundary F1": finite(self.boundary_f1),
+        }
+        heads = ("class", "IoU", "Dice", "accuracy", "boundary F1", "images")
+        rows = [
+            (one.name, one.iou, one.dice, one.accuracy, one.boundary_f1, one.images)
+            for one in self._worst()
+        ]
+        return html_table("evaluation of masks", figures) + html_grid(heads, rows)
 
     def __repr__(self) -> str:
         rows = [
@@ -192,12 +215,16 @@ class MaskEvaluation:
         ]
         return f"{text_table([], rows, left=2, longest=200)}\n\n{self._class_table()}"
 
+    def _worst(self) -> Sequence[ClassFigures]:
+        """All classes, or of many those with the lowest intersection over union."""
+        if len(self.classes) <= _SHOWN:
+            return self.classes
+        return sorted(self.classes, key=lambda one: (one.iou is None, one.iou))[:_SHOWN]
+
     def _class_table(self) -> str:
-        shown = list(self.classes)
-        title = ""
-        if len(shown) > _SHOWN:
-            title = f"the {_SHOWN} classes with the lowest IoU, of {len(shown)}\n"
-            shown = sorted(shown, key=lambda one: (one.iou is None, one.iou))[:_SHOWN]
+        shown = self._worst()
+        many = f"the {_SHOWN} classes with the lowest IoU, of {len(self.classes)}\n"
+        title = many if len(self.classes) > _SHOWN else ""
         rows = [
             [
                 one.name,

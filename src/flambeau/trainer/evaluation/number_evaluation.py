@@ -9,10 +9,12 @@ from typing import Any
 from torch import Tensor
 
 from flambeau.errors import InputError
+from flambeau.html_table import html_grid, html_table
 from flambeau.trainer.evaluation.answers import NumberAnswer
 from flambeau.trainer.evaluation.number_figures import NumberFigures, figures_of_column
 from flambeau.trainer.evaluation.predictions_file import predictions_file
 from flambeau.trainer.evaluation.reading import Reading
+from flambeau.trainer.evaluation.target_plots import plot_numbers
 from flambeau.trainer.evaluation.text_table import finite, four_digits, text_table
 
 
@@ -63,6 +65,8 @@ class NumberEvaluation:
     loss: float
     reading: Reading
     predictions: NumberPredictions
+    picture = "predicted and given numbers"
+    """What `plot` draws."""
 
     @cached_property
     def columns(self) -> tuple[NumberFigures, ...]:
@@ -98,6 +102,15 @@ class NumberEvaluation:
                 given = [f"{value:.7g}" if value == value else "" for value in numbers.values()]
                 add([image, *given, *answer.cells()])
 
+    def plot(self, path: str | Path, *, force: bool = False) -> None:
+        """Draw the predicted numbers against the given ones.
+
+        Raises:
+            InputError: matplotlib is missing, another ending than .png, .pdf or .svg, or the file exists.
+        """
+        said = self.predictions
+        plot_numbers(said.numbers, said.predicted, said.names, Path(path), force=force)
+
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
         """Refused: numbers are not confused.
 
@@ -106,8 +119,17 @@ class NumberEvaluation:
         """
         raise InputError(
             f"{path}: numbers have no confusion matrix\n"
-            "Leave --plot out; --out FILE.csv has the numbers and the predicted ones"
+            "Give .plot, which draws the predicted numbers against the given ones"
         )
+
+    def _repr_html_(self) -> str:
+        figures = {"images": self.num_images, "loss": self.loss}
+        rows = [
+            [one.name, _number(one.mae), _number(one.rmse), one.r2, one.spearman, one.num_images]
+            for one in self.columns
+        ]
+        heads = ["column", "mean abs. error", "RMSE", "R2", "Spearman", "images"]
+        return html_table("evaluation of numbers", figures) + html_grid(heads, rows)
 
     def __repr__(self) -> str:
         rows = [*self.reading.rows(), ["loss", f"{self.loss:.4f}"]]

@@ -287,6 +287,7 @@ def _lr(settings: Settings, model: str, global_batch: int, task: TaskName) -> fl
     if settings.pretrained or settings.weights:
         base /= 100 if settings.qat else 10
     if settings.optimizer in ("sgd", "rmsprop"):  # the others do not depend on the gradient's size
-        base *= TASK_TYPES[task].lr_share
+        share = TASK_TYPES[task].lr_share
+        base *= share if settings.optimizer == "sgd" else min(share, 1.0)
     largest = LARGEST_LR.get(model, {}).get(settings.optimizer, math.inf)
     return float(f"{min(linear_scaled_lr(base, global_batch), largest):.4g}")

@@ -27,6 +27,7 @@ from flambeau.data.sources.source import (
     content_sample,
     file_of,
     left_out,
+    parts_of,
     pixel_kind,
 )
 from flambeau.data.sources.target_names import TaskName
@@ -148,6 +149,10 @@ class MaskedSource:
     @property
     def groups(self) -> Sequence[str] | None:
         return groups_of(self._images)
+
+    @property
+    def parts(self) -> Sequence[str] | None:
+        return parts_of(self._images)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

@@ -18,6 +18,7 @@ from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.masks.masked_source import MaskedSource
 from flambeau.data.sources.tables.columns import Columns, choose_columns
 from flambeau.data.sources.tables.mask_columns import mask_columns, masked_table
+from flambeau.data.sources.tables.split_columns import SplitColumns, split_columns
 from flambeau.data.sources.tables.target_cells import TableTargets, other_targets
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import FOUND, TargetChoice
@@ -25,6 +26,7 @@ from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.optional_packages import extra
 
 _MAGIC = b"ARROW1"  # of a file with a footer
+_NO_SPLIT = SplitColumns()
 _NO_LABEL = -1  # Hugging Face's value for a missing label
 
 
@@ -40,8 +42,10 @@ class ArrowSource:
         unread: the columns of the table that are not in that file.
         targets: those of other columns than that of the classes.
         image: the column of images; None: found.
+        split: the columns of groups and parts.
 
     Attributes:
+        groups, parts: see `SplitColumns`.
         names: the paths if all are different, else the numbers of the rows.
     """
 
@@ -54,29 +58,24 @@ class ArrowSource:
         labelled: bool = True,
         targets: TableTargets | None = None,
         image: str | None = None,
+        split: SplitColumns = _NO_SPLIT,
     ) -> None:
         self._path = path
+        self.groups, self.parts = split.groups, split.parts
         self._data = data or path
         self.task: TaskName = "classification"
         self.separator: str | None = None
         try:
             has_classes = labelled and targets is None
             table = _read(path, self._data, labelled=has_classes, image=image)
-            self.left_out: tuple[LeftOut, ...] = (
-                LeftOut(str(path), columns=unread or table.columns.unread),
-            )
+            read = (*split.columns, *(() if targets is None else targets.columns))
+            columns = tuple(name for name in unread or table.columns.unread if name not in read)
+            self.left_out: tuple[LeftOut, ...] = (LeftOut(str(path), columns=columns),)
             self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
             if targets is None:
                 self.classes, self.labels = _classes_and_labels(table, path, self.describe)
             else:
                 self.task, self.classes, self.labels, self.separator = targets.targets
-                read = LeftOut(
-                    str(path),
-                    columns=tuple(
-                        name for name in self.left_out[0].columns if name not in targets.columns
-                    ),
-                )
-                self.left_out = (read,)
             self._file = open_with_owner(self, self._data)
             self._length = os.fstat(self._file.fileno()).st_size
             self.fingerprint = file_fingerprint(path, f"{self.labels.tolist()} {self.classes}")
@@ -134,13 +133,17 @@ def open_arrow(
     """The images of an Arrow file, with their classes or other targets."""
     targets = None
     masks = None
+    split = _NO_SPLIT
     if labelled:
         pa = extra("pyarrow", what=f"{path}")
         try:
             with pa.memory_map(str(path)) as mapped:
-                schema, batches = arrow_batches(pa, path, mapped.read_buffer())
+                buffer = mapped.read_buffer()
+                schema, batches = arrow_batches(pa, path, buffer)
                 masks = mask_columns(schema, path, choice)
                 targets = other_targets(path, schema, batches, choice) if masks is None else None
+                schema, batches = arrow_batches(pa, path, buffer)
+                split = split_columns(path, schema, batches, choice)
         except InputError:
             raise
         except OSError as error:  # pyarrow raises it for damage, too
@@ -149,10 +152,10 @@ def open_arrow(
         except (pa.ArrowException, struct.error, ValueError) as error:
             raise damaged_table(path, error) from error
     if masks is None:
-        return ArrowSource(path, labelled=labelled, targets=targets)
+        return ArrowSource(path, labelled=labelled, targets=targets, split=split)
 
     def opened(column: str) -> ArrowSource:
-        return ArrowSource(path, labelled=False, image=column)
+        return ArrowSource(path, labelled=False, image=column, split=split)
 
     return masked_table(path, masks, choice, opened)
 
@@ -291,7 +294,8 @@ def _classes_and_labels(table: _Table, path: Path, describe: Any) -> tuple[tuple
         if (reason := no_label(label, columns)) is not None:
             raise InputError(
                 f"{describe(index)}: {reason}\n"
-                "Give it one, or leave the part without labels out; flambeau predict reads that"
+                "Give it one, or leave the part without labels out, which flambeau predict reads; if an "
+                "image may have several labels or none, give --task multilabel"
             )
     labels = [label for label in table.labels if label is not None]
     if columns.classes is None:

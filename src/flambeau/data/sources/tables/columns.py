@@ -55,6 +55,14 @@ def image_column(schema: Any, path: Path) -> str:
     return _image(pa, types, features_of(schema.metadata or {}, path), path)
 
 
+def other_columns(schema: Any, path: Path) -> list[str]:
+    """The columns that hold no image files."""
+    pa = extra("pyarrow", what=f"{path}")
+    types = {field.name: field.type for field in schema}
+    files = image_columns(pa, types, features_of(schema.metadata or {}, path))
+    return [name for name in types if name not in files]
+
+
 def choose_columns(
     schema: Any, path: Path, *, labelled: bool = True, image: str | None = None
 ) -> Columns:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS
-from flambeau.data.sources.source import ConcatSource, Source
+from flambeau.data.sources.listing import split
+from flambeau.data.sources.source import ConcatSource, Source, parts_of
 from flambeau.data.sources.tables.arrow_file import open_arrow
 from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
 from flambeau.errors import DamagedData, InputError, json_object
@@ -93,7 +94,8 @@ def open_saved(
     """The images of a folder written by `save_to_disk`; parts as in `open_hub`."""
     splits = _saved_splits(folder)
     if "" in splits:
-        return _joined(splits[""], labelled, choice), None
+        source = _joined(splits[""], labelled, choice)
+        return split(source, parts_of(source))
     return _parts(str(folder), splits, labelled=labelled, choice=choice)
 
 
@@ -115,10 +117,15 @@ def _parts(
             f"{what} has the splits {', '.join(splits) or 'none'}; which to train on is not known\n"
             "Expected one called train, and one called validation or test"
         )
+    if val is not None and choice.split is not None and choice.is_wish:
+        raise InputError(
+            f"{what} has the splits {', '.join(splits)} already\nLeave --split out, or name a data set "
+            "of one split"
+        )
     opened = _joined(splits[train], labelled, choice)
-    return opened, None if val is None else _joined(
-        splits[val], labelled, as_learned(opened, choice)
-    )
+    if val is None:
+        return split(opened, parts_of(opened))
+    return opened, _joined(splits[val], labelled, as_learned(opened, choice))
 
 
 def _joined(files: Sequence[Path], labelled: bool, choice: TargetChoice) -> Source:

@@ -16,8 +16,9 @@ from typing import Any
 from flambeau.data.sources.data_names import data_home
 from flambeau.data.sources.masks.masked_source import MaskedSource
 from flambeau.data.sources.tables.arrow_file import ArrowSource, damaged_table
-from flambeau.data.sources.tables.columns import Columns, choose_columns, image_column
+from flambeau.data.sources.tables.columns import Columns, choose_columns, other_columns
 from flambeau.data.sources.tables.mask_columns import mask_columns, masked_table
+from flambeau.data.sources.tables.split_columns import SplitColumns, split_columns
 from flambeau.data.sources.tables.target_cells import other_targets
 from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import DamagedData, InputError, unreadable
@@ -50,18 +51,27 @@ def open_parquet(
     parquet = open_table(path)
     schema = parquet.schema_arrow
     masks = mask_columns(schema, path, choice) if labelled else None
+    targets = None
+    split = SplitColumns()
+    if labelled:
+        split = split_columns(path, schema, all_rows(path, parquet), choice)
     if masks is not None:
 
         def opened(column: str) -> ArrowSource:
             columns = choose_columns(schema, path, labelled=False, image=column)
             copy = _copied(path, parquet, status, image=column)
-            return ArrowSource(path, data=copy, unread=columns.unread, labelled=False, image=column)
+            return ArrowSource(
+                path, data=copy, unread=columns.unread, labelled=False, image=column, split=split
+            )
 
         return masked_table(path, masks, choice, opened)
-    targets = other_targets(path, schema, _all_rows(path, parquet), choice) if labelled else None
+    if labelled:
+        targets = other_targets(path, schema, all_rows(path, parquet), choice)
     columns = choose_columns(schema, path, labelled=labelled and targets is None)
     copy = _copied(path, parquet, status)
-    return ArrowSource(path, data=copy, unread=columns.unread, labelled=labelled, targets=targets)
+    return ArrowSource(
+        path, data=copy, unread=columns.unread, labelled=labelled, targets=targets, split=split
+    )
 
 
 def _copied(path: Path, parquet: Any, status: os.stat_result, *, image: str | None = None) -> Path:
@@ -100,11 +110,9 @@ def open_table(path: Path) -> Any:
     return table
 
 
-def _all_rows(path: Path, table: Any) -> Iterator[Any]:
+def all_rows(path: Path, table: Any) -> Iterator[Any]:
     """The record batches of all row groups without the images."""
-    schema = table.schema_arrow
-    image = image_column(schema, path)
-    names = [name for name in schema.names if name != image]
+    names = other_columns(table.schema_arrow, path)
     for group in range(table.num_row_groups):
         yield from row_batches(path, table, group, names)
 

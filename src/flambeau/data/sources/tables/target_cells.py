@@ -10,8 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from flambeau.data.sources.class_names_file import chosen_labels, known_classes, named_labels
 from flambeau.data.sources.listing import numbers_or_words
+from flambeau.data.sources.packed_targets import TargetHead, of_metadata
 from flambeau.data.sources.tables.columns import LABELS, column_named, features_of, image_column
 from flambeau.data.sources.targets import (
     TargetChoice,
@@ -20,9 +23,12 @@ from flambeau.data.sources.targets import (
     named_column,
     table_targets,
 )
-from flambeau.errors import InputError
+from flambeau.data.sources.vector_targets import Value, label_value, vector_targets
+from flambeau.errors import DamagedData, InputError
 from flambeau.optional_packages import extra
 
+PACKED_COLUMN = "labels"
+"""Where `flambeau pack` writes targets that are no classes: positions of labels, or a value for each name."""
 _BETWEEN = "\x1f"  # labels of a list, as text: what no label holds
 _SHOWN = "|"  # ... and how messages and files write it
 _LABELS = (*LABELS, "tag", "tags", "classes")
@@ -52,7 +58,12 @@ def other_targets(
     image = image_column(schema, path)
     types = {field.name: field.type for field in schema if field.name != image}
     declared = [name for name in types if features.get(name, {}).get("_type") == "ClassLabel"]
-    names = _candidates(pa, path, types, choice, has_classes=bool(declared))
+    head = of_metadata(schema.metadata, path)
+    if head is not None and head.has_vectors and not (choice.columns and choice.is_wish):
+        names = [name for name in types if name == PACKED_COLUMN]
+    else:
+        head = None
+        names = _candidates(pa, path, types, choice, has_classes=bool(declared))
     if not names:
         return None
     columns: dict[str, list[object]] = {name: [] for name in names}
@@ -61,6 +72,8 @@ def other_targets(
             column = batch.column(name)
             column.validate(full=True)
             columns[name] += column.to_pylist()
+    if head is not None:
+        return TableTargets(_of_packed(path, head, columns[names[0]], choice), tuple(names))
     if len(names) == 1 and _is_list(pa, types[names[0]]):
         found = _of_lists(path, names[0], columns[names[0]], types[names[0]], features, pa, choice)
         return TableTargets(found, tuple(names))
@@ -84,7 +97,8 @@ def _candidates(
     pa: Any, path: Path, types: Mapping[str, Any], choice: TargetChoice, *, has_classes: bool
 ) -> list[str]:
     """The columns that may hold targets, by what the user says, by their names, or by their types."""
-    if choice.columns:
+    known = choice.columns and (choice.is_wish or {*choice.columns} <= {*types})
+    if known:
         found = [named_column(wanted, [*types], f"{path} has") for wanted in choice.columns]
         return [[*types][at] for at in found]
     label = column_named(types, _LABELS)
@@ -98,6 +112,42 @@ def _candidates(
         return []
     checks = (pa.types.is_integer, pa.types.is_boolean, pa.types.is_floating)
     return [name for name, kind in types.items() if any(is_it(kind) for is_it in checks)]
+
+
+def packed_vector(value: object, head: TargetHead) -> list[float]:
+    """The targets in a cell of a table that flambeau packed; ValueError for another cell."""
+    length = len(head.names)
+    if not isinstance(value, list):
+        raise ValueError("no list")
+    if head.separator is None:
+        if len(value) != length:
+            raise ValueError(f"{len(value)} values for {length} names")
+        return [math.nan if one is None else float(one) for one in value]
+    if not all(isinstance(one, int) and 0 <= one < length for one in value):
+        raise ValueError(f"a label that is none of {length}")
+    return [float(at in value) for at in range(length)]
+
+
+def _of_packed(
+    path: Path, head: TargetHead, cells: Sequence[object], choice: TargetChoice
+) -> Targets:
+    values = list[Value]()
+    for row, value in enumerate(cells):
+        try:
+            values.append(label_value(torch.tensor(packed_vector(value, head))))
+        except (ValueError, TypeError) as error:
+            raise DamagedData(
+                f"{path}, row {row}, column {PACKED_COLUMN}: {error}\nCopy or make it again"
+            ) from error
+    wanted = dataclasses.replace(choice, task=choice.task or head.task)
+    found = vector_targets(
+        values, path, wanted, lambda row: f"{path}, row {row}", said=head, names=head.names
+    )
+    if found is None:
+        raise InputError(
+            f"{path} has targets for {head.task}, and not for {choice.task}\nLeave --task out"
+        )
+    return found
 
 
 def _is_list(pa: Any, kind: Any) -> bool:
@@ -137,7 +187,9 @@ def _of_lists(
                 "Give each image as many values, null for one that is unknown"
             )
         [width] = widths
+        known_names = known_classes(path) or ()
         names = [f"{name}_{at}" for at in range(width)]
+        names = [*known_names] if len(known_names) == width else names
         missing = [None] * width
         rows = [missing if value is None else value for value in values]
         cells = [[_text(row[at]) for row in rows] for at in range(width)]
@@ -170,7 +222,10 @@ def _of_classes(
 ) -> Targets:
     """The classes in a column that the user names."""
     if "" in cells:
-        raise InputError(f"{cell(cells.index(''))} is empty\nGive each image a class")
+        raise InputError(
+            f"{cell(cells.index(''))} is empty\nGive each image a class; if it may have "
+            "several labels or none, give --task multilabel"
+        )
     labels = numbers_or_words(cells, cell)
     names = (features.get(name) or {}).get("names")
     if isinstance(names, list):
