@@ -558,3 +558,26 @@ def test_what_a_function_returns_in_place_of_masks_is_refused(tmp_path: Path) ->
     message = complaint(Path(f"{file}:words"), WANTED)
     assert "sample 0" in message and "cat" in message
     assert "no such file or directory" in complaint(Path(f"{file}:lost"), WANTED)
+
+
+def test_a_listing_of_what_is_left_has_masks_and_names(tmp_path: Path, flambeau: Any) -> None:
+    put(tmp_path / "data", 8, numbers=(0, 40, 70))
+    (tmp_path / "data" / "classes.txt").write_text("0 sky\n40 road\n70 car\n")
+    Image.fromarray(np.zeros((12, 16), np.uint8)).save(tmp_path / "data" / "masks" / "a3.png")
+    clean = tmp_path / "clean.csv"
+    ran = flambeau("check", tmp_path / "data", "--drop labels --out", clean)
+    assert ran.code == 0 and "1 image with a mask of one class" in ran.out
+    train, val = open_sources(clean)
+    assert train.classes == ("sky", "road", "car") and len(train) + len(val) == 7
+    assert {*masks_of(train)[0].ravel().tolist()} == {0, 1, 2}
+    assert flambeau("check", tmp_path / "data", "--drop labels --force --out", clean).code == 0
+    (tmp_path / "clean.classes.txt").write_text("0 sky\n40 street\n70 car\n")
+    refused = flambeau("check", tmp_path / "data", "--drop labels --force --out", clean)
+    assert refused.code == 2 and "names other classes" in refused.err
+
+
+def test_packed_files_hold_no_masks(tmp_path: Path, flambeau: Any) -> None:
+    put(tmp_path / "data")
+    refused = flambeau("pack", tmp_path / "data", tmp_path / "data.tar")
+    assert refused.code == 2 and "has masks, and no file here keeps them" in refused.err
+    assert not (tmp_path / "data.tar").exists()

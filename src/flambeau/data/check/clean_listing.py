@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from flambeau.data.pack.output_files import write_classes, write_whole
 from flambeau.data.sources.class_names_file import class_names_path, classes_file
-from flambeau.data.sources.source import Source, file_of, mask_file_of
+from flambeau.data.sources.masks.mask_classes import names_in
+from flambeau.data.sources.source import Source, file_of, mask_file_of, mask_values
 from flambeau.data.sources.targets import groups_of, kind_of_targets, separator_of
 from flambeau.errors import InputError, require_folder
 
@@ -58,6 +59,7 @@ def write_listing(
     else:
         heads = ["mask"]
         cells = [[str(_below(folder, mask))] for mask in masks if mask is not None]
+        _write_mask_names(path, source)
     names_path = None
     if not kind.is_table:
         _check_left(kept, source.labels.tolist(), is_val, source.classes)
@@ -79,6 +81,18 @@ def write_listing(
         write_classes(names_path, source.classes)
     write_whole(path, text.getvalue())
     return len(kept)
+
+
+def _write_mask_names(path: Path, source: Source) -> None:
+    """Write the names of the numbers in masks beside the listing, unless a file there has them."""
+    names = dict(zip(mask_values(source), source.classes, strict=True))
+    known = classes_file(path)
+    if known.is_file() and names_in(known).names == names:
+        return
+    file = path.with_name(f"{path.stem}.classes.txt")
+    if file.exists():
+        raise InputError(f"{file} exists and names other classes\nName another --out")
+    write_whole(file, "".join(f"{value} {name}\n" for value, name in names.items()))
 
 
 def _class_names_path(path: Path, classes: Sequence[str]) -> Path | None:

@@ -17,7 +17,7 @@ from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.open_data import open_parts
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING, endings_of
 from flambeau.data.sources.packed_targets import TargetHead
-from flambeau.data.sources.source import Source, left_out_lines, pixel_kind
+from flambeau.data.sources.source import Source, left_out_lines, mask_values, pixel_kind
 from flambeau.data.sources.targets import (
     FOUND,
     TargetChoice,
@@ -129,6 +129,11 @@ def named_parts(
             ) from error
         train = VectorRecords(src)
         val = None
+    if mask_values(train):
+        raise InputError(
+            f"{src} has masks, and no file here keeps them\n"
+            f"Train on it as it is: flambeau train {src}"
+        )
     if kind_of_targets(train).is_table and kind not in WITH_VECTORS:
         what = "a .lst" if kind == "list" else "a folder" if kind == "folder" else f"{kind} here"
         raise InputError(

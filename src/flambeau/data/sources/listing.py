@@ -22,7 +22,7 @@ from flambeau.data.sources.class_names_file import classes_file, known_classes, 
 from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.folder import IMAGE_SUFFIXES, images_below
 from flambeau.data.sources.left_out import LeftOut
-from flambeau.data.sources.masks.mask_classes import NamedValues, names_beside
+from flambeau.data.sources.masks.mask_classes import names_beside, names_in
 from flambeau.data.sources.masks.masked_source import MaskedSource, masks_in_files
 from flambeau.data.sources.source import Source, SubsetSource
 from flambeau.data.sources.target_names import TaskName
@@ -272,10 +272,8 @@ def _with_masks(listing: ListingSource, names: Sequence[str], choice: TargetChoi
     empty = next((at for at, name in enumerate(names) if not name), None)
     if empty is not None:
         raise InputError(f"{listing.describe(empty)} has no mask\nGive it one, or remove the line")
-    known = known_classes(path)
-    named = names_beside(path.parent)
-    if known is not None:
-        named = NamedValues(dict(enumerate(known)), str(classes_file(path)))
+    names_file = classes_file(path)
+    named = names_in(names_file) if names_file.is_file() else names_beside(path.parent)
     files = [path.parent / name for name in names]
     masks = masks_in_files(files, names, index=path, named=named)
     return MaskedSource(listing, masks, choice)

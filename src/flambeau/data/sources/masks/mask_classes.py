@@ -83,7 +83,13 @@ class MaskClasses:
 
 
 def names_beside(folder: Path) -> NamedValues | None:
-    """The names in a file of a folder; None without one.
+    """The names in a file of a folder, as `names_in` reads it; None without one."""
+    path = next((folder / name for name in _NAME_FILES if (folder / name).is_file()), None)
+    return None if path is None else names_in(path)
+
+
+def names_in(path: Path) -> NamedValues:
+    """The names in a file.
 
     Each line is a name, of 0, 1, 2 and so on, or a number and its name; ADE20K's table of five columns and a
     name has the number in the first one.
@@ -91,9 +97,6 @@ def names_beside(folder: Path) -> NamedValues | None:
     Raises:
         InputError: a file that is not UTF-8, or names a number twice.
     """
-    path = next((folder / name for name in _NAME_FILES if (folder / name).is_file()), None)
-    if path is None:
-        return None
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:

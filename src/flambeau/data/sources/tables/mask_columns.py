@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from flambeau.data.sources.class_names_file import classes_file, known_classes
+from flambeau.data.sources.class_names_file import classes_file
 from flambeau.data.sources.left_out import LeftOut
-from flambeau.data.sources.masks.mask_classes import NamedValues
+from flambeau.data.sources.masks.mask_classes import names_in
 from flambeau.data.sources.masks.masked_source import MaskedSource, Masks
 from flambeau.data.sources.source import Source
 from flambeau.data.sources.tables.columns import (
@@ -95,10 +95,8 @@ def masked_table(
     others = tuple(name for name in unread.columns if name != columns.mask)
     images.left_out = (LeftOut(str(path), columns=others),)
     files = opened(columns.mask)
-    known = known_classes(path)
-    named = None
-    if known is not None:
-        named = NamedValues(dict(enumerate(known)), str(classes_file(path)))
+    names_file = classes_file(path)
+    named = names_in(names_file) if names_file.is_file() else None
     masks = Masks(
         read=files.read,
         describe=lambda index: f"{files.describe(index)}, column {columns.mask}",
