@@ -5,6 +5,7 @@ of a subprocess: a session, output and `__main__` of its own, signals, an exit c
 torch being imported, flags of the interpreter other than `-W error`, and functions that run at the exit.
 """
 
+import contextlib
 import gc
 import io
 import multiprocessing
@@ -17,7 +18,7 @@ import tempfile
 import time
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,25 @@ _PRELOADED = [
     "flambeau.cli.command",
     "torch._dynamo",  # which the first optimizer imports
 ]
+
+
+_fsync = os.fsync
+
+
+def unsynced(file: int) -> None:
+    """In place of `os.fsync`: it fails for what is no open file, and waits for no disk."""
+    os.fstat(file)
+
+
+@contextlib.contextmanager
+def synced() -> Iterator[None]:
+    """The real `os.fsync` for a while."""
+    before = os.fsync
+    os.fsync = _fsync
+    try:
+        yield
+    finally:
+        os.fsync = before
 
 
 class ForkedPython:
@@ -115,6 +135,7 @@ def run(
 ) -> None:
     """The life of the new process."""
     gc.freeze()  # a collection of garbage would copy a page for each object of the server
+    os.fsync = unsynced
     os.setsid()
     os.sched_setaffinity(0, cores)
     # A child of a fork server would start its data workers from a fork server too.
