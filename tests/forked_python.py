@@ -22,6 +22,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+ALONE = """
+import runpy, sys
+for name in {"flambeau", *(name for name in sys.modules if name.startswith("flambeau."))}:
+    sys.modules[name] = None
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].removesuffix("example.py"))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Code for `run_python("-c", ALONE, "out/example.py", ...)`: the script where flambeau cannot be imported."""
+
 _PRELOADED = [
     "flambeau.trainer.fit",
     "flambeau.trainer.parts.auto_settings",
@@ -135,7 +145,6 @@ def run(
 ) -> None:
     """The life of the new process."""
     gc.freeze()  # a collection of garbage would copy a page for each object of the server
-    os.fsync = unsynced
     os.setsid()
     os.sched_setaffinity(0, cores)
     # A child of a fork server would start its data workers from a fork server too.

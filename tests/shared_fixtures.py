@@ -54,7 +54,8 @@ def _no_waiting_for_the_disk() -> Iterator[None]:
     """No test cuts the power: what was written outlives every process that a test kills, synced or not.
 
     A seventh of the time of all tests went into it. Those of what is synced, and in which order, put a disk
-    of their own in its place, and those in tests/recipes/checkpoints sync.
+    of their own in its place; those in tests/recipes/checkpoints sync, as does the command in a process of
+    its own.
     """
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(os, "fsync", forked.unsynced)

@@ -44,8 +44,8 @@ def large_import() -> Iterator[None]:
     The hundreds of thousands of objects that such an import makes stay, and the search visits them again and
     again while their number grows. In a process of a command, which has called `gc.freeze`, no later search
     visits them either; in a user's own process only the user may decide so. Python counts what is frozen by
-    walking through all of it, in 0.07 s for the 400,000 objects of torch and timm: where nothing was imported,
-    nobody asks.
+    walking through all of it, in 0.07 s for the 400,000 objects of torch and timm: where nothing was
+    imported, nobody asks.
     """
     num_modules = len(sys.modules)
     was_enabled = gc.isenabled()

@@ -24,16 +24,7 @@ from flambeau.exports.standalone.preprocess import Preprocessing
 from flambeau.provenance import made_now
 from flambeau.trainer.parts.model import SMALL
 from flambeau.trainer.prediction.trained_model import load_trained
-
-ALONE = """
-import runpy, sys
-for name in {"flambeau", *(name for name in sys.modules if name.startswith("flambeau."))}:
-    sys.modules[name] = None
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].removesuffix("example.py"))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
+from forked_python import ALONE
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -3,8 +3,6 @@
 import copy
 import inspect
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from flambeau.errors import InputError
 from flambeau.exports import steps
 from flambeau.exports.exported_model import load_export
 from flambeau.trainer.prediction.predictor import Predictor
+from forked_python import ALONE
 
 MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
 CLASSES = ["day", "night"]
@@ -112,16 +111,10 @@ def test_the_answers_are_those_of_the_model(model: Net, name: str) -> None:
     assert doors.evaluate(Predictor(load_export(Path("out"))), "photos").accuracy == right
 
 
-def test_example_script_has_the_answers_without_flambeau(model: Net) -> None:
+def test_example_script_has_the_answers_without_flambeau(model: Net, run_python: Any) -> None:
     export(model, batch()[0])
-    blocked = "sys.modules['flambeau'] = None; sys.path.insert(0, 'out'); import runpy"
-    script = (
-        f"import sys; sys.argv = ['example.py', *{files()!r}]; {blocked}; "
-        "runpy.run_path('out/example.py')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", ALONE, "out/example.py", *files())
+    assert done.returncode == 0, done.stderr
     shares = own_logits(model, batch()[0]).softmax(1)
     for line, file, share in zip(done.stdout.splitlines(), files(), shares, strict=True):
         name, _, answer = line.rpartition(": ")
@@ -138,16 +131,15 @@ def test_example_script_has_the_answers_without_flambeau(model: Net) -> None:
 
 @pytest.mark.parametrize("transform", [TRANSFORM, SQUASHED], ids=["crop", "squash"])
 def test_images_of_any_size_are_resized_as_by_the_transform(
-    model: Net, transform: transforms.Compose
+    model: Net, transform: transforms.Compose, run_python: Any
 ) -> None:
     export(model, batch(), preprocess=transform)
     coarse = np.random.default_rng(2).integers(0, 256, (9, 12, 3), dtype=np.uint8)
     image = Image.fromarray(coarse).resize((90, 60), Image.Resampling.BICUBIC)
     image.save("wide.png")
     expected = own_logits(model, transform(image)[None])
-    done = subprocess.run(
-        [sys.executable, "out/example.py", "wide.png"], capture_output=True, text=True, check=True
-    )
+    done = run_python("out/example.py", "wide.png")
+    assert done.returncode == 0, done.stderr
     share = float(done.stdout.split()[-1])
     assert share == pytest.approx(float(expected.softmax(1).max()), abs=2e-3)
     got = Predictor(load_export(Path("out")))("wide.png")

@@ -3,8 +3,6 @@
 import csv
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -366,17 +364,17 @@ def test_settings_that_do_not(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cells", "numbers"])
-def test_an_export_answers_as_its_run(photos: Path, name: str, flambeau: Flambeau) -> None:
+def test_an_export_answers_as_its_run(
+    photos: Path, name: str, flambeau: Flambeau, run_python: Any
+) -> None:
     train(out="run", **{**SETTINGS, **TASKS[name]})
     answer = flambeau("export", "run", "--out", "exported", "--format", "torch-export", "--json")
     assert answer.code == 0, answer.err
     step = json.loads(answer.out)["steps"][-1]
     assert step["agreement"] == 1 and step["loss"] is not None
     files = ["000.png", "001.png", "002.png"]
-    example = subprocess.run(
-        [sys.executable, "example.py", *(f"../{file}" for file in files)],
-        cwd="exported", check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    example = run_python("exported/example.py", *files)
+    assert example.returncode == 0, example.stderr
     lines = flambeau("predict", "exported", *files, "--json").out.splitlines()
     for row, line in zip(map(json.loads, lines), example.stdout.splitlines(), strict=True):
         for what in row["labels"] if name == "cells" else row["values"]:
