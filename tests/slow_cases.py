@@ -79,8 +79,6 @@ CASES = {
     "export/test_export_command.py::test_full_disk_is_told_in_a_line": 0,
     "export/test_export_command.py::test_int8_is_a_quarter_and_keeps_its_answers": 0,
     "export/test_export_command.py::test_pruned_network_is_smaller_and_trained_again": 0,
-    "export/test_export_from_python.py::test_all_forms_of_an_example_measure_the_same": 2,
-    "export/test_export_from_python.py::test_an_edited_side_is_told": 1,
     "export/test_export_from_python.py::test_compiled_frozen_half_and_double_models": 0,
     "export/test_export_from_python.py::test_images_of_any_size_are_resized_as_by_the_transform": 1,
     "export/test_export_from_python.py::test_steps_are_those_of_the_command": 0,
