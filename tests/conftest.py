@@ -59,9 +59,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # where that plugin is missing
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: a quarter of the time the tests of processes only wait."""
-    return len(os.sched_getaffinity(0)) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More processes than cores: of their time tests only wait a quarter, and slow ones more than half."""
+    return len(os.sched_getaffinity(0)) + (3 if config.option.markexpr == "slow" else 1)
 
 
 @pytest.hookimpl(wrapper=True)

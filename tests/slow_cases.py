@@ -5,7 +5,7 @@ The first ones; the others are marked slow. `.ci/run` runs all of them.
 
 CASES = {
     "cli/test_bad_input.py::test_a_damaged_checkpoint_is_set_aside": 4,
-    "cli/test_bad_input.py::test_a_step_in_parts_is_replayed_on_one_process": 1,
+    "cli/test_bad_input.py::test_a_step_in_parts_is_replayed_on_one_process": 0,
     "cli/test_bad_input.py::test_bad_photos_are_listed_and_replaced_alike_on_every_run": 0,
     "cli/test_bad_input.py::test_one_bad_photo_too_many": 1,
     "cli/test_bad_input.py::test_where_and_when_in_a_later_epoch": 3,
@@ -82,6 +82,7 @@ CASES = {
     "export/test_export_from_python.py::test_compiled_frozen_half_and_double_models": 0,
     "export/test_export_from_python.py::test_images_of_any_size_are_resized_as_by_the_transform": 1,
     "export/test_export_from_python.py::test_steps_are_those_of_the_command": 0,
+    "export/test_export_from_python.py::test_the_answers_are_those_of_the_model[onnx]": 0,
     "export/test_foreign_exports.py::test_a_changed_file_raises_nothing_else": 2,
     "export/test_foreign_exports.py::test_nothing_in_a_foreign_file_runs": 2,
     "export/test_model_of_ones_own.py::test_branch_on_values_is_told_with_its_line_and_nothing_else": 0,
@@ -182,6 +183,7 @@ CASES = {
     "recipes/parallel/test_fixed_order_sum.py::test_autograd_adds_neighbours_where_gradients_come_whole": 0,
     "recipes/parallel/test_local_ranks.py::test_spawn": 0,
     "recipes/parallel/test_sync_batchnorm.py::test_equals_batchnorm_over_the_whole_batch": 1,
+    "recipes/setup/test_determinism.py::test_the_compiler_is_not_imported_and_obeys_when_it_is": 0,
     "recipes/setup/test_freed_memory.py::test_pages_are_gotten_once": 0,
     "recipes/training/test_cutmix.py::test_boxes_are_distributed_like_the_authors": 1,
     "recipes/training/test_mixup.py::test_share_is_beta_distributed": 1,
@@ -279,6 +281,7 @@ CASES = {
     "trainer/test_compile.py::test_graphs_that_do_not_fit_are_made_for_smaller_batches": 0,
     "trainer/test_compile.py::test_it_is_the_same_training": 0,
     "trainer/test_compile.py::test_ranks_share_a_compiled_model": 0,
+    "trainer/test_init_from_images.py::test_the_example_of_an_export_runs_without_flambeau": 0,
     "trainer/test_sample_history.py::test_a_checkpoint_without_it_is_continued": 0,
     "trainer/test_sample_history.py::test_a_run_that_was_stopped_has_the_same": 0,
     "trainer/test_sample_history.py::test_another_number_of_processes_goes_on_counting": 0,
