@@ -59,7 +59,7 @@ def test_torchrun_starts_again_what_was_killed(
             while not (metrics.exists() and '"step": 40,' in metrics.read_text()):
                 assert job.poll() is None
                 assert time.monotonic() < deadline
-                time.sleep(0.01)
+                time.sleep(0.05)
             os.kill(int((out / ".lock").read_text()), signal.SIGKILL)
             _, said = job.communicate(timeout=300)
         finally:
@@ -87,7 +87,7 @@ def test_the_report_names_a_process_that_was_killed_and_the_run_is_extended(
             while not (metrics.exists() and '"step": 40,' in metrics.read_text()):
                 assert job.poll() is None
                 assert time.monotonic() < deadline
-                time.sleep(0.01)
+                time.sleep(0.05)
             os.kill(int((out / ".lock").read_text()), signal.SIGKILL)
             _, said = job.communicate(timeout=300)
         finally:
@@ -137,7 +137,7 @@ def test_a_run_in_parts_goes_on_with_the_same_bits_on_another_number_of_processe
                 while stop_at and not (metrics.exists() and stop_at in metrics.read_text()):
                     assert job.poll() is None
                     assert time.monotonic() < deadline
-                    time.sleep(0.01)
+                    time.sleep(0.05)
                 if stop_at:
                     job.send_signal(signal.SIGTERM)
                 _, said = job.communicate(timeout=300)
