@@ -39,9 +39,12 @@ for _number, _handler in (
 
 # The files that take longest, first: processes take whole files, and none shall begin one of these last.
 _LONGEST = (
-    "test_kill_resume", "test_preemption", "test_launch", "test_elastic", "test_watchdog",
-    "test_command", "test_stopping", "test_docs", "test_copy_out", "test_launch_command",
-    "test_job_files", "test_run_on_ranks", "test_bad_input", "test_array_source",
+    "test_preemption", "test_export_command", "test_elastic", "test_docs", "test_command", "test_kill_resume",
+    "test_planted_causes", "test_hosts", "test_launch", "test_stopping", "test_trial", "test_ways_of_saving",
+    "test_site", "test_watchdog", "test_export_from_python", "test_bad_input", "test_model_summary",
+    "test_prune_channels", "test_rounded_run", "test_retry_workers", "test_run", "test_run_on_ranks",
+    "test_sharded_checkpointer", "test_halving_ranks", "test_launch_command", "test_job_files",
+    "test_copy_out", "test_array_source",
 )  # fmt: skip
 
 
@@ -59,9 +62,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)  # where that plugin is missing
-def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: a quarter of the time the tests of processes only wait."""
-    return len(os.sched_getaffinity(0)) + 1
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """More processes than cores: of their time tests only wait a quarter, and slow ones more than half."""
+    return len(os.sched_getaffinity(0)) + (3 if config.option.markexpr == "slow" else 1)
 
 
 @pytest.hookimpl(wrapper=True)

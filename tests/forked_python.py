@@ -5,6 +5,7 @@ of a subprocess: a session, output and `__main__` of its own, signals, an exit c
 torch being imported, flags of the interpreter other than `-W error`, and functions that run at the exit.
 """
 
+import contextlib
 import gc
 import io
 import multiprocessing
@@ -17,9 +18,19 @@ import tempfile
 import time
 import types
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+ALONE = """
+import runpy, sys
+for name in {"flambeau", *(name for name in sys.modules if name.startswith("flambeau."))}:
+    sys.modules[name] = None
+sys.argv = sys.argv[1:]
+sys.path.insert(0, sys.argv[0].removesuffix("example.py"))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Code for `run_python("-c", ALONE, "out/example.py", ...)`: the script where flambeau cannot be imported."""
 
 _PRELOADED = [
     "flambeau.trainer.fit",
@@ -27,6 +38,25 @@ _PRELOADED = [
     "flambeau.cli.command",
     "torch._dynamo",  # which the first optimizer imports
 ]
+
+
+_fsync = os.fsync
+
+
+def unsynced(file: int) -> None:
+    """In place of `os.fsync`: it fails for what is no open file, and waits for no disk."""
+    os.fstat(file)
+
+
+@contextlib.contextmanager
+def synced() -> Iterator[None]:
+    """The real `os.fsync` for a while."""
+    before = os.fsync
+    os.fsync = _fsync
+    try:
+        yield
+    finally:
+        os.fsync = before
 
 
 class ForkedPython:

@@ -275,7 +275,7 @@ def test_blocks_run(
     start_ranks: Callable[..., Any],
     run_python: Callable[..., "subprocess.CompletedProcess[str]"],
 ) -> None:
-    """On every other of the embedded images; a script that a block starts forks from a Python with torch."""
+    """On every tenth of the embedded images; a script that a block starts forks from a Python with torch."""
 
     def run(words: list[str], **settings: Any) -> "subprocess.CompletedProcess[Any]":
         if words[0] == sys.executable and words[1].endswith(".py") and not settings:

@@ -76,6 +76,9 @@ def test_only_a_process_that_has_frozen_its_objects_freezes_more() -> None:
         "print(added('xml.dom.minidom'))\n"
         "gc.freeze()\n"
         "print(added('email.mime.text'))\n"
+        "gc.get_freeze_count = lambda: 1 / 0\n"
+        "with large_import():\n"  # of what is there already
+        "    importlib.import_module('email.mime.text')\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

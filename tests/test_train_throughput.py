@@ -4,8 +4,6 @@ import io
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import ModuleType
@@ -121,23 +119,24 @@ def assert_ended(pids: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_with_its_contender(out: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_it_with_its_contender(
+    out: Path, forked_python: Any, number: signal.Signals
+) -> None:
     code = (
         f"import sys, pathlib; sys.path.insert(0, {str(BENCH)!r}); import train_throughput as bench;"
         f" bench.CONTENDER = pathlib.Path({str(out.with_name('contender.py'))!r}); bench.NEEDS = {{}};"
         f" sys.exit(bench.main({[*ON_DEVICE, '--contenders', 'bare,lightning', '--out', str(out)]!r}))"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+    error = out.with_name("error")
+    error.touch()
+    process = forked_python(["-c", code], output=Path(os.devnull), errors=error)
     pids = out.with_name("pids")
     while not (pids.is_file() and pids.read_text(encoding="utf-8")):
         assert process.poll() is None
         time.sleep(0.05)
-    process.send_signal(number)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == (130 if number == signal.SIGINT else 143)
-    assert "Traceback" not in error
+    os.kill(process.pid, number)
+    assert process.wait(timeout=60) == (130 if number == signal.SIGINT else 143)
+    assert "Traceback" not in error.read_text(encoding="utf-8")
     assert [line["contender"] for line in read(out)] == ["bare"]
     assert_ended(pids)
 
@@ -149,7 +148,7 @@ def test_the_share_that_kernels_cover() -> None:
     assert meter.covered_share([]) is None
 
 
-def test_a_meter_counts_what_comes_after_the_warm_up(tmp_path: Path) -> None:
+def test_a_meter_counts_what_comes_after_the_warm_up(tmp_path: Path, run_python: Any) -> None:
     code = f"""
 import sys, time; sys.path.insert(0, {str(BENCH)!r})
 import torch
@@ -161,8 +160,7 @@ for step in range(1000):
     time.sleep(0.2 if step < 2 else 0.02)
     meter.step()
 """
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
-    assert done.returncode == 0
+    assert run_python("-c", code, timeout=60).returncode == 0
     figures = json.loads((tmp_path / "out").read_text(encoding="utf-8"))
     assert figures["steps"] % 3 == 0
     assert len(figures["window_rates"]) >= 4

@@ -4,6 +4,7 @@ large ones, imported without Python's search for cycles."""
 import contextlib
 import gc
 import importlib
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -46,14 +47,17 @@ def large_import() -> Iterator[None]:
 
     The hundreds of thousands of objects that such an import makes stay, and the search visits them again and
     again while their number grows. In a process of a command, which has called `gc.freeze`, no later search
-    visits them either; in a user's own process only the user may decide so.
+    visits them either; in a user's own process only the user may decide so. Python counts what is frozen by
+    walking through all of it, in 0.07 s for the 400,000 objects of torch and timm: where nothing was
+    imported, nobody asks.
     """
+    num_modules = len(sys.modules)
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if gc.get_freeze_count():
+        if len(sys.modules) > num_modules and gc.get_freeze_count():
             gc.freeze()
         if was_enabled:
             gc.enable()

@@ -24,14 +24,14 @@ from flambeau.run.folder.report_file import write_page
 
 @pytest.fixture(scope="module")
 def trained(
-    tmp_path_factory: pytest.TempPathFactory, kept_process: Any, every_other_embedded: Path
+    tmp_path_factory: pytest.TempPathFactory, kept_process: Any, every_tenth_embedded: Path
 ) -> Path:
     from flambeau.cli.command import main
 
     folder = tmp_path_factory.mktemp("runs") / "first"
-    words = "--duration 2ep --batch-size 750 --device cpu --precision fp32 --log-every 2"
+    words = "--duration 2ep --batch-size 150 --device cpu --precision fp32 --log-every 2"
     with kept_process(), pytest.MonkeyPatch.context() as patched:
-        patched.setattr("flambeau.data.sources.open_data.EMBEDDED", every_other_embedded)
+        patched.setattr("flambeau.data.sources.open_data.EMBEDDED", every_tenth_embedded)
         assert main(["train", "--out", str(folder), *words.split()]) == 0
     return folder
 

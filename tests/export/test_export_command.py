@@ -24,16 +24,7 @@ from flambeau.exports.standalone.preprocess import Preprocessing
 from flambeau.provenance import made_now
 from flambeau.trainer.parts.model import SMALL
 from flambeau.trainer.prediction.trained_model import load_trained
-
-ALONE = """
-import runpy, sys
-for name in {"flambeau", *(name for name in sys.modules if name.startswith("flambeau."))}:
-    sys.modules[name] = None
-sys.argv = sys.argv[1:]
-sys.path.insert(0, sys.argv[0].removesuffix("example.py"))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
-
+from forked_python import ALONE
 
 RunPython = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -204,7 +195,7 @@ def test_int8_is_a_quarter_and_keeps_its_answers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quantize", ["dynamic", "bf16", "fp16"])
+@pytest.mark.parametrize("quantize", ["dynamic", "fp16"])
 def test_other_quantizations(
     exported_run: Path,
     tmp_path: Path,
@@ -461,7 +452,7 @@ def test_file_of_an_export_that_is_damaged_is_told_by_predict(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_thousand_files_get_one_answer_everywhere(
+def test_files_of_every_kind_get_one_answer_everywhere(
     exports: dict[str, Path],
     exported_run: Path,
     tmp_path: Path,
@@ -470,7 +461,7 @@ def test_a_thousand_files_get_one_answer_everywhere(
     run_python: RunPython,
 ) -> None:
     """The run, the examples of all formats, the compiled package in Python and in C++; and NumPy's pixels."""
-    files = written(tmp_path / "nasty", nasty_images(1000, seed=4))
+    files = written(tmp_path / "nasty", nasty_images(250, seed=4))
     aoti = tmp_path / "aoti"
     answer = flambeau("export", exported_run, "--format aoti --allow-slower --out", aoti)
     assert answer.code == 0, answer.err

@@ -4,8 +4,6 @@ import io
 import itertools
 import json
 import struct
-import subprocess
-import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,18 +189,16 @@ def equal(
         *(pytest.param(one, marks=pytest.mark.slow) for one in ("torch-export", "onnx")),
     ],
 )
-def test_an_export_answers_as_the_run(flambeau: Any, run: Path, format_: str) -> None:
+def test_an_export_answers_as_the_run(
+    flambeau: Any, run: Path, run_python: Any, format_: str
+) -> None:
     exported = flambeau("export run --out shipped --allow-slower --format", format_)
     assert exported.code == 0, exported.err
     wanted = answers(flambeau, "run")
     equal(answers(flambeau, "shipped"), wanted, 2e-5)
     files = sorted(map(str, Path("data").rglob("*.png")))
-    done = subprocess.run(
-        [sys.executable, "shipped/example.py", *files],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("shipped/example.py", *files)
+    assert done.returncode == 0, done.stderr
     lines = [line.rpartition(": ") for line in done.stdout.splitlines()]
     told = {Path(file).name: answer.split() for file, _, answer in lines}
     equal({name: (best, float(share)) for name, (best, share) in told.items()}, wanted, 2e-5)

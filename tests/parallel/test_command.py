@@ -59,7 +59,7 @@ def test_torchrun_starts_again_what_was_killed(
             while not (metrics.exists() and '"step": 40,' in metrics.read_text()):
                 assert job.poll() is None
                 assert time.monotonic() < deadline
-                time.sleep(0.01)
+                time.sleep(0.05)
             os.kill(int((out / ".lock").read_text()), signal.SIGKILL)
             _, said = job.communicate(timeout=300)
         finally:
@@ -70,9 +70,10 @@ def test_torchrun_starts_again_what_was_killed(
 
 
 @pytest.mark.slow
-def test_the_report_names_a_process_that_was_killed(
+def test_the_report_names_a_process_that_was_killed_and_the_run_is_extended(
     tmp_path: Path, make_images: Callable[..., Path]
 ) -> None:
+    """And what all processes say of an extension is said once; each start of two takes 8 s of a core."""
     make_images(tmp_path / "data", per_class=24)
     out = tmp_path / "out"
     command = [
@@ -86,7 +87,7 @@ def test_the_report_names_a_process_that_was_killed(
             while not (metrics.exists() and '"step": 40,' in metrics.read_text()):
                 assert job.poll() is None
                 assert time.monotonic() < deadline
-                time.sleep(0.01)
+                time.sleep(0.05)
             os.kill(int((out / ".lock").read_text()), signal.SIGKILL)
             _, said = job.communicate(timeout=300)
         finally:
@@ -102,26 +103,18 @@ def test_the_report_names_a_process_that_was_killed(
     assert after["text"].startswith("going on from step ")
     assert "was killed by SIGKILL" in (out / "report.html").read_text()
 
-
-@pytest.mark.slow
-def test_an_extension_on_two_processes_and_a_refusal_that_is_said_once(
-    tmp_path: Path, make_images: Callable[..., Path]
-) -> None:
-    make_images(tmp_path / "data", per_class=8)
-
-    def train(*more: str) -> tuple[int, str]:
-        command = [
-            sys.executable, "-m", "flambeau", "train", str(tmp_path / "data"), "--out", str(tmp_path / "out"),
-            "--procs", "2", "--duration", "1ep", "--batch-size", "4", "--device", "cpu", *more,
-        ]  # fmt: skip
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    def extended(by: str) -> tuple[int, str]:
+        words = [*command[: command.index("launch")], "train", "--procs", "2"]
+        words += [*command[command.index("train") + 1 :], "--extend", by]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
         return done.returncode, done.stderr
 
-    assert train()[0] == 0
-    code, said = train("--extend", "1ep")
-    assert (code, said.count("is extended by 1ep: from step")) == (0, 1)
-    code, said = train("--extend", "0ep")
-    assert (code, said.count("the run has been extended by 1ep: give extend = '1ep'")) == (2, 1)
+    code, said = extended("1ep")
+    assert (code, said.count("is extended by 1ep: from step")) == (0, 1), said
+    code, said = extended("0ep")
+    assert (code, said.count("the run has been extended by 1ep: give extend = '1ep'")) == (2, 1), (
+        said
+    )
 
 
 @pytest.mark.slow
@@ -144,7 +137,7 @@ def test_a_run_in_parts_goes_on_with_the_same_bits_on_another_number_of_processe
                 while stop_at and not (metrics.exists() and stop_at in metrics.read_text()):
                     assert job.poll() is None
                     assert time.monotonic() < deadline
-                    time.sleep(0.01)
+                    time.sleep(0.05)
                 if stop_at:
                     job.send_signal(signal.SIGTERM)
                 _, said = job.communicate(timeout=300)
@@ -159,8 +152,8 @@ def test_a_run_in_parts_goes_on_with_the_same_bits_on_another_number_of_processe
     verdict = run_python("-m", "flambeau", "verify", str(moved)).stdout.splitlines()[-1]
     anywhere = "on any number of processes with OMP_NUM_THREADS=1"
     assert re.fullmatch(rf"a resume would be exact, from step \d+, {anywhere}", verdict)
-    said = train(moved, 3, stop_at='"step": 60,') + train(moved, 2)
-    assert len(re.findall(r"^going on from step \d+ of \d+$", said, re.M)) == 2, said
+    said = train(moved, 3)
+    assert len(re.findall(r"^going on from step \d+ of \d+$", said, re.M)) == 1, said
     assert "not to the same bits" not in said
     expected, found = (load_file(folder / "model.safetensors") for folder in (alone, moved))
     assert expected.keys() == found.keys()

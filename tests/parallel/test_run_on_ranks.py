@@ -79,17 +79,21 @@ def train(
 StartRanks = Callable[..., Any]
 
 
-@pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize(
-    ("settings", "alone"),
+    ("world", "settings", "alone"),
     [
-        ({}, {}),
-        ({"batch_size": 8, "accumulate": 2}, {"batch_size": 8, "accumulate": 2}),
-        ({"batch_size": 8, "accumulate": 2}, {"batch_size": 16, "accumulate": 1}),
-        ({"batch_size": 12, "ema": 0.9, "clip_norm": 0.1}, {"batch_size": 12, "ema": 0.9, "clip_norm": 0.1}),
-        ({"workers": 2}, {}),
+        (2, {}, {}),
+        (4, {}, {}),
+        (2, {"batch_size": 8, "accumulate": 2}, {"batch_size": 8, "accumulate": 2}),
+        (4, {"batch_size": 8, "accumulate": 2}, {"batch_size": 16, "accumulate": 1}),
+        (
+            4,
+            {"batch_size": 12, "ema": 0.9, "clip_norm": 0.1},
+            {"batch_size": 12, "ema": 0.9, "clip_norm": 0.1},
+        ),
+        (2, {"workers": 2}, {}),
     ],
-)  # fmt: skip
+)
 def test_ranks_do_what_one_process_does(
     start_ranks: StartRanks, tmp_path: Path, world: int, settings: Any, alone: Any
 ) -> None:

@@ -122,9 +122,14 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("every", ["1st", "3ep"])
-@pytest.mark.parametrize("kill", [True, False], ids=["kill", "signal"])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("place", "kill", "every"),
+    [
+        *(("all", kill, every) for kill in (True, False) for every in ("1st", "3ep")),
+        *((place, True, "1st") for place in PLACES if place != "all"),
+        *((place, False, "3ep") for place in PLACES if place != "all"),
+    ],
+)
 def test_each_line_is_written_once(tmp_path: Path, place: str, kill: bool, every: str) -> None:
     settings = {**PLACES[place], "checkpoint_every": every, "best": "start_accuracy"}
     whole = train(tmp_path / "whole", **settings)

@@ -24,7 +24,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
 )
 from load_script import load_script
 
-MANY = 24
+MANY = 16
 """Kills, among them several of each kind."""
 Storm = tuple[list[Any], list[str], Path]  # kills, differences, folder of the unkilled run
 

@@ -1,9 +1,8 @@
 """Commands that only try something: what the user's code writes meanwhile is gone, their output is there."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +13,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mount namespace
 USER = """
 import os, torch
 from pathlib import Path
+from typing import Any
 from torch import nn
 def spoil():
     Path("kept").write_text("overwritten")
@@ -50,13 +50,12 @@ def folder(tmp_path: Path) -> Path:
         ),
     ],
 )  # fmt: skip
-def test_only_the_output_is_left(words: str, output: str, folder: Path) -> None:
+def test_only_the_output_is_left(
+    words: str, output: str, folder: Path, run_python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = {"user.py", "kept", *filter(None, [output])}
-    done = subprocess.run(
-        [sys.executable, "-m", "flambeau", *words.split()],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=300,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
+    monkeypatch.chdir(folder)
+    done = run_python("-m", "flambeau", *words.split(), timeout=300)
     assert done.returncode == 0, done.stderr
     assert "spoiled" in done.stdout + done.stderr
     if "it cannot be held back here" in done.stderr:

@@ -1,8 +1,6 @@
 """A model that begins with what it sees gets training images once, at the start of a new run."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from safetensors.torch import load_file
 
 from flambeau.cli.command import main
 from flambeau.recipes.models.speedrun_convnet import SpeedrunConvNet
+from forked_python import ALONE
 
 WORDS = "--model speedrun_convnet --batch-size 16 --precision fp32 --device cpu --lr 0.01"
 
@@ -77,15 +76,11 @@ def test_a_model_in_a_file_of_the_user_has_it_too(photos: Path) -> None:
     torch.testing.assert_close(bias, torch.full((2,), 44.0))  # 48 less a tenth of each class
 
 
-def test_the_example_of_an_export_runs_without_flambeau(photos: Path) -> None:
+def test_the_example_of_an_export_runs_without_flambeau(photos: Path, run_python: Any) -> None:
     train(photos, "run", "--duration 4ep")
     assert main(["export", "run", "--out", "out", "--format", "safetensors"]) == 0
     assert Path("out/speedrun_convnet.py").is_file()
     light = next(photos.glob("light/*.png"))
-    command = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, 'out'); "
-               f"sys.argv = ['example.py', {str(light)!r}]; import runpy; "
-               "runpy.run_path('out/example.py', run_name='__main__'); "
-               "assert 'flambeau' not in sys.modules"]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_python("-c", ALONE, "out/example.py", light)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0] == "light" or "light" in done.stdout.splitlines()[0]

@@ -1,10 +1,10 @@
 """Several labels per image, and numbers: from a table of files to figures, predictions and a report."""
 
+import contextlib
 import csv
 import json
 import math
-import subprocess
-import sys
+import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -34,17 +34,15 @@ SETTINGS = {"epochs": 4, "batch_size": 16, "lr": 0.05, "seed": 1, "bar": False}
 Flambeau = Callable[..., Any]
 
 
-@pytest.fixture
-def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def write_photos(folder: Path) -> None:
     """Images whose left and right halves are bright or dark, with tables of what is in them."""
-    monkeypatch.chdir(tmp_path)
     draw = np.random.default_rng(0)
     rows = []
     for k in range(NUM):
         left, right = draw.integers(0, 2, 2)
         pixels = draw.integers(0, 60, (16, 16)) + 150 * np.repeat([left, right], 8)
         name = f"{k:03}.png"
-        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / name)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / name)
         labels = "|".join(word for word, on in (("left", left), ("right", right)) if on)
         unknown = "" if k % 5 == 0 else str(right)
         rows.append((name, labels, left, unknown, 100 + 10 * left + 20 * right, f"{k}.5"))
@@ -53,8 +51,15 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("columns.csv", ["path", "left", "right"], (0, 2, 3)),
         ("numbers.csv", ["path", "weight", "id"], (0, 4, 5)),
     ):
-        with (tmp_path / name).open("w", newline="") as file:
+        with (folder / name).open("w", newline="") as file:
             csv.writer(file).writerows([head, *([row[at] for at in columns] for row in rows)])
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the test, with the images and the tables."""
+    write_photos(tmp_path)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -63,28 +68,59 @@ TASKS: dict[str, dict[str, Any]] = {
     "columns": {"data": "columns.csv"},
     "numbers": {"data": "numbers.csv", "target": "weight", "task": "regression", "lr": 0.01},
 }
+Trained = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def runs(
+    tmp_path_factory: pytest.TempPathFactory,
+    kept_process: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Path:
+    """A finished run of each task, by its name."""
+    folder = tmp_path_factory.mktemp("tasks")
+    write_photos(folder)
+    with kept_process(), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, settings in TASKS.items():
+            train(out=name, **{**SETTINGS, **settings})
+    return folder
+
+
+@pytest.fixture
+def trained(runs: Path, photos: Path) -> Trained:
+    """`trained("cells", "run")`: a copy of the run of a task in the folder of the test."""
+
+    def copied(name: str, out: str = "run") -> None:
+        shutil.copytree(runs / name, photos / out)
+
+    return copied
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_is_learned_measured_and_shown(photos: Path, name: str, flambeau: Flambeau) -> None:
-    epochs = 8 if name == "numbers" else 4
-    result = train(out="run", **{**SETTINGS, **TASKS[name], "epochs": epochs})
+def test_a_task_is_learned_measured_and_shown(
+    trained: Trained, name: str, flambeau: Flambeau
+) -> None:
+    if name == "numbers":
+        metrics = train(out="run", **{**SETTINGS, **TASKS[name], "epochs": 8}).metrics
+    else:
+        trained(name)
+        metrics = json.loads(Path("run/result.json").read_text())["metrics"]
     evaluation = evaluate("run", TASKS[name]["data"])
     figures = evaluation.as_dict()
     if name == "numbers":
         [column] = figures["columns"]
         assert column["r2"] > 0.8 and column["mae"] < 5
-        assert result.metrics["val_mae"] == pytest.approx(column["mae"], rel=1e-5)
+        assert metrics["val_mae"] == pytest.approx(column["mae"], rel=1e-5)
     else:
         assert figures["map"] > 0.95
-        assert result.metrics["val_map"] == pytest.approx(figures["map"], rel=1e-6)
+        assert metrics["val_map"] == pytest.approx(figures["map"], rel=1e-6)
         predictions: Any = evaluation.predictions
         known = predictions.labels[:, 1].isfinite()
         expected = average_precision_score(
             predictions.labels[known, 1], predictions.probabilities[known, 1]
         )
         assert figures["labels"][1]["average_precision"] == pytest.approx(expected)
-    assert result.metrics["val_loss"] == pytest.approx(figures["loss"], rel=1e-5)
+    assert metrics["val_loss"] == pytest.approx(figures["loss"], rel=1e-5)
     assert "nan" not in flambeau("evaluate", "run", TASKS[name]["data"], "--all").out
     page = Path("run/report.html").read_text()
     assert "data:image/" in page
@@ -94,8 +130,10 @@ def test_a_task_is_learned_measured_and_shown(photos: Path, name: str, flambeau:
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_predictions_by_all_ways_are_the_same(photos: Path, name: str, flambeau: Flambeau) -> None:
-    train(out="run", **{**SETTINGS, **TASKS[name]})
+def test_predictions_by_all_ways_are_the_same(
+    trained: Trained, name: str, flambeau: Flambeau
+) -> None:
+    trained(name)
     files = [f"{k:03}.png" for k in range(5)]
     answers = [*load("run")(files)]
     printed = [
@@ -129,8 +167,8 @@ def test_predictions_by_all_ways_are_the_same(photos: Path, name: str, flambeau:
     assert len(Path("all.csv").read_text().splitlines()) == NUM + 1
 
 
-def test_thresholds_are_those_of_the_published_weights(photos: Path) -> None:
-    train(out="run", **SETTINGS, data="cells.csv")
+def test_thresholds_are_those_of_the_published_weights(trained: Trained) -> None:
+    trained("cells")
     stored = json.loads(Path("run/evaluation.json").read_text())
     found = load("run")
     assert found("000.png").thresholds.tolist() == pytest.approx(stored["thresholds"])
@@ -332,9 +370,9 @@ def test_settings_that_work_with_a_task(photos: Path, name: str, settings: dict[
     train(out="run", **given)  # finished: nothing is refused that was taken before
 
 
-def test_a_teacher_of_the_same_task(photos: Path) -> None:
+def test_a_teacher_of_the_same_task(trained: Trained) -> None:
     for name in ("cells", "numbers"):
-        train(out=f"teacher-{name}", **{**SETTINGS, **TASKS[name]})
+        trained(name, f"teacher-{name}")
         train(out=f"student-{name}", teacher=f"teacher-{name}", **{**SETTINGS, **TASKS[name]})
     with pytest.raises(InputError, match="the teacher"):
         train(out="wrong", teacher="teacher-numbers", **{**SETTINGS, **TASKS["cells"]})
@@ -367,17 +405,17 @@ def test_settings_that_do_not(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cells", "numbers"])
-def test_an_export_answers_as_its_run(photos: Path, name: str, flambeau: Flambeau) -> None:
-    train(out="run", **{**SETTINGS, **TASKS[name]})
+def test_an_export_answers_as_its_run(
+    trained: Trained, name: str, flambeau: Flambeau, run_python: Any
+) -> None:
+    trained(name)
     answer = flambeau("export", "run", "--out", "exported", "--format", "torch-export", "--json")
     assert answer.code == 0, answer.err
     step = json.loads(answer.out)["steps"][-1]
     assert step["agreement"] == 1 and step["loss"] is not None
     files = ["000.png", "001.png", "002.png"]
-    example = subprocess.run(
-        [sys.executable, "example.py", *(f"../{file}" for file in files)],
-        cwd="exported", check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    example = run_python("exported/example.py", *files)
+    assert example.returncode == 0, example.stderr
     lines = flambeau("predict", "exported", *files, "--json").out.splitlines()
     for row, line in zip(map(json.loads, lines), example.stdout.splitlines(), strict=True):
         for what in row["labels"] if name == "cells" else row["values"]:

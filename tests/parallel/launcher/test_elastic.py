@@ -19,9 +19,10 @@ from flambeau.recipes.data.sample_order import sample_order
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it watches processes in /proc")
 
-PLANS = 12  # of which 3 keep their number of ranks: 2, 3 and 4
 SEED = 0
-QUICK = (2, 3, 4, 9, 10)  # one of them keeps its number of ranks; the others are slow tests
+PLANS = (0, 2, 3, 5, 7, 10, 11)  # of which 3 keep their number of ranks: 2, 3 and 4
+"""Of those of the harness: every end, norm and number of micro-batches is among them."""
+PLANS_IN_PARTS = (0, 5, 6, 7)  # in 6, 5, 4 and 2 parts, and down to one rank and up again
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +39,8 @@ def bench() -> Iterator[ModuleType]:
                 del sys.modules[name]
 
 
-@pytest.mark.parametrize(
-    "number",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in range(PLANS)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", PLANS)
 def test_a_killed_run_ends_like_one_never_killed(
     bench: ModuleType, tmp_path: Path, number: int
 ) -> None:
@@ -51,9 +50,8 @@ def test_a_killed_run_ends_like_one_never_killed(
     assert outcome.kills or plan.lives[0].end == "save"  # which is over before it is seen, at times
 
 
-@pytest.mark.parametrize(
-    "number", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1, 3, 4, 5, 6, 7))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", PLANS_IN_PARTS)
 def test_a_killed_run_in_parts_ends_with_the_bits_of_one_process(
     bench: ModuleType, tmp_path: Path, number: int
 ) -> None:
@@ -89,7 +87,7 @@ def test_other_bits_of_a_run_in_parts_are_found(
 
 
 def test_the_plans_hit_what_they_are_meant_to(bench: ModuleType) -> None:
-    plans = [bench.make_plan(number, SEED) for number in range(PLANS)]
+    plans = [bench.make_plan(number, SEED) for number in PLANS]
     exact = [plan for plan in plans if plan.exact]
     assert [{life.world for life in plan.lives} for plan in exact] == [{2}, {3}, {4}]
     for plan in plans:
@@ -100,6 +98,13 @@ def test_the_plans_hit_what_they_are_meant_to(bench: ModuleType) -> None:
     assert {life.workers for life in lives} == {0, 1, 2}
     assert {life.end for life in lives} == {"start", "batches", "save", "finish"}
     assert len({life.victim for life in lives}) >= 4
+    assert {plan.norm for plan in plans} == {"layer", "sync", "batch"}
+    assert {plan.accumulate for plan in plans} == {1, 2, 3}
+    assert any(plan.has_unused for plan in plans)
+    in_parts = [bench.make_plan_in_parts(number, SEED) for number in PLANS_IN_PARTS]
+    worlds = {life.world for plan in in_parts for life in plan.lives}
+    assert (worlds, {plan.parts for plan in in_parts}) == ({1, 2, 3, 4}, {2, 4, 5, 6})
+    assert any(life.asks for plan in in_parts for life in plan.lives)
 
 
 def test_a_share_that_is_too_small_is_found(

@@ -94,6 +94,13 @@ def flip(path: Path, position: int = 0) -> None:
 # --- saving and reading
 
 
+def test_nothing_stands_in_for_the_disk_here() -> None:
+    """Elsewhere tests do not wait for it."""
+    assert inspect.isbuiltin(os.fsync)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fsync(1 << 20)
+
+
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints" / "step-00001200"  # no parent exists
     save_checkpoint(folder, FILES, meta=META)

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -396,17 +394,17 @@ def main():
 
 
 def test_the_builder_may_be_in_the_script_itself(
-    photos: Path, flambeau: Any, tmp_path: Path
+    photos: Path, flambeau: Any, run_python: Any
 ) -> None:
     Path("loop.py").write_text(f'{LOOP}\nif __name__ == "__main__":\n    main()\n')
-    done = subprocess.run([sys.executable, "loop.py"], capture_output=True, text=True, check=False)
+    done = run_python("loop.py")
     assert done.returncode == 0, done.stderr
     answer = flambeau("predict run", photos / "day" / "0.png")
     assert answer.code == 0, answer.err
 
     shutil.rmtree("run")
     Path("loop.py").write_text(f"{LOOP}\nmain()\n")  # trains wherever it is imported
-    done = subprocess.run([sys.executable, "loop.py"], capture_output=True, text=True, check=False)
+    done = run_python("loop.py")
     assert done.returncode != 0
     assert "trains when it is imported" in done.stderr
     assert 'below `if __name__ == "__main__":`' in done.stderr
