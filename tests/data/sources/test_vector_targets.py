@@ -163,7 +163,7 @@ def test_features_of_a_tfrecord_by_their_names(tmp_path: Path) -> None:
     assert "no column 'agee'; did you mean 'age'?" in complaint(path, columns=("agee",))
     assert "no numbers in kind" in complaint(path, columns=("age", "kind"))
     assert "its label is a text" in complaint(path, columns=("kind",), task="regression")
-    empty = written(tmp_path / "e.tfrecord", [[]] * 4, labels=[[1, 1], [0, 1], [0, 0], [1, 0]])
+    empty = written(tmp_path / "e.tfrecord", [[]] * 4, targets=[[1, 1], [0, 1], [0, 0], [1, 0]])
     assert task_of(rows_of(empty)[0]) == "multilabel"
     assert task_of(rows_of(path)[0]) == "classification"  # the index of before is not taken
     other = open_source(
