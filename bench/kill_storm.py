@@ -77,8 +77,16 @@ class Net(nn.Module):
 
 def net(num_classes, channels):
     return Net(num_classes, channels)
+
+
+def pixel_net(num_classes, channels):
+    model = Net(num_classes, channels)
+    up = nn.Upsample(scale_factor=2, mode="nearest")
+    model.head = nn.Sequential(nn.Dropout(0.2), up, nn.Conv2d(8, num_classes, 1))
+    return model
 """
 TRAIN_IMAGES, EPOCHS, SAVE_EVERY = 407, 8, 5
+IMAGES = {"train": TRAIN_IMAGES, "val": 64}
 TOTAL_STEPS = EPOCHS * -(-TRAIN_IMAGES // 16)  # 26 an epoch, the last of 7 images
 WALL_CLOCK = {"images_per_s", "data_wait"}
 # Not tracebacks: a worker whose parent is killed may print one; a command that fails has an exit code.
@@ -89,12 +97,18 @@ POLL_S = 0.0003
 
 
 TASKS: dict[str, list[str]] = {
-    "classification": ["--cutmix", "1", "--label-smoothing", "0.1", "--lr", "0.05"],
+    "classification": [
+        "--mixup", "0.2", "--cutmix", "1", "--label-smoothing", "0.1", "--lr", "0.05",
+    ],
     "multilabel": [
-        "--task", "multilabel", "--cutmix", "1", "--label-smoothing", "0.1", "--lr", "0.05",
+        "--task", "multilabel", "--mixup", "0.2", "--cutmix", "1", "--label-smoothing", "0.1", "--lr", "0.05",
         "--class-weights", "auto",
     ],
-    "regression": ["--task", "regression", "--loss", "huber", "--lr", "0.005"],
+    "regression": ["--task", "regression", "--mixup", "0.2", "--loss", "huber", "--lr", "0.005"],
+    "segmentation": [
+        "--loss", "cross-entropy+dice", "--class-weights", "auto", "--label-smoothing", "0.1",
+        "--lr", "0.05", "--color-jitter", "0.3", "--random-erasing", "0.3",
+    ],
 }  # fmt: skip
 """What each task is trained with, beside what all are."""
 
@@ -108,6 +122,38 @@ def label_of(number: int, task: str) -> Any:
     return number % 4
 
 
+def noise(rng: random.Random) -> Image.Image:
+    size = rng.randint(18, 30), rng.randint(18, 30)
+    return Image.frombytes("RGB", size, rng.randbytes(3 * size[0] * size[1]))
+
+
+def write_records(folder: Path, task: str) -> None:
+    """Images with labels, in noise_train.rec and noise_val.rec."""
+    rng = random.Random(0)
+    for part, count in IMAGES.items():
+        with RecordWriter(folder / f"noise_{part}.rec") as records:
+            for number in range(count):
+                file = io.BytesIO()
+                noise(rng).save(file, "PNG")
+                header = IRHeader(0, label_of(number, task), number, 0)
+                records.write(pack(header, file.getvalue()))
+
+
+def write_masks(folder: Path) -> None:
+    """Images and masks of three classes, and pixels that are ignored."""
+    rng = random.Random(0)
+    for part, count in IMAGES.items():
+        for kind in ("images", "masks"):
+            (folder / kind / part).mkdir(parents=True)
+        for number in range(count):
+            image = noise(rng)
+            image.save(folder / "images" / part / f"{part}{number}.png")
+            mask = Image.new("L", image.size, number % 3)
+            mask.paste((number + 1) % 3, (0, 0, 9, 12))
+            mask.paste(255, (0, 0, 30, 1 + number % 4))
+            mask.save(folder / "masks" / part / f"{part}{number}.png")
+
+
 def make_inputs(
     folder: Path, *, precision: str = "fp32", task: str = "classification", parts: int = 0
 ) -> list[str]:
@@ -116,20 +162,17 @@ def make_inputs(
     Args:
         parts: of a step, instead of two micro-batches.
     """
-    rng = random.Random(0)
-    for part, count in {"train": TRAIN_IMAGES, "val": 64}.items():
-        with RecordWriter(folder / f"noise_{part}.rec") as records:
-            for number in range(count):
-                size = rng.randint(18, 30), rng.randint(18, 30)
-                file = io.BytesIO()
-                Image.frombytes("RGB", size, rng.randbytes(3 * size[0] * size[1])).save(file, "PNG")
-                header = IRHeader(0, label_of(number, task), number, 0)
-                records.write(pack(header, file.getvalue()))
+    data, net = folder / "noise_train.rec", "net"
+    if task == "segmentation":
+        data, net = folder / "noise", "pixel_net"
+        write_masks(data)
+    else:
+        write_records(folder, task)
     (folder / "model.py").write_text(MODEL)
     batch = ["--batch-size", "16", "--parts", f"{parts}"]
     return [
-        f"{folder / 'noise_train.rec'}", "--model", f"{folder / 'model.py'}:net", "--image-size", "16",
-        "--epochs", f"{EPOCHS}", "--mixup", "0.2", "--clip-norm", "1", "--ema", "0.9", *TASKS[task],
+        f"{data}", "--model", f"{folder / 'model.py'}:{net}", "--image-size", "16",
+        "--epochs", f"{EPOCHS}", "--clip-norm", "1", "--ema", "0.9", *TASKS[task],
         *(batch if parts else ["--batch-size", "8", "--accumulate", "2"]),
         "--log-every", "3", "--checkpoint-every", f"{SAVE_EVERY}st", "--keep", "2",
         "--precision", precision,

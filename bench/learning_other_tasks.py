@@ -1,23 +1,26 @@
-"""Several labels per image, and numbers: `flambeau train` beside a plain PyTorch script, figures and seconds.
+"""Several labels, numbers and masks: `flambeau train` beside a plain PyTorch script, figures and seconds.
 
     python bench/learning_other_tasks.py --data fashion_mnist.npz [--images N] [--epochs N] [--rounds N]
-        [--problems labels,counts,angles] [--record]
+        [--problems labels,counts,angles,masks] [--record]
 
 --data has Fashion-MNIST as `x_train`, `y_train`, `x_test`, `y_test` and `classes`. Of its articles, images of
 40 x 40 pixels are made: `labels`, one to four articles per image, and which of the ten classes are there;
 `counts`, the number of articles of such images; `angles`, one article that is turned and resized, and by how
-many degrees, and to how many pixels. Training and validation images are of other articles.
+many degrees, and to how many pixels; `masks`, one to four articles in 80 x 80 pixels, and the class of each
+pixel. Training and validation images are of other articles.
 
 Contenders, each a command in a process of its own, with the network of `net` below, as many epochs, batches
 of 64, one thread, an evaluation and a checkpoint per epoch:
 - `flambeau train`: with its defaults (SGD, cosine, shifts by some pixels, mirror images);
-- `whole images`: the same with --no-flip --padding 0, as a mirror image has another angle;
+- `whole images`: the same with --no-flip --padding 0, as a mirror image has another angle; of masks with
+  --crop-scale 0.9, as these articles have all one size;
 - `plain`: a script of torch, torchvision transforms and scikit-learn as most people write it (`plain` below):
-  AdamW at 1e-3 with a cosine, BCEWithLogitsLoss, or MSELoss of standardized numbers, whole images.
+  AdamW at 1e-3 with a cosine, BCEWithLogitsLoss, MSELoss of standardized numbers, or CrossEntropyLoss of
+  pixels, whole images; masks by `pixel_net`, and mirrored with their images by torchvision's v2 transforms.
 
-Each round runs all in a new order with another seed. A line has the figure of the best weights (`map`, or
-`mae` of each column), the seconds from start to end of the command, and the processor seconds of all its
-processes; last come the medians, and the ratio to `plain` of processor seconds, round by round.
+Each round runs all in a new order with another seed. A line has the figure of the best weights (`map`,
+`miou`, or `mae` of each column), the seconds from start to end of the command, and the processor seconds of all
+its processes; last come the medians, and the ratio to `plain` of processor seconds, round by round.
 """
 
 import argparse
@@ -43,7 +46,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 SIDE = 40
-TARGETS = {"labels": [], "counts": ["count"], "angles": ["angle", "side"]}
+TARGETS = {"labels": [], "counts": ["count"], "angles": ["angle", "side"], "masks": []}
 CONTENDERS = ("flambeau train", "whole images", "plain")
 Pixels = NDArray[np.uint8]
 
@@ -64,13 +67,49 @@ def net(num_classes: int, channels: int) -> nn.Module:
     )
 
 
+class PixelNet(nn.Module):
+    """Three levels, and the way back up; 0.2 million parameters."""
+
+    def __init__(self, num_classes: int, channels: int) -> None:
+        super().__init__()
+        widths = (channels, 32, 64, 96)
+        self.down = nn.ModuleList(
+            _block(before, after, 1 + (number > 0))
+            for number, (before, after) in enumerate(itertools.pairwise(widths))
+        )
+        self.up = nn.ModuleList([_block(96 + 64, 64, 1), _block(64 + 32, 32, 1)])
+        self.head = nn.Conv2d(32, num_classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = []
+        for block in self.down:
+            x = block(x)
+            features.append(x)
+        for block, skip in zip(self.up, features[-2::-1], strict=True):
+            x = nn.functional.interpolate(x, scale_factor=2.0, mode="nearest")
+            x = block(torch.cat([x, skip], 1))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def _block(before: int, after: int, stride: int) -> nn.Sequential:
+    convolution = nn.Conv2d(before, after, 3, stride, 1, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(after), nn.ReLU())
+
+
+def pixel_net(num_classes: int, channels: int) -> nn.Module:
+    return PixelNet(num_classes, channels)
+
+
 # ---------------------------------------------------------------- data
 
 
 def make_data(source: Path, folder: Path, problem: str, *, images: int) -> Path:
-    """Write a table of images to train and to validate on; returns its path."""
+    """Write a table of images to train and to validate on; returns its path, of masks that of the folder."""
     with np.load(source) as stored:
         arrays = {name: stored[name] for name in stored.files}
+    if problem == "masks":
+        return make_masks(arrays, folder, images=images)
     names = [str(name) for name in arrays["classes"]]
     draw = np.random.default_rng(0)
     head = ["labels"] if problem == "labels" else TARGETS[problem]
@@ -92,6 +131,27 @@ def make_data(source: Path, folder: Path, problem: str, *, images: int) -> Path:
                 Image.fromarray(picture).save(folder / name)
                 rows.writerow([name, *cells, part])
     return folder / "table.csv"
+
+
+def make_masks(arrays: dict[str, Any], folder: Path, *, images: int) -> Path:
+    """Images and masks, in which 0 is what is no article."""
+    draw = np.random.default_rng(0)
+    for part, count, of in (("train", images, "train"), ("val", images // 5, "test")):
+        x, y = arrays[f"x_{of}"], arrays[f"y_{of}"]
+        for kind in ("images", "masks"):
+            (folder / kind / part).mkdir(parents=True)
+        for number in range(count):
+            canvas, mask = np.zeros((2, 80, 80), np.uint8)
+            for place in draw.permutation(4)[: draw.integers(1, 5)]:
+                chosen = draw.integers(len(x))
+                article = np.asarray(Image.fromarray(x[chosen]).resize((40, 40)))
+                top, left = 40 * (place // 2), 40 * (place % 2)
+                canvas[top : top + 40, left : left + 40] = article
+                mask[top : top + 40, left : left + 40] = np.where(article > 20, y[chosen] + 1, 0)
+            Image.fromarray(canvas).save(folder / "images" / part / f"{number:05}.png")
+            Image.fromarray(mask).save(folder / "masks" / part / f"{number:05}.png")
+    (folder / "classes.txt").write_text("\n".join(["nothing", *map(str, arrays["classes"])]))
+    return folder
 
 
 def several(articles: Pixels, draw: np.random.Generator) -> Pixels:
@@ -191,6 +251,69 @@ def plain(path: Path, columns: list[str], *, epochs: int, seed: int, out: Path) 
             (out / "figures.json").write_text(json.dumps(figures))
 
 
+class Pairs(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """The images and masks of a part, mirrored together by torchvision's v2 transforms."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        from torchvision.transforms import v2
+
+        self._images = sorted((folder / "images" / part).iterdir())
+        self._masks = folder / "masks" / part
+        flips = [v2.RandomHorizontalFlip()] if part == "train" else []
+        self._transform = v2.Compose([v2.ToImage(), *flips])
+        self._normalize = v2.Compose(
+            [v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5], [0.5])]
+        )
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        from torchvision import tv_tensors
+
+        path = self._images[index]
+        with Image.open(path) as image, Image.open(self._masks / path.name) as mask:
+            numbers = tv_tensors.Mask(torch.from_numpy(np.array(mask))[None])
+            x, y = self._transform(image.copy(), numbers)
+        return self._normalize(x), y[0].long()
+
+
+def plain_masks(folder: Path, *, epochs: int, seed: int, out: Path) -> None:
+    """As `plain`, of masks."""
+    torch.manual_seed(seed)
+    num = len((folder / "classes.txt").read_text().splitlines())
+    train, val = (Pairs(folder, part) for part in ("train", "val"))
+    loader = torch.utils.data.DataLoader(train, batch_size=64, shuffle=True)
+    val_loader = torch.utils.data.DataLoader(val, batch_size=64)
+    model = pixel_net(num, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * len(loader))
+    criterion = nn.CrossEntropyLoss()
+    best = -math.inf
+    for _ in range(epochs):
+        model.train()
+        for images, targets in loader:
+            loss = criterion(model(images), targets)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        model.eval()
+        pairs = torch.zeros(num, num, dtype=torch.int64)
+        with torch.inference_mode():
+            for images, targets in val_loader:
+                both = targets * num + model(images).argmax(1)
+                pairs += torch.bincount(both.flatten(), minlength=num * num).view(num, num)
+        right = pairs.diag().double()
+        miou = float((right / (pairs.sum(0) + pairs.sum(1) - right)).nanmean())
+        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(state, out / "last.pt")
+        if miou > best:
+            best = miou
+            torch.save(model.state_dict(), out / "best.pt")
+            (out / "figures.json").write_text(json.dumps({"miou": miou}))
+
+
 # ---------------------------------------------------------------- contenders
 
 
@@ -212,11 +335,12 @@ def measured(
             f"{table}",
             *target,
             "--model",
-            f"{__file__}:net",
+            f"{__file__}:{'pixel_net' if problem == 'masks' else 'net'}",
             *common,
         ]
         words += ["--batch-size", "64", "--out", f"{out / 'run'}", "--device", "cpu"]
-        words += ["--no-flip", "--padding", "0"] * (contender == "whole images")
+        whole = ["--crop-scale", "0.9"] if problem == "masks" else ["--no-flip", "--padding", "0"]
+        words += whole * (contender == "whole images")
     core = sorted(os.sched_getaffinity(0))[0]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
@@ -242,8 +366,9 @@ def figures_of(run: Path, table: Path) -> dict[str, Any]:
     from flambeau import evaluate
 
     found: Any = evaluate(run, table)
-    if hasattr(found, "map"):
-        return {"map": found.map}
+    for name in ("map", "miou"):
+        if hasattr(found, name):
+            return {name: getattr(found, name)}
     return {"mae": {one.name: one.mae for one in found.columns}}
 
 
@@ -257,8 +382,9 @@ def summary(
         of = [row for row in rows if row["contender"] == contender]
         ratios = [row["processor_s"] / plain_s[row["round"]] for row in of]
         figures: dict[str, Any] = {}
-        if problem == "labels":
-            figures["map"] = round(statistics.median(row["map"] for row in of), 4)
+        if not TARGETS[problem]:
+            name = "miou" if problem == "masks" else "map"
+            figures[name] = round(statistics.median(row[name] for row in of), 4)
         else:
             figures["mae"] = {
                 name: round(statistics.median(row["mae"][name] for row in of), 3)
@@ -289,7 +415,11 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     told = parser.parse_args()
     if told.plain is not None:
-        plain(told.plain, TARGETS[told.problems], epochs=told.epochs, seed=told.seed, out=told.out)
+        common = {"epochs": told.epochs, "seed": told.seed, "out": told.out}
+        if told.problems == "masks":
+            plain_masks(told.plain, **common)
+        else:
+            plain(told.plain, TARGETS[told.problems], **common)
         return 0
     from provenance import (
         commit,

@@ -62,7 +62,7 @@ def test_runs_that_are_killed_end_with_the_bits_of_one_never_killed(storm: Storm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("most_ranks", [1, 3])
-@pytest.mark.parametrize("task", ["multilabel", "regression"])
+@pytest.mark.parametrize("task", ["multilabel", "regression", "segmentation"])
 def test_runs_of_other_tasks_too(
     task: str, most_ranks: int, bench: ModuleType, forked_command: Any, tmp_path: Path
 ) -> None:
