@@ -520,7 +520,7 @@ def test_masks_of_five_channels_are_learned(flambeau: Any) -> None:
         mask = np.zeros(SIDES, np.uint8)
         top = rng.integers(0, 20)
         mask[top : top + 18, 8:28] = 1
-        x_HWC[..., 4] += 300 * mask
+        x_HWC[..., 4] += np.uint16(300) * mask
         tifffile.imwrite(
             f"data/images/{number:02}.tif", x_HWC, photometric="minisblack", planarconfig="contig"
         )

@@ -18,6 +18,7 @@ from flambeau.data.sources.source import (
     file_of,
     left_out,
     pixel_kind,
+    stacked_channels,
 )
 from flambeau.data.sources.targets import groups_of, separator_of, task_of
 from flambeau.errors import DecodeError, InputError
@@ -229,8 +230,12 @@ def of_kind(source: Source, kind: PixelKind, stacked: int | None = None) -> Sour
     """
     plain = source.plain if isinstance(source, WideSource) else source
     known = pixel_kind(plain)
-    wanted = "uint16" if kind == "uint16" and known == "uint8" else known
-    stacked = None if stacked in COLORS else stacked
-    if wanted != "uint16" and stacked is None:
+    needs_levels = kind == "uint16" and known == "uint8"
+    needs_channels = stacked not in (None, *COLORS, stacked_channels(plain))
+    if not needs_levels and not needs_channels:  # a part of a WideSource has both
         return plain
-    return WideSource(plain, wanted, stacked_channels=stacked)
+    return WideSource(
+        plain,
+        "uint16" if needs_levels else known,
+        stacked_channels=None if stacked in COLORS else stacked,
+    )
