@@ -15,6 +15,9 @@ of 64, one thread, an evaluation and a checkpoint per epoch:
 - `plain`: a script of torch, torchvision transforms and scikit-learn as most people write it (`plain` below):
   AdamW at 1e-3 with a cosine, BCEWithLogitsLoss, or MSELoss of standardized numbers, whole images.
 
+Others were looked at and not run: LightlyTrain 0.18 learns several labels, with networks of its own list, and
+no numbers; the task `classify` of Ultralytics 8.4 has one class per image.
+
 Each round runs all in a new order with another seed. A line has the figure of the best weights (`map`, or
 `mae` of each column), the seconds from start to end of the command, and the processor seconds of all its
 processes; last come the medians, and the ratio to `plain` of processor seconds, round by round.
