@@ -18,9 +18,12 @@ of 64, one thread, an evaluation and a checkpoint per epoch:
   AdamW at 1e-3 with a cosine, BCEWithLogitsLoss, MSELoss of standardized numbers, or CrossEntropyLoss of
   pixels, whole images; masks by `pixel_net`, and mirrored with their images by torchvision's v2 transforms.
 
+Others were looked at and not run: LightlyTrain 0.18 learns several labels, with networks of its own list, and
+no numbers; the task `classify` of Ultralytics 8.4 has one class per image.
+
 Each round runs all in a new order with another seed. A line has the figure of the best weights (`map`,
-`miou`, or `mae` of each column), the seconds from start to end of the command, and the processor seconds of all
-its processes; last come the medians, and the ratio to `plain` of processor seconds, round by round.
+`miou`, or `mae` of each column), the seconds from start to end of the command, and the processor seconds of
+all its processes; last come the medians, and the ratio to `plain` of processor seconds, round by round.
 """
 
 import argparse
