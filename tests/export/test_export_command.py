@@ -492,7 +492,7 @@ def by_cpp(export: Path, files: list[Path], scratch: Path) -> dict[str, tuple[st
     libraries += ["-ltorch", "-ltorch_cpu", "-lc10"]
     program, source = str(scratch / "classify"), str(export / "classify.cpp")
     subprocess.run(
-        ["g++", "-std=c++20", "-O1", source, "-o", program, *includes, *libraries], check=True
+        ["g++", "-std=c++20", "-O0", source, "-o", program, *includes, *libraries], check=True
     )
     reader, words = Preprocessing(export), list[str]()
     for file in files:
