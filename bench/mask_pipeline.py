@@ -17,13 +17,21 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torchvision
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision import tv_tensors
+from torchvision.io import ImageReadMode, decode_image
+from torchvision.transforms import v2
 
+from flambeau import fast
+from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.sources.open_data import open_parts
 from flambeau.recipes.setup.freed_memory import keep_freed_memory
 from made_photos import outline, scene  # beside this script
 from provenance import commit, cpu_model, record  # beside this script
@@ -47,9 +55,6 @@ def make(folder: Path, count: int) -> None:
 
 
 def of_flambeau(folder: Path, size: int) -> Batches:
-    from flambeau.data.datasets.image_dataset import ImageDataset
-    from flambeau.data.sources.open_data import open_parts
-
     source, _ = open_parts(folder)
     data = ImageDataset(source, image_size=size, channels=3, train=True, threads=1)
 
@@ -62,35 +67,44 @@ def of_flambeau(folder: Path, size: int) -> Batches:
     return batches
 
 
-def of_torchvision(folder: Path, size: int, *, by_pil: bool) -> Batches:
-    from torchvision import tv_tensors
-    from torchvision.io import ImageReadMode, decode_image
-    from torchvision.transforms import v2
+class Pairs(Dataset[tuple[Tensor, Tensor]]):
+    """Images and masks through torchvision's v2 transforms, read by PIL or by torchvision."""
 
-    names = sorted(path.stem for path in (folder / "images").iterdir())
-    transform = v2.Compose(
-        [v2.RandomResizedCrop(size, scale=(0.25, 1), antialias=True), v2.RandomHorizontalFlip()]
-    )
+    def __init__(self, folder: Path, size: int, *, by_pil: bool) -> None:
+        self._folder, self._by_pil = folder, by_pil
+        self._names = sorted(path.stem for path in (folder / "images").iterdir())
+        crop = v2.RandomResizedCrop(size, scale=(0.25, 1), antialias=True)
+        self._transform = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.ToImage()])
 
-    def sample(name: str) -> tuple[Tensor, Tensor]:
-        image_file, mask_file = folder / "images" / f"{name}.jpg", folder / "masks" / f"{name}.png"
-        if by_pil:
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        name = self._names[index]
+        image_file = self._folder / "images" / f"{name}.jpg"
+        mask_file = self._folder / "masks" / f"{name}.png"
+        if self._by_pil:
             with Image.open(image_file) as opened:
-                image = opened.convert("RGB")
-            mask = torch.from_numpy(np.array(Image.open(mask_file)))[None]
-            image, mask = transform(image, tv_tensors.Mask(mask))
-            return v2.functional.pil_to_tensor(image), mask[0]
-        image = tv_tensors.Image(decode_image(str(image_file), ImageReadMode.RGB))
-        mask = tv_tensors.Mask(decode_image(str(mask_file), ImageReadMode.UNCHANGED))
-        image, mask = transform(image, mask)
-        return image, mask[0]
+                image: Any = opened.convert("RGB")
+            with Image.open(mask_file) as opened:
+                mask = torch.from_numpy(np.array(opened))
+        else:
+            image = tv_tensors.Image(decode_image(str(image_file), ImageReadMode.RGB))
+            mask = decode_image(str(mask_file), ImageReadMode.UNCHANGED)[0]
+        image, mask = self._transform(image, tv_tensors.Mask(mask))
+        return image, mask
 
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for indices in torch.randperm(len(names)).split(BATCH):
-            samples = [sample(names[index]) for index in indices.tolist()]
-            yield torch.stack([one for one, _ in samples]), torch.stack([one for _, one in samples])
 
-    return batches
+def of_torchvision(folder: Path, size: int, *, by_pil: bool) -> Batches:
+    loader = DataLoader(Pairs(folder, size, by_pil=by_pil), batch_size=BATCH, shuffle=True)
+    return lambda: iter(loader)
+
+
+def of_fast(folder: Path, size: int) -> Batches:
+    """The loader over PIL of `of_torchvision`, read by `fast`."""
+    data = Pairs(folder, size, by_pil=True)
+    loader = fast(DataLoader(data, batch_size=BATCH, shuffle=True), threads=1)
+    return lambda: iter(loader)
 
 
 def seconds(batches: Batches) -> tuple[float, float, np.ndarray]:
@@ -122,6 +136,7 @@ def main() -> None:
         make(folder, arguments.images)
         contenders = {
             "flambeau": of_flambeau(folder, arguments.size),
+            "fast": of_fast(folder, arguments.size),
             "torchvision v2, PIL": of_torchvision(folder, arguments.size, by_pil=True),
             "torchvision v2, torchvision.io": of_torchvision(folder, arguments.size, by_pil=False),
         }
@@ -137,7 +152,7 @@ def main() -> None:
                 times[name].append(taken)
     for name, taken in times.items():
         best = [
-            min(times[other][k] for other in times if other != "flambeau")
+            min(times[other][k] for other in times if other.startswith("torchvision"))
             for k in range(len(taken))
         ]
         ratios = [theirs / ours for theirs, ours in zip(best, taken, strict=True)]

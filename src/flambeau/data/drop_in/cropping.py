@@ -12,6 +12,7 @@ from flambeau.data.drop_in.sample_context import Seeds
 from flambeau.data.drop_in.transform_kinds import filter_name, is_from_timm, is_one_of
 from flambeau.data.transforms.color import uniform
 from flambeau.data.transforms.crops import random_resized_crop_box
+from flambeau.data.transforms.mask_crops import nearest
 from flambeau.data.transforms.resizing import resized_part, resized_window
 from flambeau.images.decode import Picture
 from flambeau.images.pixels import Pixels
@@ -19,7 +20,7 @@ from flambeau.images.pixels import Pixels
 Source = Callable[[Picture, int, Seeds], Pixels]
 """(picture, channels, seeds) -> pixels (H, W, C) uint8."""
 PixelStep = Callable[[Pixels, Seeds], Pixels]
-"""(pixels (H, W, C) uint8, seeds) -> pixels (H, W, C) uint8."""
+"""(pixels (H, W, C) uint8, seeds) -> pixels (H, W, C) uint8; of masks (H, W, N) of any dtype."""
 
 _Draw = Callable[[int, int, Seeds], tuple[tuple[int, int, int, int], str]]
 _FILTERS = {"bilinear", "bicubic"}
@@ -68,6 +69,56 @@ def crop_step(transform: Any, *, of_tensor: bool) -> PixelStep | None:
     if (source := source_of([transform], of_tensor=of_tensor)) is not None:
         return lambda pixels, seeds: source[0](Picture(pixels), pixels.shape[2], seeds)
     return None
+
+
+def mask_source(transforms: Sequence[Any]) -> PixelStep | None:
+    """What the transforms that `source_of` replaces do to a mask; None if that is not known."""
+    if not all(map(_is_v2, transforms)):
+        return None
+    crop = _random_resized_crop(transforms[0])
+    if crop is not None:
+        size, draw = crop
+        mirror = _mirror_probability(transforms[1]) if len(transforms) > 1 else None
+
+        def cropped(pixels: Pixels, seeds: Seeds) -> Pixels:
+            box, _ = draw(pixels.shape[0], pixels.shape[1], seeds)
+            turned = mirror is not None and uniform(seeds.torch, 1) < mirror
+            result = _nearest_part(pixels, box, size)
+            return result[:, ::-1] if turned else result
+
+        return cropped
+    sides = _resize(transforms[0])
+    if sides is None:
+        return None
+    window = _center_crop(transforms[1]) if len(transforms) > 1 else None
+
+    def resized(pixels: Pixels, seeds: Seeds) -> Pixels:
+        height, width, _ = sides(*pixels.shape[:2])
+        result = _nearest_part(pixels, (0, 0, *pixels.shape[:2]), (height, width))
+        return result if window is None else _center_cropped(result, window)
+
+    return resized
+
+
+def mask_step(transform: Any) -> PixelStep | None:
+    """What a transform does to a mask while `pixel_step` changes its image; None if that is not known."""
+    if not _is_v2(transform) or isinstance(getattr(transform, "fill", None), dict):
+        return None
+    if is_one_of(transform, v2.ColorJitter):
+        return lambda pixels, seeds: pixels
+    return mask_source([transform]) or crop_step(transform, of_tensor=True)
+
+
+def _is_v2(transform: Any) -> bool:
+    """Whether it knows of masks."""
+    return type(transform).__module__.startswith("torchvision.transforms.v2.")
+
+
+def _nearest_part(pixels: Pixels, box: tuple[int, int, int, int], size: tuple[int, int]) -> Pixels:
+    """A part (top, left, height, width) in another size (height, width), by nearest neighbour."""
+    top, left, height, width = box
+    rows = top + nearest(height, size[0])
+    return np.take(pixels[rows], left + nearest(width, size[1]), axis=1)
 
 
 def _resized(transforms: Sequence[Any], *, like_pillow: bool) -> tuple[Source, int] | None:

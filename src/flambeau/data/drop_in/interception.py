@@ -84,16 +84,17 @@ def _intercept(kind: type, method: str) -> None:
         sample = current_sample()
         if sample is None:
             return original(self, *inputs)
-        if len(inputs) != 1 or not can_take(inputs[0]):
+        if not can_take(inputs):
             sample.counts[OWN] += 1
             return original(self, *inputs)
         plan = None if sample.is_reseeded else plan_for(self, sample.plans)
-        if plan is None or (plan.draws_python and sample.is_python_reseeded):
+        is_known = plan is not None and plan.takes(inputs)
+        if plan is None or not is_known or (plan.draws_python and sample.is_python_reseeded):
             sample.counts[OWN] += 1
             return original(self, *inputs)
         is_read = isinstance(inputs[0], LazyImage) and not inputs[0].is_left_to_pil
         try:
-            result = plan.run(inputs[0], sample)
+            result = plan.run(inputs, sample)
         except DecodeError:  # PIL may read it, or raise its own error
             sample.counts[OWN] += 1
             return original(self, *inputs)

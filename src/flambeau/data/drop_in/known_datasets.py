@@ -58,7 +58,7 @@ class Takeover:
             if not ours:
                 words = (
                     f"nothing was taken over in {number} samples: none of their images was opened by PIL "
-                    "and given, alone, to a Compose of torchvision"
+                    "and given, alone or with its mask, to a Compose of torchvision"
                 )
             left = tuple(dict.fromkeys((*left, *(one for one in self.taken if not counts[one]))))
             if counts[OWN]:

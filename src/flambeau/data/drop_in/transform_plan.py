@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torchvision import transforms as v1
+from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from flambeau.data.drop_in.cropping import PixelStep, Source, source_of, whole
+from flambeau.data.drop_in.cropping import (
+    PixelStep,
+    Source,
+    mask_source,
+    mask_step,
+    source_of,
+    whole,
+)
 from flambeau.data.drop_in.erasing import FloatStep, erasing
 from flambeau.data.drop_in.lazy_image import LazyImage
 from flambeau.data.drop_in.sample_context import Sample, Seeds
@@ -64,6 +72,8 @@ class Plan:
         pixel_steps: change pixels (H, W, C) uint8.
         pointwise: the user's transforms that map single levels to numbers.
         tail: the user's transforms from the first one on that is unknown.
+        mask_steps: what `source` and each of the `pixel_steps` do to a mask of the image; None if that is not
+            known of all.
         draws_python: whether any of those taken over draws from Python's `random`, by its own code.
     """
 
@@ -72,15 +82,40 @@ class Plan:
     pointwise: list[Any] = field(default_factory=list)
     float_steps: list[FloatStep] = field(default_factory=list)
     tail: list[Any] = field(default_factory=list)
+    mask_steps: list[PixelStep] | None = field(default_factory=list)
     draws_python: bool = False
     taken: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     _levels: dict[int, "Levels | None"] = field(default_factory=dict)
 
-    def run(self, image: Image.Image, sample: Sample) -> Any:
-        """The result of the user's Compose for this image."""
-        picture, channels = _picture(image)
+    def takes(self, inputs: tuple[Any, ...]) -> bool:
+        """Whether it can run on these arguments of the Compose: an image, or an image and its mask."""
+        if len(inputs) == 1:
+            return True
+        sides = inputs[0].height, inputs[0].width
+        return self.mask_steps is not None and tuple(inputs[1].shape[-2:]) == sides
+
+    def run(self, inputs: tuple[Any, ...], sample: Sample) -> Any:
+        """The result of the user's Compose for an image, or for an image and its mask."""
         view, seeds = sample.next_view(draws_python=self.draws_python)
+        value = self._run(inputs[0], view, seeds, sample)
+        return value if len(inputs) == 1 else (value, self._masked(inputs[1], seeds))
+
+    def _masked(self, mask: Any, seeds: Seeds) -> Any:
+        """The mask after the steps, with the random numbers of its image."""
+        assert self.mask_steps is not None
+        *others, height, width = mask.shape
+        pixels = mask.as_subclass(Tensor).reshape(-1, height, width).permute(1, 2, 0).numpy()
+        for number, step in enumerate(self.mask_steps):
+            pixels = step(pixels, seeds.of_step(number))
+        plain = torch.from_numpy(np.ascontiguousarray(pixels.transpose(2, 0, 1)))
+        value: Any = tv_tensors.wrap(plain.reshape(*others, *plain.shape[1:]), like=mask)
+        for transform in self.pointwise:
+            value = transform(value)
+        return value
+
+    def _run(self, image: Image.Image, view: int, seeds: Seeds, sample: Sample) -> Any:
+        picture, channels = _picture(image)
         pixels = self.source(picture, channels, seeds.of_step(0))
         for number, step in enumerate(self.pixel_steps, start=1):
             pixels = step(pixels, seeds.of_step(number))
@@ -145,6 +180,7 @@ def plan_of(compose: Any, *, is_copied: bool = False) -> Plan | None:
     plan = Plan()
     is_float = False
     transforms = _flat(compose, is_whole=True)
+    of_masks: list[PixelStep | None] = []
     plan.draws_python = any(draws_from_python(one) for one in transforms)
     while transforms and is_pointwise(transforms[0]) and keeps_levels(transforms[0]):
         plan.pointwise.append(transforms[0])
@@ -152,6 +188,7 @@ def plan_of(compose: Any, *, is_copied: bool = False) -> Plan | None:
     first = source_of(transforms, of_tensor=bool(plan.pointwise))
     if first is not None:
         plan.source, count = first
+        of_masks.append(mask_source(transforms[:count]))
         plan.taken += map(_name, transforms[:count])
         transforms = transforms[count:]
     for number, transform in enumerate(transforms):
@@ -165,6 +202,7 @@ def plan_of(compose: Any, *, is_copied: bool = False) -> Plan | None:
             plan.float_steps.append(step)
         elif not is_float and (step := pixel_step(transform, of_tensor=bool(plan.pointwise))):
             plan.pixel_steps.append(step)
+            of_masks.append(mask_step(transform))
         elif not is_float and not plan.pointwise and takes_pil_image(transform):
             plan.pixel_steps.append(call_on_image(transform))
             plan.left.append(_name(transform))
@@ -174,12 +212,26 @@ def plan_of(compose: Any, *, is_copied: bool = False) -> Plan | None:
             plan.left += [_name(t) for t in plan.tail]
             break
         plan.taken.append(_name(transform))
+    plan.mask_steps = None
+    if isinstance(compose, v2.Compose) and not (plan.left or plan.float_steps):
+        known = [step for step in of_masks if step is not None]
+        if len(known) == len(of_masks):
+            plan.mask_steps = known if first is not None else [_unchanged, *known]
     return plan if plan.taken else None
 
 
-def can_take(image: Any) -> bool:
-    """Whether a plan can run on it: a PIL image, RGB or grey of 8 bits."""
-    return isinstance(image, Image.Image) and image.mode in ("RGB", "L")
+def _unchanged(pixels: Pixels, seeds: Seeds) -> Pixels:
+    return pixels
+
+
+def can_take(inputs: tuple[Any, ...]) -> bool:
+    """Whether a plan can run on them: a PIL image, RGB or grey of 8 bits, and perhaps a mask."""
+    if not inputs or not isinstance(inputs[0], Image.Image) or inputs[0].mode not in ("RGB", "L"):
+        return False
+    if len(inputs) == 1:
+        return True
+    mask = inputs[1]
+    return len(inputs) == 2 and type(mask) is tv_tensors.Mask and mask.ndim > 1 and mask.is_cpu
 
 
 def _picture(image: Image.Image) -> tuple[Picture, int]:

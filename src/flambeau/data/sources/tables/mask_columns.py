@@ -62,10 +62,13 @@ def mask_columns(schema: Any, path: Path, choice: TargetChoice) -> MaskColumns |
     features = features_of(schema.metadata or {}, path)
     types = {field.name: field.type for field in schema}
     files = image_columns(pa, types, features)
-    if choice.columns and not choice.of_others:
-        mask: str | None = files[named_column(choice.columns[0], files, f"{path} has")]
-    else:
+    wished = choice.columns[0] if choice.columns and not choice.of_others else None
+    if wished is not None and choice.task is None and wished not in files:
+        return None
+    if wished is None:
         mask = column_named(files, _MASKS)
+    else:
+        mask = files[named_column(wished, files, f"{path} has")]
     images = [name for name in files if name != mask]
     image = images[0] if len(images) == 1 else column_named(images, IMAGES)
     is_of_labels = column_named([name for name in types if name not in files], LABELS) is not None
