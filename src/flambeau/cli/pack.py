@@ -26,11 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from flambeau.data.sources.packed_formats import endings_of
 
     add = parser.add_argument
-    add("src", metavar="SRC", help="whatever `flambeau train` takes as DATA")
+    add(
+        "src",
+        metavar="SRC",
+        help="whatever `flambeau train` takes as DATA; COCO's .json of polygons",
+    )
     add(
         "dst",
         metavar="DST",
-        help=f"what to make: NAME{endings_of('files', 'both', 'pixels')}, or a folder",
+        help=f"what to make: NAME{endings_of('files', 'both', 'pixels')}, or a folder; of polygons NAME.csv",
     )
     # Which images belong together is no target, and no format here can keep it.
     add_target_flags(parser.add_argument_group("data"), TARGETS[:3] + TARGETS[4:])
@@ -93,6 +97,8 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
 def run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=1, skip_bad_images=0, resize=1, quality=1, seed=0)
     src, dst = Path(arguments.src), Path(arguments.dst)
+    if src.suffix.lower() == ".json":
+        return _masks(arguments, src, dst)
     _check_takes_effect(arguments, dst)
     if arguments.list:
         return _list(arguments, src, dst)
@@ -117,6 +123,35 @@ def run(arguments: argparse.Namespace) -> int:
         print_json([facts], readable=True)
     else:
         _report(packed, dst)
+    return 0
+
+
+def _masks(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
+    """Masks of polygons, and their table."""
+    from flambeau.data.pack.coco_masks import masks_of_coco
+
+    if dst.suffix.lower() != ".csv":
+        raise InputError(
+            f"{src} holds polygons, of which masks and a table of them are made\n"
+            "Name a DST that ends in .csv"
+        )
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    plain = vars(parser.parse_args([arguments.src, arguments.dst]))
+    changed = next((k for k, value in plain.items() if getattr(arguments, k) != value), None)
+    if changed not in (None, "json"):
+        raise InputError(
+            f"--{changed.replace('_', '-')} has no effect on polygons, whose images stay as they are: "
+            "leave it out"
+        )
+    made = masks_of_coco(src, dst, show=True)
+    if arguments.json:
+        print_json(
+            [{"files": [str(made.table), str(made.names)], "images": made.images}], readable=True
+        )
+    else:
+        print_text(f"{made.images} images and masks in {made.table}, their classes in {made.names}")
+        say(f"next: flambeau train {shlex.quote(str(made.table))}")
     return 0
 
 
