@@ -353,6 +353,19 @@ def test_views_are_averaged_as_probabilities_or_numbers() -> None:
 # ---------------------------------------------------------------- settings
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["columns", "numbers"])
+@pytest.mark.parametrize("words", ["--compile", "--batch-size auto:16"])
+def test_targets_of_noise_are_of_the_task(
+    photos: Path, name: str, words: str, flambeau: Flambeau
+) -> None:
+    """What is compiled, or tried for its memory, before the first step."""
+    given = [f"--{flag} {value}" for flag, value in TASKS[name].items() if flag != "data"]
+    common = "--model tiny_convnet --epochs 1 --device cpu --out run"
+    ran = flambeau("train", TASKS[name]["data"], common, words, *given)
+    assert ran.code == 0, ran.err
+
+
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -382,6 +383,30 @@ def test_a_bad_mask_ends_a_training_before_it_begins(shapes: Path, flambeau: Fla
     assert flambeau(*words, "--skip-bad-images 1").code == 0
     checked = flambeau("check", "shapes")
     assert "1 image with a mask that cannot be used" in checked.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--compile", "--batch-size auto:16"])
+def test_targets_of_noise_are_masks(shapes: Path, words: str, flambeau: Flambeau) -> None:
+    """What is compiled, or tried for its memory, before the first step."""
+    given = "--model net.py:build --image-size 32 --epochs 1 --device cpu --out run"
+    ran = flambeau("train", "shapes", given, words)
+    assert ran.code == 0, ran.err
+
+
+def test_a_difference_of_masks_is_found(shapes: Path, flambeau: Flambeau) -> None:
+    settings = {**SETTINGS, "epochs": 1}
+    train(out="one", **settings)
+    train(out="same", **settings)
+    assert flambeau("diff", "one", "same").code == 0
+    shutil.copytree("shapes", "changed")
+    path = Path("changed/masks/7.png")
+    with Image.open(path) as mask:
+        mask.putpixel((20, 20), 2 - (mask.getpixel((20, 20)) == 2))
+        mask.save(path)
+    train(out="other", **{**settings, "data": "changed"})
+    ran = flambeau("diff", "one", "other")
+    assert ran.code == 1 and "7.png" in ran.out
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from flambeau.compare.recorded_facts import RecordedFacts
 from flambeau.data.sources.open_data import open_sources
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import Source, mask_of
 from flambeau.data.sources.targets import TargetChoice, target_texts, task_of
 from flambeau.errors import DecodeError, InputError
 from flambeau.images.all_channels import all_channels, stored_channels
@@ -70,6 +70,7 @@ def _choice(settings: Mapping[str, Any]) -> TargetChoice:
         settings.get("label_separator"),
         group=settings.get("group"),
         split=settings.get("split"),
+        ignore_index=settings.get("ignore_index"),
     )
 
 
@@ -100,7 +101,8 @@ def sample_difference(
     for number in range(len(left)):
         if time.monotonic() > deadline or len(texts) >= _MAX:
             break
-        if number not in texts and (text := _content_difference(left, right, number)):
+        text = _content_difference(left, right, number) or _mask_difference(left, right, number)
+        if number not in texts and text:
             texts[number] = text
     if not texts:
         return None
@@ -112,6 +114,17 @@ def sample_difference(
         first = min(texts, key=lambda number: positions[number])
         step = positions[first] // batch + 1
     return SampleDifference(texts[first], max(len(texts), len(numbers)), step)
+
+
+def _mask_difference(left: Source, right: Source, number: int) -> str | None:
+    """How the masks of an image differ; None for data without masks, and for bad ones."""
+    try:
+        one, other = (mask_of(source, number) for source in (left, right))
+    except DecodeError:
+        return None
+    if one is None or other is None or (one.shape == other.shape and (one == other).all()):
+        return None
+    return f"the mask of {left.describe(number)}"
 
 
 def _name_difference(left: Source, right: Source) -> SampleDifference:

@@ -206,7 +206,7 @@ def batch_difference(
     Args:
         names: of the samples in each.
         images: (N, C, S, S) of each.
-        targets: (N,) of each.
+        targets: (N,) of each, or rows (N, K), or masks (N, S, S).
     """
     lengths = len(images[0]), len(images[1])
     if lengths[0] != lengths[1]:
@@ -216,12 +216,38 @@ def batch_difference(
             return FirstDifference(
                 "order", f"sample {number} of the batch is {a} in one and {b} in the other"
             )
+    if targets[0].ndim > 1:  # rows of labels or numbers, or masks
+        return _target_difference(names[0], targets) or _pixel_difference(names[0], images)
     for number, (a, b) in enumerate(zip(targets[0].tolist(), targets[1].tolist(), strict=True)):
         labels = classes[0][a], classes[1][b]
         if a != b or labels[0] != labels[1]:
             numbers = "" if labels[0] != labels[1] else f" (class {a} and {b})"
             text = f"the label of {names[0][number]}: {labels[0]} and {labels[1]}{numbers}"
             return FirstDifference("label", text, names[0][number])
+    return _pixel_difference(names[0], images)
+
+
+def _target_difference(
+    names: Sequence[str], targets: tuple[Tensor, Tensor]
+) -> FirstDifference | None:
+    """How rows of targets, or masks, differ."""
+    if targets[0].shape != targets[1].shape:
+        sides = [" x ".join(map(str, one.shape[1:])) for one in targets]
+        return FirstDifference("label", f"the targets of the batch are {sides[0]} and {sides[1]}")
+    one, other = (target.float().flatten(1).nan_to_num(-1.5e38) for target in targets)
+    differs = one != other
+    rows = differs.any(1).nonzero().flatten().tolist()
+    if not rows:
+        return None
+    name = names[rows[0]]
+    count = int(differs[rows[0]].sum())
+    text = f"the target of {name}: {count} of {differs.shape[1]} values differ"
+    return FirstDifference("label", text, name)
+
+
+def _pixel_difference(
+    names: Sequence[str], images: tuple[Tensor, Tensor]
+) -> FirstDifference | None:
     if images[0].shape != images[1].shape:
         sides = [" x ".join(map(str, image.shape[1:])) for image in images]
         return FirstDifference("size", f"the images of the batch are {sides[0]} and {sides[1]}")
@@ -232,7 +258,7 @@ def batch_difference(
     one = tensor_difference("", images[0][rows[0]], images[1][rows[0]]) or whole
     more = f", and those of {len(rows) - 1} more" if len(rows) > 1 else ""
     what = f"{one.num_different} of {one.num_elements} pixel values"
-    where = names[0][rows[0]]
+    where = names[rows[0]]
     return FirstDifference("pixels", f"{what} of {where}, as the model is to see it{more}", where)
 
 

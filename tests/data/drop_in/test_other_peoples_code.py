@@ -543,7 +543,7 @@ def test_report_says_what_ran(folder: Path, ways: dict[str, int]) -> None:
         found[name] = quick.report().partition("; the code of")[0]
     nothing = (
         "nothing was taken over in 12 samples: none of their images was opened by PIL and given, "
-        "alone, to a Compose of torchvision"
+        "alone or with its mask, to a Compose of torchvision"
     )
     assert found == {
         "two inputs": f"{nothing}; as they are: Compose (12 times)",

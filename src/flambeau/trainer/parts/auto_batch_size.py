@@ -18,7 +18,7 @@ from flambeau.recipes.setup.environment import usable_memory
 from flambeau.run.loop.evaluation_mode import generators_restored
 from flambeau.run.loop.memory_guard import least_micro_batch
 from flambeau.run.loop.progress_bar import peak_bytes
-from flambeau.trainer.parts.data import noise_batch
+from flambeau.trainer.parts.data import noise_batch, noise_targets
 from flambeau.trainer.parts.model import kept_as_is
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS
@@ -40,7 +40,7 @@ def find_micro_batch(
 
     Args:
         model: as the loop calls it.
-        loss_of: the loss of images (N, C, S, S) uint8 and targets (N,) int64.
+        loss_of: the loss of images (N, C, S, S) uint8 and their targets.
 
     Returns:
         Samples per forward pass of all processes, and a line for the user.
@@ -57,7 +57,7 @@ def find_micro_batch(
         share = -(-size // ranks.world)
         for is_last in (False, True):  # the second pass has gradients and optimizer state in memory
             images = noise_batch(data, share, device)
-            loss_of(images, torch.zeros(share, dtype=torch.int64, device=device)).backward()
+            loss_of(images, noise_targets(data, share, device)).backward()
             if not is_last:
                 optimizer.step()
 

@@ -17,7 +17,7 @@ from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_
 from flambeau.recipes.training.amp_step import autocast
 from flambeau.run.loop.evaluation_mode import generators_restored
 from flambeau.run.loop.memory_guard import least_micro_batch
-from flambeau.trainer.parts.data import noise_batch
+from flambeau.trainer.parts.data import noise_batch, noise_targets
 from flambeau.trainer.parts.model import kept_as_is
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS
@@ -48,7 +48,7 @@ def warm_up(
 
     Args:
         micro_batch: samples per forward pass; None: as the settings say.
-        loss_of: the loss of images (N, C, S, S) uint8 and targets (N,) int64.
+        loss_of: the loss of images (N, C, S, S) uint8 and their targets.
 
     Returns:
         Seconds, and the samples per forward pass that fit into memory on all ranks.
@@ -77,7 +77,7 @@ def warm_up(
                 model.train()
                 for size in share_sizes(len(train), layout):
                     ranks.beat(f"compiling the model for {size} images")
-                    targets = torch.zeros(size, dtype=torch.int64, device=device)
+                    targets = noise_targets(train, size, device)
                     loss = loss_of(noise_batch(train, size, device), targets)
                     torch.autograd.grad(loss, parameters, allow_unused=True)
                 model.eval()

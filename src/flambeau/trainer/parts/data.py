@@ -312,6 +312,15 @@ def noise_batch(data: ImageDataset | DeviceDataset, size: int, device: torch.dev
     return torch.randint(256, shape, dtype=torch.uint8).to(device).permute(0, 3, 1, 2)
 
 
+def noise_targets(data: ImageDataset | DeviceDataset, size: int, device: torch.device) -> Tensor:
+    """Targets for `noise_batch`, of the shape and dtype of those of a data set: all 0."""
+    if getattr(data, "has_masks", False):
+        shape: tuple[int, ...] = (size, data.image_size, data.image_size)
+        return torch.zeros(shape, dtype=torch.uint8, device=device)
+    labels = data.source.labels
+    return torch.zeros(size, *labels.shape[1:], dtype=labels.dtype, device=device)
+
+
 def check_teacher_code(teacher: str | None, *, trust: bool, say: Callable[[str], object]) -> None:
     """Ask for permission to run the file of code that the teacher's folder names as its model."""
     if teacher is not None:
