@@ -110,6 +110,9 @@ def test_train_and_val_lie_above_or_below_images_and_masks(tmp_path: Path, above
 def test_a_folder_in_a_folder_is_that_folder(tmp_path: Path) -> None:
     put(tmp_path / "VOCdevkit" / "VOC2012")
     assert len(open_parts(tmp_path / "VOCdevkit")[0]) == 6
+    (tmp_path / "loop").mkdir()
+    (tmp_path / "loop" / "again").symlink_to(tmp_path / "loop")
+    assert "masks" in complaint(tmp_path / "loop", WANTED)
 
 
 def test_pascal_voc_has_lists_and_names(tmp_path: Path) -> None:

@@ -82,7 +82,8 @@ def mask_pairs(root: Path, *, wanted: bool = False) -> MaskPairs | None:
     folders = _folders(root)
     below = class_folders(root)
     if folders is None and len(below) == 1 and below[0].name.lower() not in PARTS:
-        return mask_pairs(below[0], wanted=wanted)  # as VOCdevkit/VOC2012
+        root = below[0]  # as VOCdevkit/VOC2012
+        folders = _folders(root)
     if folders is None:
         if wanted:
             raise InputError(
