@@ -41,6 +41,7 @@ from flambeau.trainer.tasks.export_words import ExportWords
 _PICTURES = 12  # of the images with the lowest intersection over union
 _MAX_SUSPECTS = 12
 _LISTED = 12  # classes, with their shares
+_NAMED = 4  # classes of a single image
 _BOUNDARY = "boundary_f1"
 _RARE = 0.001  # share of the pixels from which on a line says how to weigh a class; chosen
 
@@ -271,20 +272,15 @@ class Segmentation:
                 {
                     "index": int(results.indices[row]),
                     "image": describe(int(results.indices[row])),
-                    "label": self._shares(counts.there[row]),
-                    "predicted": f"{self._shares(counts.predicted[row])} (IoU {scores[row]:.2f})",
+                    "label": _shares(self.classes, counts.there[row]),
+                    "predicted": f"{_shares(self.classes, counts.predicted[row])} "
+                    f"(IoU {scores[row]:.2f})",
                     "mask": encoded_mask(results.shown[row]),
                 }
                 for row in worst
             ],
             "unsure": [],
         }
-
-    def _shares(self, pixels: Tensor) -> str:
-        """The classes of an image and their shares of its known pixels, the largest first."""
-        total = max(1, int(pixels.sum()))
-        named = sorted(zip(pixels.tolist(), self.classes, strict=True), key=lambda one: -one[0])
-        return ", ".join(f"{name} {n / total:.0%}" for n, name in named[:4] if n) or "-"
 
     def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
         """The mask over the image, and beside it the predicted one, if it is known."""
@@ -298,7 +294,7 @@ class Segmentation:
             {
                 "index": one.number,
                 "image": one.image,
-                "label": shares_text(train, one.number),
+                "label": _shares(train.classes, train.labels[one.number]),
                 "predicted": f"loss {one.loss:.2f}, of a guess {guess:.2f}",
                 "loss": round(one.loss, 6),
             }
@@ -384,11 +380,11 @@ def dice_losses(logits: Tensor, targets: Tensor, weight: Tensor | None = None) -
     return ((1 - dice) * counts).sum(1) / counts.sum(1).clamp(min=1e-6)
 
 
-def shares_text(train: Source, index: int) -> str:
-    """The classes of an image and their shares, as text."""
-    row = train.labels[index].tolist()
-    named = sorted(zip(row, train.classes, strict=True), key=lambda one: -one[0])
-    return ", ".join(f"{name} {share:.0%}" for share, name in named[:4] if share) or "-"
+def _shares(names: Sequence[str], amounts: Tensor) -> str:
+    """The classes of an image and their shares of its known pixels, the largest first."""
+    total = max(float(amounts.sum()), 1e-12)
+    named = sorted(zip(amounts.tolist(), names, strict=True), key=lambda one: -one[0])
+    return ", ".join(f"{name} {n / total:.0%}" for n, name in named[:_NAMED] if n) or "-"
 
 
 @dataclass(frozen=True)
