@@ -1,6 +1,7 @@
 """Images with masks: how they are found in folders and tables, what their numbers mean, what is refused."""
 
 import io
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def complaint(path: Path, choice: TargetChoice = FOUND) -> str:
 
 
 def masks_of(source: Source) -> list[NDArray[np.uint8]]:
+    """Those of a copy, as a worker that is not forked gets it."""
+    source = pickle.loads(pickle.dumps(source))
     found = [mask_of(source, index) for index in range(len(source))]
     return [mask for mask in found if mask is not None]
 

@@ -101,7 +101,7 @@ def _masked(returned: "_Returned", number: int, choice: TargetChoice) -> MaskedS
         say(f"{images.describe(0)} and all {len(images)} samples are read once for their masks")
     masks = Masks(
         read=images.mask,
-        describe=lambda index: f"of {images.describe(index)}",
+        describe=images.describe_mask,
         fingerprint="",
         named=named,
     )
@@ -170,6 +170,9 @@ class UserSource:
 
     def read(self, index: int) -> Stored:
         return self._read(index, self.pixel_kind)
+
+    def describe_mask(self, index: int) -> str:
+        return f"of {self.describe(index)}"
 
     def mask(self, index: int) -> object:
         """The mask that a sample has beside its image: a file or an array.

@@ -45,7 +45,7 @@ _MANY = 2000  # masks from which on reading them all shows a bar; chosen
 
 @dataclass(frozen=True)
 class Masks:
-    """The masks of N images, as they are stored.
+    """The masks of N images, as they are stored; the functions can be pickled.
 
     Attributes:
         read: a whole file, or an array, by position; OSError if it cannot be read.
@@ -66,6 +66,20 @@ class Masks:
     named: NamedValues | None = None
 
 
+@dataclass(frozen=True)
+class _Files:
+    paths: tuple[Path, ...]
+
+    def read(self, index: int) -> bytes:
+        return self.paths[index].read_bytes()
+
+    def describe(self, index: int) -> str:
+        return str(self.paths[index])
+
+    def file_at(self, index: int) -> Path:
+        return self.paths[index]
+
+
 def masks_in_files(
     paths: Sequence[Path], names: Sequence[str], *, index: Path, named: NamedValues | None
 ) -> Masks:
@@ -80,13 +94,14 @@ def masks_in_files(
     for path, name in zip(paths, names, strict=True):
         digest.update(os.fsencode(f"{name}\0{size_of(path)}\n"))
         times.update(f"{_time_of(path)}\n".encode())
-    digest.update(sampled_content(len(paths), paths.__getitem__).encode())
+    files = _Files(tuple(paths))
+    digest.update(sampled_content(len(paths), files.file_at).encode())
     return Masks(
-        read=lambda at: paths[at].read_bytes(),
-        describe=lambda at: str(paths[at]),
+        read=files.read,
+        describe=files.describe,
         fingerprint=digest.hexdigest(),
         stamp=times.hexdigest(),
-        file_at=paths.__getitem__,
+        file_at=files.file_at,
         index=index,
         named=named,
     )

@@ -1,5 +1,6 @@
 """Tables with a column of masks beside that of images, as Hugging Face writes data sets of segmentation."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -85,6 +86,10 @@ def mask_columns(schema: Any, path: Path, choice: TargetChoice) -> MaskColumns |
     return MaskColumns(image, mask)
 
 
+def _described(files: Source, column: str, index: int) -> str:
+    return f"{files.describe(index)}, column {column}"
+
+
 def masked_table(
     path: Path, columns: MaskColumns, choice: TargetChoice, opened: Callable[[str], ReadTable]
 ) -> MaskedSource:
@@ -102,7 +107,7 @@ def masked_table(
     named = names_in(names_file) if names_file.is_file() else None
     masks = Masks(
         read=files.read,
-        describe=lambda index: f"{files.describe(index)}, column {columns.mask}",
+        describe=functools.partial(_described, files, columns.mask),
         fingerprint=files.fingerprint,
         index=path,
         named=named,
