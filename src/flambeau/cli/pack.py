@@ -138,8 +138,8 @@ def _masks(arguments: argparse.Namespace, src: Path, dst: Path) -> int:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     plain = vars(parser.parse_args([arguments.src, arguments.dst]))
-    changed = next((k for k, value in plain.items() if getattr(arguments, k) != value), None)
-    if changed not in (None, "json"):
+    given = (k for k, value in plain.items() if k != "json" and getattr(arguments, k) != value)
+    if (changed := next(given, None)) is not None:
         raise InputError(
             f"--{changed.replace('_', '-')} has no effect on polygons, whose images stay as they are: "
             "leave it out"

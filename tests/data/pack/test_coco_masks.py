@@ -132,7 +132,7 @@ def test_the_text_of_runs_is_read_as_it_is_written() -> None:
         (
             [],
             {"images": [{"id": 1, "file_name": "../x.jpg", "width": 1, "height": 1}]},
-            "which is not",
+            "lies elsewhere",
         ),
         (
             [],
@@ -166,6 +166,8 @@ def test_nothing_is_overwritten(tmp_path: Path, flambeau: Any) -> None:
     ):
         refused = flambeau("pack", path, tmp_path / dst)
         assert refused.code == 2 and message in refused.err and "Traceback" not in refused.err
+    refused = flambeau("pack", path, tmp_path / "b.csv", "--json --fresh")
+    assert refused.code == 2 and "--fresh has no effect on polygons" in refused.err
     refused = flambeau("pack", path, tmp_path / "b.csv", "--resize 10")
     assert refused.code == 2 and "--resize has no effect on polygons" in refused.err
     (tmp_path / "coco.classes.txt").write_text("0 background\n1 dog\n")

@@ -587,3 +587,37 @@ def test_packed_files_hold_no_masks(tmp_path: Path, flambeau: Any) -> None:
     refused = flambeau("pack", tmp_path / "data", tmp_path / "data.tar")
     assert refused.code == 2 and "has masks, and no file here keeps them" in refused.err
     assert not (tmp_path / "data.tar").exists()
+
+
+@pytest.mark.parametrize("spoil", ["counts", "bad", "missing", "claim", "rubbish"])
+def test_a_kept_count_that_cannot_be_one_is_made_again(tmp_path: Path, spoil: str) -> None:
+    """The file lies among the data, and may come from elsewhere with them."""
+    put(tmp_path)
+    first, _ = open_parts(tmp_path)
+    kept = tmp_path / "masks.flambeau-index"
+    with np.load(kept) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    if spoil == "rubbish":
+        kept.write_bytes(b"PK" + bytes(200))
+    elif spoil == "claim":
+        name = b"{'descr': '<u4', 'fortran_order': False, 'shape': (6, 256)"
+        data = kept.read_bytes()
+        assert name in data
+        kept.write_bytes(data.replace(name, name.replace(b"(6, 256)", b"(9**9,)")))
+    else:
+        arrays |= {"counts": {"counts": arrays["counts"][:2]}, "bad": {"bad": np.array([77])}}.get(
+            spoil, {}
+        )
+        if spoil == "missing":
+            del arrays["why"]
+        with kept.open("wb") as file:
+            np.savez(file, **arrays)
+    again, _ = open_parts(tmp_path)
+    assert torch.equal(again.labels, first.labels) and mask_problem(again, 0) is None
+
+
+def test_images_to_predict_on_need_no_clear_pairs(tmp_path: Path) -> None:
+    put(tmp_path)
+    Image.fromarray(a_mask(0)).save(tmp_path / "masks" / "lone.png")
+    [opened] = open_unlabelled([tmp_path], ("0", "1"))
+    assert len(opened.source) == 13

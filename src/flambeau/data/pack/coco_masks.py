@@ -76,11 +76,18 @@ def masks_of_coco(src: Path, dst: Path, *, show: bool = False) -> CocoMasks:
         raise InputError(f"{names_file} exists and names other classes\nName another DST")
     find = _finder(src)
     rows = []
+    files: dict[Path, str] = {}
+    for image, _ in by_image.values():
+        name = _text(src, image, "file_name")
+        other = files.setdefault(folder / _relative(src, image).with_suffix(".png"), name)
+        if other != name:
+            raise InputError(f"{src}: {other} and {name} would have one mask\nRename one of them")
+    if len(files) < len(by_image):
+        raise InputError(f"{src} names an image twice, with two ids\nName it once")
     with CountBar(len(by_image), unit="masks", shown=show, is_kept=True) as bar:
-        for image, drawn in by_image.values():
-            path = find(_text(src, image, "file_name"))
+        for (file, name), (image, drawn) in zip(files.items(), by_image.values(), strict=True):
+            path = find(name)
             mask = _drawn(src, path, image, drawn)
-            file = folder / _relative(src, image).with_suffix(".png")
             file.parent.mkdir(parents=True, exist_ok=True)
             written = io.BytesIO()
             Image.fromarray(mask).save(written, "PNG")

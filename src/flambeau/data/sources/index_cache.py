@@ -37,7 +37,9 @@ def stored_index(
     marked = np.frombuffer(facts.encode(), np.uint8)
     kept = path.with_name(path.name + INDEX_SUFFIX)
     with (
-        contextlib.suppress(OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile),
+        contextlib.suppress(
+            OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile
+        ),
         kept.open("rb") as file,  # np.load itself leaves a damaged one open
         np.load(file, allow_pickle=False) as stored,
     ):

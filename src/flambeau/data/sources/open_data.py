@@ -1,5 +1,6 @@
 """Opens DATA, in all its forms, as labelled images to train on, to validate on, or to predict on."""
 
+import contextlib
 import difflib
 import os
 import re
@@ -295,7 +296,9 @@ def _packed_in(folder: Path, classes: Sequence[str]) -> Path | None:
 
 def _open_images(folder: Path, classes: Sequence[str], say: Callable[[str], object]) -> FileSet:
     names, others = images_below(folder)
-    pairs = mask_pairs(folder)
+    pairs = None
+    with contextlib.suppress(InputError):  # pairs that are not clear matter to a training alone
+        pairs = mask_pairs(folder)
     if pairs is not None:  # masks are no images to predict on
         masks = {*pairs.masks}
         names = [name for name in names if name not in masks]

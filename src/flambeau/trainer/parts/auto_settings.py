@@ -13,6 +13,7 @@ from flambeau.data.sources.source import (
     content_sample,
     has_unit,
     mask_problem,
+    mask_values,
     names_digest,
     pixel_kind,
 )
@@ -104,7 +105,9 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
 
 
 def _require_masks(source: Source, skip_bad_images: int) -> None:
-    """InputError for more bad masks than may be skipped; nothing for data without masks."""
+    """InputError for more bad masks than may be skipped."""
+    if not mask_values(source):
+        return
     found = ((index, mask_problem(source, index)) for index in range(len(source)))
     problems = [(index, why) for index, why in found if why is not None]
     if len(problems) > skip_bad_images:

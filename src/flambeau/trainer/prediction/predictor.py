@@ -99,8 +99,9 @@ class Predictor:
         )
 
     def _pixels(self, images: Sequence[Any], first: int) -> tuple[Tensor, list[Size]]:
-        """(N, C, S, S) uint8, or float32 for a run of such pixels; and the size of each image."""
+        """(N, C, S, S) uint8, or float32 for a run of such pixels; of masks the size of each image."""
         sizes = list[Size]()
+        per_pixel = self.trained.facts.task.per_pixel
         channels = self.trained.facts.channels
         size = self.image_size
         kind = self.trained.facts.pixels
@@ -109,7 +110,8 @@ class Predictor:
         for k, image in enumerate(images):
             try:
                 stored = _stored_image(image, channels, kind)
-                sizes.append(size_of(stored))
+                if per_pixel:
+                    sizes.append(size_of(stored))
                 eval_image(
                     stored,
                     size,

@@ -5,7 +5,7 @@ N: images, K: classes, H: height, W: width.
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -254,7 +254,25 @@ def _counted(images: Source, masks: Masks) -> dict[str, NDArray[Any]]:
     if masks.index is None:
         return build()
     stamp = f"{images.fingerprint} {masks.fingerprint} {masks.stamp}"
-    return stored_index(masks.index, build, kind=_KIND, stamp=stamp)
+    found = stored_index(masks.index, build, kind=_KIND, stamp=stamp)
+    # It lies among the data, and may come from elsewhere with them.
+    return found if _is_plausible(found, len(images)) else build()
+
+
+def _is_plausible(found: Mapping[str, NDArray[Any]], length: int) -> bool:
+    """Whether what a file holds can be what `_counted` has kept there."""
+    if found.keys() != {"counts", "bad", "why"}:
+        return False
+    counts, bad, why = found["counts"], found["bad"], found["why"]
+    kinds = [one.dtype.name for one in (counts, bad, why)]
+    if (
+        kinds != ["uint32", "int64", "uint8"]
+        or counts.shape != (length, 256)
+        or bad.ndim != 1
+        or why.ndim != 1
+    ):
+        return False
+    return len(_texts(why)) == len(bad) and bool(((bad >= 0) & (bad < length)).all())
 
 
 def _texts(array: NDArray[Any]) -> list[str]:
