@@ -775,3 +775,24 @@ def test_a_file_that_holds_no_dict_is_refused() -> None:
 def test_tensors_of_a_gpu_come_back_on_the_cpu() -> None:
     state = from_bytes(to_bytes({"w": torch.arange(3.0, device="cuda")}))
     torch.testing.assert_close(state["w"], torch.arange(3.0), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("of", ["itself", "another"])
+def test_an_error_names_the_file_that_it_is_of(tmp_path: Path, of: str) -> None:
+    """Also where a block that writes one file writes another one, too."""
+    outer, inner = tmp_path / "table.csv", tmp_path / "mask.png"
+
+    class Full(Disk):
+        def write(self, file: int, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with (
+        pytest.raises(OSError, match="No space") as failed,
+        atomic_checkpoint.replacing(outer, disk=Disk()) as hidden,
+    ):
+        hidden.write_bytes(b"path\n")
+        if of == "itself":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_file(inner, b"png", disk=Full())
+    assert failed.value.filename == str(outer if of == "itself" else inner)
+    assert [*tmp_path.iterdir()] == []

@@ -481,7 +481,8 @@ def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
     """`write_file` for content that is not in memory: the block writes and syncs the hidden path given.
 
     Raises:
-        OSError: the disk fails; the error names `path`, not the hidden file.
+        OSError: the disk fails; the error names `path`, not the hidden file. One of another file that the
+            block writes keeps its name.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -499,7 +500,7 @@ def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
     except BaseException as error:
         with suppress(OSError):
             disk.remove(temporary)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.filename in (None, temporary, str(temporary)):
             error.filename = str(path)
         raise
     disk.sync_folder(path.parent)
