@@ -32,6 +32,7 @@ from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.class_counts import class_lines
 from flambeau.trainer.tasks.export_words import ExportWords
 from flambeau.trainer.tasks.task import joined
+from flambeau.trainer.tasks.whole_image import WholeImage
 
 _TOP = 5
 _MAX_SUSPECTS = 12  # labels that look wrong, in the report
@@ -42,7 +43,7 @@ _SEARCH_STEPS = 60  # each leaves 0.62 of the interval: far below what a data se
 
 
 @dataclass(frozen=True)
-class Classification:
+class Classification(WholeImage):
     """The task of `flambeau train`; see `Task` for what the methods are for.
 
     Attributes:
@@ -55,9 +56,6 @@ class Classification:
     best_figures: ClassVar = ("val_accuracy", "val_loss", "val_macro_f1", "val_macro_recall")
     main_figure: ClassVar = "val_accuracy"
     default_smoothing: ClassVar = 0.1
-    default_model: ClassVar = None
-    per_pixel: ClassVar = False
-    eval_resize: ClassVar = None
     export_words: ClassVar = ExportWords(
         outputs_are="classes",
         cpp_name="CLASSES",
@@ -100,10 +98,6 @@ class Classification:
     ) -> Tensor:
         """Cross-entropy with labels (N,), or with probabilities (N, C) of mixed images."""
         return cross_entropy(outputs, targets, smoothing=smoothing, weight=weight)
-
-    def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """The loss towards the decoded outputs of another model."""
-        return self.loss(outputs, self.decode(reference), smoothing=0.0, weight=None)
 
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """The divergence of the softened probabilities."""
@@ -154,10 +148,6 @@ class Classification:
         """Counts of classes, confusions, calibration, mistakes and uncertain images."""
         return evaluation_facts(results, self.classes, step=step, describe=describe)
 
-    def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
-        """The image itself."""
-        return image
-
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
         """The images whose label the model found less likely than a guess, averaged over the training."""
         labels = train.labels.tolist()
@@ -186,10 +176,6 @@ class Classification:
     def decode(self, outputs: Tensor) -> Tensor:
         """Probabilities (N, C)."""
         return outputs.softmax(1)
-
-    def graph_answer(self, outputs: Tensor, pixels: Tensor) -> Tensor:
-        """The decoded outputs."""
-        return self.decode(outputs)
 
     def shown_figure(self, value: float) -> str:
         """The main figure as text."""

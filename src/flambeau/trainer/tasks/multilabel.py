@@ -36,6 +36,7 @@ from flambeau.trainer.tasks.export_words import ExportWords
 from flambeau.trainer.tasks.kept_batches import KeptBatches
 from flambeau.trainer.tasks.known_share import known_facts, mean_of_known_targets
 from flambeau.trainer.tasks.task import joined
+from flambeau.trainer.tasks.whole_image import WholeImage
 
 _MARGIN = 0.05
 _FOCUS = {True: 1.0, False: 4.0}  # exponents of labels that are there, and of those that are not
@@ -45,7 +46,7 @@ _LISTED = 12  # labels, with their counts
 
 
 @dataclass(frozen=True)
-class Multilabel:
+class Multilabel(WholeImage):
     """Several labels per image; see `Task` for what the methods are for.
 
     Attributes:
@@ -70,9 +71,6 @@ class Multilabel:
     )
     main_figure: ClassVar = "val_loss"
     default_smoothing: ClassVar = 0.0
-    default_model: ClassVar = None
-    per_pixel: ClassVar = False
-    eval_resize: ClassVar = None
     export_words: ClassVar = ExportWords(
         outputs_are="labels",
         cpp_name="LABELS",
@@ -172,10 +170,6 @@ class Multilabel:
         """The binary cross-entropy of each image."""
         return {"val_loss": self._entropies(outputs, targets)}
 
-    def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """The loss towards the decoded outputs of another model."""
-        return self.loss(outputs, self.decode(reference), smoothing=0.0, weight=None)
-
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """Binary cross-entropy with the teacher's probabilities, both softened, times T squared."""
         soft = (teacher.float() / temperature).sigmoid()
@@ -249,10 +243,6 @@ class Multilabel:
     def _names(self, row: Tensor) -> list[str]:
         return [name for name, value in zip(self.labels, row.tolist(), strict=True) if value == 1]
 
-    def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
-        """The image itself."""
-        return image
-
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
         """The images whose labels the model found less likely than a guess, averaged over the training."""
         found = []
@@ -300,10 +290,6 @@ class Multilabel:
     def decode(self, outputs: Tensor) -> Tensor:
         """Probabilities (N, K)."""
         return outputs.sigmoid()
-
-    def graph_answer(self, outputs: Tensor, pixels: Tensor) -> Tensor:
-        """The decoded outputs."""
-        return self.decode(outputs)
 
     def shown_figure(self, value: float) -> str:
         """The main figure as text."""

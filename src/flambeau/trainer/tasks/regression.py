@@ -24,6 +24,7 @@ from flambeau.trainer.tasks.export_words import ExportWords
 from flambeau.trainer.tasks.kept_batches import KeptBatches
 from flambeau.trainer.tasks.known_share import constants, known_facts, mean_of_known_targets
 from flambeau.trainer.tasks.task import joined
+from flambeau.trainer.tasks.whole_image import WholeImage
 
 _LOSSES: dict[str, Callable[..., Tensor]] = {
     "mse": F.mse_loss,
@@ -38,7 +39,7 @@ _SAME = 0.01  # standard deviations within which two predictions agree; chosen
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(WholeImage):
     """Numbers of each image; see `Task` for what the methods are for.
 
     Attributes:
@@ -58,9 +59,6 @@ class Regression:
     best_figures: ClassVar = ("val_loss", "val_mae", "val_rmse", "val_r2", "val_spearman")
     main_figure: ClassVar = "val_loss"
     default_smoothing: ClassVar = 0.0
-    default_model: ClassVar = None
-    per_pixel: ClassVar = False
-    eval_resize: ClassVar = None
     export_words: ClassVar = ExportWords(
         outputs_are="numbers",
         cpp_name="NUMBERS",
@@ -148,10 +146,6 @@ class Regression:
         """The loss of each image."""
         return {"val_loss": self._losses(outputs, targets)}
 
-    def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """The loss towards the decoded outputs of another model."""
-        return self.loss(outputs, self.decode(reference), smoothing=0.0, weight=None)
-
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """The loss with the teacher's numbers in place of those of the data."""
         return _LOSSES[self.kind](outputs.float(), teacher.float())
@@ -224,10 +218,6 @@ class Regression:
         given = zip(self.columns, row.tolist(), strict=True)
         return NumberAnswer({k: v for k, v in given if v == v}).as_text() or "-"
 
-    def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
-        """The image itself."""
-        return image
-
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
         """The images whose numbers the model was far from, averaged over the training."""
         return [
@@ -269,10 +259,6 @@ class Regression:
         """Numbers (N, K) in the unit of the data."""
         mean, std = (torch.tensor(one, device=outputs.device) for one in (self.mean, self.std))
         return outputs.float() * std + mean
-
-    def graph_answer(self, outputs: Tensor, pixels: Tensor) -> Tensor:
-        """The decoded outputs."""
-        return self.decode(outputs)
 
     def shown_figure(self, value: float) -> str:
         """The main figure as text."""

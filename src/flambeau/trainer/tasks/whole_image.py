@@ -1,0 +1,27 @@
+"""What tasks have in common whose model answers for a whole image, and not for each of its pixels."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from flambeau.trainer.tasks.task import Task
+
+
+class WholeImage:
+    """A base of such tasks; see `Task` for what the methods are for."""
+
+    default_model: ClassVar = None
+    per_pixel: ClassVar = False
+    eval_resize: ClassVar = None
+
+    def loss_towards(self: Task, outputs: Tensor, reference: Tensor) -> Tensor:
+        """The loss towards the decoded outputs of another model."""
+        return self.loss(outputs, self.decode(reference), smoothing=0.0, weight=None)
+
+    def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
+        """The image itself."""
+        return image
+
+    def graph_answer(self: Task, outputs: Tensor, pixels: Tensor) -> Tensor:
+        """The decoded outputs."""
+        return self.decode(outputs)
