@@ -112,6 +112,8 @@ def _to_train(source: "Source", choice: "TargetChoice") -> Iterator[str]:
         yield from ("--label-separator", choice.separator)
     if choice.group is not None:
         yield from ("--group", choice.group)
+    if choice.ignore_index is not None:
+        yield from ("--ignore-index", str(choice.ignore_index))
 
 
 def _kinds(text: str) -> list[str]:

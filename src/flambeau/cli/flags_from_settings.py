@@ -29,7 +29,7 @@ _IMPORTANT = (
     "augment",
     "seed",
 )
-TARGETS = ("task", "target", "label_separator", "group", "split")
+TARGETS = ("task", "target", "label_separator", "group", "split", "ignore_index")
 """The settings that say which targets of the data are meant, and which images belong together."""
 # Flags that are no settings of a run: heading, metavar, help in English and in Chinese.
 COMMAND_FLAGS: dict[str, tuple[str, str | None, str, str]] = {

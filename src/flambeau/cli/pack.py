@@ -36,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DST",
         help=f"what to make: NAME{endings_of('files', 'both', 'pixels')}, or a folder; of polygons NAME.csv",
     )
-    # Which images belong together is no target, and no format here can keep it.
-    add_target_flags(parser.add_argument_group("data"), TARGETS[:3] + TARGETS[4:])
+    # No format here can keep which images belong together, or masks.
+    kept = [name for name in TARGETS if name not in ("group", "ignore_index")]
+    add_target_flags(parser.add_argument_group("data"), kept)
     _add_images(parser.add_argument_group("images"))
     _add_files(parser.add_argument_group("files"))
     work = parser.add_argument_group("work")

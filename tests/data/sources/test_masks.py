@@ -621,3 +621,18 @@ def test_images_to_predict_on_need_no_clear_pairs(tmp_path: Path) -> None:
     Image.fromarray(a_mask(0)).save(tmp_path / "masks" / "lone.png")
     [opened] = open_unlabelled([tmp_path], ("0", "1"))
     assert len(opened.source) == 13
+
+
+def test_check_ignores_a_number_as_training_does(tmp_path: Path, flambeau: Any) -> None:
+    put(tmp_path / "data", 8)
+    (tmp_path / "data" / "classes.txt").write_text("sky\nroad\n")
+    refused = flambeau("check", tmp_path / "data")
+    assert refused.code == 2 and "--ignore-index 2" in refused.err
+    clean = tmp_path / "clean.csv"
+    refused = flambeau("check", tmp_path / "data", "--ignore-index 2 --out", clean)  # all are blank
+    assert refused.code == 2 and "would leave no image to train on" in refused.err
+    assert not clean.exists()
+    ran = flambeau("check", tmp_path / "data", "--ignore-index 2 --drop labels --out", clean)
+    assert ran.code == 0 and "8 images of 2 classes" in ran.out
+    assert f"flambeau train {clean} --ignore-index 2" in ran.err
+    assert open_sources(clean, choice=TargetChoice(ignore_index=2))[0].classes == ("sky", "road")

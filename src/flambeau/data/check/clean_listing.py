@@ -52,6 +52,11 @@ def write_listing(
     """
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]
+    if all(is_val[number] for number in kept):
+        raise InputError(
+            "--out would leave no image to train on: all have findings\n"
+            "Look at what was found, or name fewer kinds with --drop"
+        )
     kind = kind_of_targets(source)
     masks = [mask_file_of(source, number) for number in range(len(source))]
     if None in masks:
