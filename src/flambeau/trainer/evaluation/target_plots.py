@@ -13,7 +13,7 @@ from flambeau.trainer.evaluation.plot_file import draw
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_CURVES = 10  # of which the colors can be told apart
+_CURVES = 10  # drawn; of more, readers could not tell the colors apart
 _PANELS = 12  # columns of numbers; a picture of more is no longer read
 _POINTS = 5000  # images; of more the density is drawn
 
