@@ -84,7 +84,8 @@ _MOST_BITS = 64
 _OPERATOR = type(torch.ops.aten.add.Tensor)
 # What one step may make: so much, or so many times the inputs and weights; chosen. Scores of 150 classes at
 # the size of the image are 200 times its 8-bit pixels.
-_MOST_BYTES, _MOST_TIMES = 4 << 30, 256
+_MOST_BYTES = 4 << 30
+_MOST_TIMES = 256
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
