@@ -130,7 +130,7 @@ def train(
     crop: str = "bilinear",
     download: bool = False,
     skip_bad_images: int = 0,
-    flip: bool = True,
+    flip: bool | None = None,
     alternate_flip: bool = False,
     crop_scale: float | None = None,
     padding: int | None = None,
@@ -161,7 +161,7 @@ def train(
     best: str | None = None,
     extend: str | None = None,
     accumulate: int = 1,
-    optimizer: str = "sgd",
+    optimizer: str | None = None,
     momentum: float | None = None,
     betas: str | None = None,
     fixed_norm: bool = False,
@@ -236,13 +236,14 @@ def train(
         download: download whatever is missing of torchvision:NAME or hf:NAME.
         skip_bad_images: number of unreadable images to replace by others before the run stops with an error
             (at least 0).
-        flip: mirror half of the training images at random; turn it off for digits and text.
+        flip: mirror half of the training images at random; turn it off for digits and text (None: yes;
+            numbers no).
         alternate_flip: mirror every training image in every other epoch, so that any two epochs show both
             sides of it, in place of half of them at random.
-        crop_scale: smallest share of the image area that a random training crop keeps (None: 0.25; above 0
-            and at most 1).
+        crop_scale: smallest share of the image area that a random training crop keeps (None: 0.25; numbers 1,
+            the whole image; above 0 and at most 1).
         padding: largest random shift of a training image in pixels, for data sets whose images all have one
-            small size (None: an eighth of their side; 0 for the embedded data; from 0 to 63).
+            small size (None: an eighth of their side; 0 for numbers and for the embedded data; from 0 to 63).
         augment: random operations on training images, applied after crop and flip (one of none, randaugment,
             trivialaugment).
         color_jitter: change brightness, contrast and saturation at random by up to this factor, such as 0.4;
@@ -295,7 +296,8 @@ def train(
             extension that has not started.
         accumulate: forward passes whose gradients are accumulated into one optimizer step (at least 1).
         optimizer: sgd uses Nesterov momentum; muon updates the inner weight matrices and adamw everything
-            else (one of sgd, adam, adamw, nadam, radam, adamax, adagrad, rmsprop, muon).
+            else (None: classes and several labels sgd, numbers and masks adamw; one of sgd, adam, adamw,
+            nadam, radam, adamax, adagrad, rmsprop, muon).
         momentum: momentum of sgd, rmsprop and muon (None: sgd and rmsprop 0.9, muon 0.95; at least 0 and
             below 1).
         betas: the two betas of adam, adamw, nadam, radam and adamax, such as 0.9,0.98 (None: 0.9,0.999).

@@ -53,6 +53,24 @@ def test_a_mask_is_cut_where_its_image_is() -> None:
     assert 10 < mirrored < 40
 
 
+def test_a_crop_of_all_is_the_whole_image_where_an_evaluation_shows_it_whole() -> None:
+    """Also of a panorama, of which a random crop of an allowed shape is the middle."""
+    draw = np.random.default_rng(2)
+    mask = draw.integers(0, 256, (20, 90)).astype(np.uint8)
+    image = np.repeat(mask[:, :, None], 3, 2)
+    whole = TrainingCrop(flip=False, scale=(1.0, 1.0), eval_resize="squash")
+    for seed in (-5, 3, 8):
+        out, expected = np.empty((2, 16, 16), np.uint8)
+        train_mask(mask, seed, out, crop=whole)
+        eval_mask(mask, expected)
+        assert (out == expected).all()
+        shown = train_image(image, seed, 16, channels=3, crop=whole)
+        assert (shown == eval_image(image, 16, channels=3, resize="squash")).all()
+    assert whole.box(20, 90, 3) == (0, 0, 20, 90)
+    middle = TrainingCrop(flip=False, scale=(1.0, 1.0)).box(20, 90, 3)
+    assert middle == random_resized_crop_box(20, 90, 3, scale=(1.0, 1.0)) != (0, 0, 20, 90)
+
+
 def test_an_evaluation_shows_the_whole_mask() -> None:
     mask = np.arange(64, dtype=np.uint8).reshape(8, 8).repeat(3, 0).repeat(5, 1)
     out = np.empty((8, 8), np.uint8)

@@ -74,8 +74,9 @@ NEEDS: dict[str, dict[str, str]] = {  # what a setting has no effect without
 
 def test_defaults_are_allowed() -> None:
     settings = Settings()
-    assert values_of(settings)["optimizer"] == "sgd"
+    assert values_of(settings)["schedule"] == "cosine"
     assert settings.data is None
+    assert (settings.optimizer, settings.flip) == (None, None)  # by the task
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -164,8 +165,8 @@ def test_choices(name: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fixed_norm": True}, "fixed_norm has no effect with optimizer = 'sgd'"),
-        ({"muon_others": "sgd"}, "muon_others has no effect with optimizer = 'sgd'"),
+        ({"fixed_norm": True}, "fixed_norm has an effect only with optimizer = 'muon'"),
+        ({"muon_others": "sgd"}, "muon_others has an effect only with optimizer = 'muon'"),
         (
             {"optimizer": "muon", "fixed_norm": True, "lr": 0.2},
             "fixed_norm needs lr, .* muon_others_lr",

@@ -70,6 +70,15 @@ class TrainingCrop:
             return seed < 0
         return self.flip and uniform(seed, _FLIP) < 0.5
 
+    def box(self, height: int, width: int, seed: int) -> tuple[int, int, int, int]:
+        """The part (top, left, height, width) of an image that is shown, in pixels.
+
+        The whole image where no crop is smaller and an evaluation shows it whole, too.
+        """
+        if self.scale[0] == 1 and self.eval_resize == "squash":
+            return 0, 0, height, width
+        return random_resized_crop_box(height, width, seed, scale=self.scale)
+
     def padding_of(self, side: int) -> int:
         """How far images of this side are shifted, pixels."""
         # 4 of 32: He et al., section 4.2
@@ -143,7 +152,7 @@ def train_image(
         True
     """
     picture = Picture(data)
-    box = random_resized_crop_box(picture.height, picture.width, seed, scale=crop.scale)
+    box = crop.box(picture.height, picture.width, seed)
     mirror = crop.mirrors(seed)
     if out is None:
         out = torch.empty(size, size, channels or _channels_of(data), dtype=_type_of(data))

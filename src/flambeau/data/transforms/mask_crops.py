@@ -9,7 +9,7 @@ H: height, W: width, S: side of the result.
 import numpy as np
 from numpy.typing import NDArray
 
-from flambeau.data.transforms.crops import TrainingCrop, random_resized_crop_box
+from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.images.pixels import Box
 
 Mask = NDArray[np.uint8]
@@ -22,7 +22,7 @@ def train_mask(mask: Mask, seed: int, out: Mask, *, crop: TrainingCrop) -> None:
         mask: (H, W), of the size of its image.
         out: (S, S).
     """
-    box = random_resized_crop_box(mask.shape[0], mask.shape[1], seed, scale=crop.scale)
+    box = crop.box(mask.shape[0], mask.shape[1], seed)
     fill_nearest(mask, box, out, mirror=crop.mirrors(seed))
 
 

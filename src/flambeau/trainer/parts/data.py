@@ -64,6 +64,7 @@ class DataFacts:
         known: the share of the training images of which each label or number is known, or of the pixels of
             masks; None: all.
         target_mean, target_std: of each column of numbers.
+        whole_images: whether an evaluation shows images whole, where a task does not always do so.
         mask_values: the number of each class in masks.
         thresholds: the probability from which on each label is predicted, once a run has chosen them.
     """
@@ -88,6 +89,7 @@ class DataFacts:
     known: list[float] | None = None
     target_mean: list[float] | None = None
     target_std: list[float] | None = None
+    whole_images: bool = False
     mask_values: list[int] | None = None
     thresholds: list[float] | None = None
 
@@ -139,6 +141,7 @@ def _regression(facts: DataFacts) -> Regression:
         std=tuple(facts.target_std or ()),
         known=None if facts.known is None else tuple(facts.known),
         kind=facts.loss or Regression.losses[0],
+        is_whole=facts.whole_images,
     )
 
 

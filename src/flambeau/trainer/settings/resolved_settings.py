@@ -24,6 +24,8 @@ class ResolvedSettings(Settings):
     workers: int = _resolved("workers")
     model: str = _resolved("model")
     duration: str = _resolved("duration")
+    flip: bool = _resolved("flip", True)
+    optimizer: str = _resolved("optimizer", "sgd")
     batch_size: int = _resolved("batch_size")
     best: str = _resolved("best", "val_accuracy")
     lr: float = _resolved("lr")

@@ -33,6 +33,8 @@ PRESETS = ("speedrun", "speedrun95")
 """Files of settings in the folder `presets`, by name."""
 BETAS = ("adam", "adamw", "nadam", "radam", "adamax")
 """Optimizers with betas."""
+BY_TASK = ("sgd", "adamw")
+"""The optimizers of which a task has one as its default."""
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.9, "muon": 0.95}
 """Default momentum of the optimizers that have one."""
 BEST = (
@@ -196,11 +198,12 @@ class Settings(SharedOptions):
         range=AT_LEAST_0,
         may_change=True,
     )
-    flip: bool = option(
-        True,
+    flip: bool | None = option(
+        None,
         "mirror half of the training images at random; turn it off for digits and text",
         "随机水平翻转一半的训练图像；数字和文字应关闭",
         group="data",
+        auto=("yes; numbers no", "是；数值任务为否"),
     )
     alternate_flip: bool = option(
         False,
@@ -214,7 +217,7 @@ class Settings(SharedOptions):
         "smallest share of the image area that a random training crop keeps",
         "随机训练裁剪至少保留的面积比例",
         group="data",
-        auto=("0.25", "0.25"),
+        auto=("0.25; numbers 1, the whole image", "0.25；数值任务为 1，即整张图像"),
         range=SHARE_ABOVE_0,
     )
     padding: int | None = option(
@@ -223,7 +226,10 @@ class Settings(SharedOptions):
         "all have one small size",
         "训练图像随机平移的最大像素数，用于所有图像都是同一小尺寸的数据集",
         group="data",
-        auto=("an eighth of their side; 0 for the embedded data", "边长的八分之一；内置数据为 0"),
+        auto=(
+            "an eighth of their side; 0 for numbers and for the embedded data",
+            "边长的八分之一；数值任务和内置数据为 0",
+        ),
         range=Range(0, 63),
     )
     augment: str = option(
@@ -417,13 +423,17 @@ class Settings(SharedOptions):
             "类别为 val_accuracy，多标签为 val_map，数值为 val_loss，掩码为 val_miou",
         ),
     )
-    optimizer: str = option(
-        "sgd",
+    optimizer: str | None = option(
+        None,
         "sgd uses Nesterov momentum; muon updates the inner weight matrices and adamw "
         "everything else",
         "sgd 使用 Nesterov 动量；muon 更新内层的权重矩阵，其余由 adamw 更新",
         group="optimization",
         choices=("sgd", "adam", "adamw", "nadam", "radam", "adamax", "adagrad", "rmsprop", "muon"),
+        auto=(
+            "classes and several labels sgd, numbers and masks adamw",
+            "类别和多标签为 sgd，数值和掩码为 adamw",
+        ),
     )
     momentum: float | None = option(
         None,
@@ -647,7 +657,7 @@ class Settings(SharedOptions):
             )
         if self.bits not in (None, 8, 16):
             raise InputError(f"bits must be 8 or 16, got {self.bits}")
-        if self.alternate_flip and not self.flip:
+        if self.alternate_flip and self.flip is False:
             raise InputError("alternate_flip has no effect without flip: leave one of them out")
         if self.balance != "none" and self.class_weights == "auto":
             raise InputError(
@@ -693,10 +703,13 @@ class Settings(SharedOptions):
     def _check_effects(self) -> None:
         for name, other, values in _REQUIRES:
             given = getattr(self, name) != FIELDS[name].default
-            if given and getattr(self, other) not in values:
+            value = getattr(self, other)
+            if given and value is None and not set(values) & {*BY_TASK}:
                 raise InputError(
-                    f"{name} has no effect with {other} = {getattr(self, other)!r}: leave it out"
+                    f"{name} has an effect only with {other} = {' or '.join(map(repr, values))}: leave it out"
                 )
+            if given and value is not None and value not in values:
+                raise InputError(f"{name} has no effect with {other} = {value!r}: leave it out")
         if self.fixed_norm and None in (self.lr, self.muon_others_lr):
             raise InputError(
                 "fixed_norm needs lr, then the share of its norm by which a matrix moves, such as 0.24, and "

@@ -71,8 +71,20 @@ class Task(Protocol):
         """The setting `label_smoothing`, if none is given."""
 
     @property
+    def default_optimizer(self) -> str:
+        """The setting `optimizer`, if none is given."""
+
+    @property
     def lr_share(self) -> float:
         """The default learning rate of sgd and rmsprop in that of classes."""
+
+    @property
+    def adam_lr_share(self) -> float | None:
+        """That of adam and adamw, which then grows with the root of the batch; None: as for classes."""
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether training images are neither cropped, shifted nor mirrored unless that is asked for."""
 
     @property
     def refuses(self) -> Mapping[str, str]:

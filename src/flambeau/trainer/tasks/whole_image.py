@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from flambeau.data.transforms.crops import EvalResize
 from flambeau.trainer.tasks.task import Task
 
 
@@ -12,7 +13,10 @@ class WholeImage:
 
     default_model: ClassVar = None
     per_pixel: ClassVar = False
-    eval_resize: ClassVar = None
+    eval_resize: ClassVar[EvalResize] = None
+    default_optimizer: ClassVar = "sgd"
+    adam_lr_share: ClassVar[float | None] = None
+    whole_images: ClassVar = False
 
     def loss_towards(self: Task, outputs: Tensor, reference: Tensor) -> Tensor:
         """The loss towards the decoded outputs of another model."""
