@@ -129,6 +129,8 @@ def train(
     eval_size: int | None = None,
     crop: str = "bilinear",
     download: bool = False,
+    cache: str | None = None,
+    cache_size: str | None = None,
     skip_bad_images: int = 0,
     flip: bool = True,
     alternate_flip: bool = False,
@@ -234,6 +236,10 @@ def train(
         crop: interpolation used when crops are resized, in training and evaluation (one of bilinear,
             bicubic).
         download: download whatever is missing of torchvision:NAME or hf:NAME.
+        cache: folder of the local disk for what is fetched from a store (None: `$FLAMBEAU_CACHE`, else
+            `~/.cache/flambeau/store`).
+        cache_size: most that is kept of it, such as 200GB; what was not used for longest is removed first
+            (None: 50GB).
         skip_bad_images: number of unreadable images to replace by others before the run stops with an error
             (at least 0).
         flip: mirror half of the training images at random; turn it off for digits and text.

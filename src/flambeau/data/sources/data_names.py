@@ -3,16 +3,17 @@
 import os
 from pathlib import Path
 
+from flambeau.data.stores.address import SCHEMES, address_of, is_address
 from flambeau.errors import InputError
 
 NAMED = ("torchvision:", "hf:")
-_SCHEMES = {"http:", "https:", "ftp:", "file:", "s3:", "gs:", "hdfs:"}
+_OTHER_SCHEMES = {"ftp:", "hdfs:"}
 _NAMES = " or ".join(f"{prefix}NAME" for prefix in NAMED)
 
 
 def is_named(data: str | Path) -> bool:
     """Whether DATA is a data set by name, not a path."""
-    return str(data).startswith(NAMED)
+    return str(data).startswith(NAMED) and not is_address(data)
 
 
 def data_home() -> Path:
@@ -28,9 +29,14 @@ def check_download(download: bool, *data: str | Path) -> None:
 
 
 def refuse_address(path: Path) -> None:
-    """Raise InputError for a URL instead of a path."""
-    if any(part in _SCHEMES for part in path.parts):
+    """Raise InputError for an address where a path is needed."""
+    if is_address(path):
         raise InputError(
-            f"{path} is an address: only {_NAMES} is fetched, with --download\n"
+            f"{address_of(path)} is an address in a store, which is not read here\n"
+            "Copy it to a disk, and give the file or folder"
+        )
+    if any(part in _OTHER_SCHEMES for part in path.parts):
+        raise InputError(
+            f"{path} is an address of a kind that is not read; read are {', '.join(SCHEMES)}\n"
             "Fetch it yourself, and give the file or folder"
         )
