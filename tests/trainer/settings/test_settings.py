@@ -312,6 +312,8 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "retry_workers": 2,
         "stop_within": "30s",
         "track": "tensorboard,csv",
+        "cache": "other",
+        "cache_size": "9GB",
     }
     assert differences(stored, Identity({**stored, **neutral}, FIELDS)) == []
     assert {n for n, f in FIELDS.items() if f.metadata["may_change"]} == set(neutral)

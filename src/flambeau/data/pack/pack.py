@@ -28,6 +28,7 @@ from flambeau.data.pack.encode_images import (
 )
 from flambeau.data.pack.label_vectors import VectorRecords
 from flambeau.data.pack.output_files import Packed, PackFiles, name_disk_errors
+from flambeau.data.pack.shard_indexes import shard_index_files, write_shard_indexes
 from flambeau.data.pack.shard_plan import (
     Split,
     Unit,
@@ -111,6 +112,8 @@ def pack(
     remarks = remarks_on_parts(parts, kind)
     files = PackFiles(dst, kind, parts[0][1].classes, units, _config(kind, parts, how, split))
     if not fresh and (made := files.finished()) is not None:
+        with name_disk_errors(dst, dst.parent):
+            write_shard_indexes(made.files)
         return made._replace(remarks=remarks)
     total = sum(len(unit.indices) for unit in units)
     bar = CountBar(total, unit="images", shown=show, is_kept=True)
@@ -122,7 +125,11 @@ def pack(
             work.prepare(files)
             for number, unit in enumerate(units):
                 work.write_unit(files, number, unit)
-            return files.publish(work.bad)._replace(remarks=remarks)
+            for index in shard_index_files(files.finals):
+                index.unlink(missing_ok=True)  # of shards that are gone
+            made = files.publish(work.bad)._replace(remarks=remarks)
+            write_shard_indexes(made.files)
+            return made
 
 
 def _config(

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import threading
 import time
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -332,6 +333,7 @@ class _Opened:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)
+        weakref.finalize(self, self._file.close)
         try:
             self._verify()
         except BaseException:
