@@ -10,6 +10,7 @@ import functools
 import hashlib
 import re
 import secrets
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -103,7 +104,8 @@ class _Opener:
     ) -> None:
         self._address, self._labelled, self._choice, self._cache = address, labelled, choice, cache
         self._packed: dict[str, tuple[ShardIndex, str]] = {}
-        self._tried: dict[str, bool] = {}
+        self._small: dict[str, bytes | None] = {}
+        self._lock = threading.Lock()
         self.says_parts = False
 
     def found(self) -> tuple[list[str], list[str]]:
@@ -270,26 +272,32 @@ class _Opener:
             ) from error
 
     def _exists(self, address: str) -> bool:
-        if address not in self._tried:
-            try:
-                store().facts(address)
-                self._tried[address] = True
-            except Missing:
-                self._tried[address] = False
-        return self._tried[address]
+        try:
+            store().facts(address)
+        except Missing:
+            return False
+        return True
 
     # ------------------------------------------------------------ what is in them
 
     def _read_packed(self, address: str) -> bool:
         """Read the index beside a set of shards, if there is one."""
         index = address + SHARDS_INDEX
-        try:
-            data = store().read_whole(index)
-        except Missing:
-            return False
-        for shard in read_index(data, index):
-            self._packed[beside(address, shard.name)] = shard, index
-        return True
+        if index not in self._small:
+            data = self._small_file(index)
+            for shard in [] if data is None else read_index(data, index):
+                self._packed[beside(address, shard.name)] = shard, index
+        return self._small[index] is not None
+
+    def _small_file(self, address: str) -> bytes | None:
+        """The content of a small object, which is asked for once; None if there is none."""
+        with self._lock:
+            if address not in self._small:
+                try:
+                    self._small[address] = store().read_whole(address)
+                except Missing:
+                    self._small[address] = None
+            return self._small[address]
 
     def _foreign(self, shard: str, choice: TargetChoice) -> ShardIndex:
         """The index of a shard that has none: kept from before, or made now."""
@@ -317,8 +325,9 @@ class _Opener:
             names.append(path.with_suffix(".idx").name)
         found = {}
         for name in names:
-            if self._exists(beside(shard, name)):
-                found[name] = store().read_whole(beside(shard, name))
+            data = self._small_file(beside(shard, name))
+            if data is not None:
+                found[name] = data
         return found
 
     def _made(
