@@ -36,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DST",
         help=f"what to make: NAME{endings_of('files', 'both', 'pixels')}, or a folder; of polygons NAME.csv",
     )
-    # No format here can keep which images belong together, or masks.
-    kept = [name for name in TARGETS if name not in ("group", "ignore_index")]
+    # No format here can keep which images belong together.
+    kept = [name for name in TARGETS if name != "group"]
     add_target_flags(parser.add_argument_group("data"), kept)
     _add_images(parser.add_argument_group("images"))
     _add_files(parser.add_argument_group("files"))

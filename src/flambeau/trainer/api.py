@@ -528,7 +528,7 @@ def measure(
         facts: further fields of the evaluation.
     """
     loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
-    counters = trained.facts.task.counters(trained.device)
+    counters = trained.facts.task.counters(trained.device, source)
     for indices, (images, targets) in readable_batches(loader, progress=progress):
         counters.update(trained.logits(images, flip_tta=flip_tta), targets, indices)
     if not counters.indices:

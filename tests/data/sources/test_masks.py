@@ -582,13 +582,6 @@ def test_a_listing_of_what_is_left_has_masks_and_names(tmp_path: Path, flambeau:
     assert refused.code == 2 and "names other classes" in refused.err
 
 
-def test_packed_files_hold_no_masks(tmp_path: Path, flambeau: Any) -> None:
-    put(tmp_path / "data")
-    refused = flambeau("pack", tmp_path / "data", tmp_path / "data.tar")
-    assert refused.code == 2 and "has masks, and no file here keeps them" in refused.err
-    assert not (tmp_path / "data.tar").exists()
-
-
 @pytest.mark.parametrize("spoil", ["counts", "bad", "missing", "claim", "rubbish"])
 def test_a_kept_count_that_cannot_be_one_is_made_again(tmp_path: Path, spoil: str) -> None:
     """The file lies among the data, and may come from elsewhere with them."""

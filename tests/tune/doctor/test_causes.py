@@ -260,8 +260,23 @@ def test_a_loss_that_is_mostly_no_operation_of_torch(graphs: int, cause: str) ->
     rows = row("forward", 6.0, line=21), row("forward", 1.0), row("backward", 3.0)
     one = trainer(*rows, operations=large, graphs=graphs)
     assert first(one) == (cause, f"{FILE}:21" if cause == "python" else "")
+    of_the_line = large | {"count": 420, "seconds": 0.02}  # most starts are of other lines
+    assert first(trainer(*rows, operations=of_the_line, graphs=graphs))[0] == cause
     many_lines = [row("forward", 1.0, line=line) for line in range(10)]
     assert first(trainer(*many_lines, operations=large, graphs=graphs))[0] == "model"
+
+
+@pytest.mark.parametrize(("computes", "kind"), [(0.3, "python"), (0.97, "model")])
+def test_a_thread_that_takes_the_interpreters_lock(computes: float, kind: str) -> None:
+    """A thread that computes beside it hinders a training only as far as that one has no CPU."""
+    polls = ["companion99", "", "", "", FILE, 37, "wait", 9.0]
+    runs = [[7, computes], [99, 0.95], [55, 1.0]]  # the last one is a thread of torch
+    one = trainer(*MODEL, polls, thread=7, runs=runs)
+    found = findings_of(Trial([one], [])).causes[0]
+    assert found.kind == kind
+    if kind == "python":
+        assert (found.where, found.share) == (f"{FILE}:37", pytest.approx(0.7))
+        assert "another thread of the script computes" in found.text
 
 
 @pytest.mark.parametrize(("fastest", "cause"), [(0.016, "small steps"), (0.1, "model")])

@@ -54,6 +54,21 @@ def test_lines_of_threads_and_processes() -> None:
     assert rows_of_stacks("", TRAINER) == {}
 
 
+def test_a_thread_of_the_script_that_computes() -> None:
+    """One that hardly runs, such as a logger, and threads of libraries are left out."""
+    own = 'process 7:"python"'
+    text = stacks(
+        f"{own};thread (7): MainThread;<module> (/me/a.py:20) 4",
+        f"{own};thread (8): Poll;run (/me/b.py:1);wait (/me/b.py:5) 3",
+        f"{own};thread (9): Log;run (/me/c.py:1) 4",
+        f"{own};thread (10): Other;run ({SITE}/lib/d.py:1) 4",
+    )
+    rows = rows_of_stacks(text, TRAINER | {"runs": [[7, 0.5], [8, 0.9], [9, 0.01], [10, 1.0]]})
+    assert [row for row in rows[7] if row[0] != "main"] == [
+        ["companion8", "", "", "", "/me/b.py", 5, "wait", 3.0]
+    ]
+
+
 PRODUCER = """\
 def work(self):
     while True:

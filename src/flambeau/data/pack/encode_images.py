@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from PIL.TiffImagePlugin import PREFIXES
 
+from flambeau.data.sources.masks.mask_file import Mask
 from flambeau.images.all_channels import all_channels, stored_channels
 from flambeau.images.decode import Picture, Stored, decode
 from flambeau.images.file_formats import ENDINGS, format_of
@@ -112,6 +113,16 @@ class Conversion:
             "and --center-crop, and pixels with --encode raw"
         )
 
+    def convert_mask(self, mask: Mask) -> bytes:
+        """The mask of an image, (H, W) uint8, at the size of what `convert` makes of the image; a PNG."""
+        height, width = self.size(*mask.shape)
+        if self.center_crop:
+            mask = _square(mask)
+        image = Image.fromarray(np.ascontiguousarray(mask))
+        target = io.BytesIO()
+        image.resize((width, height), Image.Resampling.NEAREST).save(target, "png")
+        return target.getvalue()
+
     def size(self, height: int, width: int) -> tuple[int, int]:
         """Height and width, in pixels, of the stored image."""
         if self.center_crop:
@@ -184,7 +195,7 @@ def suffix_of(data: bytes) -> str:
     return ENDINGS[format_of(data) or "PPM"][0]
 
 
-def _square(pixels: Pixels) -> Pixels:
+def _square(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
     height, width = pixels.shape[:2]
     side = min(height, width)
     top = (height - side) // 2

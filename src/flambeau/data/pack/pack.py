@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import PIL
 import simplejpeg
 from torch import Tensor
@@ -37,11 +38,21 @@ from flambeau.data.pack.shard_plan import (
     remarks_on_parts,
     target_kind,
     units_of,
+    written_classes,
+    written_values,
 )
-from flambeau.data.pack.writers import Record, as_buffer, keys_for, open_writer, require_package
+from flambeau.data.pack.writers import (
+    Label,
+    Record,
+    as_buffer,
+    keys_for,
+    open_writer,
+    require_package,
+)
+from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.data.sources.packed_formats import FORMATS, endings_of
-from flambeau.data.sources.packed_targets import vector_text
-from flambeau.data.sources.source import Source, content_sample
+from flambeau.data.sources.packed_targets import mask_text, vector_text
+from flambeau.data.sources.source import Source, content_sample, mask_of, mask_problem
 from flambeau.data.sources.targets import FOUND, TargetChoice, kind_of_targets
 from flambeau.errors import DecodeError, InputError, disk_remedy, require_folder
 from flambeau.images.decode import Stored
@@ -76,7 +87,7 @@ def record_crc(target: str | None, stored: Stored) -> int:
     """CRC-32 of a target as text and an image in its stored form.
 
     Args:
-        target: the name of a class, or a `vector_text`; None: a label vector that is not looked at.
+        target: the name of a class, a `vector_text` or a `mask_text`; None: a vector that is not looked at.
     """
     return zlib.crc32(as_buffer(stored), zlib.crc32(f"{target}\0".encode()))
 
@@ -110,7 +121,8 @@ def pack(
     _check_crop(parts, how)
     units = units_of(parts, dst, split)
     remarks = remarks_on_parts(parts, kind)
-    files = PackFiles(dst, kind, parts[0][1].classes, units, _config(kind, parts, how, split))
+    classes = written_classes(parts[0][1])
+    files = PackFiles(dst, kind, classes, units, _config(kind, parts, how, split))
     if not fresh and (made := files.finished()) is not None:
         with name_disk_errors(dst, dst.parent):
             write_shard_indexes(made.files)
@@ -165,6 +177,7 @@ class _Work:
         self._keys = [keys_for(kind, source) for source in sources]
         self._heads = [head_of(source) for source in sources]
         self._labels = [_labels_of(source) for source in sources]
+        self._mask_numbers = _mask_numbers(sources[0])
         self._layout: Layout | None = None
         self._workers, self._advance = workers, advance
         self.bad: list[str] = []
@@ -212,12 +225,13 @@ class _Work:
             contextlib.closing(images),
             open_writer(self._kind, target, self._layout, self._heads[unit.part]) as write,
         ):
-            for index, image in zip(unit.indices, images, strict=True):
+            for index, made in zip(unit.indices, images, strict=True):
                 self._advance(1)
-                if isinstance(image, _Bad):
-                    self._add_bad(image)
+                if isinstance(made, _Bad):
+                    self._add_bad(made)
                     continue
-                label = labels[index]
+                image, mask = made
+                label = labels[index] if mask is None else mask
                 name = source.classes[label] if isinstance(label, int) else ""
                 try:
                     write(Record(keys[index], index, label, name, image))
@@ -229,14 +243,20 @@ class _Work:
                 raise InputError(f"{unit.file}: none of its {len(unit.indices)} images can be read")
         return crcs
 
-    def _convert(self, source: Source, index: int) -> Stored | _Bad:
+    def _convert(self, source: Source, index: int) -> tuple[Stored, bytes | None] | _Bad:
+        """The image, and its mask if it has one."""
         try:
+            if (problem := mask_problem(source, index)) is not None:
+                raise DecodeError(problem)
+            mask = mask_of(source, index)
             image = self._how.convert(source.read(index))
             if self._layout is not None and Layout.of(image) != self._layout:
                 raise DecodeError("its pixels are not what its header says")
+            if mask is not None:
+                return image, self._how.convert_mask(self._mask_numbers[mask])
         except (OSError, DecodeError, CannotStore, MemoryError) as error:
             return _Bad.of(source.describe(index), error)
-        return image
+        return image, None
 
     def _add_bad(self, bad: _Bad) -> None:
         if len(self.bad) >= self._limit:
@@ -275,8 +295,18 @@ class _Work:
         return map_in_order(self._pool, work, items, ahead=_AHEAD * self._workers)
 
 
-def _checked_text(source: Source, class_name: str, label: int | float | Tensor) -> str | None:
+def _mask_numbers(source: Source) -> Mask:
+    """(256,), the number that is written for each position among the classes; 255 for what is ignored."""
+    numbers = np.full(256, IGNORED, np.uint8)
+    values = written_values(source)
+    numbers[: len(values)] = values
+    return numbers
+
+
+def _checked_text(source: Source, class_name: str, label: Label) -> str | None:
     """What of the label a checksum covers."""
+    if isinstance(label, bytes):
+        return mask_text(label)
     if isinstance(label, int):
         return class_name
     if isinstance(source, VectorRecords) or not isinstance(label, Tensor):
@@ -284,7 +314,7 @@ def _checked_text(source: Source, class_name: str, label: int | float | Tensor) 
     return vector_text(label)
 
 
-def _labels_of(source: Source) -> Sequence[int | float | Tensor]:
+def _labels_of(source: Source) -> Sequence[Label]:
     """The label of each image as it is written."""
     if isinstance(source, VectorRecords):
         return source.vectors

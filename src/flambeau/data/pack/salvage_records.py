@@ -33,8 +33,8 @@ class ScannedRecord(NamedTuple):
 
     Attributes:
         image: bytes of a file, or pixels; None if it is damaged.
-        label: number or name of its class, its label vector, or the names of its labels; None if it has none
-            that is looked at.
+        label: number or name of its class, its label vector, the names of its labels, or its mask as a file;
+            None if it has none that is looked at.
         content: what is needed to write it again in its format.
         damage: what is wrong with it; None if nothing is.
         whole: with `damage`: its bytes are undamaged, but not supported; None if that cannot be known.
@@ -44,7 +44,7 @@ class ScannedRecord(NamedTuple):
     name: str
     offset: int | None
     image: Stored | None = None
-    label: int | str | Tensor | tuple[str, ...] | None = None
+    label: int | str | Tensor | tuple[str, ...] | bytes | None = None
     content: Any = None
     damage: str | None = None
     whole: bool | None = False

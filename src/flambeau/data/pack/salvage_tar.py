@@ -17,6 +17,7 @@ from torch import Tensor
 from flambeau.data.pack.salvage_records import ScannedRecord
 from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.tar_file import LABEL_FILES, json_label
+from flambeau.data.sources.tar_masks import mask_in
 from flambeau.data.sources.tar_targets import has_targets, is_packed, sample_label
 from flambeau.errors import json_object
 
@@ -50,7 +51,7 @@ class _Sample(NamedTuple):
         """Where its target is read from, as in `TarSource`.
 
         Returns:
-            One of LABEL_FILES, 'folder', 'txt', 'targets', or '' for nowhere.
+            One of LABEL_FILES, 'mask', 'folder', 'txt', 'targets', or '' for nowhere.
         """
         content = _json(self.files)
         if is_packed(content) and "cls" not in self.files:
@@ -59,6 +60,8 @@ class _Sample(NamedTuple):
         for kind in LABEL_FILES:
             if kind in self.files and (kind != "json" or is_json):
                 return kind
+        if mask_in([*self.files]) is not None:
+            return "mask"
         if any(folder not in ("", ".") for folder in self.key.split("/")[:-1]):
             return "folder"
         if "txt" in self.files:
@@ -100,7 +103,7 @@ def _record(sample: _Sample, kind: str) -> ScannedRecord:
     images = sample.images()
     files = sample.files
     damage = None
-    label: int | Tensor | tuple[str, ...] | None = None
+    label: int | Tensor | tuple[str, ...] | bytes | None = None
     whole: bool | None = True
     if not images:
         damage = f"no image in it, only .{_printable(', .'.join(files))}"
@@ -115,6 +118,11 @@ def _record(sample: _Sample, kind: str) -> ScannedRecord:
             whole = None
         else:
             label = int(text)
+    elif kind == "mask":
+        mask = mask_in([*files])
+        label = None if mask is None else files[mask]
+        if label is None:
+            damage = "no mask in it, as others have"
     elif kind == "targets":
         label = sample_label(_json(files))
         if label is None:

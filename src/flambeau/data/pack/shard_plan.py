@@ -14,6 +14,7 @@ from typing import NamedTuple
 from flambeau.data.pack.label_vectors import VectorRecords, has_vectors
 from flambeau.data.sources.escaped_names import folder_names
 from flambeau.data.sources.folder import FolderSource
+from flambeau.data.sources.masks.mask_file import IGNORED
 from flambeau.data.sources.open_data import open_parts
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING, endings_of
 from flambeau.data.sources.packed_targets import TargetHead
@@ -37,6 +38,7 @@ WITH_VECTORS = {
     "arrow": ".arrow",
 }
 """Formats for several labels per image, and numbers, with their endings."""
+WITH_MASKS = ("tar", "parquet", "arrow")
 FOLDER_UNIT = 2000  # images of a folder that are redone after a kill, at most
 
 # Characters that some file system refuses.
@@ -129,13 +131,13 @@ def named_parts(
             ) from error
         train = VectorRecords(src)
         val = None
-    if mask_values(train):
+    what = {"list": "a .lst", "folder": "a folder"}.get(kind, f"{kind} here")
+    if mask_values(train) and kind not in WITH_MASKS:
         raise InputError(
-            f"{src} has masks, and no file here keeps them\n"
-            f"Train on it as it is: flambeau train {src}"
+            f"{src} has masks, and {what} keeps none\n"
+            f"Name a DST that ends in one of {' '.join(WITH_VECTORS[kind] for kind in WITH_MASKS)}"
         )
     if kind_of_targets(train).is_table and kind not in WITH_VECTORS:
-        what = "a .lst" if kind == "list" else "a folder" if kind == "folder" else f"{kind} here"
         raise InputError(
             f"{src} has targets for {task_of(train)}, and {what} holds one class per image\n"
             f"Name a DST that ends in one of {' '.join(WITH_VECTORS.values())}"
@@ -146,6 +148,22 @@ def named_parts(
             "Return 8-bit ones to pack them: (x * 255).round().clip(0, 255) as uint8 of pixels in 0 .. 1"
         )
     return [("", train)] if val is None else [("train", train), ("val", val)]
+
+
+def written_classes(source: Source) -> tuple[str, ...]:
+    """The lines of the file of class names; of masks with the number that a class has in them."""
+    names = tuple(source.classes)
+    if not mask_values(source):
+        return names
+    return tuple(
+        f"{value} {name}" for value, name in zip(written_values(source), names, strict=True)
+    )
+
+
+def written_values(source: Source) -> tuple[int, ...]:
+    """The number of each class in packed masks: its own, if 255 is free for what is ignored."""
+    values = mask_values(source)
+    return values if IGNORED not in values else tuple(range(len(values)))
 
 
 def remarks_on_parts(parts: Sequence[tuple[str, Source]], kind: str) -> list[str]:

@@ -11,7 +11,7 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from torch import Tensor
 from flambeau.data.pack.salvage_records import ScannedRecord
 from flambeau.data.sources.packed_targets import TargetHead, as_metadata, of_metadata
 from flambeau.data.sources.tables.arrow_file import (
-    Batch,
     arrow_batches,
     batch_of,
     damaged_table,
@@ -27,6 +26,7 @@ from flambeau.data.sources.tables.arrow_file import (
     read_path,
 )
 from flambeau.data.sources.tables.columns import Columns, choose_columns
+from flambeau.data.sources.tables.mask_columns import mask_columns
 from flambeau.data.sources.tables.parquet_file import (
     all_rows,
     joined_batches,
@@ -57,6 +57,8 @@ _GROUP_BYTES = 1 << 25
 
 def _label_column(pa: Any, head: TargetHead) -> tuple[str, Any, dict[str, Any]]:
     """Name, type and feature of the column of labels."""
+    if head.task == "segmentation":
+        return "mask", _file_type(pa), {"_type": "Image"}
     classes = {"names": list(head.names), "_type": "ClassLabel"}
     if not head.has_vectors:
         return "label", pa.int64(), classes
@@ -66,8 +68,14 @@ def _label_column(pa: Any, head: TargetHead) -> tuple[str, Any, dict[str, Any]]:
     return PACKED_COLUMN, pa.list_(pa.float32()), {"feature": value, "_type": "List"}
 
 
-def _cell(label: int | float | Tensor, head: TargetHead) -> Any:
+def _file_type(pa: Any) -> Any:
+    return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def _cell(label: int | float | Tensor | bytes, head: TargetHead) -> Any:
     """A label as `packed_vector` reads it; null for an unknown value."""
+    if isinstance(label, bytes):
+        return {"bytes": label, "path": None}
     if not isinstance(label, Tensor):
         return label
     if head.separator is not None:
@@ -78,10 +86,10 @@ def _cell(label: int | float | Tensor, head: TargetHead) -> Any:
 @contextlib.contextmanager
 def open_table_writer(
     kind: str, path: Path, head: TargetHead
-) -> Iterator[Callable[[bytes, str, int | float | Tensor], None]]:
-    """A function that adds image file, name and label to a new table, complete when the context ends."""
+) -> Iterator[Callable[[bytes, str, int | float | Tensor | bytes], None]]:
+    """A function that adds image, name and label or mask to a new table, complete when the context ends."""
     pa = extra("pyarrow", what=f"writing {kind}")
-    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    image = _file_type(pa)
     column, column_type, feature = _label_column(pa, head)
     features = {"image": {"_type": "Image"}, column: feature}
     metadata = {b"huggingface": json.dumps({"info": {"features": features}}).encode()}
@@ -95,7 +103,7 @@ def open_table_writer(
                 write_batch(pa.RecordBatch.from_pylist(rows, schema))
                 rows.clear()
 
-        def write(data: bytes, name: str, label: int | float | Tensor) -> None:
+        def write(data: bytes, name: str, label: int | float | Tensor | bytes) -> None:
             text = name.encode(errors="surrogateescape").decode(errors="replace")
             rows.append({"image": {"bytes": data, "path": text}, column: _cell(label, head)})
             if _is_full([len(row["image"]["bytes"]) for row in rows]):
@@ -127,13 +135,13 @@ def walk_table(path: Path, kind: str) -> Iterator[ScannedRecord]:
 def _walk_parquet(path: Path) -> Iterator[ScannedRecord]:
     pa = extra("pyarrow", what=f"{path}")
     table = open_table(path)
-    columns, head = _columns(table.schema_arrow, path, lambda: all_rows(path, table))
+    columns = _columns(table.schema_arrow, path, lambda: all_rows(path, table))
     row = 0
     for group in range(table.num_row_groups):
         end = row + table.metadata.row_group(group).num_rows
         try:
             for batch in row_batches(path, table, group, table.schema_arrow.names):
-                yield from _rows(path, row, batch, batch_of(pa, batch, columns), columns, head)
+                yield from _rows(pa, path, row, batch, columns)
                 row += len(batch)
         except (DamagedData, pa.ArrowException) as error:
             reason = str(error).splitlines()[0].rpartition("damaged or cut short: ")[2]
@@ -150,38 +158,49 @@ def _walk_arrow(path: Path) -> Iterator[ScannedRecord]:
         try:
             buffer = mapped.read_buffer()
             schema, batches = arrow_batches(pa, path, buffer)
-            columns, head = _columns(schema, path, lambda: arrow_batches(pa, path, buffer)[1])
+            columns = _columns(schema, path, lambda: arrow_batches(pa, path, buffer)[1])
             for batch in batches:
                 batch.validate(full=True)
-                yield from _rows(path, row, batch, batch_of(pa, batch, columns), columns, head)
+                yield from _rows(pa, path, row, batch, columns)
                 row += len(batch)
         except (pa.ArrowException, struct.error, OSError) as error:
             raise damaged_table(path, f"behind row {row - 1}: {error}" if row else error) from error
 
 
-def _columns(
-    schema: Any, path: Path, rows: Callable[[], Iterator[Any]]
-) -> tuple[Columns, TargetHead | None]:
-    """The columns to read, and what is known of targets that are no classes."""
+class _Read(NamedTuple):
+    """The columns to read.
+
+    Attributes:
+        head: what is known of targets that are no classes.
+        masks: the column of masks.
+    """
+
+    images: Columns
+    head: TargetHead | None = None
+    masks: Columns | None = None
+
+
+def _columns(schema: Any, path: Path, rows: Callable[[], Iterator[Any]]) -> _Read:
     head = of_metadata(schema.metadata, path)
     if head is not None and head.has_vectors:
-        return choose_columns(schema, path, labelled=False), head
+        return _Read(choose_columns(schema, path, labelled=False), head)
+    if (masked := mask_columns(schema, path, FOUND)) is not None:
+        image, mask = (choose_columns(schema, path, labelled=False, image=name) for name in masked)
+        return _Read(image, masks=mask)
     try:
-        return choose_columns(schema, path), None
+        return _Read(choose_columns(schema, path))
     except InputError:
         if isinstance(other_targets(path, schema, rows(), FOUND), TableTargets):
-            return choose_columns(schema, path, labelled=False), None
+            return _Read(choose_columns(schema, path, labelled=False))
         raise
 
 
 def _rows(
-    path: Path,
-    first: int,
-    record_batch: Any,
-    batch: Batch,
-    columns: Columns,
-    head: TargetHead | None,
+    pa: Any, path: Path, first: int, record_batch: Any, read: _Read
 ) -> Iterator[ScannedRecord]:
+    columns, head, _ = read
+    batch = batch_of(pa, record_batch, columns)
+    masks = None if read.masks is None else batch_of(pa, record_batch, read.masks)
     num_labels = 1 << 24 if columns.classes is None else len(columns.classes)
     for at, (name, label) in enumerate(zip(batch.paths, batch.labels, strict=True)):
         row = f"row {first + at}" + f" ({name})" * bool(name)
@@ -192,7 +211,7 @@ def _rows(
         if reason is not None:
             yield ScannedRecord(row, None, damage=reason, whole=True)
             continue
-        class_name: int | str | Tensor | None = label
+        class_name: int | str | Tensor | bytes | None = label
         if head is not None:
             try:
                 class_name = torch.tensor(
@@ -205,6 +224,9 @@ def _rows(
             class_name = columns.classes[label]
         try:
             image = read_path(path, name) if data is None else data
+            if masks is not None:
+                mask = masks.images[at].as_py()
+                class_name = read_path(path, masks.paths[at]) if mask is None else mask
         except OSError as error:
             yield ScannedRecord(row, None, damage=why_unreadable(error), whole=True)
             continue

@@ -27,9 +27,10 @@ from flambeau.data.sources.arrays.hdf5_file import check_chunks as check_hdf5_ch
 from flambeau.data.sources.arrays.tensorstore_file import check_chunks as check_store_chunks
 from flambeau.data.sources.class_names_file import classes_file, named_labels
 from flambeau.data.sources.escaped_names import CLASS_NAMES
+from flambeau.data.sources.masks.mask_file import decoded_mask, require_same_size
 from flambeau.data.sources.open_data import only_folder
 from flambeau.data.sources.packed_formats import FORMATS
-from flambeau.data.sources.packed_targets import vector_text
+from flambeau.data.sources.packed_targets import mask_text, vector_text
 from flambeau.data.sources.path_format import kind_of, open_path, shards_in, shards_of
 from flambeau.data.sources.tables.hugging_face import saved_files
 from flambeau.errors import (
@@ -41,7 +42,7 @@ from flambeau.errors import (
     unreadable,
 )
 from flambeau.images.all_channels import all_channels
-from flambeau.images.decode import Picture, Stored, decode
+from flambeau.images.decode import Picture, Stored, decode, size_of
 from flambeau.images.stand_ins import stand_in_at
 from flambeau.recipes.data.recordio import RecordWriter
 from flambeau.recipes.data.tar_shards import TarWriter
@@ -167,9 +168,11 @@ class _Checksums:
                 return cls(facts["classes"], facts["files"][path.absolute().name])
         return None
 
-    def match(self, label: int | str | Tensor | tuple[str, ...] | None, image: Stored) -> bool:
+    def match(
+        self, label: int | str | Tensor | tuple[str, ...] | bytes | None, image: Stored
+    ) -> bool:
         """Whether an image with this target was packed, and has not been matched before."""
-        name = label
+        name = mask_text(label) if isinstance(label, bytes) else label
         if isinstance(label, int):
             name = self._classes[label] if label < len(self._classes) else None
         elif isinstance(label, tuple):
@@ -278,6 +281,8 @@ def _check_image(record: ScannedRecord, *, deep: bool) -> ScannedRecord:
             decode(record.image, channels=3)
         else:
             Picture(record.image)
+        if isinstance(record.label, bytes):
+            require_same_size(decoded_mask(record.label), size_of(record.image))
     except DecodeError as error:
         whole = isinstance(error, UnsupportedImage) or None
         return record._replace(damage=str(error), whole=whole)

@@ -23,6 +23,7 @@ from flambeau.data.sources.lmdb_file import image_key
 from flambeau.data.sources.packed_formats import FORMATS
 from flambeau.data.sources.packed_targets import TargetHead, as_mark
 from flambeau.data.sources.source import Source
+from flambeau.data.sources.tar_masks import MASK
 from flambeau.data.sources.tar_targets import as_json
 from flambeau.data.sources.tfrecord_file import SEPARATOR, TASK
 from flambeau.images.decode import Stored
@@ -33,17 +34,20 @@ from flambeau.recipes.data.tar_shards import TarWriter
 from flambeau.recipes.data.tf_example import build_example
 from flambeau.recipes.data.tfrecord import TFRecordWriter
 
+Label = int | float | Tensor | bytes
+
 
 class Record(NamedTuple):
     """One image to be written into a file.
 
     Attributes:
-        class_name: the name of that class; '' if the label is a vector.
+        label: the number of its class, its label vector, or its mask as a file.
+        class_name: the name of that class; '' if the label is no class.
     """
 
     key: str
     number: int
-    label: int | float | Tensor
+    label: Label
     class_name: str
     image: Stored
 
@@ -134,7 +138,9 @@ def _tar(path: Path, head: TargetHead) -> Iterator[Write]:
         def write(record: Record) -> None:
             assert isinstance(record.image, bytes)
             ending = suffix_of(record.image)[1:]
-            if isinstance(record.label, Tensor):
+            if isinstance(record.label, bytes):
+                label = {MASK: record.label}
+            elif isinstance(record.label, Tensor):
                 label = {"json": as_json(head.names, record.label.tolist(), head)}
             else:
                 label = {"cls": b"%d" % record.label}

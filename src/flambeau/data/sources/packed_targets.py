@@ -7,6 +7,7 @@ K: labels, or numbers.
 """
 
 import json
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,7 @@ class TargetHead(NamedTuple):
 
     @property
     def has_vectors(self) -> bool:
-        return self.task != "classification"
+        return self.task in _MARKS
 
 
 def as_mark(head: TargetHead) -> int:
@@ -97,6 +98,11 @@ def of_metadata(metadata: Mapping[bytes, bytes] | None, path: Path) -> TargetHea
             f"{path}: its metadata 'flambeau' are no targets: {type(error).__name__}\n"
             "Copy or make it again"
         ) from error
+
+
+def mask_text(mask: bytes) -> str:
+    """What a checksum covers of a mask, given as its file."""
+    return f"mask {zlib.crc32(mask):08x}"
 
 
 def vector_text(vector: Tensor) -> str:

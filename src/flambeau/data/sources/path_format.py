@@ -10,6 +10,7 @@ from flambeau.data.sources.folder import FolderSource, class_folders
 from flambeau.data.sources.listing import open_listing, split
 from flambeau.data.sources.lmdb_file import LMDBSource
 from flambeau.data.sources.masks.mask_folders import mask_pairs, open_pairs
+from flambeau.data.sources.masks.masked_source import MaskedSource
 from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING
 from flambeau.data.sources.recordio_file import RecordSource
@@ -162,7 +163,11 @@ def open_shards(
                 f"{path} has a validation part of its own and stands among other files\n"
                 "Name one of them, or put it into a folder of its own"
             )
-    return _split_by_column((ConcatSource([source for source, _ in opened]), None))
+    sources = [source for source, _ in opened]
+    masked = [source for source in sources if isinstance(source, MaskedSource)]
+    if len(masked) == len(sources):
+        MaskedSource.share_classes(masked, choice)
+    return _split_by_column((ConcatSource(sources), None))
 
 
 def _split_by_column(opened: tuple[Source, Source | None]) -> tuple[Source, Source | None]:

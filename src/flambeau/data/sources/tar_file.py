@@ -1,5 +1,6 @@
 """Labelled images in a tar file, by WebDataset's convention; recipes/data/tar_shards.py reads the bytes."""
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -16,6 +17,7 @@ from flambeau.data.sources.index_cache import Arrays, joined, split_texts, store
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.listing import PARTS, numbers_or_words, split
 from flambeau.data.sources.source import Source
+from flambeau.data.sources.tar_masks import mask_arrays, mask_in, masked_tar
 from flambeau.data.sources.tar_targets import (
     has_targets,
     is_packed,
@@ -50,7 +52,8 @@ class TarSource:
     number or a name. If all of one ending are numbers, they are class numbers. See `named_labels` for the
     names of numbered classes.
     Several labels, and numbers, are in a .json (see `tar_targets`): if it says its task, or if there is no
-    label of these kinds.
+    label of these kinds. Masks are a file beside the image (see `tar_masks`), if there is no file of a label;
+    they are opened by `open_tar`.
     A file that looks like a label and contradicts the folders or the .txt is refused; others are counted.
     Headers and labels are read once and kept beside the file.
     """
@@ -59,8 +62,15 @@ class TarSource:
         self.task: TaskName = "classification"
         self.separator: str | None = None
         try:
-            kind = "tar 3" if labelled else "tar 3 without labels"
-            kept = stored_index(path, lambda: _index(path, labelled=labelled), kind=kind)
+            with_masks = labelled and choice.task in (None, "segmentation")
+            kind = "tar 4" + (
+                " with masks" if with_masks else "" if labelled else " without labels"
+            )
+            kept = stored_index(
+                path, lambda: _index(path, labelled=labelled, with_masks=with_masks), kind=kind
+            )
+            self.by_mask = "by_mask" in kept
+            self.masks = {name: kept[name] for name in kept if name.startswith("mask_")}
             self._files = split_texts(kept["names"])
             index = TarIndex(self._files, kept["offsets"].tolist(), kept["sizes"].tolist())
             self._reader = TarReader(path, index)
@@ -74,9 +84,13 @@ class TarSource:
             else:
                 labels = texts if self.by_folder else numbers_or_words(texts, self.describe)
                 self.classes, self.labels = named_labels(
-                    labels, path, self.describe, labelled=labelled, by_folder=self.by_folder
+                    labels,
+                    path,
+                    self.describe,
+                    labelled=labelled and not self.by_mask,
+                    by_folder=self.by_folder,
                 )
-            if labelled:
+            if labelled and not self.by_mask:
                 refuse_separator(path, choice, self.separator)
             facts = f"{self._files} {self.labels.tolist()} {self.classes}"
             self.fingerprint = file_fingerprint(path, facts)
@@ -112,21 +126,28 @@ def open_tar(
     the class folders if folders are the labels.
     """
     if labelled:
-        refuse_columns(path, replace(choice, separator=None))
+        refuse_columns(path, replace(choice, separator=None, ignore_index=None))
     source = TarSource(path, labelled=labelled, choice=choice)
+    opened: Source = source
+    if labelled:
+        if source.by_mask or (choice.task == "segmentation" and source.masks):
+            opened = masked_tar(path, source, source.masks, choice)
+        else:
+            refuse_columns(path, replace(choice, separator=None))
     parts = [_part(_folders(key)[: -1 if source.by_folder else None]) for key in source.names]
-    return split(source, parts if all(parts) else None)
+    return split(opened, parts if all(parts) else None)
 
 
 def _part(folders: Sequence[str]) -> str:
     return next((PARTS[folder.lower()] for folder in folders if folder.lower() in PARTS), "")
 
 
-def _index(path: Path, *, labelled: bool) -> Arrays:
+def _index(path: Path, *, labelled: bool, with_masks: bool) -> Arrays:
     """The content of `stored_index`: names, offsets and sizes of the images, and their labels."""
     files = index_tar(path)
     reader = TarReader(path, files)
     samples, positions = _images(reader)
+    masks = _masks(reader, samples) if with_masks else []
     if not samples:
         counts = Counter(name.rpartition(".")[2].lower() for name in files.names).most_common(3)
         listed = ", ".join(f"{count} .{extension}" for extension, count in counts)
@@ -134,8 +155,11 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
             f"{path} holds no images{f' (found: {_printable(listed)})' if listed else ''}\n"
             f"Expected files that end in {' '.join(IMAGE_SUFFIXES)}"
         )
-    kind = _kind(reader, samples[0]) if labelled else "none"
-    if kind == "none":
+    # Masks of some images, in folders that may be classes, are not what the tar is about.
+    in_folders = all(map(_folders, (reader.keys[sample] for sample in samples)))
+    has_masks = len(masks) == len(samples) or (bool(masks) and not in_folders)
+    kind = _kind(reader, samples[0], has_masks=has_masks) if labelled else "none"
+    if kind in ("none", "mask"):
         labels = [""] * len(samples)
     elif kind == "folder":
         labels = _folder_labels(reader, samples)
@@ -159,11 +183,13 @@ def _index(path: Path, *, labelled: bool) -> Arrays:
         "left_out": joined(
             [
                 *_without_image(reader, samples),
-                *_beside(reader, samples, positions, "json" if kind == "targets" else kind),
+                *_beside(reader, samples, positions, {"targets": "json"}.get(kind, kind)),
             ]
         ),
         "by_folder": np.array(kind == "folder"),
         **({"by_json": np.array(True)} if kind == "targets" else {}),
+        **({"by_mask": np.array(True)} if kind == "mask" else {}),
+        **(mask_arrays(files, masks) if masks else {}),
     }
 
 
@@ -185,7 +211,8 @@ def _beside(
         extensions = reader.extensions(sample)
         if sample in image:
             for number, extension in enumerate(extensions, start):
-                if number != image[sample] and extension != kind:
+                is_read = extension == kind or (kind == "mask" and mask_in([extension]))
+                if number != image[sample] and not is_read:
                     yield _printable(extension)
         start += len(extensions)
 
@@ -212,7 +239,22 @@ def _images(reader: TarReader) -> tuple[list[int], list[int]]:
     return samples, positions
 
 
-def _kind(reader: TarReader, sample: int) -> str:
+def _masks(reader: TarReader, samples: Sequence[int]) -> list[int]:
+    """Positions among all files of samples of the masks of those that have one."""
+    starts = itertools.accumulate(
+        (len(reader.extensions(sample)) for sample in range(len(reader.keys))), initial=0
+    )
+    first = list(starts)
+    found = []
+    for sample in samples:
+        extensions = reader.extensions(sample)
+        mask = mask_in(extensions)
+        if mask is not None:
+            found.append(first[sample] + extensions.index(mask))
+    return found
+
+
+def _kind(reader: TarReader, sample: int, *, has_masks: bool) -> str:
     """Where labels are read from, decided by the first image."""
     extensions = reader.extensions(sample)
     if "cls" in extensions:
@@ -225,6 +267,8 @@ def _kind(reader: TarReader, sample: int) -> str:
     named = next((name for name in LABEL_FILES if name in extensions and name != "json"), None)
     if named is not None:
         return named
+    if has_masks and mask_in(extensions) is not None:
+        return "mask"
     if _folders(reader.keys[sample]):
         return "folder"
     if "txt" in extensions:

@@ -83,10 +83,10 @@ class MaskPredictions:
 class MaskEvaluation:
     """The result of `evaluate` for masks; `print(evaluation)` shows it.
 
-    Ignored pixels count in no figure. Figures are of the masks at the size of the model's input.
+    Ignored pixels count in no figure. Figures are of masks of the size of their images.
 
     Attributes:
-        loss: mean cross-entropy.
+        loss: mean cross-entropy, at the size of the model's input.
         reading: how many images were read, and at which size.
         predictions: what was counted of each image.
         confusion: (K, K) int64, pixels by class and predicted class.

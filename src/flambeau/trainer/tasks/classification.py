@@ -169,7 +169,7 @@ class Classification(WholeImage):
         both = torch.logaddexp(outputs.log_softmax(1), mirrored.log_softmax(1))
         return both - math.log(2)
 
-    def counters(self, device: torch.device) -> "ClassCounters":
+    def counters(self, device: torch.device, source: Source) -> "ClassCounters":
         """Confusion matrix, calibration, AUROC and the best classes of each image."""
         return ClassCounters.of(self.classes, device)
 

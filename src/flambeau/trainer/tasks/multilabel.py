@@ -268,7 +268,7 @@ class Multilabel(WholeImage):
         absent = torch.logaddexp(F.logsigmoid(-outputs), F.logsigmoid(-mirrored))
         return there - absent
 
-    def counters(self, device: torch.device) -> KeptBatches[LabelEvaluation]:
+    def counters(self, device: torch.device, source: Source) -> KeptBatches[LabelEvaluation]:
         """The probabilities of each image."""
         return KeptBatches(self._entropies, self._evaluation)
 

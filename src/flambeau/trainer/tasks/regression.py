@@ -236,7 +236,7 @@ class Regression(WholeImage):
         """The mean of both."""
         return (outputs + mirrored) / 2
 
-    def counters(self, device: torch.device) -> KeptBatches[NumberEvaluation]:
+    def counters(self, device: torch.device, source: Source) -> KeptBatches[NumberEvaluation]:
         """The numbers of each image."""
         return KeptBatches(self._losses, self._evaluation)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flambeau.data.sources.masks.mask_file import IGNORED
-from flambeau.data.sources.source import Source, mask_values
+from flambeau.data.sources.source import Source, mask_of, mask_values
 from flambeau.data.transforms.crops import EvalResize
 from flambeau.run.loop.sample_results import SampleResultsMetric
 from flambeau.trainer.evaluation.answers import MaskAnswer, Size
@@ -307,9 +307,9 @@ class Segmentation:
         both = torch.logaddexp(outputs.log_softmax(1), mirrored.flip(-1).log_softmax(1))
         return both - float(np.log(2))
 
-    def counters(self, device: torch.device) -> "MaskCounters":
-        """What is counted of each image, and the confusion matrix."""
-        return MaskCounters(self)
+    def counters(self, device: torch.device, source: Source) -> "MaskCounters":
+        """What is counted of each image at its own size, and the confusion matrix."""
+        return MaskCounters(self, source)
 
     def decode(self, outputs: Tensor) -> Tensor:
         """Probabilities (N, K, S, S)."""
@@ -432,36 +432,39 @@ class MaskAnswers:
         return f"MaskAnswers({', '.join(shown)}{', ...' if len(self) > 10 else ''})"
 
 
-@dataclass(frozen=True)
+@dataclass
 class MaskCounters:
-    """What an evaluation counts, on the device of the model."""
+    """What an evaluation counts, on the device of the model, of masks of the size of their images."""
 
     task: Segmentation
+    source: Source
     indices: list[int] = field(default_factory=list)
-    _batches: list[tuple[Tensor, ...]] = field(default_factory=list)
-    _confusion: list[Tensor] = field(default_factory=list)
+    _images: list[tuple[Tensor, ...]] = field(default_factory=list)
+    _confusion: Tensor | int = 0
 
     def update(self, outputs: Tensor, targets: Tensor, indices: Sequence[int]) -> None:
         """Count a batch: (N, K, S, S) outputs, (N, S, S) targets and the positions of the images."""
         targets = targets.to(outputs.device)
-        num = len(self.task.classes)
-        predicted = outputs.argmax(1)
         losses = self.task.evaluation_figures(outputs, targets)["val_loss"]
-        self._batches.append(
-            (
-                *counted(predicted, targets, num),
-                boundary_f1(predicted, targets, num),
-                losses,
-            )
-        )
-        pairs = (targets.long() * num + predicted)[targets != IGNORED]
-        self._confusion.append(torch.bincount(pairs, minlength=num * num))
+        for logits, loss, index in zip(outputs.float(), losses, indices, strict=True):
+            mask = mask_of(self.source, index)
+            assert mask is not None
+            self._count(logits, torch.from_numpy(mask).to(outputs.device)[None], loss)
         self.indices.extend(indices)
+
+    def _count(self, logits: Tensor, mask: Tensor, loss: Tensor) -> None:
+        num = len(self.task.classes)
+        full = F.interpolate(logits[None], mask.shape[1:], mode="bilinear", align_corners=False)
+        predicted = full.argmax(1)
+        counts = (*counted(predicted, mask, num), boundary_f1(predicted, mask, num), loss[None])
+        self._images.append(counts)
+        pairs = (mask.long() * num + predicted)[mask != IGNORED]
+        self._confusion = self._confusion + torch.bincount(pairs, minlength=num * num)
 
     def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> MaskEvaluation:
         """All figures, read from the device."""
         right, predicted, there, boundaries, losses = (
-            torch.cat(one).cpu() for one in zip(*self._batches, strict=True)
+            torch.cat(one).cpu() for one in zip(*self._images, strict=True)
         )
         num = len(self.task.classes)
         predictions = MaskPredictions(
@@ -472,6 +475,6 @@ class MaskCounters:
             boundaries,
             describe,
         )
-        confusion = torch.stack(self._confusion).sum(0).cpu().view(num, num)
+        confusion = torch.as_tensor(self._confusion).cpu().view(num, num)
         reading = Reading(num_images=len(losses), **facts)
         return MaskEvaluation(float(losses.double().mean()), reading, predictions, confusion)

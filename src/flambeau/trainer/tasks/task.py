@@ -165,11 +165,12 @@ class Task(Protocol):
     def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
         """One output for an image and its mirror image."""
 
-    def counters(self, device: torch.device) -> Counters:
+    def counters(self, device: torch.device, source: Source) -> Counters:
         """What an evaluation counts.
 
         Args:
             device: of the model.
+            source: the images that are evaluated.
         """
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 from flambeau.recipes.setup.environment import usable_cpus
 from flambeau.tune.doctor.asked_values import computes_what_it_asks_for
 from flambeau.tune.doctor.formatting import Cause, at_line, compiled_anew, line_with_source, percent
-from flambeau.tune.doctor.outside_sampler import PRODUCER
+from flambeau.tune.doctor.outside_sampler import COMPANION, PRODUCER
 from flambeau.tune.doctor.shares import (
     PHASES,
     DataWork,
@@ -93,6 +93,7 @@ def findings_of(trial: Trial) -> Findings:
         *_model_causes(trial, shares),
         *_debug_causes(trial),
         *_thread_causes(trial),
+        *_companion_causes(trial, shares),
         *_page_fault_causes(trial),
         *_machine_causes(trial),
     ]
@@ -322,7 +323,8 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
     # The kernels of a compiled model are none of torch's operations.
     is_at_line = lines.get(where, 0.0) > share * trainer["seconds"] / 2 and not trainer["graphs"]
     is_known = not busy and count and (are_small or is_at_line)
-    if is_known and not _do_fit(trainer, operations, whole, longer=_UNKNOWN if are_small else 2):
+    of_line = whole if are_small else lines.get(where, 0.0) / trainer["seconds"]
+    if is_known and not _do_fit(trainer, operations, of_line, are_small=are_small):
         text = (
             f"the model takes {percent(share)} of the time, and torch's operations only "
             f"{percent(min(share, operations['seconds'] / trainer['step_s']))}: the rest is Python or "
@@ -351,15 +353,18 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
 
 
 def _do_fit(
-    trainer: dict[str, Any], operations: dict[str, Any], share: float, *, longer: float
+    trainer: dict[str, Any], operations: dict[str, Any], share: float, *, are_small: bool
 ) -> bool:
     """Whether the operations and their starts are about as long as this share of an undisturbed step.
 
     Args:
-        longer: times as long as in the profiled steps that operations may take.
+        are_small: most of the time is in small operations, which the profiler times badly, and in the Python
+            around them; else the share is that of one line.
     """
     fastest: float = min(trainer.get("times") or [trainer["step_s"]])
-    known_s: float = longer * operations["seconds"] + _UNKNOWN * _START_S * operations["count"]
+    starts_s = _START_S * operations["count"]
+    times = (_UNKNOWN, _UNKNOWN) if are_small else (2, 1)
+    known_s: float = times[0] * operations["seconds"] + times[1] * starts_s
     return bool(known_s >= share * min(fastest, trainer["step_s"]))
 
 
@@ -436,6 +441,28 @@ def page_fault_share(trial: Trial) -> float:
     trainer = trial.trainers[0]
     seconds = min(trainer.get("system_s", 0.0), _MAX_FAULT_S * trainer.get("faults", 0))
     return float(seconds / (trainer["seconds"] * max(1, min(trainer["threads"], usable_cpus()))))
+
+
+def _companion_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
+    """A thread of the script that computes in Python, so that the training waits for Python's lock."""
+    trainer = trial.trainers[0]
+    runs = dict(trainer.get("runs", ()))
+    lines: dict[str, float] = defaultdict(float)
+    others = {row.thread for row in rows_of(trainer) if row.thread.startswith(COMPANION)}
+    for row in rows_of(trainer):
+        if row.thread in others:
+            lines[row.where] += row.seconds
+    if not lines:
+        return
+    computes = sum(runs[int(thread.removeprefix(COMPANION))] for thread in others)
+    waits = 1 - runs.get(trainer["thread"], 0.0) - shares["data"] - shares["communication"]
+    share = min(waits, computes)
+    where = max(lines, key=lines.__getitem__)
+    text = (
+        "another thread of the script computes, and the training waits for Python's lock "
+        f"{percent(share)} of the time{line_with_source(where)}"
+    )
+    yield Cause("python", share, where, text)
 
 
 def _page_fault_causes(trial: Trial) -> Iterator[Cause]:

@@ -43,6 +43,9 @@ input()
 """
 PRODUCER = "producer"
 """Thread of the rows of a script's own threads that make batches for the one that trains."""
+COMPANION = "companion"
+"""Begins the thread of the rows of a script's other threads that compute; its number follows."""
+_RUNS = 0.1  # share of the time for which such a thread computes; chosen
 _FEEDER = "QueueFeederThread"
 _DENIED = (
     "a process may not read another one here (a container: docker run --cap-add SYS_PTRACE; "
@@ -196,6 +199,9 @@ def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list
         [PRODUCER, "data", *row[2:]] for row in _rows(PRODUCER, producers, seconds)
     ]
     for one in stacks:
+        if _is_companion(one, trainer) and one not in producers:
+            rows[trainer["process"]] += _rows(f"{COMPANION}{one.thread}", [one], seconds)
+    for one in stacks:
         if one.process == trainer["process"]:
             continue
         is_main = one.thread == one.process
@@ -243,6 +249,14 @@ def _is_producer(stack: _Stack, trainer: Mapping[str, Any]) -> bool:
         or (origin_of_file(line.file).owner == "user" and is_in_producer(line.file, line.line))
         for line in stack.lines
     )
+
+
+def _is_companion(stack: _Stack, trainer: Mapping[str, Any]) -> bool:
+    """Whether it is of another thread of the script, in the process that trains, which computes."""
+    if stack.process != trainer["process"] or stack.thread == trainer["thread"]:
+        return False
+    runs = dict(trainer.get("runs", ())).get(stack.thread, 0.0)
+    return runs > _RUNS and any(origin_of_file(one.file).owner == "user" for one in stack.lines)
 
 
 def _is_wait(line: CodeLocation) -> bool:

@@ -25,7 +25,7 @@ from flambeau.tune.watch.outside import STACKS_READ, is_read_from_outside, wait_
 from flambeau.tune.watch.plan import Plan, write_whole
 from flambeau.tune.watch.stack_phases import CodeLocation, note_training
 from flambeau.tune.watch.stack_sampler import StackSample, StackSampler
-from flambeau.tune.watch.thread_state import page_faults
+from flambeau.tune.watch.thread_state import page_faults, run_times
 from flambeau.tune.watch.waiting_calls import WaitingCalls
 
 _WAITS_STEPS = 5  # steps whose waiting calls are counted; chosen
@@ -62,6 +62,7 @@ class StepWatch:
         self._is_short = False
         self._resumes = 0.0
         self._clocked = [0.0] * 5
+        self._run_then: dict[int, float] = {}
         self._sampler: StackSampler | InterruptSampler | None = None
         self._waits = WaitingCalls()
         self._operations = Operations()
@@ -135,6 +136,7 @@ class StepWatch:
         self._window_file.touch()
         self._stage = self._in_window
         self._opened = time.perf_counter()
+        self._run_then = run_times()
         self._begin_slice(self._opened)
 
     def _in_window(self, now: float) -> None:
@@ -240,6 +242,12 @@ class StepWatch:
 
     def _close_window(self) -> None:
         self._window_file.unlink(missing_ok=True)
+        open_s = max(time.perf_counter() - self._opened, 1e-9)
+        runs = {
+            thread: (then - self._run_then[thread]) / open_s
+            for thread, then in run_times().items()
+            if thread in self._run_then
+        }
         seconds = {}
         if self._sampler is not None:
             self._sampler.stop()
@@ -269,6 +277,7 @@ class StepWatch:
             "system_s": system,
             "until_window_s": self._opened - self._began,
             "seen": as_rows(seconds),
+            "runs": [[thread, share] for thread, share in runs.items()],
         }
 
     def _note_waits(self) -> None:

@@ -54,6 +54,23 @@ def decoded_mask(data: "bytes | NDArray[Any] | Image.Image") -> Mask:
         raise DecodeError(why or type(error).__name__) from error
 
 
+def require_same_size(mask: Mask, size: tuple[int, int], name: str = "") -> None:
+    """Require a mask of the size of its image.
+
+    Args:
+        size: height and width of the image.
+        name: of the mask, for the message.
+
+    Raises:
+        DecodeError: it has another one.
+    """
+    if mask.shape != size:
+        height, width = mask.shape
+        raise DecodeError(
+            f"its mask {f'{name} ' * bool(name)}is {width} x {height}, and the image {size[1]} x {size[0]}"
+        )
+
+
 def _of_image(image: Image.Image) -> Mask:
     if image.width * image.height > MAX_PIXELS:
         raise DecodeError(

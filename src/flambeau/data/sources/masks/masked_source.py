@@ -3,7 +3,9 @@
 N: images, K: classes, H: height, W: width.
 """
 
+import bisect
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +18,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.sources.fingerprint import sampled_content, size_of
+from flambeau.data.sources.fingerprint import sampled_content
+from flambeau.data.sources.fingerprint import size_of as size_of_file
 from flambeau.data.sources.index_cache import stored_index
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.masks.mask_classes import MaskClasses, NamedValues, found_classes
-from flambeau.data.sources.masks.mask_file import Mask, decoded_mask
+from flambeau.data.sources.masks.mask_file import Mask, decoded_mask, require_same_size
 from flambeau.data.sources.source import (
     PixelKind,
     Source,
@@ -33,8 +36,7 @@ from flambeau.data.sources.source import (
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice, groups_of
 from flambeau.errors import DecodeError, InputError
-from flambeau.images.decode import Stored
-from flambeau.images.decode import size_of as size_of_image
+from flambeau.images.decode import Stored, size_of
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
 from flambeau.terminal import CountBar
@@ -92,7 +94,7 @@ def masks_in_files(
     """
     digest, times = hashlib.sha256(), hashlib.sha256()
     for path, name in zip(paths, names, strict=True):
-        digest.update(os.fsencode(f"{name}\0{size_of(path)}\n"))
+        digest.update(os.fsencode(f"{name}\0{size_of_file(path)}\n"))
         times.update(f"{_time_of(path)}\n".encode())
     files = _Files(tuple(paths))
     digest.update(sampled_content(len(paths), files.file_at).encode())
@@ -127,6 +129,7 @@ class MaskedSource:
     Attributes:
         labels: (N, K) float32, the share of the pixels of each image that are of each class; the rest of them
             is ignored.
+        are_named: the names of the classes do not depend on the numbers that occur.
         mask_values: the number of each class in the masks.
     """
 
@@ -135,7 +138,7 @@ class MaskedSource:
     def __init__(self, images: Source, masks: Masks, choice: TargetChoice) -> None:
         self._images, self._masks = images, masks
         found = _counted(images, masks)
-        counts = found["counts"]
+        self._counts: NDArray[np.uint32] = found["counts"]
         self._problems: dict[int, str] = {
             int(at): text for at, text in zip(found["bad"], _texts(found["why"]), strict=True)
         }
@@ -144,14 +147,29 @@ class MaskedSource:
         named = masks.named
         if named is None and choice.mask_classes:
             named = NamedValues(dict(choice.mask_classes), "the training")
-        self._found: MaskClasses = found_classes(counts, named, choice.ignore_index, masks.describe)
-        self.classes = self._found.names
-        self.mask_values = self._found.values
-        self.remark = self._found.remark
-        pixels = np.maximum(counts.sum(1, keepdims=True), 1)
-        self.labels: Tensor = torch.from_numpy(
-            (counts[:, list(self.mask_values)] / pixels).astype(np.float32)
+        self.are_named = named is not None
+        self._found: MaskClasses = found_classes(
+            self._counts, named, choice.ignore_index, masks.describe
         )
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self._found.names
+
+    @property
+    def mask_values(self) -> tuple[int, ...]:
+        return self._found.values
+
+    @property
+    def remark(self) -> str:
+        """How the classes were found."""
+        return self._found.remark
+
+    @cached_property
+    def labels(self) -> Tensor:
+        pixels = np.maximum(self._counts.sum(1, keepdims=True), 1)
+        shares = self._counts[:, list(self.mask_values)] / pixels
+        return torch.from_numpy(shares.astype(np.float32))
 
     @property
     def names(self) -> Sequence[str]:
@@ -213,6 +231,22 @@ class MaskedSource:
         """
         return self._found.positions(_decoded(self._masks, index))
 
+    @staticmethod
+    def share_classes(sources: Sequence["MaskedSource"], choice: TargetChoice) -> None:
+        """Let files that belong together have the classes of all of them, where no file names the classes."""
+        if any(source.are_named for source in sources):
+            return
+        counts = np.concatenate([source._counts for source in sources])
+        starts = list(itertools.accumulate(map(len, sources), initial=0))
+
+        def describe(index: int) -> str:
+            part = bisect.bisect_right(starts, index) - 1
+            return sources[part].describe_mask(index - starts[part])
+
+        found = found_classes(counts, None, choice.ignore_index, describe)
+        for source in sources:
+            source._found = found
+
 
 def _decoded(masks: Masks, index: int) -> Mask:
     try:
@@ -234,7 +268,7 @@ def _counted(images: Source, masks: Masks) -> dict[str, NDArray[Any]]:
             def work(index: int) -> None:
                 try:
                     mask = _decoded(masks, index)
-                    _require_size(mask, size_of_image(images.read(index)), masks.describe(index))
+                    require_same_size(mask, size_of(images.read(index)), masks.describe(index))
                     counts[index] = np.bincount(mask.ravel(), minlength=256)
                 except OSError as error:
                     problems[index] = why_unreadable(error)
@@ -277,11 +311,3 @@ def _is_plausible(found: Mapping[str, NDArray[Any]], length: int) -> bool:
 
 def _texts(array: NDArray[Any]) -> list[str]:
     return array.tobytes().decode(errors="surrogateescape").split("\0")[:-1]
-
-
-def _require_size(mask: Mask, size: tuple[int, int], name: str) -> None:
-    if mask.shape != size:
-        height, width = mask.shape
-        raise DecodeError(
-            f"its mask {name} is {width} x {height}, and the image {size[1]} x {size[0]}"
-        )
