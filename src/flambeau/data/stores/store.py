@@ -246,7 +246,9 @@ def _file_system(scheme: str) -> Any:
         aiohttp = extra("aiohttp", what=what)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
         # The environment: ~/.netrc, and proxies.
-        options["headers"] = {"Accept-Encoding": "identity"}  # a part of what was compressed is none
+        options["headers"] = {
+            "Accept-Encoding": "identity"
+        }  # a part of what was compressed is none
         options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
     if scheme == "s3":
         retries = {"total_max_attempts": 1}  # tried again here
