@@ -3,10 +3,10 @@
 import functools
 import hashlib
 import os
-import time
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from flambeau.data.sources.shard_index import ShardPart
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.stores.block_cache import BlockCache, CacheOptions
 from flambeau.data.stores.fetch_ahead import FetchAhead
-from flambeau.data.stores.store import Retries, StoreFault, changed, store
+from flambeau.data.stores.store import StoreFault, changed, store
 from flambeau.images.decode import Stored
 
 _GAP = (
@@ -91,7 +91,7 @@ class StoreShard:
         return not process.ahead.is_full
 
     def _fetch_ahead(self, process: "_Process", block: int, key: str) -> None:
-        until = time.monotonic() + Retries().total_s
+        until = store().deadline()
         process.cache.ensure(key, lambda: self._fetched(block, until), until=until)
 
     def keep(self, content: Any) -> None:
@@ -104,7 +104,7 @@ class StoreShard:
         block = int(np.searchsorted(self._ends, index, side="right"))
         first = int(self._ends[block] - self.blocks[block])
         start = int(np.maximum(self._part.sizes[first:index], 0).sum())
-        until = time.monotonic() + Retries().total_s
+        until = store().deadline()
         return _process(self._cache).cache.read(
             self._key(block), start, size, lambda: self._fetched(block, until), until=until
         )
@@ -199,11 +199,11 @@ class _Process:
         self.ahead = FetchAhead()
 
 
-_processes: dict[tuple[int, CacheOptions], _Process] = {}
+_processes: dict[tuple[int, Path, int], _Process] = {}
 
 
 def _process(options: CacheOptions) -> _Process:
-    key = os.getpid(), options
+    key = os.getpid(), options.path, options.size_bytes
     found = _processes.get(key)
     if found is None:
         for other in [other for other in _processes if other[0] != key[0]]:

@@ -51,6 +51,9 @@ class Retries:
     total_s: float = 50.0
 
 
+DEFAULT_RETRIES = Retries()
+
+
 class ObjectFacts(NamedTuple):
     """What a store says of an object.
 
@@ -78,14 +81,19 @@ class Store:
     """
 
     def __init__(
-        self, *, retries: Retries = Retries(), tell: Callable[[str], object] = say
+        self, *, retries: Retries | None = None, tell: Callable[[str], object] = say
     ) -> None:
-        self._retries, self._tell = retries, tell
+        self._retries = DEFAULT_RETRIES if retries is None else retries
+        self._tell = tell
         self._lock = threading.Lock()
         self._systems: dict[str, Any] = {}
         self._told: set[str] = set()
         # Not the global generator, which belongs to the training.
         self._random = random.Random()
+
+    def deadline(self) -> float:
+        """`time.monotonic()` after which what begins now is not tried again."""
+        return time.monotonic() + self._retries.total_s
 
     def facts(self, address: str) -> ObjectFacts:
         """Size and version of an object; Missing if there is none."""
@@ -163,7 +171,7 @@ class Store:
         *,
         until: float | None = None,
     ) -> T:
-        end = time.monotonic() + self._retries.total_s if until is None else until
+        end = self.deadline() if until is None else until
         wait_s = self._retries.first_s
         while True:
             try:
