@@ -1,6 +1,7 @@
 """`flambeau train` on shards in a store: the bits of the local files, through kills, faults, empty caches."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -101,6 +102,10 @@ def test_a_run_goes_on_with_either(flambeau: Any, server: ObjectServer, packed: 
             == json.loads(Path("whole", "result.json").read_text())["step"]
         )
     same_bits("a", "b")
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"[\d.]+ ms", "", text)
 
 
 def train_until(address: str, run: str, step: int, *more: str) -> None:
@@ -215,6 +220,39 @@ def test_an_address_gives_its_name_to_the_run(flambeau: Any, server: ObjectServe
     assert not {*"{}*:"} & {*folder.name}
 
 
+def test_other_commands_read_from_a_store(
+    flambeau: Any, server: ObjectServer, packed: Path
+) -> None:
+    address, local = f"{server.url}/tar/pets.tar", packed / "tar" / "pets.tar"
+    assert flambeau("train", address, "--out run", SHORT).code == 0
+    for command in (
+        "evaluate run DATA --json",
+        "evaluate run DATA --all --json",
+        "predict run DATA --json",
+    ):
+        words = command.split()
+        far, near = (
+            flambeau(*(f"{data}" if word == "DATA" else word for word in words))
+            for data in (address, local)
+        )
+        assert (far.code, near.code) == (0, 0), far.err
+        assert far.out.replace(server.url, f"{packed}") == near.out
+    far, near = (flambeau("check", data) for data in (address, local))
+    assert far.code == near.code
+    assert without_times(far.out).replace(server.url, f"{packed}") == without_times(near.out)
+    assert flambeau("features run", address, "--out far.npz").code == 0
+    assert flambeau("features run", local, "--out near.npz").code == 0
+    with np.load("far.npz") as one, np.load("near.npz") as other:
+        assert one.files == other.files
+        for name in one.files:
+            if name not in ("images", "names", "paths"):
+                assert np.array_equal(one[name], other[name]), name
+    (packed / "again").mkdir(exist_ok=True)
+    assert flambeau("pack", address, "again.tar").code == 0
+    assert flambeau("pack", local, "near.tar").code == 0
+    assert Path("again.tar").read_bytes() == Path("near.tar").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
@@ -235,6 +273,23 @@ def test_what_cannot_be_is_refused(
     assert not Path("run").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("train photos --out s3://bucket/run", "--out s3://bucket/run is an address"),
+        ("pack photos s3://bucket/a.tar", "is an address in a store, where nothing is written"),
+        (
+            "verify s3://bucket/a.tar",
+            "s3://bucket/a.tar is an address in a store, which is not read",
+        ),
+    ],
+)
+def test_what_is_for_later_is_refused(flambeau: Any, packed: Path, command: str, what: str) -> None:
+    Path("photos").symlink_to(packed / "photos")
+    refused(flambeau(command), what)
+    assert [path.name for path in Path().iterdir()] == ["photos"]
+
+
 def test_a_missing_package_names_the_command(
     flambeau: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,7 +298,7 @@ def test_a_missing_package_names_the_command(
     refused(
         flambeau("train", "az://box/a.tar", "--out run"),
         "az:// needs the package adlfs",
-        "pip install 'flambeau[remote]'",
+        "pip install 'flambeau[az]'",
     )
 
 

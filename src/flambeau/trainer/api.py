@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from flambeau.data.datasets.image_statistics import page_remarks
+from flambeau.data.sources.data_names import data_text, refuse_output
 from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source, SubsetSource, left_out_lines
 from flambeau.errors import InputError, in_words_of_python, nearest
@@ -93,6 +94,7 @@ def _train(
         given = with_preset(given)
         chosen = canonical(Settings(**given))
         shown = given_settings(chosen, given)
+        refuse_output(out or "", "out")
         folder = folder_for_run(default_folder(chosen, shown) if out is None else Path(out))
         start(
             chosen,
@@ -489,15 +491,17 @@ def evaluate(
         (say or terminal_say)(line)
     if not trained.knows_its_data:
         (say or terminal_say)(
-            f"which images this model was trained on is not known: all {len(source)} of {data} count"
+            f"which images this model was trained on is not known: all {len(source)} of "
+            f"{data_text(data)} count"
         )
     was_trained_on = trained_images(trained, Path(data), source)
     num_trained_on = int(was_trained_on.sum())
     if num_trained_on and not all_images:
         if num_trained_on == len(source):
             raise InputError(
-                f"the model was trained on all {num_trained_on} images of {data}: they do not show what it "
-                "is worth\nName others, or give --all (all_images=True) to measure it on these all the same"
+                f"the model was trained on all {num_trained_on} images of {data_text(data)}: they do not "
+                "show what it is worth\nName others, or give --all (all_images=True) to measure it on these all "
+                "the same"
             )
         source = SubsetSource(source, (~was_trained_on).nonzero()[:, 0])
     return measure(

@@ -49,6 +49,7 @@ from flambeau.data.pack.writers import (
     open_writer,
     require_package,
 )
+from flambeau.data.sources.data_names import refuse_output
 from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.data.sources.packed_formats import FORMATS, endings_of
 from flambeau.data.sources.packed_targets import mask_text, vector_text
@@ -349,6 +350,7 @@ def _check_crop(parts: Sequence[tuple[str, Source]], how: Conversion) -> None:
 
 
 def _check_destination(src: Path, dst: Path) -> None:
+    refuse_output(dst, "DST")
     if not dst.name or dst.name.startswith("."):
         raise InputError(f"DST {dst} needs a name that does not begin with a dot")
     require_folder(dst)

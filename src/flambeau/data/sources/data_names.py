@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from flambeau.data.stores.address import SCHEMES, address_of, is_address
+from flambeau.data.stores.address import SCHEMES, address_of, is_address, without_secrets
 from flambeau.errors import InputError
 
 NAMED = ("torchvision:", "hf:")
@@ -16,6 +16,11 @@ def is_named(data: str | Path) -> bool:
     return str(data).startswith(NAMED) and not is_address(data)
 
 
+def data_text(data: str | Path) -> str:
+    """DATA as the user has written it; a `Path` has lost a slash of an address."""
+    return address_of(data) if is_address(data) else str(data)
+
+
 def data_home() -> Path:
     """$FLAMBEAU_DATA, else ~/.cache/flambeau/data; it may not exist."""
     return Path(os.environ.get("FLAMBEAU_DATA") or "~/.cache/flambeau/data").expanduser()
@@ -26,6 +31,15 @@ def check_download(download: bool, *data: str | Path) -> None:
     if download and not any(map(is_named, data)):
         given = f" with {data[0]}" if data else ""
         raise InputError(f"download has no effect{given}, only with {_NAMES}: leave it out")
+
+
+def refuse_output(path: str | Path, what: str) -> None:
+    """Raise InputError for an address where something is to be written."""
+    if is_address(path):
+        raise InputError(
+            f"{what} {without_secrets(str(path))} is an address in a store, where nothing is written yet\n"
+            "Name a folder or file of a disk, and copy it to the store afterwards"
+        )
 
 
 def refuse_address(path: Path) -> None:

@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-from flambeau.data.sources.data_names import check_download, data_home, is_named, refuse_address
+from flambeau.data.sources.data_names import (
+    check_download,
+    data_home,
+    data_text,
+    is_named,
+    refuse_address,
+)
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
     FileSet,
@@ -101,7 +107,7 @@ def open_sources(
     if isinstance(train, FolderSource):
         _require_images(train)
     kind = kind_of_targets(train)
-    kind.require_learnable(train.classes, train.labels, str(path))
+    kind.require_learnable(train.classes, train.labels, data_text(path))
     if val is None:
         train, val = hold_out(train, share=holdout, seed=seed)
     else:
@@ -166,7 +172,7 @@ def open_parts(
 def _require_task(source: Source, path: Path, choice: TargetChoice) -> None:
     if choice.task not in (None, task_of(source)):
         raise InputError(
-            f"{path} has targets for {task_of(source)}, and not for {choice.task}\n"
+            f"{data_text(path)} has targets for {task_of(source)}, and not for {choice.task}\n"
             "Name the columns that are meant with --target, or leave --task out"
         )
 
@@ -310,7 +316,7 @@ def _open_evaluated(
         raise
     except InputError as error:
         opened = evaluated(path, labelled=False)
-        say(f"{path} is read without labels: {str(error).splitlines()[0]}")
+        say(f"{data_text(path)} is read without labels: {str(error).splitlines()[0]}")
         return opened
 
 
