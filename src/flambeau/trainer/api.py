@@ -141,6 +141,7 @@ def train(
     augment: str = "none",
     color_jitter: float = 0.0,
     random_erasing: float = 0.0,
+    shuffle_window: int | None = None,
     balance: str = "none",
     workers: int | None = None,
     retry_workers: int = 0,
@@ -256,6 +257,8 @@ def train(
         color_jitter: change brightness, contrast and saturation at random by up to this factor, such as 0.4;
             0 is off (from 0 to 1).
         random_erasing: probability that a rectangle of a training image is erased; 0 is off (from 0 to 1).
+        shuffle_window: mix images of neighbouring blocks only, over so many of them, instead of all; 0 is all
+            (None: 16384 for more than 32768 images in a store, else all; at least 0).
         balance: draw rare classes more often: full gives every class the same share of an epoch, sqrt goes
             half of the way; images are repeated (one of none, sqrt, full).
         workers: processes that load data, per training process; 0 loads in the training process itself (None:

@@ -158,6 +158,12 @@ def parts_of(source: Source) -> Sequence[str] | None:
     return parts
 
 
+def image_sizes(source: Source) -> tuple[NDArray[np.int64], ...] | None:
+    """The bytes of each image as it is stored, in a row for each file; None if they are no parts of files."""
+    sizes: tuple[NDArray[np.int64], ...] | None = getattr(source, "image_sizes", None)
+    return sizes
+
+
 def fetch_ahead(source: Source, indices: NDArray[np.int64]) -> bool:
     """Tell a source which of its images come next; False if it has enough to do, or nothing to prepare."""
     method: Callable[[NDArray[np.int64]], bool] | None = getattr(source, "fetch_ahead", None)
@@ -270,6 +276,15 @@ class SubsetSource(PassedMasks):
     def made_of(self) -> Sequence[Source]:
         return (self._source,)
 
+    @property
+    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
+        sizes = image_sizes(self._source)
+        chosen = self._indices.numpy()
+        if sizes is None or (np.diff(chosen) < 1).any():  # not the neighbours that are in the files
+            return None
+        ends = np.searchsorted(chosen, np.cumsum([len(one) for one in sizes]))
+        return tuple(np.split(np.concatenate(sizes)[chosen], ends[:-1]))
+
     def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
         return fetch_ahead(self._source, self._indices.numpy()[indices])
 
@@ -367,6 +382,11 @@ class ConcatSource(PassedMasks):
     @property
     def made_of(self) -> Sequence[Source]:
         return self._parts
+
+    @property
+    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
+        found = [image_sizes(part) for part in self._parts]
+        return None if None in found else tuple(one for sizes in found for one in sizes or ())
 
     def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
         starts = np.array(self._starts)

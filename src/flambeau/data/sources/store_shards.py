@@ -38,6 +38,7 @@ class StoreShard:
 
     Attributes:
         blocks: (B,) int64, samples per block, in order.
+        image_sizes: see `image_sizes`.
         is_remote: an image costs a request, so neighbours are better read together.
     """
 
@@ -54,6 +55,7 @@ class StoreShard:
         self.fingerprint = part.fingerprint
         self.left_out = (LeftOut(address, Counter(part.left_out)),)
         sizes = np.maximum(part.sizes, 0)
+        self.image_sizes = (sizes,)
         self.blocks = block_lengths(sizes, np.array([len(part)]))
         self._ends = np.cumsum(self.blocks)
         self._keys: dict[int, str] = {}

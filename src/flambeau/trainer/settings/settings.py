@@ -268,6 +268,18 @@ class Settings(SharedOptions):
         group="data",
         range=SHARE,
     )
+    shuffle_window: int | None = option(
+        None,
+        "mix images of [neighbouring blocks](stores.md#order) only, over so many of them, instead of all; 0 "
+        "is all",
+        "只在[相邻的块](stores.md#顺序)之间混合图像，范围是这么多张，而不是全部；0 表示全部",
+        group="data",
+        range=AT_LEAST_0,
+        auto=(
+            "16384 for more than 32768 images in a store, else all",
+            "存储中的图像超过 32768 张时为 16384，其余为全部",
+        ),
+    )
     balance: str = option(
         "none",
         "draw rare classes more often: full gives every class the same share of an epoch, "
@@ -673,6 +685,10 @@ class Settings(SharedOptions):
             raise InputError(
                 f"balance = {self.balance!r} and class_weights = 'auto' both make up for rare classes: "
                 "give one of them"
+            )
+        if self.balance != "none" and self.shuffle_window:
+            raise InputError(
+                f"balance = {self.balance!r} draws from all images: leave shuffle_window out"
             )
         if self.pretrained and self.weights is not None:
             raise InputError("pretrained and weights contradict each other: give one of them")
