@@ -1,4 +1,4 @@
-"""`--shuffle-window`: the same order from a file as from its shards, ranks and resumes; where it is refused."""
+"""`--shuffle-window`: one order for a file, its shards, workers and resumes; where it is refused."""
 
 import io
 import tarfile
