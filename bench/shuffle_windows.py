@@ -1,8 +1,9 @@
 """How near a shuffle by blocks and a window is to a whole one: accuracy, and classes in a batch.
 
-    python bench/shuffle_windows.py [--seeds N] [--epochs N] [--block N] [--record]
+    python bench/shuffle_windows.py [--seeds N] [--epochs N] [--block N] [--mixed] [--record]
 
-The embedded Fashion-MNIST sorted by class, the worst that shards can be, in blocks of --block neighbours
+The embedded Fashion-MNIST sorted by class, the worst that shards can be, or with --mixed in random order, as
+`flambeau pack --shards` leaves images; in blocks of --block neighbours
 (8 MiB hold some 70 photographs of 115 KB). For each window, in samples, a small network is trained by `Run`
 with `BlockSampler`, on one thread, with the same seeds; `whole` is the shuffle without a window. A line has
 the accuracy on the validation images, mean and standard deviation over seeds, how many of the ten classes a
@@ -30,11 +31,13 @@ BATCH = 64
 WINDOWS = (1, 64, 256, 1024, 4096)
 
 
-def data() -> tuple[TensorDataset, TensorDataset]:
-    """Training images sorted by class, and those to validate on."""
+def data(*, mixed: bool) -> tuple[TensorDataset, TensorDataset]:
+    """Training images sorted by class or in random order, and those to validate on."""
     found = []
     for source in open_sources(None):
         order = source.labels.argsort(stable=True)
+        if mixed:
+            order = torch.randperm(len(order), generator=torch.Generator().manual_seed(9))
         pixels = [
             torch.from_numpy(decode(source.read(index), channels=1)) for index in order.tolist()
         ]
@@ -96,10 +99,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--block", type=int, default=70)
+    parser.add_argument("--mixed", action="store_true", help="images in random order, not by class")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()
     torch.set_num_threads(1)
-    sets = data()
+    sets = data(mixed=told.mixed)
     labels = sets[0].tensors[1]
     count = len(labels)
     lengths = [told.block] * (count // told.block)
@@ -113,6 +117,7 @@ def main() -> None:
     for name, sampler in samplers.items():
         line = {
             "window": name,
+            "shards": "mixed" if told.mixed else "sorted by class",
             "accuracy": round(statistics.fmean(found[name]), 4),
             "deviation": round(statistics.stdev(found[name]) if told.seeds > 1 else 0.0, 4),
             **facts(sampler, labels, told.block),
