@@ -240,14 +240,9 @@ def test_other_commands_read_from_a_store(
     far, near = (flambeau("check", data) for data in (address, local))
     assert far.code == near.code
     assert without_times(far.out).replace(server.url, f"{packed}") == without_times(near.out)
-    assert flambeau("features run", address, "--out far.npz").code == 0
-    assert flambeau("features run", local, "--out near.npz").code == 0
-    with np.load("far.npz") as one, np.load("near.npz") as other:
-        assert one.files == other.files
-        for name in one.files:
-            if name not in ("images", "names", "paths"):
-                assert np.array_equal(one[name], other[name]), name
-    (packed / "again").mkdir(exist_ok=True)
+    assert flambeau("features run", address, "far.npy").code == 0
+    assert flambeau("features run", local, "near.npy").code == 0
+    assert Path("far.npy").read_bytes() == Path("near.npy").read_bytes()
     assert flambeau("pack", address, "again.tar").code == 0
     assert flambeau("pack", local, "near.tar").code == 0
     assert Path("again.tar").read_bytes() == Path("near.tar").read_bytes()

@@ -55,8 +55,8 @@ def wrap(
     """
     if isinstance(dataset, str):
         raise InputError(
-            "a text is no data set\nGive a Dataset with len() and [i]; `flambeau train` reads images of a path "
-            "or an address"
+            "a text is no data set\nGive a Dataset with len() and [i]; `flambeau train` reads images of a "
+            "path or an address"
         )
     if isinstance(dataset, IterableDataset) or not is_dataset(dataset):
         raise InputError(

@@ -503,8 +503,8 @@ def evaluate(
         if num_trained_on == len(source):
             raise InputError(
                 f"the model was trained on all {num_trained_on} images of {data_text(data)}: they do not "
-                "show what it is worth\nName others, or give --all (all_images=True) to measure it on these all "
-                "the same"
+                "show what it is worth\nName others, or give --all (all_images=True) to measure it on "
+                "these all the same"
             )
         source = SubsetSource(source, (~was_trained_on).nonzero()[:, 0])
     return measure(
