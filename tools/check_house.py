@@ -153,7 +153,7 @@ FLOORS = {
 # Within a folder: what stands on a storey may import its own sub-folder and the storeys above it here.
 STOREYS = {
     "data": [
-        {"loading"},
+        {"loading", "stores"},
         {"sources", "transforms"},
         {"pack", "datasets"},
         {"check", "drop_in"},

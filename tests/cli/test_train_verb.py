@@ -140,6 +140,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
         "preset",
         "parts",
         "stop_within",
+        "shuffle_window",
         "eval_size",
         "weights",
         "teacher",
@@ -149,6 +150,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
     }
     unused |= {"crop_scale", "class_weights"}  # of photos, of uneven classes
     unused |= {"target", "label_separator", "group", "split", "ignore_index"}  # of tables, of masks
+    unused |= {"cache", "cache_size"}  # of a store
     # Of another schedule or optimizer.
     unused |= {"patience", "plateau_factor", "gamma", "milestones", "betas", "muon_others_lr"}
     assert set(config) == set(FIELDS) - unused

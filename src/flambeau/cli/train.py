@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flambeau.cli.flags_from_settings import add_flags, flag_of
 from flambeau.cli.launch import number_of_procs
 from flambeau.cli.table import print_json
+from flambeau.data.sources.data_names import refuse_output
 from flambeau.errors import InputError
 from flambeau.optional_packages import large_import
 from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check_trial(arguments)
     if arguments.out == "":
         raise InputError("--out is empty; name a folder")
+    refuse_output(arguments.out or "", "--out")
     if arguments.config is not None:
         given = _with_file(arguments.config, given, trust=arguments.trust)
     given = with_preset(given)

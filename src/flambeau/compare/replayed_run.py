@@ -32,9 +32,9 @@ from flambeau.run.folder.json_file import whole_number
 from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.trainer.fit import batch_loss, set_up
-from flambeau.trainer.parts.class_weights import balanced_sampler
 from flambeau.trainer.parts.data import Prepared, reopen_data
 from flambeau.trainer.parts.device import pick_device, use_float32
+from flambeau.trainer.parts.epoch_order import epoch_sampler
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.stored_settings import from_stored
 from flambeau.trainer.trial_training import trial_training
@@ -229,7 +229,7 @@ class ReplayedRun:
     def _names(self, count: int) -> list[str]:
         state = self._run.state
         if self._order[0] != state.epoch:
-            sampler = balanced_sampler(self._settings, self._train.labels)
+            sampler = epoch_sampler(self._settings, self._train)
             ordered = partial(sample_order, len(self._train), seed=self._settings.seed)
             order = ordered(epoch=state.epoch) if sampler is None else sampler.order(state.epoch)
             self._order = state.epoch, order.tolist()

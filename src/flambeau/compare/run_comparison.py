@@ -155,7 +155,7 @@ def _compare_data(comparison: RunComparison) -> None:
 
 def _samples_per_step(run: RecordedFacts) -> int:
     """0 if the order of the samples does not follow from (seed, epoch) alone."""
-    if run.settings.get("balance", "none") != "none":
+    if run.settings.get("balance", "none") != "none" or run.settings.get("shuffle_window"):
         return 0
     sizes = [_whole(run.settings.get(name, 1)) for name in ("batch_size", "accumulate")]
     return sizes[0] * sizes[1]

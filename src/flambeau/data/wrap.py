@@ -53,6 +53,11 @@ def wrap(
         InputError: the data set is empty or too small for the processes, has no length or no index, or a
             setting is out of range.
     """
+    if isinstance(dataset, str):
+        raise InputError(
+            "a text is no data set\nGive a Dataset with len() and [i]; `flambeau train` reads images of a "
+            "path or an address"
+        )
     if isinstance(dataset, IterableDataset) or not is_dataset(dataset):
         raise InputError(
             f"{type(dataset).__name__} has no samples by index, so a resume could not return to a "

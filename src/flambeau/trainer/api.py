@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from flambeau.data.datasets.image_statistics import page_remarks
+from flambeau.data.sources.data_names import data_text, refuse_output
 from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source, SubsetSource, left_out_lines
 from flambeau.errors import InputError, in_words_of_python, nearest
@@ -93,6 +94,7 @@ def _train(
         given = with_preset(given)
         chosen = canonical(Settings(**given))
         shown = given_settings(chosen, given)
+        refuse_output(out or "", "out")
         folder = folder_for_run(default_folder(chosen, shown) if out is None else Path(out))
         start(
             chosen,
@@ -129,6 +131,8 @@ def train(
     eval_size: int | None = None,
     crop: str = "bilinear",
     download: bool = False,
+    cache: str | None = None,
+    cache_size: str | None = None,
     skip_bad_images: int = 0,
     flip: bool | None = None,
     alternate_flip: bool = False,
@@ -137,6 +141,7 @@ def train(
     augment: str = "none",
     color_jitter: float = 0.0,
     random_erasing: float = 0.0,
+    shuffle_window: int | None = None,
     balance: str = "none",
     workers: int | None = None,
     retry_workers: int = 0,
@@ -234,6 +239,10 @@ def train(
         crop: interpolation used when crops are resized, in training and evaluation (one of bilinear,
             bicubic).
         download: download whatever is missing of torchvision:NAME or hf:NAME.
+        cache: folder of the local disk for what is fetched from a store (None: `$FLAMBEAU_CACHE`, else
+            `~/.cache/flambeau/store`).
+        cache_size: most that is kept of it, such as 200GB; what was not used for longest is removed first
+            (None: 50GB).
         skip_bad_images: number of unreadable images to replace by others before the run stops with an error
             (at least 0).
         flip: mirror half of the training images at random; turn it off for digits and text (None: yes;
@@ -249,6 +258,8 @@ def train(
         color_jitter: change brightness, contrast and saturation at random by up to this factor, such as 0.4;
             0 is off (from 0 to 1).
         random_erasing: probability that a rectangle of a training image is erased; 0 is off (from 0 to 1).
+        shuffle_window: mix images of neighbouring blocks only, over so many of them, instead of all; 0 is all
+            (None: 16384 for more than 32768 images in a store, else all; at least 0).
         balance: draw rare classes more often: full gives every class the same share of an epoch, sqrt goes
             half of the way; images are repeated (one of none, sqrt, full).
         workers: processes that load data, per training process; 0 loads in the training process itself (None:
@@ -485,15 +496,17 @@ def evaluate(
         (say or terminal_say)(line)
     if not trained.knows_its_data:
         (say or terminal_say)(
-            f"which images this model was trained on is not known: all {len(source)} of {data} count"
+            f"which images this model was trained on is not known: all {len(source)} of "
+            f"{data_text(data)} count"
         )
     was_trained_on = trained_images(trained, Path(data), source)
     num_trained_on = int(was_trained_on.sum())
     if num_trained_on and not all_images:
         if num_trained_on == len(source):
             raise InputError(
-                f"the model was trained on all {num_trained_on} images of {data}: they do not show what it "
-                "is worth\nName others, or give --all (all_images=True) to measure it on these all the same"
+                f"the model was trained on all {num_trained_on} images of {data_text(data)}: they do not "
+                "show what it is worth\nName others, or give --all (all_images=True) to measure it on "
+                "these all the same"
             )
         source = SubsetSource(source, (~was_trained_on).nonzero()[:, 0])
     return measure(

@@ -32,10 +32,10 @@ from flambeau.run.run import Run
 from flambeau.trainer.evaluation.sample_history import SampleHistory
 from flambeau.trainer.loss import TrainingLoss, make_teacher
 from flambeau.trainer.parts.auto_batch_size import find_micro_batch
-from flambeau.trainer.parts.class_weights import balanced_sampler
 from flambeau.trainer.parts.compiled_model import compiled, warm_up
 from flambeau.trainer.parts.data import DataFacts, Prepared, datasets
 from flambeau.trainer.parts.device import pick_device, use_float32, use_threads
+from flambeau.trainer.parts.epoch_order import epoch_sampler
 from flambeau.trainer.parts.fine_tuning import (
     freeze_parts,
     load_weights,
@@ -185,7 +185,7 @@ def set_up(
         "explain": lambda batch, names, step: explain(
             model, lambda: loss_of(*batch, step=step), names
         ),
-        "sampler": balanced_sampler(settings, train.labels),
+        "sampler": epoch_sampler(settings, train),
         "bar": bar,
         "replay_from": replay_from,
         "track": [settings.track, *track],

@@ -14,6 +14,7 @@ from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import left_out_lines
 from flambeau.data.sources.targets import task_of
 from flambeau.data.sources.wide_source import of_kind
+from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.provenance import named_code
@@ -35,6 +36,7 @@ from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import (
     DataFacts,
     Prepared,
+    check_cache,
     check_teacher_code,
     check_unchanged,
     open_data,
@@ -199,6 +201,7 @@ def _open(
             f"{folder.path}: leave it out, or name the folder of one"
         )
     check_download(settings.download, *([] if wanted.data is None else [wanted.data]))
+    check_cache(settings, wanted.data)
     if wanted.download:
         ranks.first(lambda: bool(open_data(wanted)))  # one downloads, all read
     train, val = ranks.each(lambda: open_data(wanted))
@@ -280,7 +283,7 @@ def _check_code(
 
 
 def _check_outside(folder: Path, data: str | None) -> None:
-    if data is not None and folder.resolve().is_relative_to(data):
+    if data is not None and not is_address(data) and folder.resolve().is_relative_to(data):
         raise InputError(
             f"the run folder {folder} would lie within the data {data}, as one more class of them; "
             "name another one with --out"

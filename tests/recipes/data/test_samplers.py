@@ -1,6 +1,7 @@
 """Samplers: the distributions that they promise, the same epoch each time, and shares without padding."""
 
 import itertools
+import random
 from collections import Counter
 
 import pytest
@@ -10,6 +11,7 @@ from torch.utils.data import DataLoader, WeightedRandomSampler
 from flambeau.recipes.data.sample_order import mix
 from flambeau.recipes.data.samplers import (
     BalancedSampler,
+    BlockSampler,
     EpochSampler,
     InfiniteSampler,
     SubsetSampler,
@@ -37,6 +39,7 @@ SAMPLERS = [
     WeightedSampler(torch.arange(23.0), 20, replacement=False, seed=3),
     BalancedSampler([0] * 20 + [1, 1, 2], seed=3),
     SubsetSampler(range(4, 15), seed=3),
+    BlockSampler([4, 1, 9, 3, 6], window=5, seed=3),
 ]
 
 
@@ -147,3 +150,66 @@ def test_torchs_loader_takes_them() -> None:
 def test_refusals(make: object, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()  # type: ignore[operator]
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def by_definition(lengths: list[int], window: int, seed: int, epoch: int) -> list[int]:
+    """In plain Python, from the sentences of the docstring."""
+    starts = [sum(lengths[:block]) for block in range(len(lengths))]
+    of_blocks = uniform(len(lengths), seed=seed ^ 0x9E3779B97F4A7C15, epoch=epoch).tolist()
+    placed = [
+        starts[block] + k
+        for block in sorted(range(len(lengths)), key=lambda block: of_blocks[block])
+        for k in range(lengths[block])
+    ]
+    delays = [int(one * window) for one in uniform(len(placed), seed=seed, epoch=epoch).tolist()]
+    places = sorted(range(len(placed)), key=lambda at: at + delays[at])
+    return [placed[at] for at in places]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_mix_as_they_are_defined(seed: int) -> None:
+    draw = random.Random(seed)
+    lengths = [draw.randint(1, 12) for _ in range(draw.randint(1, 15))]
+    for window in (1, 2, draw.randint(1, 40), 10**6):
+        order = BlockSampler(lengths, window=window, seed=seed).order(seed % 3).tolist()
+        assert order == by_definition(lengths, window, seed, seed % 3)
+        assert sorted(order) == list(range(sum(lengths)))
+
+
+def test_a_window_bounds_how_far_a_sample_moves() -> None:
+    """And with it how many blocks are in use at the same time."""
+    lengths, window = [100] * 200, 500
+    order = BlockSampler(lengths, window=window).order(0)
+    blocks = order // 100
+    first = torch.full((200,), 10**9).scatter_reduce(0, blocks, torch.arange(20_000), "amin")
+    last = torch.zeros(200, dtype=torch.int64).scatter_reduce(
+        0, blocks, torch.arange(20_000), "amax"
+    )
+    assert int((last - first).max()) < 100 + 2 * window
+    in_use = [int(((first <= at) & (last >= at)).sum()) for at in range(0, 20_000, 500)]
+    assert max(in_use) <= (100 + 2 * window) // 100 + 2
+
+
+def test_classes_that_lie_in_blocks_are_mixed() -> None:
+    """50 blocks, sorted by 10 classes: with a window of a fifth each batch has nearly all of them."""
+    labels = torch.arange(5000) // 500
+
+    def classes_of_batches(window: int) -> float:
+        order = BlockSampler([100] * 50, window=window, seed=1).order(0)
+        return sum(len(set(labels[batch].tolist())) for batch in order.split(50)) / 100
+
+    assert classes_of_batches(1) < 2
+    assert classes_of_batches(1000) > 6
+    whole = EpochSampler(5000, seed=1).order(0)
+    assert classes_of_batches(10**6) == pytest.approx(
+        sum(len(set(labels[batch].tolist())) for batch in whole.split(50)) / 100, abs=0.1
+    )
+
+
+@pytest.mark.parametrize(("lengths", "window"), [([], 1), ([3, 0], 1), ([3], 0), ([[3]], 1)])
+def test_blocks_that_are_none_are_refused(lengths: list[int], window: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        BlockSampler(lengths, window=window)

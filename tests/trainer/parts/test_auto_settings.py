@@ -99,12 +99,14 @@ def test_nothing_is_left_open() -> None:
     of_others |= {"crop_scale", "class_weights"}  # these images are moved, and of even classes
     of_others |= {"target", "label_separator", "group", "split"}  # of tables
     of_others |= {"ignore_index"}  # of masks
+    of_others |= {"cache", "cache_size"}  # of a store
     of_others |= {
         "extend",
         "preset",
         "parts",
         "eval_size",
         "stop_within",
+        "shuffle_window",
         "weights",
         "head_lr",
         "muon_others_lr",

@@ -32,7 +32,7 @@ WRONG_TYPE: dict[type, list[Any]] = {
 LOWEST = {  # refused just below
     "image_size": 8, "eval_size": 8, "skip_bad_images": 0, "workers": 0, "epochs": 1, "batch_size": 1,
     "accumulate": 1, "parts": 1, "keep": 1, "log_every": 1, "seed": 0, "patience": 0,
-    "early_stop": 0, "retry_workers": 0, "channels": 1,
+    "early_stop": 0, "retry_workers": 0, "channels": 1, "shuffle_window": 0,
 }  # fmt: skip
 RANGES = {  # good, then refused
     "channels": ([1, 4, MAX_CHANNELS], [0, MAX_CHANNELS + 1]),
@@ -313,6 +313,8 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "retry_workers": 2,
         "stop_within": "30s",
         "track": "tensorboard,csv",
+        "cache": "other",
+        "cache_size": "9GB",
     }
     assert differences(stored, Identity({**stored, **neutral}, FIELDS)) == []
     assert {n for n, f in FIELDS.items() if f.metadata["may_change"]} == set(neutral)

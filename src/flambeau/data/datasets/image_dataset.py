@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flambeau.data.datasets.decoded_images import NUMPY_TYPES, DecodedImages, NothingReadable
 from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading
-from flambeau.data.sources.source import Source, mask_of, pixel_kind
+from flambeau.data.sources.source import Source, fetch_ahead, fetches_ahead, mask_of, pixel_kind
 from flambeau.data.sources.targets import task_of
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
@@ -84,12 +85,16 @@ class ImageDataset(SeededDataset):
             self._kept = self.decoded(torch.device("cpu"))
             # A new pool: its threads start when they are needed, and none should exist at a fork.
             self._pool = DecodePool(threads)
+        self.fetches_ahead = self._kept is None and fetches_ahead(source)
 
     def __len__(self) -> int:
         return len(self.source)
 
     def describe(self, index: int) -> str:
         return self.source.describe(index)
+
+    def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
+        return fetch_ahead(self.source, indices)
 
     def batch(self, indices: Tensor, seeds: Tensor) -> tuple[tuple[Tensor, Tensor], Sequence[int]]:
         """Make one batch.

@@ -1,6 +1,7 @@
 """Which samples make up which batch, from any epoch and position on."""
 
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -10,6 +11,8 @@ import torch
 from torch.utils.data import Sampler
 
 from flambeau.data.loading.batch_layout import Cut, Layout
+
+_MOST_ANNOUNCED = 256  # batches: what is known of each takes some kilobytes
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -83,6 +86,34 @@ class BatchPlan(Sampler[BatchPart]):
                 position = stop
                 skip = 0
             epoch, position = epoch + 1, 0
+
+
+class AnnouncedPlan(Sampler[BatchPart]):
+    """A plan whose samples of this rank are made known some batches before they are read.
+
+    Args:
+        announce: takes indices of samples that come next, in order; False if they are enough for now.
+    """
+
+    def __init__(self, plan: Sampler[BatchPart], announce: Callable[[Indices], bool]) -> None:
+        self._plan, self._announce = plan, announce
+
+    def __iter__(self) -> Iterator[BatchPart]:
+        waiting: deque[BatchPart] = deque()
+        parts = iter(self._plan)
+        may_go_on = True
+        nothing = np.zeros(0, np.int64)
+        while True:
+            may_go_on = may_go_on or self._announce(nothing)
+            while not waiting or (may_go_on and len(waiting) < _MOST_ANNOUNCED):
+                part = next(parts, None)
+                if part is None:
+                    break
+                waiting.append(part)
+                may_go_on = self._announce(part.indices[part.cut.local])
+            if not waiting:
+                return
+            yield waiting.popleft()
 
 
 def share_sizes(length: int, layout: Layout) -> list[int]:

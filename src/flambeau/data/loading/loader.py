@@ -15,11 +15,11 @@ from typing import Any, TypeGuard
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, default_collate
 
 from flambeau.data.loading.background_reader import prefetch
 from flambeau.data.loading.batch_layout import Layout
-from flambeau.data.loading.batch_plan import BatchPart, BatchPlan, Order
+from flambeau.data.loading.batch_plan import AnnouncedPlan, BatchPart, BatchPlan, Order
 from flambeau.data.loading.batch_samples import count_samples
 from flambeau.data.loading.micro_batch import MicroBatch, wait_before_fork
 from flambeau.data.loading.seeded_dataset import SeededDataset
@@ -198,7 +198,7 @@ class Loader:
         return (epoch, end) if end < self.length else (epoch + 1, 0)
 
     def _micro_batches(self, plan: BatchPlan) -> Iterator[MicroBatch]:
-        with contextlib.closing(self._fetched(plan)) as parts:
+        with contextlib.closing(self._fetched(self._announced(plan))) as parts:
             for part, data, size, bad in parts:
                 if isinstance(data, InputError):
                     raise data
@@ -223,7 +223,13 @@ class Loader:
                     cut.sum_key,
                 )
 
-    def _fetched(self, plan: BatchPlan) -> Generator["_Fetched"]:
+    def _announced(self, plan: BatchPlan) -> Sampler[BatchPart]:
+        dataset = self._dataset
+        if not isinstance(dataset, SeededDataset) or not dataset.fetches_ahead:
+            return plan
+        return AnnouncedPlan(plan, dataset.fetch_ahead)
+
+    def _fetched(self, plan: Sampler[BatchPart]) -> Generator["_Fetched"]:
         """The parts, read in order by workers, by a thread, or here."""
         if self._workers.count or not isinstance(self._dataset, SeededDataset):
             yield from self._through_torch(plan)
@@ -238,7 +244,7 @@ class Loader:
         part, data, size, bad = self._fetch[part]
         return part, pinned(data) if self._pins else data, size, bad
 
-    def _through_torch(self, plan: BatchPlan) -> Iterator["_Fetched"]:
+    def _through_torch(self, plan: Sampler[BatchPart]) -> Iterator["_Fetched"]:
         with block_signals(), warnings.catch_warnings():
             # More workers than cores is the user's choice; torch would warn at every evaluation.
             warnings.filterwarnings("ignore", message="This DataLoader will create")

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -16,8 +18,15 @@ class SeededDataset(Dataset[Any]):
     alternates = False
     """Whether the signs of the seeds alternate from epoch to epoch, as by `alternating_seeds`."""
 
+    fetches_ahead = False
+    """Whether `fetch_ahead` has an effect."""
+
     def __len__(self) -> int:
         raise NotImplementedError
+
+    def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
+        """Told which samples come next, in order; False if these are enough for now."""
+        return False
 
     def batch(self, indices: Tensor, seeds: Tensor) -> tuple[Any, Sequence[int]]:
         """Make one batch.

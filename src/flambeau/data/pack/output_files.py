@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flambeau.data.pack.shard_indexes import shard_index_files
 from flambeau.data.pack.shard_plan import Unit
 from flambeau.data.sources.class_names_file import class_names_path
 from flambeau.data.sources.escaped_names import CLASS_NAMES, class_names_file, folder_names
@@ -111,6 +112,7 @@ class PackFiles:
             except InputError:  # the files beside the data are known by name
                 old += [path.with_suffix(".idx") for path in self.finals]
                 old += [path.with_name(f"{path.stem}_labels.npy") for path in self.finals]
+        old += shard_index_files(old)
         old = [path for path in dict.fromkeys(old) if path.exists()]
         number = 1
         while (aside := self.dst.with_name(f"{self.dst.name}.old-{number}")).exists():

@@ -29,6 +29,7 @@ from flambeau.data.pack.encode_images import (
 )
 from flambeau.data.pack.label_vectors import VectorRecords
 from flambeau.data.pack.output_files import Packed, PackFiles, name_disk_errors
+from flambeau.data.pack.shard_indexes import shard_index_files, write_shard_indexes
 from flambeau.data.pack.shard_plan import (
     Split,
     Unit,
@@ -48,6 +49,7 @@ from flambeau.data.pack.writers import (
     open_writer,
     require_package,
 )
+from flambeau.data.sources.data_names import refuse_output
 from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.data.sources.packed_formats import FORMATS, endings_of
 from flambeau.data.sources.packed_targets import mask_text, vector_text
@@ -123,6 +125,8 @@ def pack(
     classes = written_classes(parts[0][1])
     files = PackFiles(dst, kind, classes, units, _config(kind, parts, how, split))
     if not fresh and (made := files.finished()) is not None:
+        with name_disk_errors(dst, dst.parent):
+            write_shard_indexes(made.files)
         return made._replace(remarks=remarks)
     total = sum(len(unit.indices) for unit in units)
     bar = CountBar(total, unit="images", shown=show, is_kept=True)
@@ -134,7 +138,11 @@ def pack(
             work.prepare(files)
             for number, unit in enumerate(units):
                 work.write_unit(files, number, unit)
-            return files.publish(work.bad)._replace(remarks=remarks)
+            for index in shard_index_files(files.finals):
+                index.unlink(missing_ok=True)  # of shards that are gone
+            made = files.publish(work.bad)._replace(remarks=remarks)
+            write_shard_indexes(made.files)
+            return made
 
 
 def _config(
@@ -342,6 +350,7 @@ def _check_crop(parts: Sequence[tuple[str, Source]], how: Conversion) -> None:
 
 
 def _check_destination(src: Path, dst: Path) -> None:
+    refuse_output(dst, "DST")
     if not dst.name or dst.name.startswith("."):
         raise InputError(f"DST {dst} needs a name that does not begin with a dot")
     require_folder(dst)

@@ -26,6 +26,7 @@ from flambeau.data.pack.writers import TABLES, Record, open_writer
 from flambeau.data.sources.arrays.hdf5_file import check_chunks as check_hdf5_chunks
 from flambeau.data.sources.arrays.tensorstore_file import check_chunks as check_store_chunks
 from flambeau.data.sources.class_names_file import classes_file, named_labels
+from flambeau.data.sources.data_names import refuse_address
 from flambeau.data.sources.escaped_names import CLASS_NAMES
 from flambeau.data.sources.masks.mask_file import decoded_mask, require_same_size
 from flambeau.data.sources.open_data import only_folder
@@ -82,6 +83,7 @@ class FileReport:
 
 def packed_files(path: Path) -> list[tuple[Path, str]]:
     """The packed files that a path stands for, with their formats."""
+    refuse_address(path)
     kind = kind_of(path)
     if kind == "listing":
         raise InputError(f"{path} is a list\nPack it, and verify what comes of it")

@@ -70,10 +70,15 @@ def classes_file(path: Path) -> Path:
     after it); else the file named after NAME up to its first dot, as version 0.1 wrote it; else classes.txt
     in the same folder.
     """
-    named, *others = _candidates(path)
-    if path.is_file():
-        others.insert(0, path.with_name(f"{_family(path.name.partition('.')[0])}.classes.txt"))
+    named, *others = class_name_files(path) if path.is_file() else _candidates(path)
     return next((file for file in (named, *others) if file.exists()), named)
+
+
+def class_name_files(path: Path) -> list[Path]:
+    """The files that may hold the class names of a packed file; the first that exists counts."""
+    named, shared = _candidates(path)
+    old = path.with_name(f"{_family(path.name.partition('.')[0])}.classes.txt")
+    return [*dict.fromkeys((named, old, shared))]
 
 
 def class_names_path(path: Path, classes: Sequence[str]) -> Path | None:

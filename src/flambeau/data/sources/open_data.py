@@ -11,7 +11,13 @@ from typing import NamedTuple
 
 import torch
 
-from flambeau.data.sources.data_names import check_download, data_home, is_named, refuse_address
+from flambeau.data.sources.data_names import (
+    check_download,
+    data_home,
+    data_text,
+    is_named,
+    refuse_address,
+)
 from flambeau.data.sources.folder import (
     IMAGE_SUFFIXES,
     FileSet,
@@ -22,12 +28,16 @@ from flambeau.data.sources.folder import (
 )
 from flambeau.data.sources.masks.mask_folders import mask_pairs
 from flambeau.data.sources.metadata_file import labels_beside
+from flambeau.data.sources.open_store import DEFAULT_CACHE, open_address, open_evaluated
 from flambeau.data.sources.packed_formats import endings_of
 from flambeau.data.sources.path_format import (
+    TRAIN_FOLDERS,
+    VAL_FOLDERS,
     kind_of,
     open_masked,
     open_path,
     open_shards,
+    part_of_name,
     shards_in,
     shards_of,
 )
@@ -46,6 +56,9 @@ from flambeau.data.sources.targets import (
 )
 from flambeau.data.sources.torchvision_sets import NAMES, open_named
 from flambeau.data.sources.user_function import open_function
+from flambeau.data.stores.address import is_address
+from flambeau.data.stores.block_cache import CacheOptions
+from flambeau.data.stores.store import StoreFault
 from flambeau.errors import InputError, unreadable
 from flambeau.images.stand_ins import stand_in_at
 from flambeau.user_code import is_function
@@ -60,10 +73,6 @@ _EXPECTED = (
 
 _TO_PREDICT = f"an image, a folder of images, or packed images: {_ENDINGS}"
 
-# Lower case; of several validation folders the first in this list is used.
-_TRAIN_FOLDERS = ("train", "training")
-_VAL_FOLDERS = ("val", "valid", "validation", "test", "testing")
-
 
 def open_sources(
     path: Path | None,
@@ -73,6 +82,7 @@ def open_sources(
     download: bool = False,
     choice: TargetChoice = FOUND,
     groups_may_cross: bool = False,
+    cache: CacheOptions = DEFAULT_CACHE,
 ) -> tuple[Source, Source]:
     """The images to train on and those to validate on.
 
@@ -84,19 +94,20 @@ def open_sources(
             its NAME_val.EXT), or a folder of such files; torchvision:NAME, a data set by its name in
             `open_named`, in $FLAMBEAU_DATA or ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or
             hf:NAME:CONFIG of Hugging Face;
-            None: the embedded Fashion-MNIST.
+            an address of shards in a store (see `open_address`); None: the embedded Fashion-MNIST.
         choice: which targets of the data are meant.
         groups_may_cross: a group with images on both sides is not refused.
+        cache: of data in a store.
 
     Returns:
         Training and validation source, both with the classes of the training source.
     """
     path = EMBEDDED if path is None else path
-    train, val = open_parts(path, download=download, choice=choice)
+    train, val = open_parts(path, download=download, choice=choice, cache=cache)
     if isinstance(train, FolderSource):
         _require_images(train)
     kind = kind_of_targets(train)
-    kind.require_learnable(train.classes, train.labels, str(path))
+    kind.require_learnable(train.classes, train.labels, data_text(path))
     if val is None:
         train, val = hold_out(train, share=holdout, seed=seed)
     else:
@@ -133,10 +144,17 @@ def _require_images(train: FolderSource) -> None:
 
 
 def open_parts(
-    path: Path, *, download: bool = False, choice: TargetChoice = FOUND
+    path: Path,
+    *,
+    download: bool = False,
+    choice: TargetChoice = FOUND,
+    cache: CacheOptions = DEFAULT_CACHE,
 ) -> tuple[Source, Source | None]:
     """The images to train on, and those to validate on if DATA have such a part, with the same classes."""
-    named = _open_named(path, download=download, choice=choice)
+    if is_address(path):
+        named: tuple[Source, Source | None] | None = open_address(path, choice=choice, cache=cache)
+    else:
+        named = _open_named(path, download=download, choice=choice)
     if named is None:
         _require(path)
     train, val = _parts_of(only_folder(path), choice) if named is None else named
@@ -154,13 +172,18 @@ def open_parts(
 def _require_task(source: Source, path: Path, choice: TargetChoice) -> None:
     if choice.task not in (None, task_of(source)):
         raise InputError(
-            f"{path} has targets for {task_of(source)}, and not for {choice.task}\n"
+            f"{data_text(path)} has targets for {task_of(source)}, and not for {choice.task}\n"
             "Name the columns that are meant with --target, or leave --task out"
         )
 
 
 def open_source(
-    path: Path, classes: Sequence[str], *, download: bool = False, choice: TargetChoice = FOUND
+    path: Path,
+    classes: Sequence[str],
+    *,
+    download: bool = False,
+    choice: TargetChoice = FOUND,
+    cache: CacheOptions = DEFAULT_CACHE,
 ) -> Source:
     """Images on which to evaluate a model with the given classes.
 
@@ -173,7 +196,12 @@ def open_source(
         A source with exactly these classes; some may have no image.
     """
     check_download(download, path)
-    named = _open_named(path, download=download, choice=choice)
+    if is_address(path):
+        named: tuple[Source, Source | None] | None = open_evaluated(
+            path, choice=choice, cache=cache
+        )
+    else:
+        named = _open_named(path, download=download, choice=choice)
     if named is not None:
         _require_task(named[0], path, choice)
         return with_classes(named[1] or named[0], tuple(classes), "the model")
@@ -243,7 +271,7 @@ def _open_named(
 
 def _is_single_image(path: Path) -> bool:
     """Whether it is a file of no packed format; if it is no image, reading it fails, as in a folder."""
-    if is_named(path) or not os.path.exists(path):  # noqa: PTH110 - which may raise
+    if is_address(path) or is_named(path) or not os.path.exists(path):  # noqa: PTH110 - which may raise
         return False
     return not path.is_dir() and kind_of(path) is None and path.suffix != ".py"
 
@@ -252,6 +280,8 @@ def _open_unlabelled(
     path: Path, classes: Sequence[str], download: bool, say: Callable[[str], object]
 ) -> Unlabelled:
     parts = _open_named(path, download=download, labelled=False)
+    if is_address(path):
+        parts = _open_evaluated(path, open_evaluated, say)
     if parts is None:
         _require(path, _TO_PREDICT)
         kind = kind_of(path)
@@ -272,11 +302,21 @@ def _open_packed(path: Path, say: Callable[[str], object]) -> tuple[Source, Sour
     """Packed images with their labels; without labels if those could not be trained on."""
     if kind_of(path) == "listing":
         return open_path(path, labelled=False)
+    return _open_evaluated(path, _evaluated, say)
+
+
+def _open_evaluated(
+    path: Path,
+    evaluated: Callable[..., tuple[Source, Source | None]],
+    say: Callable[[str], object],
+) -> tuple[Source, Source | None]:
     try:
-        return _evaluated(path)
+        return evaluated(path)
+    except StoreFault:
+        raise
     except InputError as error:
-        opened = _evaluated(path, labelled=False)
-        say(f"{path} is read without labels: {str(error).splitlines()[0]}")
+        opened = evaluated(path, labelled=False)
+        say(f"{data_text(path)} is read without labels: {str(error).splitlines()[0]}")
         return opened
 
 
@@ -346,7 +386,7 @@ def _require(path: Path, expected: str = _EXPECTED) -> None:
 def _val_folder(path: Path, classes: Sequence[str]) -> Path:
     """The validation folder in a folder, unless its name is a class; else the folder itself."""
     parts = {k: folder for k, folder in _sub_folders(path).items() if folder.name not in classes}
-    return next((parts[name] for name in _VAL_FOLDERS if name in parts), path)
+    return next((parts[name] for name in VAL_FOLDERS if name in parts), path)
 
 
 def _sub_folders(path: Path) -> dict[str, Path]:
@@ -356,8 +396,8 @@ def _sub_folders(path: Path) -> dict[str, Path]:
 
 def _folders_of(path: Path) -> tuple[Path, Path | None]:
     folders = _sub_folders(path)
-    train = next((folders[name] for name in _TRAIN_FOLDERS if name in folders), None)
-    val = next((folders[name] for name in _VAL_FOLDERS if name in folders), None)
+    train = next((folders[name] for name in TRAIN_FOLDERS if name in folders), None)
+    val = next((folders[name] for name in VAL_FOLDERS if name in folders), None)
     # A lone train/ is a class of that name, unless it has sub-folders or packed files.
     if train and (val or (len(folders) == 1 and (_sub_folders(train) or shards_in(train)))):
         return train, val
@@ -404,7 +444,7 @@ def only_folder(path: Path) -> Path:
     if not path.is_dir() or kind_of(path) is not None:
         return path
     below = class_folders(path)
-    is_part = len(below) == 1 and below[0].name.lower() in (*_TRAIN_FOLDERS, *_VAL_FOLDERS)
+    is_part = len(below) == 1 and below[0].name.lower() in (*TRAIN_FOLDERS, *VAL_FOLDERS)
     return below[0] if len(below) == 1 and not is_part and shards_in(below[0]) else path
 
 
@@ -412,11 +452,9 @@ def _shard_parts(folder: Path) -> tuple[list[Path], list[Path]]:
     """The packed files of a folder whose names say training, and those that say validation."""
     parts: dict[str, list[Path]] = {}
     for shard in shards_in(folder):
-        words = re.split(r"[^a-z]+", shard.name.lower())
-        part = next((word for word in words if word in (*_TRAIN_FOLDERS, *_VAL_FOLDERS)), "")
-        parts.setdefault(part, []).append(shard)
-    train = next((parts[name] for name in _TRAIN_FOLDERS if name in parts), [])
-    return train, next((parts[name] for name in _VAL_FOLDERS if name in parts), [])
+        parts.setdefault(part_of_name(shard.name), []).append(shard)
+    train = next((parts[name] for name in TRAIN_FOLDERS if name in parts), [])
+    return train, next((parts[name] for name in VAL_FOLDERS if name in parts), [])
 
 
 def _all_of(parts: tuple[Source, Source | None]) -> Source:
@@ -429,7 +467,7 @@ def _beside(path: Path) -> Path | None:
     """The file or folder to validate on beside NAME_train.EXT, NAME-train.EXT or train.EXT."""
     stem = path.name.removesuffix(path.suffix)
     if re.search(r"(?:^|[_-])train$", stem):
-        for name in _VAL_FOLDERS:
+        for name in VAL_FOLDERS:
             beside = path.with_name(stem.removesuffix("train") + name + path.suffix)
             if beside.exists():
                 return beside

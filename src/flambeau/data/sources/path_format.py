@@ -27,10 +27,31 @@ from flambeau.images.stand_ins import stand_in_at
 # TensorFlow's train.tfrecord-00000-of-00010, and train-00000-of-00010.tfrecord.
 _SHARD = re.compile(r"-\d+-of-(\d+)(?=$|\.\w+$)")
 
+# Lower case; of several validation folders the first in this list is used.
+TRAIN_FOLDERS = ("train", "training")
+VAL_FOLDERS = ("val", "valid", "validation", "test", "testing")
+
+
+def kind_of_name(name: str) -> str | None:
+    """The format that the name of a file says, also of a shard; else None."""
+    return KIND_OF_ENDING.get(Path(_SHARD.sub("", name)).suffix.lower())
+
+
+def shard_total(name: str) -> int | None:
+    """The number of shards that the name of one says; None if it says none."""
+    match = _SHARD.search(name)
+    return None if match is None else int(match[1])
+
+
+def part_of_name(name: str) -> str:
+    """The word of TRAIN_FOLDERS or VAL_FOLDERS in the name of a packed file; '' if there is none."""
+    words = re.split(r"[^a-z]+", name.lower())
+    return next((word for word in words if word in (*TRAIN_FOLDERS, *VAL_FOLDERS)), "")
+
 
 def kind_of(path: Path) -> str | None:
     """The format of a file, or of a folder that is one data set (LMDB, N5, Zarr, Hugging Face); else None."""
-    kind = KIND_OF_ENDING.get(Path(_SHARD.sub("", path.name)).suffix.lower())
+    kind = kind_of_name(path.name)
     if path.is_dir():
         if kind is not None and FORMATS[kind].is_folder:
             return kind

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from flambeau.data.sources.class_names_file import named_labels
@@ -72,6 +73,7 @@ class RecordSource:
     def _read_targets(self, path: Path, labelled: bool, choice: TargetChoice) -> str:
         """Set the targets of all records; returns what identifies them."""
         labels = [0] * len(self)
+        self.image_sizes = (np.zeros(len(self), np.int64),)
         if labelled:
             marks = Counter[int]()
             values = [self._value(index, marks) for index in range(len(self))]
@@ -93,12 +95,13 @@ class RecordSource:
     def _value(self, index: int, marks: Counter[int]) -> Value:
         record = self._reader[index]
         try:
-            header = unpack(record)[0]
+            header, image = unpack(record)
         except RecordError as error:
             raise InputError(
                 f"{self.describe(index)}: {error}\nExpected an IRHeader and an image in each record"
             ) from error
         marks[header.id2] += 1
+        self.image_sizes[0][index] = len(image)
         return label_value(header.label)
 
     def _class(self, value: Value, index: int, width: int | None) -> int:

@@ -11,6 +11,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flambeau.data.sources.left_out import LeftOut
@@ -157,6 +158,26 @@ def parts_of(source: Source) -> Sequence[str] | None:
     return parts
 
 
+def image_sizes(source: Source) -> tuple[NDArray[np.int64], ...] | None:
+    """The bytes of each image as it is stored, in a row for each file; None if they are no parts of files."""
+    sizes: tuple[NDArray[np.int64], ...] | None = getattr(source, "image_sizes", None)
+    return sizes
+
+
+def fetch_ahead(source: Source, indices: NDArray[np.int64]) -> bool:
+    """Tell a source which of its images come next; False if it has enough to do, or nothing to prepare."""
+    method: Callable[[NDArray[np.int64]], bool] | None = getattr(source, "fetch_ahead", None)
+    return method is not None and method(indices)
+
+
+def fetches_ahead(source: Source) -> bool:
+    """Whether a source, or one of those that it is made of, wants to know which images come next."""
+    inner = getattr(source, "made_of", None)
+    if inner is not None:
+        return any(map(fetches_ahead, inner))
+    return hasattr(source, "fetch_ahead")
+
+
 def has_unit(kind: PixelKind) -> bool:
     """Whether pixels of this kind are in 0 .. 1, or in 8 bits, which stand for that."""
     return kind in _UNIT_KINDS
@@ -252,6 +273,22 @@ class SubsetSource(PassedMasks):
             self.labels = renumbered(source, self.labels, self.classes)
 
     @property
+    def made_of(self) -> Sequence[Source]:
+        return (self._source,)
+
+    @property
+    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
+        sizes = image_sizes(self._source)
+        chosen = self._indices.numpy()
+        if sizes is None or (np.diff(chosen) < 1).any():  # not the neighbours that are in the files
+            return None
+        ends = np.searchsorted(chosen, np.cumsum([len(one) for one in sizes]))
+        return tuple(np.split(np.concatenate(sizes)[chosen], ends[:-1]))
+
+    def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
+        return fetch_ahead(self._source, self._indices.numpy()[indices])
+
+    @property
     def task(self) -> TaskName:
         return task_of(self._source) if self._shown is None else "classification"
 
@@ -341,6 +378,24 @@ class ConcatSource(PassedMasks):
         ]
         self.labels = torch.cat([part.labels for part in self._parts])
         self._starts = [0, *itertools.accumulate(map(len, parts))]
+
+    @property
+    def made_of(self) -> Sequence[Source]:
+        return self._parts
+
+    @property
+    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
+        found = [image_sizes(part) for part in self._parts]
+        return None if None in found else tuple(one for sizes in found for one in sizes or ())
+
+    def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
+        starts = np.array(self._starts)
+        parts = np.searchsorted(starts, indices, side="right") - 1
+        may_go_on = True
+        for part in dict.fromkeys(parts.tolist()):
+            local = indices[parts == part] - starts[part]
+            may_go_on = fetch_ahead(self._parts[part], local) and may_go_on
+        return may_go_on
 
     @property
     def pixel_kind(self) -> PixelKind:

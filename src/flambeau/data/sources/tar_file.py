@@ -73,6 +73,7 @@ class TarSource:
             self.masks = {name: kept[name] for name in kept if name.startswith("mask_")}
             self._files = split_texts(kept["names"])
             index = TarIndex(self._files, kept["offsets"].tolist(), kept["sizes"].tolist())
+            self.image_sizes = (kept["sizes"],)
             self._reader = TarReader(path, index)
             endings = Counter(f".{name}" for name in split_texts(kept["left_out"]))
             self.left_out = (LeftOut(_printable(str(path)), endings),)

@@ -15,6 +15,7 @@ from flambeau.data.sources.source import (
     PixelKind,
     Source,
     content_sample,
+    fetch_ahead,
     file_of,
     left_out,
     pixel_kind,
@@ -56,6 +57,13 @@ class WideSource(PassedMasks):
         self.labels: Tensor = source.labels
         self.task = task_of(source)
         self.separator = separator_of(source)
+
+    @property
+    def made_of(self) -> Sequence[Source]:
+        return (self.plain,)
+
+    def fetch_ahead(self, indices: NDArray[Any]) -> bool:
+        return fetch_ahead(self.plain, indices)
 
     @property
     def names(self) -> Sequence[str]:

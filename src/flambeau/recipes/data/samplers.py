@@ -1,6 +1,6 @@
-"""Samplers whose epoch is a pure function of (seed, epoch): weighted, class-balanced, subset, infinite.
+"""Samplers whose epoch is a pure function of (seed, epoch): weighted, class-balanced, by blocks, subset.
 
-采样器：每个 epoch 只由 (seed, epoch) 决定——加权、类别均衡、子集、无限。
+采样器：每个 epoch 只由 (seed, epoch) 决定——加权、类别均衡、按块、子集、无限。
 
 Source: SplitMix64 as in Steele, Lea and Flood, OOPSLA 2014, for the random numbers. Weighted sampling
 without replacement: Efraimidis and Spirakis, "Weighted random sampling with a reservoir", Information
@@ -169,6 +169,49 @@ class BalancedSampler(WeightedSampler):
             raise ValueError("labels must be one row of integers of at least 0")
         weights = torch.bincount(numbers)[numbers].double() ** -strength
         super().__init__(weights, num_samples, seed=seed, rank=rank, world=world)
+
+
+class BlockSampler(EpochSampler):
+    """Blocks of neighbours in random order, whose samples mix within a window: where data are read in blocks.
+
+    A sample comes at most `window` places earlier or later than where the random order of the blocks puts it,
+    so that the blocks of about two windows are in use at the same time.
+
+    Args:
+        lengths: (B,) integers of at least 1, the number of samples of each block, in the order of the data.
+        window: at least 1; a number far above that of the samples makes a whole shuffle.
+
+    Raises:
+        ValueError: no blocks, an empty one, or no window.
+
+    Example:
+        >>> order = BlockSampler([3, 3, 3], window=1).order(epoch=0).tolist()
+        >>> sorted(order) == list(range(9)), order[0] % 3, order[1] - order[0]
+        (True, 0, 1)
+    """
+
+    def __init__(
+        self, lengths: Any, *, window: int, seed: int = 0, rank: int = 0, world: int = 1
+    ) -> None:
+        self._lengths = torch.as_tensor(lengths, dtype=torch.int64).cpu()
+        if self._lengths.dim() != 1 or not len(self._lengths) or int(self._lengths.min()) < 1:
+            raise ValueError("lengths must be one row of integers of at least 1")
+        if window < 1:
+            raise ValueError(f"window must be at least 1, got {window}")
+        super().__init__(int(self._lengths.sum()), seed=seed, rank=rank, world=world)
+        self._window = window
+
+    def order(self, epoch: int) -> Tensor:
+        # The numbers of the blocks are others than those of the samples.
+        blocks = torch.argsort(
+            uniform(len(self._lengths), seed=self._seed ^ _GAMMA, epoch=epoch), stable=True
+        )
+        lengths = self._lengths[blocks]
+        starts = (self._lengths.cumsum(0) - self._lengths)[blocks]
+        moved = (starts - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths)
+        places = torch.arange(self._length)
+        delays = (uniform(self._length, seed=self._seed, epoch=epoch) * self._window).long()
+        return (places + moved)[torch.argsort(places + delays, stable=True)]
 
 
 class SubsetSampler(EpochSampler):

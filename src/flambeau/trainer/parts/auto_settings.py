@@ -31,6 +31,7 @@ from flambeau.run.options.named_schedule import GAMMA
 from flambeau.trainer.parts.class_weights import class_weights
 from flambeau.trainer.parts.data import DataFacts, teacher_sha256
 from flambeau.trainer.parts.device import pick_device
+from flambeau.trainer.parts.epoch_order import shuffle_window
 from flambeau.trainer.parts.model import SMALL, TINY, input_channels, pretrained_normalization
 from flambeau.trainer.parts.optimizer import BASE_LR, LARGEST_LR, SMALL_LR
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
@@ -97,6 +98,7 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
         lr=settings.lr
         or _lr(settings, model, min(batch_size * settings.accumulate, len(train)), task_of(train)),
         precision=precision if settings.precision == "auto" else settings.precision,
+        shuffle_window=shuffle_window(settings, train),
         **_dependent_settings(settings),
         **_task_settings(settings, train),
     )

@@ -18,6 +18,8 @@ from flambeau.data.sources.target_kinds import KINDS
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.sources.wide_source import of_kind
+from flambeau.data.stores.address import is_address
+from flambeau.data.stores.block_cache import CacheOptions, parse_bytes
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
@@ -198,7 +200,32 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
     # The hold-out must not depend on the seed: a run from another run's weights would be evaluated on images
     # that those have learned.
     path = None if settings.data is None else Path(settings.data)
-    return open_sources(path, seed=0, download=settings.download, choice=target_choice(settings))
+    return open_sources(
+        path,
+        seed=0,
+        download=settings.download,
+        choice=target_choice(settings),
+        cache=cache_options(settings),
+    )
+
+
+def cache_options(settings: Settings) -> CacheOptions:
+    """Where blocks of data in a store are kept."""
+    folder = None if settings.cache is None else Path(settings.cache)
+    if settings.cache_size is None:
+        return CacheOptions(folder)
+    return CacheOptions(folder, parse_bytes(settings.cache_size, name="cache_size"))
+
+
+def check_cache(settings: Settings, data: str | None) -> None:
+    """Refuse settings of the cache for data that are not in a store."""
+    given = settings.cache or settings.cache_size
+    if given is not None and (data is None or not is_address(data)):
+        name = "cache" if settings.cache is not None else "cache_size"
+        raise InputError(
+            f"{name} = {given!r} is for data in a store (s3://..., https://...), and has no effect with "
+            f"{data or 'the embedded data'}: leave it out"
+        )
 
 
 def target_choice(settings: Settings) -> TargetChoice:

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from flambeau.data.datasets.image_statistics import page_remarks
+from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
 from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.errors import InputError
@@ -101,7 +102,7 @@ def _samples(given: Unlabelled) -> Iterator[Sample]:
     for index in range(len(source)):
         yield Sample(
             image=source.describe(index),
-            packed=None if packed is None else str(packed),
+            packed=None if packed is None else data_text(packed),
             source=source,
             index=index,
             name=names[index],

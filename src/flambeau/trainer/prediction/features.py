@@ -15,6 +15,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.folder import classes_above, images_below
 from flambeau.data.sources.open_data import open_parts, open_unlabelled
 from flambeau.data.sources.path_format import kind_of, shards_in
@@ -120,7 +121,9 @@ def open_images(
     if part is not None:
         train, val = open_parts(path, download=download)
         if val is None:
-            raise InputError(f"{path} is not in two parts: leave --part out, and all of it is read")
+            raise InputError(
+                f"{data_text(path)} is not in two parts: leave --part out, and all of it is read"
+            )
         return train if part == "train" else val
     if classes is None:
         is_folder = path.is_dir() and kind_of(path) is None and not shards_in(path)

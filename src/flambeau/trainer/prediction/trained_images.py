@@ -19,6 +19,7 @@ from flambeau.data.sources.source import (
     hold_out,
     names_digest,
 )
+from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
 from flambeau.trainer.parts.data import target_choice
 from flambeau.trainer.prediction.trained_model import Trained
@@ -94,7 +95,7 @@ def _overlaps(recorded: str | None, data: Path) -> bool:
     if recorded is None:
         return False
     paths = (Path(recorded), data)
-    if any(is_named(path) or is_function(path) for path in paths):
+    if any(is_address(path) or is_named(path) or is_function(path) for path in paths):
         return False
     # Not Path.is_dir, which raises for a folder without permission: a run of somebody else may name one.
     folders = [

@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flambeau.data.stores.address import is_address, name_of
 from flambeau.trainer.settings.settings import FIELDS, Settings
 
 EMBEDDED_NAME = "fashion-mnist"
@@ -29,6 +31,9 @@ def default_folder(settings: Settings, given: Mapping[str, Any]) -> Path:
     data_name = (settings.data or EMBEDDED_NAME).replace(".py:", "-")
     if data_name.startswith("hf:"):
         data_name = data_name.replace(":", "-")
+    if is_address(data_name):
+        last = name_of(data_name.rstrip("/"))
+        data_name = re.sub(r"[-_.]?(\{[^{}]*\}|\*)", "", last) or "store"
     data = Path(data_name.replace("torchvision:", "torchvision-"))
     is_plain = data.is_dir() and data.suffix not in _PACKED_FOLDERS
     name = (data.name if is_plain else data.stem).replace(":", "-")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flambeau.data.sources.target_names import TASKS
+from flambeau.data.stores.block_cache import parse_bytes
 from flambeau.errors import InputError
 from flambeau.run.options.advice import Advice
 from flambeau.run.options.durations import parse_duration, parse_seconds
@@ -81,9 +82,9 @@ class Settings(SharedOptions):
     data: str | None = option(
         None,
         "the images: a folder with one sub-folder per class (or train/ and val/), or images/ and masks/, a "
-        "packed file, torchvision:NAME, hf:NAME, or FILE.py:FUNCTION",
+        "packed file, torchvision:NAME, hf:NAME, an address of shards (s3://...), or FILE.py:FUNCTION",
         "图像数据：每类一个子目录的文件夹（或 train/ 和 val/）、images/ 加 masks/、打包文件、"
-        "torchvision:NAME、hf:NAME 或 FILE.py:FUNCTION",
+        "torchvision:NAME、hf:NAME、分片的地址（s3://...）或 FILE.py:FUNCTION",
         group="data",
         auto=("the embedded Fashion-MNIST", "内置的 Fashion-MNIST"),
         may_change=True,
@@ -190,6 +191,25 @@ class Settings(SharedOptions):
         group="data",
         may_change=True,
     )
+    cache: str | None = option(
+        None,
+        "folder of the local disk for what is fetched from a store",
+        "从存储取来的数据在本地磁盘上的文件夹",
+        group="data",
+        auto=(
+            "`$FLAMBEAU_CACHE`, else `~/.cache/flambeau/store`",
+            "`$FLAMBEAU_CACHE`，否则 `~/.cache/flambeau/store`",
+        ),
+        may_change=True,
+    )
+    cache_size: str | None = option(
+        None,
+        "most that is kept of it, such as 200GB; what was not used for longest is removed first",
+        "其中最多保留多少，例如 200GB；最久未用的最先删除",
+        group="data",
+        auto=("50GB", "50GB"),
+        may_change=True,
+    )
     skip_bad_images: int = option(
         0,
         "number of unreadable images to replace by others before the run stops with an error",
@@ -253,6 +273,18 @@ class Settings(SharedOptions):
         "随机擦除训练图像中一个矩形的概率；0 表示关闭",
         group="data",
         range=SHARE,
+    )
+    shuffle_window: int | None = option(
+        None,
+        "mix images of [neighbouring blocks](stores.md#order) only, over so many of them, instead of all; 0 "
+        "is all",
+        "只在[相邻的块](stores.md#顺序)之间混合图像，范围是这么多张，而不是全部；0 表示全部",
+        group="data",
+        range=AT_LEAST_0,
+        auto=(
+            "16384 for more than 32768 images in a store, else all",
+            "存储中的图像超过 32768 张时为 16384，其余为全部",
+        ),
     )
     balance: str = option(
         "none",
@@ -664,6 +696,10 @@ class Settings(SharedOptions):
                 f"balance = {self.balance!r} and class_weights = 'auto' both make up for rare classes: "
                 "give one of them"
             )
+        if self.balance != "none" and self.shuffle_window:
+            raise InputError(
+                f"balance = {self.balance!r} draws from all images: leave shuffle_window out"
+            )
         if self.pretrained and self.weights is not None:
             raise InputError("pretrained and weights contradict each other: give one of them")
         if self.qat and not self.pretrained and self.weights is None:
@@ -690,6 +726,8 @@ class Settings(SharedOptions):
             raise InputError(f"warmup = {self.warmup!r} leaves nothing of the run")
         if self.extend is not None:
             parse_duration(self.extend, name="extend")
+        if self.cache_size is not None:
+            parse_bytes(self.cache_size, name="cache_size")
         if self.stop_within is not None:
             parse_seconds(self.stop_within, name="stop_within")
         if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flambeau.data.stores.address import address_of, is_address
 from flambeau.errors import InputError, nearest, unreadable
 from flambeau.run.options.durations import parse_duration
 from flambeau.run.options.option import check_value, typed
@@ -93,6 +94,7 @@ def canonical(settings: _AnySettings) -> _AnySettings:
     return dataclasses.replace(
         settings,
         data=_full(settings.data),
+        cache=_full(settings.cache),
         teacher=_full(settings.teacher),
         weights=_full(settings.weights),
         class_weights=_full(settings.class_weights),
@@ -107,7 +109,9 @@ def canonical(settings: _AnySettings) -> _AnySettings:
 
 
 def _full(data: str | None) -> str | None:
-    """An absolute path; names of data sets and 'auto' unchanged."""
+    """An absolute path; names of data sets, addresses and 'auto' unchanged."""
+    if data is not None and is_address(data):
+        return address_of(data)
     if data is None or data == "auto" or data.startswith(("torchvision:", "hf:")):
         return data
     return str(Path(data).resolve())

@@ -1,0 +1,53 @@
+"""The index that `flambeau pack --shards` writes beside its shards, with which they are read from a store.
+
+Without it a reader of a store must read every shard once, before it knows what is in them.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from flambeau.data.sources.index_cache import INDEX_SUFFIX
+from flambeau.data.sources.open_store import KINDS, SHARDS_INDEX
+from flambeau.data.sources.path_format import kind_of_name, open_path, whole_name
+from flambeau.data.sources.shard_index import index_shard, write_index
+from flambeau.errors import InputError
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+
+
+def shard_index_files(shards: Sequence[Path]) -> dict[Path, list[Path]]:
+    """The indexes that belong to packed files, each with its shards; none for files that are no shards."""
+    found: dict[Path, list[Path]] = {}
+    for shard in shards:
+        whole = whole_name(shard)
+        if whole != shard and kind_of_name(shard.name) in KINDS:
+            found.setdefault(whole.with_name(whole.name + SHARDS_INDEX), []).append(shard)
+    return found
+
+
+def write_shard_indexes(shards: Sequence[Path]) -> None:
+    """Write the indexes of packed files that are not there yet.
+
+    Shards that cannot be trained on, such as those with boxes as labels, get none.
+    """
+    for path, of_set in shard_index_files(shards).items():
+        if path.exists():
+            continue
+        with contextlib.suppress(InputError):
+            indexes = []
+            for shard in of_set:
+                with _no_index_beside(shard):
+                    indexes.append(index_shard(shard, open_path(shard), where=str(shard)))
+            write_file(path, write_index(indexes))
+
+
+@contextlib.contextmanager
+def _no_index_beside(shard: Path) -> Iterator[None]:
+    """Remove what opening a file leaves beside it, which would have to be uploaded, too."""
+    kept = shard.with_name(shard.name + INDEX_SUFFIX)
+    was_there = kept.exists()
+    try:
+        yield
+    finally:
+        if not was_there:
+            kept.unlink(missing_ok=True)

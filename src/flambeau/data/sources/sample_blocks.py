@@ -1,0 +1,30 @@
+"""Blocks: runs of neighbouring samples that are fetched, kept and shuffled together."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_BYTES = 8 << 20
+"""About the size of a block: large enough that the latency of a request costs little."""
+
+
+def block_lengths(sizes: NDArray[Any], shard_lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """The number of samples in each block, in order.
+
+    A block never crosses from one shard into the next, and holds as many samples as begin within 8 MiB.
+
+    Args:
+        sizes: (N,) bytes of each sample.
+        shard_lengths: the number of samples of each shard; their sum is N.
+    """
+    lengths: list[NDArray[np.int64]] = []
+    start = 0
+    for count in np.asarray(shard_lengths, np.int64).tolist():
+        if count:
+            of_shard = np.asarray(sizes[start : start + count], np.int64)
+            number = (np.cumsum(of_shard) - of_shard) // BLOCK_BYTES
+            edges = np.flatnonzero(np.diff(number, prepend=-1))
+            lengths.append(np.diff(edges, append=count).astype(np.int64))
+        start += count
+    return np.concatenate(lengths) if lengths else np.zeros(0, np.int64)

@@ -1,0 +1,397 @@
+"""Requests to a store through fsspec: ranges, facts and lists of objects; retried with a bound.
+
+fsspec and its back ends (aiohttp, s3fs, gcsfs, adlfs, huggingface_hub) speak to the store and find its
+credentials. Here are what they leave open: which faults are tried again and for how long, what the user is
+told, and one file system for each process, since the thread of fsspec's event loop does not survive a fork.
+"""
+
+import asyncio
+import functools
+import importlib
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import IO, Any, NamedTuple, TypeVar
+
+from flambeau.data.stores.address import without_secrets
+from flambeau.errors import InputError
+from flambeau.optional_packages import extra
+from flambeau.terminal import say
+
+T = TypeVar("T")
+
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "http": "aiohttp", "https": "aiohttp"}
+_CONNECT_S = 15.0
+_SILENCE_S = 30.0  # without a byte; a slow answer that goes on is none
+_LONGEST_S = 600.0  # of one request, if all else fails
+_PIECE = 32 << 20  # bytes of a request in a download
+_MOST_SMALL = 1 << 30  # bytes of an object that is read whole into memory
+_AGAIN = frozenset({408, 409, 425, 429, 499})  # and 5xx
+_DENIED = frozenset({401, 403, 407})
+_CODES = {"SlowDown": 503, "RequestTimeout": 408, "InternalError": 500, "PreconditionFailed": 412}
+
+
+@dataclass(frozen=True)
+class Retries:
+    """How long a request is tried again.
+
+    Attributes:
+        first_s, most_s: the first and the longest wait between two tries; each is drawn at random from half
+            of its length on, so that many processes do not come back at once.
+        total_s: no new try begins this long after the first one. Below the 60 s after which a data worker
+            that still reads the same sample counts as lost.
+    """
+
+    first_s: float = 0.25
+    most_s: float = 10.0
+    total_s: float = 50.0
+
+
+DEFAULT_RETRIES = Retries()
+
+
+class ObjectFacts(NamedTuple):
+    """What a store says of an object.
+
+    Attributes:
+        version: changes with the content: the ETag, or what the store has instead; '' if it has nothing.
+    """
+
+    size: int
+    version: str
+
+
+class StoreFault(InputError):
+    """A store that does not answer as it should; the message names the object."""
+
+
+class Missing(StoreFault):
+    """There is no such object."""
+
+
+class Store:
+    """The stores of one process, by the scheme of their addresses. Safe in threads.
+
+    Args:
+        tell: is told once of each object that has to be asked for again.
+    """
+
+    def __init__(
+        self, *, retries: Retries | None = None, tell: Callable[[str], object] = say
+    ) -> None:
+        self._retries = DEFAULT_RETRIES if retries is None else retries
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._systems: dict[str, Any] = {}
+        self._told: set[str] = set()
+        # Not the global generator, which belongs to the training.
+        self._random = random.Random()
+
+    def deadline(self) -> float:
+        """`time.monotonic()` after which what begins now is not tried again."""
+        return time.monotonic() + self._retries.total_s
+
+    def facts(self, address: str) -> ObjectFacts:
+        """Size and version of an object; Missing if there is none."""
+        info = self._tried(address, lambda fs: fs.info(_inside(address)), "_info")
+        size = info.get("size")
+        if info.get("type") == "directory" or size is None:
+            raise Missing(
+                f"{address} is no object whose size the store tells\nGive the address of a file"
+            )
+        names = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Last-Modified", "mtime")
+        version = next((str(info[name]) for name in names if info.get(name)), "")
+        return ObjectFacts(int(size), version.strip('"'))
+
+    def read(self, address: str, start: int, stop: int, *, until: float | None = None) -> bytes:
+        """The bytes start .. stop of an object.
+
+        Args:
+            until: `time.monotonic()` after which nothing is tried again; by default counted from now.
+        """
+        if start == stop:
+            return b""
+
+        def call(fs: Any) -> bytes:
+            data: bytes = fs.cat_file(_inside(address), start=start, end=stop)
+            if len(data) > stop - start:
+                raise StoreFault(
+                    f"{address}: the store sends more than the part of the object that is asked for\n"
+                    "It must answer requests for ranges of bytes; copy the data to another one"
+                )
+            if len(data) < stop - start:
+                raise _Cut(f"{len(data)} of {stop - start} bytes arrived")
+            return data
+
+        return self._tried(address, call, "_cat_file", until=until)
+
+    def read_whole(self, address: str) -> bytes:
+        """A small object; Missing if there is none."""
+        size = self.facts(address).size
+        if size > _MOST_SMALL:
+            raise StoreFault(f"{address} has {size} bytes, more than is read at once")
+        return self.read(address, 0, size)
+
+    def download(self, address: str, facts: ObjectFacts, file: IO[bytes]) -> None:
+        """Write a whole object of these facts into a file; StoreFault if it changes meanwhile."""
+        for start in range(0, facts.size, _PIECE):
+            file.write(self.read(address, start, min(start + _PIECE, facts.size)))
+        if self.facts(address) != facts:
+            raise StoreFault(changed(address))
+
+    def listed(self, folder: str) -> list[str]:
+        """The addresses of what lies in a folder, by name; those of folders end in a slash."""
+        entries = self._tried(folder, lambda fs: fs.ls(_inside(folder), detail=True), "_ls")
+        scheme = folder.partition("://")[0]
+        found = []
+        for entry in entries:
+            name = str(entry["name"]).rstrip("/")
+            if name == _inside(folder).rstrip("/"):
+                continue
+            address = name if "://" in name else f"{scheme}://{name}"
+            found.append(address + "/" * (entry.get("type") == "directory"))
+        return sorted(found)
+
+    def _system(self, address: str) -> Any:
+        scheme = address.partition("://")[0]
+        with self._lock:
+            if scheme not in self._systems:
+                self._systems[scheme] = _file_system(scheme)
+            return self._systems[scheme]
+
+    def _tried(
+        self,
+        address: str,
+        call: Callable[[Any], T],
+        method: str,
+        *,
+        until: float | None = None,
+    ) -> T:
+        end = self.deadline() if until is None else until
+        wait_s = self._retries.first_s
+        while True:
+            try:
+                return call(_Bounded(self._system(address), method))
+            except InputError:
+                raise
+            except Exception as error:
+                fault = _fault_of(error)
+                if not fault.may_pass:
+                    raise _error_of(address, fault) from error
+                pause_s = max(wait_s * self._random.uniform(0.5, 1.0), fault.wait_s)
+                if time.monotonic() + pause_s > end:
+                    raise StoreFault(
+                        f"{address}: {fault.text}, however often it is asked again\n"
+                        "See that the store answers, and run the command again: nothing is lost"
+                    ) from error
+                self._tell_once(address, fault)
+            time.sleep(pause_s)
+            wait_s = min(2 * wait_s, self._retries.most_s)
+
+    def _tell_once(self, address: str, fault: "_Fault") -> None:
+        with self._lock:
+            is_new = address not in self._told
+            self._told.add(address)
+        if is_new:
+            self._tell(
+                f"{address}: {fault.text}; it is asked for again, for up to "
+                f"{self._retries.total_s:g} s each time"
+            )
+
+
+def changed(address: str) -> str:
+    """The message about an object that is another one than before."""
+    return (
+        f"{address} has changed since it was first read\n"
+        "Put the object back that was there, or train on the new one: --fresh, or another --out"
+    )
+
+
+class _Cut(OSError):
+    """Fewer bytes than were asked for."""
+
+
+class _Fault(NamedTuple):
+    """What an exception of a back end is about.
+
+    Attributes:
+        status: of HTTP; None if nothing was answered.
+        wait_s: as the store asks for.
+    """
+
+    text: str
+    status: int | None
+    may_pass: bool
+    wait_s: float = 0.0
+
+
+class _Bounded:
+    """A file system whose calls end after `_LONGEST_S`, where it is an asynchronous one."""
+
+    def __init__(self, system: Any, method: str) -> None:
+        self._system, self._method = system, method
+
+    def __getattr__(self, name: str) -> Any:
+        system = self._system
+        if not getattr(system, "async_impl", False) or f"_{name}" != self._method:
+            return getattr(system, name)
+        sync = importlib.import_module("fsspec.asyn").sync
+        call = getattr(system, self._method)
+        return functools.partial(sync, system.loop, call, timeout=_LONGEST_S)
+
+
+def _file_system(scheme: str) -> Any:
+    what = f"{scheme}://"
+    fsspec = extra("fsspec", what=what)
+    if scheme in _PACKAGES:
+        extra(_PACKAGES[scheme], what=what)
+    options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
+    if scheme in ("http", "https"):
+        aiohttp = extra("aiohttp", what=what)
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+        # The environment: ~/.netrc, and proxies.
+        options["headers"] = {
+            "Accept-Encoding": "identity"
+        }  # a part of what was compressed is none
+        options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
+    if scheme == "s3":
+        retries = {"total_max_attempts": 1}  # tried again here
+        options["config_kwargs"] = {
+            "connect_timeout": _CONNECT_S,
+            "read_timeout": _SILENCE_S,
+            "retries": retries,
+        }
+    system = fsspec.filesystem(scheme, **options)
+    if scheme == "s3":
+        system.retries = 1
+    return system
+
+
+def _inside(address: str) -> str:
+    """What a file system calls an object."""
+    scheme, _, rest = address.partition("://")
+    if scheme in ("http", "https"):
+        return address
+    return rest
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]
+
+
+def _fault_of(error: BaseException) -> _Fault:
+    """What an exception of fsspec or of a back end says, by the status of HTTP where there is one."""
+    for one in _chain(error):
+        status, headers = _status_of(one)
+        if status is not None:
+            return _Fault(
+                _status_text(status),
+                status,
+                may_pass=status in _AGAIN or status >= 500,
+                wait_s=_retry_after(headers),
+            )
+    for one in _chain(error):
+        name = type(one).__name__
+        if "Credentials" in name or "Token" in name or isinstance(one, PermissionError):
+            return _Fault("access is denied", 403, may_pass=False)
+        if isinstance(one, FileNotFoundError | NotADirectoryError | IsADirectoryError):
+            return _Fault("it is not there", 404, may_pass=_is_of_connection(error))
+    is_late = any(
+        isinstance(one, TimeoutError | asyncio.TimeoutError) or "Timeout" in type(one).__name__
+        for one in _chain(error)
+    )
+    if is_late:
+        return _Fault("the store does not answer in time", None, may_pass=True)
+    text = " ".join(without_secrets(str(error)).split())[:200] or type(error).__name__
+    may_pass = isinstance(error, OSError) or _is_of_connection(error)
+    what = text if isinstance(error, _Cut) else f"the connection failed ({text})"
+    return _Fault(what if may_pass else text, None, may_pass=may_pass)
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    """Whether the back end lost its connection: aiohttp and botocore have classes of their own for that."""
+    for one in _chain(error):
+        if isinstance(one, ConnectionError | TimeoutError):
+            return True
+        if type(one).__module__.partition(".")[0] in (
+            "aiohttp",
+            "botocore",
+            "aiobotocore",
+            "httpx",
+        ):
+            status, _ = _status_of(one)
+            name = type(one).__name__
+            if status is None and "Credentials" not in name and "ParamValidation" not in name:
+                return True
+    return False
+
+
+def _status_of(error: BaseException) -> tuple[int | None, Mapping[str, str]]:
+    """Status and headers of an answer, as aiohttp, botocore and httpx keep them in their exceptions."""
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        facts = response.get("ResponseMetadata", {})
+        code = str(response.get("Error", {}).get("Code", ""))
+        status = facts.get("HTTPStatusCode") or _CODES.get(code)
+        status = status or (int(code) if code.isdecimal() else None)
+        return status, facts.get("HTTPHeaders", {})
+    source: Any = error if response is None else response
+    status = getattr(source, "status", None) or getattr(source, "status_code", None)
+    headers = getattr(source, "headers", None)
+    return (status if isinstance(status, int) else None), headers or {}
+
+
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that a store asks to wait; 0 if it does not say, or gives a date."""
+    text = next((headers[name] for name in headers if name.lower() == "retry-after"), "")
+    return float(text) if re.fullmatch(r"\d{1,5}", str(text).strip()) else 0.0
+
+
+def _status_text(status: int) -> str:
+    words = {
+        404: "it is not there",
+        412: "it has changed",
+        416: "it is shorter than it was",
+        429: "the store asks to slow down (429)",
+        503: "the store asks to slow down (503)",
+    }
+    if status in _DENIED:
+        return f"access is denied ({status})"
+    return words.get(status, f"the store answers with status {status}")
+
+
+def _error_of(address: str, fault: _Fault) -> StoreFault:
+    if fault.status == 404:
+        return Missing(
+            f"{address} is not there\nSee that its name is right, and that it was uploaded"
+        )
+    if fault.status in _DENIED:
+        return StoreFault(
+            f"{address}: {fault.text}\nGive credentials that may read it where the store's own programs "
+            "look: the environment, ~/.aws/credentials, ~/.netrc"
+        )
+    if fault.status in (412, 416):
+        return StoreFault(changed(address))
+    return StoreFault(f"{address}: {fault.text}\nSee that the address is right")
+
+
+_processes: dict[int, Store] = {}
+_guard = threading.Lock()
+
+
+def store() -> Store:
+    """The stores of this process; a fork gets new ones, since it has no thread of the old ones."""
+    pid = os.getpid()
+    found = _processes.get(pid)
+    if found is None:
+        _processes.clear()
+        found = _processes.setdefault(pid, Store())
+    return found

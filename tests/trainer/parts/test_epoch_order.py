@@ -1,0 +1,151 @@
+"""`--shuffle-window`: one order for a file, its shards, workers and resumes; where it is refused."""
+
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from flambeau import train
+from flambeau.data.pack.encode_images import Conversion
+from flambeau.data.pack.pack import pack
+from flambeau.data.pack.shard_plan import Split
+from flambeau.data.sources.open_data import open_parts, open_source
+from flambeau.data.sources.sample_blocks import block_lengths
+from flambeau.data.sources.source import SubsetSource, hold_out, image_sizes
+from flambeau.errors import InputError
+from flambeau.trainer.parts import epoch_order
+from flambeau.trainer.settings.settings import Settings
+
+NUM = 60
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    for k in range(NUM):
+        path = tmp_path / "photos" / "abc"[k % 3] / f"{k:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 255, (16, 16, 3), np.uint8)).save(path)
+    return tmp_path / "photos"
+
+
+def packed(folder: Path, name: str, **split: Any) -> Path:
+    pack(folder, Path(name), Conversion(), Split(**split), workers=1)
+    return Path(name)
+
+
+@pytest.mark.parametrize("ending", ["tar", "rec", "tfrecord"])
+def test_sizes_are_those_of_the_images(folder: Path, ending: str) -> None:
+    source, _ = open_parts(packed(folder, f"a.{ending}", shards=4))
+    sizes = image_sizes(source)
+    assert sizes is not None
+    assert [len(one) for one in sizes] == [15] * 4
+    stored = [source.read(index) for index in range(NUM)]
+    assert np.concatenate(sizes).tolist() == [len(one) for one in stored]
+    kept, held = hold_out(source)
+    for part in (kept, held):
+        sizes = image_sizes(part)
+        assert sizes is not None
+        assert len(sizes) == 4
+        of_part = [part.read(index) for index in range(len(part))]
+        assert np.concatenate(sizes).tolist() == [len(one) for one in of_part]
+    assert image_sizes(SubsetSource(source, torch.tensor([3, 1]))) is None
+    assert image_sizes(open_source(folder, source.classes)) is None
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_blocks_hold_what_begins_within_their_bytes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flambeau.data.sources.sample_blocks.BLOCK_BYTES", 1000)
+    draw = np.random.default_rng(seed)
+    shards = draw.integers(0, 40, 5)
+    sizes = draw.integers(0, 700, shards.sum())
+    expected = []
+    start = 0
+    for count in shards.tolist():
+        blocks: dict[int, int] = {}
+        at = 0
+        for size in sizes[start : start + count].tolist():
+            blocks[at // 1000] = blocks.get(at // 1000, 0) + 1
+            at += size
+        expected += blocks.values()
+        start += count
+    assert block_lengths(sizes, shards).tolist() == expected
+
+
+def weights_of(out: str, data: Path, **options: Any) -> dict[str, torch.Tensor]:
+    import safetensors.torch
+
+    options = {"epochs": 2, "model": "tiny_convnet", "batch_size": 16, "bar": False, **options}
+    train(data, out=out, shuffle_window=8, seed=1, **options)
+    return safetensors.torch.load_file(f"{out}/model.safetensors")
+
+
+def test_a_window_is_one_order_for_workers_and_resumes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flambeau.data.sources.sample_blocks.BLOCK_BYTES", 4000)
+    data = packed(folder, "a.tar")
+    expected = weights_of("one", data)
+    other = weights_of("two", data, workers=2)
+    assert all(torch.equal(expected[name], other[name]) for name in expected)
+    orders = [
+        epoch_order.epoch_sampler(Settings(shuffle_window=window), open_parts(data)[0])  # type: ignore[arg-type]
+        for window in (8, 0, None)
+    ]
+    assert orders[1] is None and orders[2] is None and orders[0] is not None
+    assert orders[0].order(0).tolist() != orders[0].order(1).tolist()
+    assert "shuffle_window = 8" in Path("one/config.toml").read_text()
+
+
+def test_where_it_has_no_effect_it_is_refused(folder: Path) -> None:
+    with pytest.raises(InputError, match=r"shuffle_window = 8 is for images in \.tar"):
+        weights_of("run", folder)
+    with pytest.raises(InputError, match="draws from all images: leave shuffle_window out"):
+        Settings(shuffle_window=8, balance="full")
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(content, "png")
+    with tarfile.open("a.tar", "w") as tar:
+        for name, data in (("0.png", content.getvalue()), ("0.cls", b"0")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    assert image_sizes(open_parts(Path("a.tar"))[0]) is not None
+
+
+class Remote:
+    """Images in a store, as far as the settings ask."""
+
+    classes = ("a",)
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def fetch_ahead(self, indices: Any) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("count", "given", "found"),
+    [
+        (32_768, {}, None),
+        (32_769, {}, 16_384),
+        (40_000, {"balance": "full"}, None),
+        (40_000, {"shuffle_window": 0}, 0),
+    ],
+)
+def test_many_images_of_a_store_mix_in_a_window(
+    count: int, given: dict[str, Any], found: int | None
+) -> None:
+    source: Any = Remote(count)
+    assert epoch_order.shuffle_window(Settings(**given), source) == found
