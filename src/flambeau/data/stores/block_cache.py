@@ -146,7 +146,7 @@ class BlockCache:
 
     def ensure(self, key: str, fetch: Callable[[], bytes], *, until: float) -> None:
         """Fetch a block unless it is there."""
-        with self._locked(key, until):
+        with self.alone(key, until):
             if not self._has(key):
                 self._store(key, self._fetched(key, fetch))
 
@@ -262,8 +262,8 @@ class BlockCache:
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _locked(self, key: str, until: float) -> Iterator[None]:
-        """Alone with a block, at the latest at `until`: a process that was stopped holds up nobody."""
+    def alone(self, key: str, until: float) -> Iterator[None]:
+        """Alone with a key among all processes; at the latest at `until`, as another one may be stopped."""
         import fcntl
 
         try:

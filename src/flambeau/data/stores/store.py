@@ -73,6 +73,10 @@ class Missing(StoreFault):
     """There is no such object."""
 
 
+class Denied(StoreFault):
+    """Whoever asks may not read the object."""
+
+
 class Store:
     """The stores of one process, by the scheme of their addresses. Safe in threads.
 
@@ -374,7 +378,7 @@ def _error_of(address: str, fault: _Fault) -> StoreFault:
             f"{address} is not there\nSee that its name is right, and that it was uploaded"
         )
     if fault.status in _DENIED:
-        return StoreFault(
+        return Denied(
             f"{address}: {fault.text}\nGive credentials that may read it where the store's own programs "
             "look: the environment, ~/.aws/credentials, ~/.netrc"
         )
