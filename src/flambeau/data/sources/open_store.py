@@ -319,7 +319,7 @@ class _Opener:
         key = hashlib.sha256(wanted.encode()).hexdigest()[:32]
         kept = self._cache.path / "indexes" / f"{key}.npz"
         # Of the ranks of a training, which open the same shards at once, one fetches each of them.
-        with cache_of(self._cache).alone(key, time.monotonic() + _LONGEST_S):
+        with cache_of(self._cache).alone(key, time.monotonic() + _LONGEST_S, kind="index"):
             if kept.is_file():
                 try:
                     return read_index(kept.read_bytes(), str(kept))[0]

@@ -396,6 +396,6 @@ def store() -> Store:
     pid = os.getpid()
     found = _processes.get(pid)
     if found is None:
-        _processes.clear()
+        # The old ones stay: who drops them closes connections that the parent still uses, and waits for it.
         found = _processes.setdefault(pid, Store())
     return found
