@@ -388,7 +388,6 @@ def _error_of(address: str, fault: _Fault) -> StoreFault:
 
 
 _processes: dict[int, Store] = {}
-_guard = threading.Lock()
 
 
 def store() -> Store:
