@@ -361,10 +361,19 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(flambeau: Any, images: 
         refused(flambeau(words), "a.rec is a pipe, and no file")
 
 
-@pytest.mark.parametrize("address", ["http://example.com/x.tar", "file:///x/y", "s3://x/y"])
-def test_an_address_in_the_place_of_data(flambeau: Any, address: str) -> None:
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("ftp://example.com/x.tar", "is an address of a kind that is not read"),
+        ("hdfs://x/y", "is an address of a kind that is not read"),
+        ("file:///x/y", "file:///x/y/: the store gives no list of what lies there (is not there)"),
+        ("file:///x/y.tar", "file:///x/y.tar is not there"),
+        ("file:///x/y.zip", "is not of a format that is read from a store: .rec .tfrecord .tar"),
+    ],
+)
+def test_an_address_in_the_place_of_data(flambeau: Any, address: str, why: str) -> None:
     for words in (f"train {address} --out run", f"pack {address} a.rec"):
-        refused(flambeau(words), "is an address: only torchvision:NAME or hf:NAME is fetched")
+        refused(flambeau(words), why)
 
 
 def test_folders_in_the_place_of_files(flambeau: Any, images: Path) -> None:

@@ -88,6 +88,31 @@ def test_the_same_bits_as_from_the_disk(
     assert any(Path("cache/blocks").rglob("*"))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_index", [True, False])
+def test_ranks_share_what_is_fetched(server: ObjectServer, packed: Path, has_index: bool) -> None:
+    """Two processes, whose shares of each batch come from the same blocks."""
+    if not has_index:
+        server.fault = lambda request: (
+            Fault(status=404) if request.name.endswith("flambeau-shards") else None
+        )
+    for run, data in (
+        ("near", f"{packed}/tar/pets.tar"),
+        ("far", f"{server.url}/tar/{SHARDS}.tar"),
+    ):
+        command = [sys.executable, "-m", "flambeau", "train", data, "--out", run, *SHORT.split()]
+        done = subprocess.run(
+            [*command, "--procs", "2"], check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    same_bits("near", "far")
+    size = sum(path.stat().st_size for path in (packed / "tar").glob("*.tar"))
+    beside = sum(
+        path.stat().st_size for path in (packed / "tar").iterdir() if path.suffix != ".tar"
+    )
+    assert server.sent <= size + 8 * beside
+
+
 def test_a_run_goes_on_with_either(flambeau: Any, server: ObjectServer, packed: Path) -> None:
     local = packed / "tar" / "pets.tar"
     address = f"{server.url}/tar/pets.tar"

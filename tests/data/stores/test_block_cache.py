@@ -1,6 +1,7 @@
 """The cache of blocks: bounded, verified, shared by processes, safe against kills and full disks."""
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -246,3 +247,21 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"cache_size must be a size such as 50GB"):
         parse_bytes(text, name="cache_size")
+
+
+def test_a_process_that_is_forked_meanwhile_keeps_no_lock(tmp_path: Path) -> None:
+    """Workers are forked while threads fetch, and inherit the open file of a lock."""
+    cache = cache_at(tmp_path)
+    with cache.alone(key_of(7), soon()):
+        pid = os.fork()
+        if pid == 0:
+            signal.pause()
+            os._exit(0)
+    try:
+        (lock,) = files_in(tmp_path / "locks")
+        with lock.open("ab") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError if it is held
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert read(cache, 7, lambda: content(7)) == content(7, 20)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import boto3
 import numpy as np
 import pytest
 import torch
@@ -15,8 +16,6 @@ from flambeau.data.stores import store as stores
 from flambeau.data.stores.block_cache import CacheOptions
 from flambeau.data.stores.store import Missing, Retries, Store, StoreFault
 from flambeau.errors import InputError
-
-boto3 = pytest.importorskip("boto3")
 
 
 @pytest.fixture(scope="module")

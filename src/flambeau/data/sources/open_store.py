@@ -11,11 +11,12 @@ import hashlib
 import re
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NoReturn, cast
 
 from flambeau.data.sources.class_names_file import class_name_files
 from flambeau.data.sources.packed_formats import endings_of
@@ -34,7 +35,7 @@ from flambeau.data.sources.store_shards import StoreShard, cache_of
 from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
 from flambeau.data.stores.address import address_of, beside, expanded, folder_of, name_of
 from flambeau.data.stores.block_cache import CacheOptions
-from flambeau.data.stores.store import Missing, ObjectFacts, StoreFault, store
+from flambeau.data.stores.store import Denied, Missing, ObjectFacts, store
 from flambeau.errors import InputError
 
 KINDS = ("tar", "rec", "tfrecord")
@@ -45,6 +46,9 @@ SHARDS_INDEX = ".flambeau-shards"
 
 DEFAULT_CACHE = CacheOptions()
 
+_OTHER_FILES = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".jpg", ".jpeg", ".png")
+
+_LONGEST_S = 3600.0  # that another process may take for the index of a shard
 _AT_ONCE = 4  # foreign shards that are read for their index; each needs its size of disk meanwhile
 
 Opened = tuple[Source, Source | None]
@@ -120,6 +124,8 @@ class _Opener:
             return self._divided(self._checked(shards))
         [address] = addresses
         if kind_of_name(name_of(address)) is None:
+            if Path(name_of(address)).suffix.lower() in _OTHER_FILES:
+                self._refuse(address)
             return self._of_folder(address)
         return self._checked(self._of_name(address)), self._beside(address)
 
@@ -240,11 +246,14 @@ class _Opener:
             )
         odd = next((shard for kind, shard in kinds.items() if kind not in KINDS), None)
         if odd is not None:
-            raise InputError(
-                f"{odd} is not of a format that is read from a store: {_endings()}\n"
-                f"Copy it to a disk first, or make shards: flambeau pack SRC NAME.tar --shards N"
-            )
+            self._refuse(odd)
         return shards
+
+    def _refuse(self, address: str) -> NoReturn:
+        raise InputError(
+            f"{address} is not of a format that is read from a store: {_endings()}\n"
+            "Copy it to a disk first, or make shards: flambeau pack SRC NAME.tar --shards N"
+        )
 
     def _globbed(self, address: str) -> list[str]:
         folder = folder_of(address)
@@ -263,12 +272,13 @@ class _Opener:
     def _listed(self, folder: str, *, is_asked: bool = True) -> list[str]:
         try:
             return store().listed(folder)
-        except StoreFault as error:
+        except (Missing, Denied) as error:
             if not is_asked:
                 return []
+            why = str(error).splitlines()[0].removeprefix(folder).lstrip(": ")
             raise InputError(
-                f"{folder}: the store gives no list of what lies there ({str(error).splitlines()[0]})\n"
-                "Name the shards: NAME-{00000..00127}.tar"
+                f"{folder}: the store gives no list of what lies there ({why})\n"
+                "Name the shards, NAME-{00000..00127}.tar, or see that the folder is there and may be listed"
             ) from error
 
     def _exists(self, address: str) -> bool:
@@ -306,16 +316,18 @@ class _Opener:
             raise InputError(f"{shard} is empty\nUpload it again")
         files = self._files_beside(shard)
         wanted = f"{shard} {facts} {sorted(files.items())} {self._labelled} {choice}"
-        name = hashlib.sha256(wanted.encode()).hexdigest()[:32] + ".npz"
-        kept = self._cache.path / "indexes" / name
-        if kept.is_file():
-            try:
-                return read_index(kept.read_bytes(), str(kept))[0]
-            except (InputError, OSError):
-                kept.unlink(missing_ok=True)
-        index = self._made(shard, facts, files, choice)
-        _keep(kept, write_index([index]))
-        return index
+        key = hashlib.sha256(wanted.encode()).hexdigest()[:32]
+        kept = self._cache.path / "indexes" / f"{key}.npz"
+        # Of the ranks of a training, which open the same shards at once, one fetches each of them.
+        with cache_of(self._cache).alone(key, time.monotonic() + _LONGEST_S, kind="index"):
+            if kept.is_file():
+                try:
+                    return read_index(kept.read_bytes(), str(kept))[0]
+                except (InputError, OSError):
+                    kept.unlink(missing_ok=True)
+            index = self._made(shard, facts, files, choice)
+            _keep(kept, write_index([index]))
+            return index
 
     def _files_beside(self, shard: str) -> dict[str, bytes]:
         """The small files beside a shard that say something of it: class names, and the keys of records."""

@@ -146,7 +146,7 @@ class BlockCache:
 
     def ensure(self, key: str, fetch: Callable[[], bytes], *, until: float) -> None:
         """Fetch a block unless it is there."""
-        with self._locked(key, until):
+        with self.alone(key, until):
             if not self._has(key):
                 self._store(key, self._fetched(key, fetch))
 
@@ -262,12 +262,12 @@ class BlockCache:
                 path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def _locked(self, key: str, until: float) -> Iterator[None]:
-        """Alone with a block, at the latest at `until`: a process that was stopped holds up nobody."""
+    def alone(self, key: str, until: float, *, kind: str = "block") -> Iterator[None]:
+        """Alone with a key among all processes; at the latest at `until`, as another one may be stopped."""
         import fcntl
 
         try:
-            file = (self._locks / f"{int(key[:8], 16) % _LOCKS:03}").open("ab")
+            file = (self._locks / f"{kind}-{int(key[:8], 16) % _LOCKS:03}").open("ab")
         except OSError:  # a full disk: every reader fetches for itself
             yield
             return
@@ -280,7 +280,11 @@ class BlockCache:
                     if time.monotonic() > until:
                         break
                     time.sleep(_POLL_S)
-            yield
+            try:
+                yield
+            finally:
+                # Closing is not enough: a worker that was forked meanwhile has the same file open.
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def _make_room(self, incoming: int) -> None:
         """Remove the longest unused blocks beyond the size of the cache."""

@@ -73,6 +73,10 @@ class Missing(StoreFault):
     """There is no such object."""
 
 
+class Denied(StoreFault):
+    """Whoever asks may not read the object."""
+
+
 class Store:
     """The stores of one process, by the scheme of their addresses. Safe in threads.
 
@@ -374,7 +378,7 @@ def _error_of(address: str, fault: _Fault) -> StoreFault:
             f"{address} is not there\nSee that its name is right, and that it was uploaded"
         )
     if fault.status in _DENIED:
-        return StoreFault(
+        return Denied(
             f"{address}: {fault.text}\nGive credentials that may read it where the store's own programs "
             "look: the environment, ~/.aws/credentials, ~/.netrc"
         )
@@ -384,7 +388,6 @@ def _error_of(address: str, fault: _Fault) -> StoreFault:
 
 
 _processes: dict[int, Store] = {}
-_guard = threading.Lock()
 
 
 def store() -> Store:
@@ -392,6 +395,6 @@ def store() -> Store:
     pid = os.getpid()
     found = _processes.get(pid)
     if found is None:
-        _processes.clear()
+        # The old ones stay: who drops them closes connections that the parent still uses, and waits for it.
         found = _processes.setdefault(pid, Store())
     return found
