@@ -162,6 +162,8 @@ def _check_fits(trained: Trained, dtype: torch.dtype, index: Path) -> None:
         images = torch.zeros(1, facts.channels, size, size, dtype=dtype)
         sides = (size, size) if facts.task.per_pixel else ()
         fits = trained.logits(images).shape == (1, len(facts.classes), *sides)
+    except InputError:  # what is asked for does not fit the memory
+        raise
     except Exception as error:  # of three runtimes
         raise InputError(_no_fit(index)) from error
     if not fits:

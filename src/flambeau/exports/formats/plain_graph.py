@@ -9,13 +9,14 @@ import contextlib
 import math
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from flambeau.errors import InputError
 from flambeau.exports.formats.pt2_archive import NotPlain, PlainArchive, dtype_of
 
 _MAJOR = 8
@@ -80,6 +81,10 @@ _MEMORY_FORMATS = {
     4: torch.preserve_format,
 }
 _MOST_BITS = 64
+_OPERATOR = type(torch.ops.aten.add.Tensor)
+# What one step may make: so much, or so many times the inputs and weights; chosen. Scores of 150 classes at
+# the size of the image are 200 times its 8-bit pixels.
+_MOST_BYTES, _MOST_TIMES = 4 << 30, 256
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -201,6 +206,7 @@ class PlainGraph:
         self._steps = [self._step(_dict(node, "node")) for node in _items(fields.get("nodes"))]
         self._outputs = [self._value(_dict(one, "output")) for one in _items(fields.get("outputs"))]
         self._release(kept)
+        self._tried = set[tuple[Any, ...]]()
 
     @property
     def num_inputs(self) -> int:
@@ -208,20 +214,28 @@ class PlainGraph:
         return len(self._inputs)
 
     def __call__(self, *args: Any) -> list[Any]:
-        """The outputs of the graph."""
+        """The outputs of the graph.
+
+        Raises:
+            InputError: a step would make a tensor that no such network makes.
+        """
         if len(args) != len(self._inputs):
             raise ValueError(f"the graph takes {len(self._inputs)} inputs, got {len(args)}")
         values = self._start.copy()
         for number, value in zip(self._inputs, args, strict=True):
             values[number] = value
+        shapes = tuple(getattr(one, "shape", None) for one in args)
+        most = 0 if shapes in self._tried else max(_MOST_BYTES, _MOST_TIMES * _bytes_in(values))
         for step in self._steps:
-            result = step.function(
-                *[_filled(part, values) for part in step.args],
-                **{name: _filled(part, values) for name, part in step.kwargs.items()},
-            )
+            given = [_filled(part, values) for part in step.args]
+            named = {name: _filled(part, values) for name, part in step.kwargs.items()}
+            if most:
+                _require_plausible(step.function, given, named, most)
+            result = step.function(*given, **named)
             _store(step.results, result if step.is_tuple else (result,), values)
             for number in step.done_with:
                 values[number] = None
+        self._tried.add(shapes)
         return [_filled(part, values) for part in self._outputs]
 
     # ------------------------------------------------------------ reading
@@ -406,6 +420,46 @@ _PLAIN: dict[str, tuple[type, ...]] = {
     "as_string": (str,),
 }
 _FLOAT_WORDS = ("Infinity", "-Infinity", "NaN")  # as torch writes floats that JSON lacks
+
+
+def _require_plausible(
+    function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], most: int
+) -> None:
+    """InputError if an operator would make more than `most` bytes: it is tried on tensors without content."""
+    if type(function) is not _OPERATOR:
+        return
+    named = {name: _without_content(value) for name, value in kwargs.items()}
+    if any(one.name == "device" for one in function._schema.arguments):
+        named["device"] = torch.device("meta")
+    try:
+        made = function(*_without_content(args), **named)
+    except (
+        Exception
+    ) as error:  # the size depends on the content, as that of nonzero: at most the input's
+        if "repeat_interleave" in str(function):
+            raise InputError(
+                f"the graph calls {function}, whose size is not known before\nExport the model without it"
+            ) from error
+        return
+    size = _bytes_in(made if isinstance(made, tuple) else [made])
+    if size > most:
+        raise InputError(
+            f"the graph makes {size / 2**30:.1f} GiB in one step, by {function}\n"
+            "A network does not: the file is damaged, or made to fill the memory"
+        )
+
+
+def _without_content(part: Any) -> Any:
+    if isinstance(part, Tensor):
+        return part.to("meta")
+    if isinstance(part, torch.device):
+        return torch.device("meta")
+    return [_without_content(one) for one in part] if isinstance(part, list) else part
+
+
+def _bytes_in(parts: Iterable[Any]) -> int:
+    """What the tensors among these hold."""
+    return sum(one.nbytes for one in parts if isinstance(one, Tensor))
 
 
 def _filled(part: Any, values: list[Any]) -> Any:
