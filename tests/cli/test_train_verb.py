@@ -140,6 +140,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
         "preset",
         "parts",
         "stop_within",
+        "mirror",
         "eval_size",
         "weights",
         "teacher",

@@ -106,6 +106,7 @@ def test_nothing_is_left_open() -> None:
         "parts",
         "eval_size",
         "stop_within",
+        "mirror",
         "weights",
         "head_lr",
         "muon_others_lr",
