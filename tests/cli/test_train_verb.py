@@ -141,6 +141,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
         "parts",
         "stop_within",
         "shuffle_window",
+        "mirror",
         "eval_size",
         "weights",
         "teacher",

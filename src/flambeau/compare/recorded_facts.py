@@ -23,6 +23,7 @@ _NO_EFFECT = {  # on any bit of a training, or on its figures
     "recompute",
     "on_nan",
     "stop_within",
+    "mirror",
     "stall_timeout",
     "checkpoint_every",
     "keep",

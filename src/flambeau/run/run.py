@@ -155,6 +155,7 @@ class Run:
                     "this run is not in the main thread, where alone signals arrive: SIGTERM ends it without "
                     "a checkpoint, and it then continues from the last one"
                 )
+            resources.callback(self._recorder.end_mirror)
             resources.callback(self._recorder.close)
             self.result = self._lifecycle.resume()
         is_compiled = self.model is not self._parts.model
@@ -209,6 +210,7 @@ class Run:
         keep: int = 2,
         log_every: int = 50,
         stop_within: str | None = None,
+        mirror: str | None = None,
     ) -> None:
         """Make the run in its folder, or continue the one that the folder holds.
 
@@ -283,6 +285,8 @@ class Run:
             log_every: optimizer steps per line of metrics.jsonl (at least 1).
             stop_within: seconds between SIGTERM and the kill, such as 30s: the run then writes a checkpoint
                 only if that usually takes less time.
+            mirror: address such as s3://bucket/runs/a that keeps a copy of the run, from which another
+                machine goes on.
 
         Raises:
             InputError: the folder holds something else, or no checkpoint in it is whole.

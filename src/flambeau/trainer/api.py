@@ -200,6 +200,7 @@ def train(
     keep: int = 2,
     log_every: int = 50,
     stop_within: str | None = None,
+    mirror: str | None = None,
 ) -> TrainingResult:
     """Train an image classifier as `flambeau train` does; the same call again continues its run.
 
@@ -362,6 +363,8 @@ def train(
         log_every: optimizer steps per line of metrics.jsonl (at least 1).
         stop_within: seconds between SIGTERM and the kill, such as 30s: the run then writes a checkpoint only
             if that usually takes less time.
+        mirror: address such as s3://bucket/runs/a that keeps a copy of the run, from which another machine
+            goes on.
 
     Returns:
         What the run has published, even if it was finished before.

@@ -22,6 +22,7 @@ from flambeau.recipes.memory.batch_size_finder import is_out_of_memory
 from flambeau.recipes.training.lr_range import LRCurve
 from flambeau.run.folder.identity import Identity
 from flambeau.run.folder.micro_batches_file import MicroBatches
+from flambeau.run.folder.mirror import Mirror, fetch
 from flambeau.run.folder.published_weights import finished
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.nan_guard import NotFinite
@@ -94,6 +95,9 @@ def start(
     ranks.begin_watch(settings.stall_timeout)
     with _ended_watch(ranks), _out_of_memory_refused(), without_compiler():
         run_folder = RunFolder(folder, advice=BY_FLAGS)
+        mirror = settings.mirror
+        if mirror is not None:
+            ranks.first(lambda: _fetch_mirrored(folder, mirror, fresh=fresh, say=say))
         stored = None if fresh else ranks.first(lambda: _stored(given, run_folder))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
         resumed = None if stored is None else given
@@ -104,6 +108,7 @@ def start(
         is_trial = dry_run or find_lr is not None
         if stored is not None and ranks.first(lambda: _is_finished(stored, run_folder, say)):
             if not is_trial:
+                ranks.first(lambda: _complete_mirror(folder, stored.mirror, say))
                 return True
             ranks.first(lambda: say(f"the run in {folder} is finished, and stays as it is"))
         noted = None if stored is None else ranks.first(lambda: MicroBatches.read(folder).training)
@@ -220,6 +225,18 @@ def _is_finished(settings: ResolvedSettings, folder: RunFolder, say: Callable[[s
     """Whether nothing is left to do, and `extend` adds nothing."""
     extended = (folder.read_config() or {}).get("extend")
     return finished(folder, say=say) is not None and settings.extend == extended
+
+
+def _fetch_mirrored(folder: Path, mirror: str, *, fresh: bool, say: Callable[[str], None]) -> None:
+    said = fetch(folder, mirror, fresh=fresh)
+    if said is not None:
+        say(said)
+
+
+def _complete_mirror(folder: Path, mirror: str | None, say: Callable[[str], None]) -> None:
+    """Upload what a process that was killed after its result has not."""
+    if mirror is not None:
+        Mirror(folder, mirror, say=say).close()
 
 
 def _moved(folder: RunFolder, data: str | None) -> str | None:

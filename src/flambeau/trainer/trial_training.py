@@ -27,7 +27,9 @@ def trial_training(
     ranks = join_ranks()
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-trial-"))
     if replay_from is None:
-        prepared = prepared.but(extend=None, track="none")  # these belong to the real run folder
+        prepared = prepared.but(
+            extend=None, track="none", mirror=None
+        )  # these belong to the real run folder
     try:
         training = set_up(
             prepared,

@@ -107,6 +107,7 @@ def test_nothing_is_left_open() -> None:
         "eval_size",
         "stop_within",
         "shuffle_window",
+        "mirror",
         "weights",
         "head_lr",
         "muon_others_lr",

@@ -312,6 +312,7 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "compile": "default",
         "retry_workers": 2,
         "stop_within": "30s",
+        "mirror": "s3://bucket/runs/a",
         "track": "tensorboard,csv",
         "cache": "other",
         "cache_size": "9GB",

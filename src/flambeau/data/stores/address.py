@@ -15,6 +15,7 @@ from flambeau.errors import InputError
 SCHEMES = ("s3", "gs", "az", "http", "https", "hf", "file")
 """What an address begins with."""
 
+_WRITABLE = ("s3", "gs", "az", "file")
 MOST_OBJECTS = 1_000_000
 """Of one address with braces; a slip of the keyboard must not fill the memory."""
 
@@ -68,6 +69,21 @@ def address_of(data: str | Path) -> str:
             f"{address} has an empty part, . or .. in its path\nGive objects names without them"
         )
     return address
+
+
+def mirror_address(address: str) -> str:
+    """The one spelling of the address of a mirror; InputError if nothing can be written there.
+
+    Example:
+        >>> mirror_address("s3://bucket/runs/a/")
+        's3://bucket/runs/a'
+    """
+    if not is_address(address) or address.partition(":")[0] not in _WRITABLE:
+        known = ", ".join(f"{scheme}://" for scheme in _WRITABLE)
+        raise InputError(
+            f"mirror = {address!r} is no address that can be written\nName one that begins with {known}"
+        )
+    return address_of(address).rstrip("/")
 
 
 def without_secrets(text: str) -> str:

@@ -6,15 +6,18 @@ told, and one file system for each process, since the thread of fsspec's event l
 """
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import os
 import random
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeVar
 
 from flambeau.data.stores.address import without_secrets
@@ -159,6 +162,22 @@ class Store:
             address = name if "://" in name else f"{scheme}://{name}"
             found.append(address + "/" * (entry.get("type") == "directory"))
         return sorted(found)
+
+    def put(self, path: Path, address: str) -> None:
+        """Write a file as an object, whole or not at all."""
+        if address.startswith("file://"):
+            goal = Path(_inside(address))
+            goal.parent.mkdir(parents=True, exist_ok=True)
+            part = goal.with_name(f".{goal.name}.part")
+            shutil.copyfile(path, part)
+            part.replace(goal)
+            return
+        self._tried(address, lambda fs: fs.put_file(str(path), _inside(address)), "_put_file")
+
+    def remove(self, address: str) -> None:
+        """Remove an object, if it is there."""
+        with contextlib.suppress(Missing):
+            self._tried(address, lambda fs: fs.rm_file(_inside(address)), "_rm_file")
 
     def _system(self, address: str) -> Any:
         scheme = address.partition("://")[0]

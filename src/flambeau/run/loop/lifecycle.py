@@ -80,7 +80,7 @@ class Lifecycle:
             if result is not None:
                 self.is_finished = True
                 self.recorder.note_use()
-                self.recorder.complete_trackers(result)
+                self.recorder.complete(result)
                 return result
         if restored is not None:
             self.recorder.say_resumed(restored)

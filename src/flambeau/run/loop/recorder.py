@@ -18,6 +18,7 @@ from flambeau.run.folder.checkpointer import Checkpointer, Restored, SaveFailed
 from flambeau.run.folder.events_log import EventsLog
 from flambeau.run.folder.identity import POWERSGD_FORGETS, changes, exactness_facts
 from flambeau.run.folder.metrics_log import MetricsLog
+from flambeau.run.folder.mirror import Mirror, fetch
 from flambeau.run.folder.published_weights import Result, publish
 from flambeau.run.folder.report_file import write_run_report
 from flambeau.run.folder.run_folder import RunFolder
@@ -31,6 +32,7 @@ from flambeau.run.loop.state import ResumableState
 from flambeau.run.options.durations import parse_seconds
 from flambeau.run.options.run_options import RunOptions
 from flambeau.run.options.shared_options import SharedOptions
+from flambeau.sandbox.inside_trial import in_trial
 
 if TYPE_CHECKING:
     from flambeau.run.trackers.run_trackers import RunTrackers
@@ -67,6 +69,7 @@ class Recorder:
         self._reported: str | None = None  # name of the last reported checkpoint
         self._metrics_log: MetricsLog | None = None
         self._trackers: RunTrackers | None = None
+        self._mirror: Mirror | None = None
         self._result: Result | None = None
         # A command writes its own.
         writes = ranks.is_first and not isinstance(options.settings, SharedOptions)
@@ -91,6 +94,7 @@ class Recorder:
         }
         files = {"environment.json": json.dumps(facts, indent=2).encode() + b"\n"}
         files |= self._options.attachments or {}
+        self._ranks.first(self._fetch_mirrored)
         stored = self._ranks.first(lambda: self._folder.claim(self._parts.identity, files))
         self._progress.events = events = EventsLog(self._folder.events, lambda: self._state.step)
         self._ranks.note_lost_ranks(self._folder.path, lambda cause: events.add(f"lost: {cause}"))
@@ -107,11 +111,33 @@ class Recorder:
                 advice=self._folder.advice,
             )
 
+    @property
+    def _mirrored_to(self) -> str | None:
+        return None if in_trial() or self._options.replay_from else self._options.mirror
+
+    def _fetch_mirrored(self) -> None:
+        # A command has done so before it read the settings of the run.
+        if self._mirrored_to is not None and not isinstance(self._options.settings, SharedOptions):
+            said = fetch(self._folder.path, self._mirrored_to)
+            if said is not None:
+                self._say(said)
+
+    def _begin_mirror(self) -> None:
+        if self._mirrored_to is not None:
+            self._mirror = Mirror(self._folder.path, self._mirrored_to, say=self._say)
+
+    def end_mirror(self) -> None:
+        """Wait until the mirror has everything."""
+        if self._mirror is not None:
+            mirror, self._mirror = self._mirror, None
+            mirror.close()
+
     def open_metrics(self, restored: Restored | None) -> None:
         """Write lines from here on, after those that the checkpoint includes."""
         if not self._ranks.is_first:
             return
         self._folder.update_config()
+        self._begin_mirror()
         if self._options.builder is not None:  # named by this user's own script
             self._folder.record_made_here()
         if restored is None:
@@ -146,10 +172,13 @@ class Recorder:
         trackers.resumed(self._state.model, self._state.step, size)
         return trackers
 
-    def complete_trackers(self, result: Result) -> None:
-        """Tell the trackers of a finished run what a process that was killed after its result has not."""
+    def complete(self, result: Result) -> None:
+        """Tell the trackers and the mirror of a finished run what a killed process has not."""
+        if not self._ranks.is_first:
+            return
+        self._begin_mirror()
         track = self._options.track
-        if not track or not self._ranks.is_first:
+        if not track:
             return
         from flambeau.run.trackers.run_trackers import have_ended
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from flambeau.data.drop_in.declared_preprocessing import Preprocessing
 from flambeau.data.loading.batch_plan import Order
+from flambeau.data.stores.address import mirror_address
 from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.run.options.advice import Advice
@@ -261,6 +262,8 @@ class RunOptions(SharedOptions):
             self._check_parts()
         if self.stop_within is not None:
             parse_seconds(self.stop_within, name="stop_within")
+        if self.mirror is not None:
+            mirror_address(self.mirror)
         for name in ("config", "settings"):
             values = getattr(self, name)
             for key, value in values.items() if isinstance(values, Mapping) else ():

@@ -114,6 +114,14 @@ class SharedOptions:
         group="run folder",
         may_change=True,
     )
+    mirror: str | None = option(
+        None,
+        "address such as s3://bucket/runs/a that [keeps a copy of the run](stores.md#a-run-in-a-store), from "
+        "which another machine goes on",
+        "一个地址，例如 s3://bucket/runs/a，[保存运行的副本](stores.md#存储中的运行)，另一台机器可由此继续",
+        group="run folder",
+        may_change=True,
+    )
     stall_timeout: float = option(
         60.0,
         "seconds without progress after which a hanging process or data worker is "

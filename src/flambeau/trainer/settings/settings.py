@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from flambeau.data.sources.target_names import TASKS
+from flambeau.data.stores.address import mirror_address
 from flambeau.data.stores.block_cache import parse_bytes
 from flambeau.errors import InputError
 from flambeau.run.options.advice import Advice
@@ -730,6 +731,8 @@ class Settings(SharedOptions):
             parse_bytes(self.cache_size, name="cache_size")
         if self.stop_within is not None:
             parse_seconds(self.stop_within, name="stop_within")
+        if self.mirror is not None:
+            mirror_address(self.mirror)
         if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:
             raise InputError(f"checkpoint_every must be above 0, got {self.checkpoint_every!r}")
 

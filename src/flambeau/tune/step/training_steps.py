@@ -140,6 +140,7 @@ def steps_of_run(
         compression="none",
         compile="none",
         stop_within=None,
+        mirror=None,
         parts=None
         if settings.sync_bn
         else settings.parts,  # with it parts are not computed in turn

@@ -1,0 +1,367 @@
+"""A copy of a run folder in a store, from which another machine goes on: `--mirror s3://bucket/runs/a`.
+
+A process of its own uploads: the training neither waits for the store nor has threads when workers are
+forked, and after a kill of the training this process still uploads what is on the disk.
+
+A checkpoint's manifest comes last, and goes first when the checkpoint is removed, so that a checkpoint with a
+manifest is whole; metrics.jsonl comes before the manifest of a checkpoint that counts its lines. A resume
+verifies every byte in any case. `mirror.json` holds a number that says which run the mirror is of.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import secrets
+import select
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from flambeau.data.stores.address import mirror_address
+from flambeau.data.stores.store import Missing, Store
+from flambeau.errors import InputError, json_object
+from flambeau.terminal import print_text, say
+
+IDENTITY = "mirror.json"
+_CHECKPOINTS = "checkpoints"
+# As in the recipe atomic_checkpoint, whose import would load torch, for as long as the training lasts.
+_MANIFEST = "manifest.json"
+_STEP = re.compile(r"step-(\d+)")
+_POLL_S = 1.0
+_MOST_FILES = 100_000
+_BEHIND = "not all of the run is in its mirror: the same command, also of a finished run, uploads the rest"
+
+
+# ---------------------------------------------------------------- in the process that trains
+
+
+def fetch(folder: Path, address: str, *, fresh: bool = False) -> str | None:
+    """Bring the run of a mirror to this machine, if there is none in the folder.
+
+    Args:
+        fresh: a new run is about to begin in the folder.
+
+    Returns:
+        What was brought, for the user; None if nothing was.
+
+    Raises:
+        InputError: the mirror is of another run, or further than the folder; or the store does not answer.
+    """
+    words = ["fetch", str(folder), mirror_address(address), *(["--fresh"] if fresh else [])]
+    done = subprocess.run(
+        _command(*words), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False
+    )
+    told = json.loads(done.stdout or "{}")
+    if "refused" in told:
+        raise InputError(told["refused"])
+    if done.returncode:
+        raise InputError(f"the mirror {address} could not be read: see the lines above")
+    said: str | None = told["said"]
+    return said
+
+
+class Mirror:
+    """Keeps the mirror of a run up to date until it is closed."""
+
+    def __init__(self, folder: Path, address: str, *, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._process = subprocess.Popen(
+            _command("follow", str(folder), mirror_address(address)),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the training
+        )
+
+    def close(self) -> None:
+        """Wait until everything is there."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        if self._process.wait():
+            self._say(_BEHIND)
+
+
+def _command(*words: str) -> list[str]:
+    program = f"import sys; from {__name__} import main; sys.exit(main())"
+    return [sys.executable, "-P", "-c", program, *words]
+
+
+# ---------------------------------------------------------------- in the process that copies
+
+
+def _fetched(folder: Path, address: str, store: Store, *, fresh: bool) -> str | None:
+    remote = _identity_there(address, store)
+    if remote is None:
+        return None
+    if fresh:
+        raise InputError(
+            f"{address} is the mirror of the run that --fresh would set aside, and nothing there is "
+            "overwritten\nName another --mirror, or none"
+        )
+    if not (folder / "config.toml").exists():
+        return _restore(folder, address, store)
+    if _identity_here(folder) != remote:
+        raise InputError(
+            f"{address} is the mirror of another run than that in {folder}\n"
+            "Name another --mirror, or go on from that one with an --out that does not exist"
+        )
+    there = _steps_there(address, store)
+    here = [path.name for path in _steps_here(folder)]
+    newest = max(there, key=_order, default="")
+    if newest and _order(newest) > max(map(_order, here), default=(0, "")):
+        raise InputError(
+            f"the mirror {address} has {newest}, and {folder} is not as far: the run was continued "
+            "elsewhere\n"
+            "Go on from the mirror with an --out that does not exist, or name another --mirror"
+        )
+    return None
+
+
+def _restore(folder: Path, address: str, store: Store) -> str:
+    whole = _steps_there(address, store)
+    found = [
+        name
+        for name in _files_there(address, store)
+        if not name.startswith(f"{_CHECKPOINTS}/") or name.split("/")[1] in whole
+    ]
+    if "config.toml" not in found:
+        raise InputError(
+            f"{address} has no config.toml: nothing of the run was mirrored\nName another --mirror"
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(
+            f"{folder} holds something else than a run, and {address} would be copied there\n"
+            "Choose another folder"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}")
+    try:
+        for name in found:
+            path = temporary / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            source = f"{address}/{name}"
+            with path.open("xb") as file:
+                store.download(source, store.facts(source), file)
+        if folder.exists():
+            folder.rmdir()
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    newest = max(whole, key=_order, default="its beginning")
+    return f"the run was brought from {address} to {folder}, with {newest}"
+
+
+class _Follower:
+    """Uploads what has changed in a run folder."""
+
+    def __init__(self, folder: Path, address: str, store: Store) -> None:
+        self._folder, self._address, self._store = folder, address, store
+        self._known: dict[str, tuple[int, int]] = {}
+        self._there: set[str] | None = None
+        self._seen: list[str] | None = None
+        self._told = ""
+
+    def follow(self) -> bool:
+        """Until standard input ends; whether everything is there then."""
+        while True:
+            ends = bool(select.select([sys.stdin], [], [], _POLL_S)[0])
+            names = [path.name for path in _steps_here(self._folder)]
+            if not ends and names == self._seen:
+                continue
+            is_whole = self._tries()
+            if is_whole:
+                self._seen = names
+            if ends:
+                return is_whole
+
+    def _tries(self) -> bool:
+        try:
+            self._upload()
+        except (InputError, OSError) as error:
+            text = str(error).partition("\n")[0]
+            if text != self._told:  # told once, and tried again at the next checkpoint
+                say(f"mirror: {text}; the training goes on")
+            self._told = text
+            self._seen = [path.name for path in _steps_here(self._folder)]
+            return False
+        self._told = ""
+        return True
+
+    def _upload(self) -> None:
+        if self._there is None:
+            self._begin()
+            self._there = _steps_there(self._address, self._store)
+        here = _steps_here(self._folder)
+        others = list(_files_here(self._folder))
+        for name in others:
+            self._put(name)
+        for folder in here:
+            if folder.name not in self._there:
+                self._put_checkpoint(folder)
+        for name in sorted(self._there - {folder.name for folder in here}):
+            self._remove_checkpoint(name)
+
+    def _begin(self) -> None:
+        identity = _identity_here(self._folder)
+        there = _identity_there(self._address, self._store)
+        if identity is None:
+            identity = secrets.token_hex(16)
+            if there is None:
+                temporary = self._folder / f".{IDENTITY}"
+                temporary.write_text(json.dumps({"run": identity}), encoding="utf-8")
+                temporary.replace(self._folder / IDENTITY)
+        if there not in (None, identity):
+            raise InputError(f"{self._address} is the mirror of another run; name another --mirror")
+
+    def _put(self, name: str) -> None:
+        path = self._folder / name
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            status = path.stat()
+            facts = status.st_size, status.st_mtime_ns
+            if self._known.get(name) != facts:
+                self._store.put(path, f"{self._address}/{name}")
+                self._known[name] = facts
+
+    def _put_checkpoint(self, folder: Path) -> None:
+        assert self._there is not None
+        files = sorted(folder.iterdir(), key=lambda path: (path.name == _MANIFEST, path.name))
+        if not files or files[-1].name != _MANIFEST:
+            return  # not a whole one
+        for path in files:
+            self._store.put(path, f"{self._address}/{_CHECKPOINTS}/{folder.name}/{path.name}")
+        self._there.add(folder.name)
+
+    def _remove_checkpoint(self, name: str) -> None:
+        assert self._there is not None
+        folder = f"{self._address}/{_CHECKPOINTS}/{name}"
+        found = sorted(self._store.listed(folder), key=lambda one: not one.endswith(_MANIFEST))
+        for address in found:
+            self._store.remove(address)
+        self._there.discard(name)
+
+
+def _files_here(folder: Path) -> Iterator[str]:
+    """What is not in checkpoints and not hidden, the identity first and the configuration after it."""
+    found = []
+    for root, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name[0] != "."]
+        if Path(root) == folder:
+            folders[:] = [name for name in folders if name != _CHECKPOINTS]
+        found += [
+            (Path(root) / name).relative_to(folder).as_posix()
+            for name in names
+            if name[0] != "." and not (Path(root) / name).is_symlink()
+        ]
+    first = {IDENTITY: 0, "config.toml": 1}
+    yield from sorted(found, key=lambda name: (first.get(name, 2), name))
+
+
+def _files_there(address: str, store: Store) -> list[str]:
+    """The names of all files of a mirror, relative to it."""
+    found: list[str] = []
+    waiting = [address]
+    while waiting:
+        for one in store.listed(waiting.pop()):
+            if one.endswith("/"):
+                waiting.append(one.rstrip("/"))
+            else:
+                found.append(one.removeprefix(f"{address}/"))
+            if len(found) + len(waiting) > _MOST_FILES:
+                raise InputError(f"{address} holds more files than any run")
+    parts = [name.split("/") for name in found]
+    if any(part in ("", ".", "..") for names in parts for part in names):
+        raise InputError(f"{address} holds a file with a name that leads elsewhere")
+    return sorted(found)
+
+
+def _steps_there(address: str, store: Store) -> set[str]:
+    """The names of the checkpoints of a mirror that are whole."""
+    try:
+        folders = store.listed(f"{address}/{_CHECKPOINTS}")
+    except Missing:
+        return set()
+    names = [one.rstrip("/").rpartition("/")[2] for one in folders if one.endswith("/")]
+    return {
+        name
+        for name in names
+        if any(
+            one.endswith(f"/{_MANIFEST}")
+            for one in store.listed(f"{address}/{_CHECKPOINTS}/{name}")
+        )
+    }
+
+
+def _steps_here(folder: Path) -> list[Path]:
+    """The checkpoints of a run folder, by rising step."""
+    try:
+        paths = list((folder / _CHECKPOINTS).iterdir())
+    except FileNotFoundError:
+        return []
+    return sorted(
+        (path for path in paths if _STEP.fullmatch(path.name)), key=lambda path: _order(path.name)
+    )
+
+
+def _identity_here(folder: Path) -> str | None:
+    with contextlib.suppress(FileNotFoundError):
+        return _identity_of((folder / IDENTITY).read_bytes(), str(folder / IDENTITY))
+    return None
+
+
+def _identity_there(address: str, store: Store) -> str | None:
+    try:
+        return _identity_of(store.read_whole(f"{address}/{IDENTITY}"), f"{address}/{IDENTITY}")
+    except Missing:
+        return None
+
+
+def _identity_of(data: bytes, name: str) -> str:
+    try:
+        facts = json.loads(data, object_pairs_hook=json_object)
+        run = facts["run"]
+        if isinstance(run, str) and run:
+            return run
+    except (ValueError, KeyError, TypeError, RecursionError):
+        pass
+    raise InputError(f"{name} is damaged\nName another --mirror")
+
+
+def _order(name: str) -> tuple[int, str]:
+    return len(name), name
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """After the process of a training that was killed, which still uploads."""
+    with (folder / ".mirror").open("ab") as file:
+        with contextlib.suppress(ImportError):  # Windows
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """The process that copies: `fetch` answers with a line of JSON, `follow` ends with standard input."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=("fetch", "follow"))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("address")
+    parser.add_argument("--fresh", action="store_true")
+    told = parser.parse_args()
+    store = Store()
+    if told.what == "follow":
+        with _alone(told.folder):
+            return 0 if _Follower(told.folder, told.address, store).follow() else 1
+    answer: Mapping[str, str | None]
+    try:
+        answer = {"said": _fetched(told.folder, told.address, store, fresh=told.fresh)}
+    except InputError as error:
+        answer = {"refused": str(error)}
+    except OSError as error:
+        answer = {"refused": f"{error.filename or told.folder}: {error.strerror or error}"}
+    print_text(json.dumps(answer))
+    return 0
