@@ -179,6 +179,17 @@ def test_blocks_mix_as_they_are_defined(seed: int) -> None:
         assert sorted(order) == list(range(sum(lengths)))
 
 
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_blocks_mix_the_same_in_pieces_of_any_size(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flambeau.recipes.data.samplers._PIECE", piece)
+    lengths = [5, 1, 12, 3, 8, 30, 2] * 5
+    for window in (1, 2, 13, 40, 10**6):
+        order = BlockSampler(lengths, window=window, seed=4).order(2).tolist()
+        assert order == by_definition(lengths, window, 4, 2)
+
+
 def test_a_window_bounds_how_far_a_sample_moves() -> None:
     """And with it how many blocks are in use at the same time."""
     lengths, window = [100] * 200, 500

@@ -17,6 +17,7 @@ from flambeau.data.pack.shard_plan import Split
 from flambeau.data.sources.open_data import open_parts, open_source
 from flambeau.data.sources.sample_blocks import block_lengths
 from flambeau.data.sources.source import SubsetSource, hold_out, image_sizes
+from flambeau.data.sources.wide_source import WideSource
 from flambeau.errors import InputError
 from flambeau.trainer.parts import epoch_order
 from flambeau.trainer.settings.settings import Settings
@@ -57,6 +58,14 @@ def test_sizes_are_those_of_the_images(folder: Path, ending: str) -> None:
         assert np.concatenate(sizes).tolist() == [len(one) for one in of_part]
     assert image_sizes(SubsetSource(source, torch.tensor([3, 1]))) is None
     assert image_sizes(open_source(folder, source.classes)) is None
+
+
+def test_images_of_16_bits_lie_in_blocks_too(folder: Path) -> None:
+    plain, _ = open_parts(packed(folder, "a.tar", shards=2))
+    sizes, same = image_sizes(plain), image_sizes(WideSource(plain, "uint16"))
+    assert sizes is not None
+    assert same is not None
+    assert [one.tolist() for one in same] == [one.tolist() for one in sizes]
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -125,8 +134,10 @@ class Remote:
 
     classes = ("a",)
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, has_sizes: bool = True) -> None:
         self._count = count
+        if has_sizes:
+            self.image_sizes = (np.ones(count, np.int64),)
 
     def __len__(self) -> int:
         return self._count
@@ -149,3 +160,8 @@ def test_many_images_of_a_store_mix_in_a_window(
 ) -> None:
     source: Any = Remote(count)
     assert epoch_order.shuffle_window(Settings(**given), source) == found
+
+
+def test_images_of_a_store_beside_others_are_shuffled_whole() -> None:
+    source: Any = Remote(40_000, has_sizes=False)
+    assert epoch_order.shuffle_window(Settings(), source) is None

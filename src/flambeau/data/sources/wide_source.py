@@ -17,6 +17,7 @@ from flambeau.data.sources.source import (
     content_sample,
     fetch_ahead,
     file_of,
+    image_sizes,
     left_out,
     pixel_kind,
     stacked_channels,
@@ -61,6 +62,10 @@ class WideSource(PassedMasks):
     @property
     def made_of(self) -> Sequence[Source]:
         return (self.plain,)
+
+    @property
+    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
+        return image_sizes(self.plain)
 
     def fetch_ahead(self, indices: NDArray[Any]) -> bool:
         return fetch_ahead(self.plain, indices)

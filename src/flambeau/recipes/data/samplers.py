@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 _GAMMA = 0x9E3779B97F4A7C15
+_PIECE = 1 << 16
+"""Samples of a BlockSampler that are sorted at once, at least; 2**18 take 30 MB more and no less time."""
 
 
 class EpochSampler(Sampler[int]):
@@ -207,11 +209,29 @@ class BlockSampler(EpochSampler):
             uniform(len(self._lengths), seed=self._seed ^ _GAMMA, epoch=epoch), stable=True
         )
         lengths = self._lengths[blocks]
-        starts = (self._lengths.cumsum(0) - self._lengths)[blocks]
-        moved = (starts - (lengths.cumsum(0) - lengths)).repeat_interleave(lengths)
-        places = torch.arange(self._length)
-        delays = (uniform(self._length, seed=self._seed, epoch=epoch) * self._window).long()
-        return (places + moved)[torch.argsort(places + delays, stable=True)]
+        ends = lengths.cumsum(0)
+        moved = (self._lengths.cumsum(0) - self._lengths)[blocks] - (ends - lengths)
+        order = torch.empty(self._length, dtype=torch.int64)
+        keys = samples = order[:0]
+        num_done = 0
+        # No key is below its place, so that what is below the next piece can be sorted before that is drawn:
+        # the memory is that of a piece and of the window, and the order that of one sort of all.
+        size = max(_PIECE, self._window)
+        for first in range(0, self._length, size):
+            last = min(first + size, self._length)
+            places = torch.arange(first, last)
+            delays = (_uniform(first, last, self._seed, epoch) * self._window).long()
+            keys = torch.cat([keys, places + delays])
+            samples = torch.cat(
+                [samples, places + moved[torch.searchsorted(ends, places, right=True)]]
+            )
+            by_key = torch.argsort(keys, stable=True)
+            keys, samples = keys[by_key], samples[by_key]
+            ready = int(torch.searchsorted(keys, last)) if last < self._length else len(keys)
+            order[num_done : num_done + ready] = samples[:ready]
+            keys, samples = keys[ready:], samples[ready:]
+            num_done += ready
+        return order
 
 
 class SubsetSampler(EpochSampler):
@@ -275,9 +295,13 @@ def uniform(count: int, *, seed: int, epoch: int) -> Tensor:
         >>> bool((uniform(9, seed=0, epoch=3)[:4] == uniform(4, seed=0, epoch=3)).all())
         True
     """
+    return _uniform(0, count, seed, epoch)
+
+
+def _uniform(first: int, last: int, seed: int, epoch: int) -> Tensor:
     base = _mix(torch.tensor([_signed(seed)]))
     stream = _mix(base ^ _signed((epoch + 1) * _GAMMA))
-    bits = _mix((torch.arange(count) + 1) * _signed(_GAMMA) + stream)
+    bits = _mix((torch.arange(first, last) + 1) * _signed(_GAMMA) + stream)
     return ((bits >> 12 & (1 << 52) - 1).double() + 0.5) / (1 << 52)
 
 

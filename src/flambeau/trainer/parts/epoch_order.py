@@ -23,7 +23,8 @@ def shuffle_window(settings: Settings, train: Source) -> int | None:
     if settings.shuffle_window is None:
         # Where the window would hold all of them at once, nothing is won.
         is_large = fetches_ahead(train) and len(train) > 2 * WINDOW
-        return WINDOW if is_large and settings.balance == "none" else None
+        may_mix = settings.balance == "none" and image_sizes(train) is not None
+        return WINDOW if is_large and may_mix else None
     if settings.shuffle_window and image_sizes(train) is None:
         raise InputError(
             f"shuffle_window = {settings.shuffle_window} is for images in .tar, .rec and .tfrecord files, "
