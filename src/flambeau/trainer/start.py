@@ -96,7 +96,8 @@ def start(
     with _ended_watch(ranks), _out_of_memory_refused(), without_compiler():
         run_folder = RunFolder(folder, advice=BY_FLAGS)
         mirror = settings.mirror
-        if mirror is not None:
+        is_trial = dry_run or find_lr is not None
+        if mirror is not None and not is_trial:
             ranks.first(lambda: _fetch_mirrored(folder, mirror, fresh=fresh, say=say))
         stored = None if fresh else ranks.first(lambda: _stored(given, run_folder))
         ranks.first(lambda: _check_outside(folder, (stored or settings).data))
@@ -105,7 +106,6 @@ def start(
             lambda: _check_code(stored or settings, resumed, run_folder, trust=trust, say=say)
         )
         prepared = _open(settings, stored, run_folder, ranks)
-        is_trial = dry_run or find_lr is not None
         if stored is not None and ranks.first(lambda: _is_finished(stored, run_folder, say)):
             if not is_trial:
                 ranks.first(lambda: _complete_mirror(folder, stored.mirror, say))
