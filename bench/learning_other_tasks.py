@@ -11,8 +11,9 @@ pixel. Training and validation images are of other articles.
 
 Contenders, each a command in a process of its own, with the network of `net` below, as many epochs, batches
 of 64, one thread, an evaluation and a checkpoint per epoch:
-- `flambeau train`: with its defaults (SGD, cosine, shifts by some pixels, mirror images);
-- `whole images`: the same with --no-flip --padding 0, as a mirror image has another angle; of masks with
+- `flambeau train`: with its defaults: SGD, shifts by some pixels and mirror images for labels; AdamW and
+  whole images for numbers; AdamW, crops and mirror images for masks;
+- `whole images`: the same with --no-flip --padding 0, which for numbers is the default; of masks with
   --crop-scale 0.9, as these articles have all one size;
 - `plain`: a script of torch, torchvision transforms and scikit-learn as most people write it (`plain` below):
   AdamW at 1e-3 with a cosine, BCEWithLogitsLoss, MSELoss of standardized numbers, or CrossEntropyLoss of
