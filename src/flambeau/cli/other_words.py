@@ -93,7 +93,7 @@ _WORDS_BY_SENTENCE = {
     f"{_CHOSEN}: workers live on from epoch to epoch and read ahead": "--persistent-workers "
     "--prefetch-factor",
     f"{_CHOSEN}: convolutions run in channels-last format": "--channels-last",
-    "flambeau pack makes one file that is read faster": "--cache --cache-dataset --cache-images",
+    "flambeau pack makes one file that is read faster": "--cache-dataset --cache-images",
     "--loss chooses it, of those for the task": "--bce --bce-loss --criterion --loss-fn",
     "--task multilabel learns several labels per image": "--multi-label --multilabel",
     "--balance full draws each class equally often": "--oversample --weighted-sampler",

@@ -283,7 +283,7 @@ def test_numbers_that_do_not_fit_are_refused(
         ({"schedule": "plateau", "plateau_factor": 1.0}, "above 0 and below 1, got 1.0"),
         ({"gamma": 0.5}, "gamma has no effect with schedule = 'cosine'"),
         ({"milestones": "3ep"}, "milestones has no effect with schedule = 'cosine'"),
-        ({"betas": "0.9,0.95"}, "betas has no effect with optimizer = 'sgd'"),
+        ({"optimizer": "sgd", "betas": "0.9,0.95"}, "betas has no effect with optimizer = 'sgd'"),
         ({"optimizer": "adamw", "betas": "0.9"}, "betas must be two numbers from 0 to below 1"),
         ({"optimizer": "adamw", "betas": "0.9,1"}, "betas must be two numbers from 0 to below 1"),
         ({"schedule": "one_cycle"}, "did you mean 'one-cycle'"),
