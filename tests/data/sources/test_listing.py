@@ -12,6 +12,7 @@ import pytest
 
 from flambeau.data.sources.listing import ListingSource, open_listing
 from flambeau.data.sources.open_data import open_source, open_sources
+from flambeau.data.sources.targets import TargetChoice
 from flambeau.errors import InputError
 
 # Python 3.12 warns where a process with threads, such as torch's own, forks.
@@ -259,7 +260,7 @@ BAD = {
     "lst of two": ("l.lst", "0\t1\ta.jpg\n0\tb.jpg\n", "line 2: '0 b.jpg'\nExpected index, label and path"),
     "lst with commas": ("l.lst", "a.jpg,1\n", "line 1: 'a.jpg,1'\nExpected index"),
     "lst without index": ("l.lst", "a.jpg\t1\tb.jpg\n", "line 1: 'a.jpg 1 b.jpg'\nExpected index"),
-    "lst of several": ("l.lst", "0\t1\t0.5\t2\ta.jpg\n", "line 1 has 3 labels"),
+    "lst of several": ("l.lst", "0\t1\t0.5\t2\ta.jpg\n", "line 1 has 3 labels, which may be"),
 }  # fmt: skip
 
 
@@ -406,3 +407,49 @@ def test_training_on_a_listing(tmp_path, flambeau, make_images):
     assert answer.code == 0, answer.err
     answer = flambeau("evaluate", tmp_path / "run", path, "--all")
     assert re.search(r"images +40, 8 x 8", answer.out)
+
+
+# --- several numbers in a .lst
+
+
+def test_a_list_of_im2rec_with_several_labels(tmp_path):
+    """As its `--pack-label` takes them: rows of 0 and 1 that are not all one-hot."""
+    text = "0\t1\t0\t1\ta.jpg\n1\t0\t0\t0\tb.jpg\n2\t0\t1\t0\tc.jpg\n"
+    source = ListingSource(put(tmp_path, "l.lst", text, ["a.jpg", "b.jpg", "c.jpg"]))
+    assert (source.task, source.classes) == ("multilabel", ("0", "1", "2"))
+    assert source.labels.tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    put(tmp_path, "l.classes.txt", "red\ngreen\nblue\n", [])
+    assert ListingSource(tmp_path / "l.lst").classes == ("red", "green", "blue")
+
+
+def test_one_hot_rows_of_a_list_are_classes(tmp_path):
+    text = "0\t0\t1\ta.jpg\n1\t1\t0\tb.jpg\n"
+    source = ListingSource(put(tmp_path, "l.lst", text, ["a.jpg", "b.jpg"]))
+    assert (source.task, source.labels.tolist()) == ("classification", [1, 0])
+
+
+def test_numbers_of_a_list_are_learned_where_they_are_wanted(tmp_path):
+    text = "0\t1.5\t20\ta.jpg\n1\t2.5\t30\tb.jpg\n"
+    path = put(tmp_path, "l.lst", text, ["a.jpg", "b.jpg"])
+    with pytest.raises(InputError, match=r"l\.lst, line 1 has 2 labels, which may be labels"):
+        ListingSource(path)
+    source = ListingSource(path, choice=TargetChoice("regression"))
+    assert (source.task, source.classes) == ("regression", ("0", "1"))
+    assert source.labels.tolist() == [[1.5, 20], [2.5, 30]]
+    assert ListingSource(path, labelled=False).classes == ("",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "0\t1\tcat\ta.jpg\n1\t0\t1\tb.jpg\n",
+            "line 1 has 2 labels, and not all of them are numbers",
+        ),
+        ("0\t1\t0\ta.jpg\n1\t0\t1\t1\tb.jpg\n", "2"),
+    ],
+)
+def test_uneven_lists_are_refused(tmp_path, text, message):
+    path = put(tmp_path, "l.lst", text, ["a.jpg", "b.jpg"])
+    with pytest.raises(InputError, match=message):
+        ListingSource(path, choice=TargetChoice("multilabel"))

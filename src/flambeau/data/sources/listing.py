@@ -33,6 +33,7 @@ from flambeau.data.sources.targets import (
     named_column,
     table_targets,
 )
+from flambeau.data.sources.vector_targets import Hot, label_value, vector_targets
 from flambeau.errors import InputError, unreadable
 
 # Headers in lower case, letters only, singular; if a file has several, the first one here is used.
@@ -111,7 +112,8 @@ class ListingSource:
     A .csv has commas, or semicolons or tabs if its first line has no comma; a .tsv has tabs; both may quote.
     Their columns are path and label, unless a first line names them: `path` or `file`, `filename`, `image`;
     `label` or `class`, `target`, `category`. Of the other columns only `split` is used (see `open_listing`).
-    A .lst has an index, which is ignored, one label, and the path.
+    A .lst has an index, which is ignored, one label or several numbers, and the path; several are what
+    `vector_targets` finds in them.
     Labels that are all numbers are read as in `named_labels`; others are the class names. Several labels per
     image, and numbers that are no classes, are found as `table_targets` finds them; without a column of
     labels, columns of 0 and 1 alone are those of labels.
@@ -186,6 +188,8 @@ class ListingSource:
             if targets is not None:
                 self.task, self.classes, self.labels, self.separator = targets
                 return
+        if labelled and columns is None and self._read_vectors(rows, choice):
+            return
         labels = ["".join(row.targets) for row in rows]
         if labelled and "" in labels:
             where = f"{self.path}, line {self._lines[labels.index('')]}"
@@ -206,6 +210,28 @@ class ListingSource:
             self.classes = tuple(sorted(set(labels)))
             number = {name: position for position, name in enumerate(self.classes)}
             self.labels = torch.tensor([number[text] for text in labels])
+
+    def _read_vectors(self, rows: Sequence[_Row], choice: TargetChoice) -> bool:
+        """Whether the numbers of a .lst are several labels of each image, or to be learned themselves."""
+        texts = [row.targets for row in rows]
+        if not all(_NUMBER.fullmatch(text) for one in texts for text in one):
+            return False
+        values = [label_value(torch.tensor(list(map(float, one)))) for one in texts]
+        found = vector_targets(values, self.path, choice, self.describe, said=None)
+        if found is not None:
+            self.task, self.classes, self.labels, self.separator = found
+            return True
+        row = next((at for at, one in enumerate(texts) if len(one) > 1), None)
+        if row is None:
+            return False
+        classes = [value.at for value in values if isinstance(value, Hot)]
+        if len(classes) < len(values):
+            raise InputError(
+                f"{self.path}, line {self._lines[row]} has {len(texts[row])} labels, which may be labels of "
+                "0 and 1, numbers, or boxes\nSay what they are: --task multilabel or --task regression"
+            )
+        self.classes, self.labels = named_labels(classes, self.path, self.describe)
+        return True
 
     def __len__(self) -> int:
         return len(self.names)
@@ -418,12 +444,13 @@ def _lst_rows(path: Path, records: Iterable[_Record], *, labelled: bool) -> Iter
                 f"{path}, line {line}: {' '.join(values)[:80]!r}\n"
                 f"Expected index{', label' * labelled} and path, with tabs between them"
             )
-        if labelled and len(values) > 3:
+        labels = tuple(values[1:-1])
+        if labelled and len(labels) > 1 and not all(map(_NUMBER.fullmatch, labels)):
             raise InputError(
-                f"{path}, line {line} has {len(values) - 2} labels\n"
-                "A classifier needs one: index, label and path, with tabs between them"
+                f"{path}, line {line} has {len(labels)} labels, and not all of them are numbers\n"
+                "Expected a class, or 0 and 1 for each label, or the numbers to be learned"
             )
-        yield _Row(line, values[-1], (values[1] if len(values) == 3 else "",), "")
+        yield _Row(line, values[-1], labels if labelled or len(labels) == 1 else ("",), "")
 
 
 def _columns_and_records(
