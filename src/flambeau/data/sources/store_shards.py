@@ -39,10 +39,7 @@ class StoreShard:
     Attributes:
         blocks: (B,) int64, samples per block, in order.
         image_sizes: see `image_sizes`.
-        is_remote: an image costs a request, so neighbours are better read together.
     """
-
-    is_remote = True
 
     def __init__(
         self, address: str, part: ShardPart, cache: CacheOptions, *, index_of: str | None = None
