@@ -29,6 +29,7 @@ from flambeau.data.sources.source import (
     Source,
     content_sample,
     file_of,
+    image_sizes,
     left_out,
     parts_of,
     pixel_kind,
@@ -194,6 +195,10 @@ class MaskedSource:
     @property
     def content_sample(self) -> str:
         return content_sample(self._images)
+
+    @property
+    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
+        return image_sizes(self._images)
 
     @cached_property
     def fingerprint(self) -> str:

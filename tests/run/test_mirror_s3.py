@@ -1,0 +1,90 @@
+"""`mirror` in a real S3, moto's server on loopback: upload, prune, restore; a bucket that is not there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from flambeau.run.run import Run
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def client(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="runs")
+    return client
+
+
+def train(folder: Path, *, until: int | None = None, **options: Any) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
+    run = Run(
+        folder, model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(x, (x[:, 0] > 0).long()),
+        duration="4ep", batch_size=4, checkpoint_every="3st", bar=False, **options,
+    )  # fmt: skip
+    for _ in run.epochs():
+        for rows, targets in run.batches():
+            run.step(cross_entropy(model(rows), targets))
+            if run.state.step == until:
+                run.close()
+                return model.state_dict()
+    return model.state_dict()
+
+
+def names(client: Any) -> set[str]:
+    return {one["Key"] for one in client.list_objects_v2(Bucket="runs").get("Contents", [])}
+
+
+def test_a_bucket_holds_a_run_for_another_machine(
+    tmp_path: Path, client: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expected = train(tmp_path / "whole")
+    train(tmp_path / "a" / "run", until=11, mirror="s3://runs/mine", keep=1)
+    before = names(client)
+    assert {"mine/mirror.json", "mine/config.toml", "mine/metrics.jsonl"} <= before
+    found = train(tmp_path / "b" / "run", mirror="s3://runs/mine", keep=1)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    here = {path.name for path in (tmp_path / "b" / "run" / "checkpoints").iterdir()}
+    there = {name.split("/")[2] for name in names(client) if name.startswith("mine/checkpoints/")}
+    assert there == here
+    assert "mine/model.safetensors" in names(client)
+    told = capfd.readouterr()
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"hunter2" not in path.read_bytes()
+    assert "hunter2" not in told.out + told.err
+    # Objects of others beside it stay.
+    client.put_object(Bucket="runs", Key="mine2/other.txt", Body=b"other")
+    train(tmp_path / "b" / "run", mirror="s3://runs/mine", keep=1)
+    assert "mine2/other.txt" in names(client)
+
+
+def test_a_bucket_that_is_not_there_stops_no_training(
+    tmp_path: Path, client: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", mirror="s3://no-such-bucket/mine")
+    said = capfd.readouterr().err
+    assert "no-such-bucket" in said
+    assert "not all of the run is in its mirror" in said
+    assert (tmp_path / "run" / "model.safetensors").exists()
