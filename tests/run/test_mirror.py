@@ -57,6 +57,11 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+def mirrored(store: Path) -> dict[str, bytes]:
+    """Without what says who writes there."""
+    return {name: content for name, content in files(store).items() if name != "mirror.owner"}
+
+
 def test_another_machine_goes_on_to_the_same_bits(
     tmp_path: Path, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,7 +76,7 @@ def test_another_machine_goes_on_to_the_same_bits(
         f"the run was brought from file://{store} to {tmp_path / 'b' / 'run'}, with step-" in said
     )
     assert "going on from step" in said
-    assert files(store) == files(tmp_path / "b" / "run")
+    assert mirrored(store) == files(tmp_path / "b" / "run")
     numbers = [
         json.loads(line)["step"] for line in (store / "metrics.jsonl").read_text().splitlines()
     ]
@@ -93,7 +98,7 @@ def test_old_checkpoints_go_and_the_last_ones_stay(tmp_path: Path, store: Path) 
 def test_a_run_that_was_made_without_a_mirror_gets_one(tmp_path: Path, store: Path) -> None:
     train(tmp_path / "run", until=8)
     train(tmp_path / "run", mirror=f"file://{store}")
-    assert files(store) == files(tmp_path / "run")
+    assert mirrored(store) == files(tmp_path / "run")
 
 
 def test_a_finished_run_uploads_what_is_missing(tmp_path: Path, store: Path) -> None:
@@ -143,7 +148,7 @@ def test_a_store_that_takes_nothing_stops_no_training(
     assert (tmp_path / "run" / "model.safetensors").exists()
     store.parent.unlink()
     train(tmp_path / "run", mirror=f"file://{store}")
-    assert files(store) == files(tmp_path / "run")
+    assert mirrored(store) == files(tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -228,24 +233,35 @@ def test_a_damaged_identity_is_refused(tmp_path: Path, content: bytes) -> None:
         mirror._fetched(tmp_path / "run", "s3://b/r", store, fresh=False)
 
 
-def test_the_order_of_what_is_written_makes_each_moment_whole(tmp_path: Path) -> None:
-    """The lines come before the checkpoint that counts them, and its manifest last; it goes first."""
-    done: list[str] = []
+class Noting(Listing):
+    """A store in memory that notes in which order it is changed."""
 
-    class Noting(Listing):
-        def put(self, path: Path, address: str) -> None:
-            done.append(address)
-            self.objects[address] = path.read_bytes()
+    def __init__(self) -> None:
+        super().__init__({})
+        self.done: list[str] = []
 
-        def remove(self, address: str) -> None:
-            done.append(f"remove {address}")
-            del self.objects[address]
+    def put(self, path: Path, address: str) -> None:
+        self.done.append(address)
+        self.objects[address] = path.read_bytes()
 
-    folder = tmp_path / "run"
-    train(folder, until=8)
-    store: Any = Noting({})
+    def remove(self, address: str) -> None:
+        self.done.append(f"remove {address}")
+        del self.objects[address]
+
+
+def followed(folder: Path) -> tuple[Noting, Any]:
+    store: Any = Noting()
     follower = mirror._Follower(folder, "s3://b/r", store)
     follower._upload()
+    return store, follower
+
+
+def test_the_order_of_what_is_written_makes_each_moment_whole(tmp_path: Path) -> None:
+    """The lines come before the checkpoint that counts them, and its manifest last; it goes first."""
+    folder = tmp_path / "run"
+    train(folder, until=8)
+    store, follower = followed(folder)
+    done = store.done
     steps = sorted(path.name for path in (folder / "checkpoints").iterdir())
     assert done.index("s3://b/r/metrics.jsonl") < done.index(
         f"s3://b/r/checkpoints/{steps[0]}/manifest.json"
@@ -262,6 +278,75 @@ def test_the_order_of_what_is_written_makes_each_moment_whole(tmp_path: Path) ->
     follower._upload()
     assert done[before] == f"remove s3://b/r/checkpoints/{steps[0]}/manifest.json"
     assert mirror._steps_there("s3://b/r", store) == set(steps[1:])
+
+
+@pytest.mark.parametrize("how", ["renamed", "removed", "checkpoints", "newest", "another"])
+def test_a_folder_that_is_gone_takes_nothing_with_it(tmp_path: Path, how: str) -> None:
+    """The mirror may then be all that is left."""
+    folder = tmp_path / "run"
+    train(folder, until=8)
+    store, follower = followed(folder)
+    before = dict(store.objects)
+    if how == "renamed":
+        folder.rename(tmp_path / "other")
+    elif how == "removed":
+        shutil.rmtree(folder)
+    elif how == "checkpoints":
+        shutil.rmtree(folder / "checkpoints")
+    elif how == "newest":  # as while a folder is being removed
+        for path in (folder / "checkpoints").iterdir():
+            (path / "manifest.json").unlink()
+        shutil.rmtree(sorted((folder / "checkpoints").iterdir())[0])
+    else:
+        (folder / "mirror.json").write_text('{"run": "another"}')
+    follower._tries()
+    assert store.objects == before
+
+
+def test_a_checkpoint_that_is_made_again_is_uploaded_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(folder, until=8)
+    store, follower = followed(folder)
+    newest = sorted((folder / "checkpoints").iterdir())[-1]
+    for path in (newest / "manifest.json", newest / "model.safetensors"):
+        path.write_bytes(path.read_bytes() + b" ")
+    again: Any = mirror._Follower(folder, "s3://b/r", store)  # of the next start, too
+    for one in (follower, again):
+        one._owner = store.objects["s3://b/r/mirror.owner"].decode()
+        one._upload()
+        for path in newest.iterdir():
+            address = f"s3://b/r/checkpoints/{newest.name}/{path.name}"
+            assert store.objects[address] == path.read_bytes()
+    start = len(store.done)
+    again._upload()
+    assert not [one for one in store.done[start:] if newest.name in one]
+
+
+def test_what_was_cut_off_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    train(folder, until=8)
+    store, _ = followed(folder)
+    part = "s3://b/r/checkpoints/step-00000001/model.safetensors"
+    store.objects[part] = b"half"
+    again: Any = mirror._Follower(folder, "s3://b/r", store)
+    again._upload()
+    assert part not in store.objects
+
+
+def test_the_second_of_two_machines_writes_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "one", until=8)
+    store, first = followed(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    second: Any = mirror._Follower(tmp_path / "two", "s3://b/r", store)
+    second._upload()
+    before = dict(store.objects)
+    (tmp_path / "one" / "metrics.jsonl").write_text("of the first\n")
+    assert not first._tries()
+    assert not first._tries()
+    assert store.objects == before
+    assert capsys.readouterr().err.count("another training writes to s3://b/r now") == 1
 
 
 def test_the_process_that_copies_needs_no_torch() -> None:

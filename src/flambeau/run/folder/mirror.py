@@ -18,6 +18,7 @@ import select
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from flambeau.errors import InputError, json_object
 from flambeau.terminal import print_text, say
 
 IDENTITY = "mirror.json"
+_OWNER = "mirror.owner"  # of a mirror: the number of the process that writes there
 _CHECKPOINTS = "checkpoints"
 # As in the recipe atomic_checkpoint, whose import would load torch, for as long as the training lasts.
 _MANIFEST = "manifest.json"
@@ -125,7 +127,8 @@ def _restore(folder: Path, address: str, store: Store) -> str:
     found = [
         name
         for name in _files_there(address, store)
-        if not name.startswith(f"{_CHECKPOINTS}/") or name.split("/")[1] in whole
+        if name != _OWNER
+        and (not name.startswith(f"{_CHECKPOINTS}/") or name.split("/")[1] in whole)
     ]
     if "config.toml" not in found:
         raise InputError(
@@ -155,12 +158,18 @@ def _restore(folder: Path, address: str, store: Store) -> str:
 
 
 class _Follower:
-    """Uploads what has changed in a run folder."""
+    """Uploads what has changed in a run folder.
+
+    It changes nothing in the mirror once the folder is gone or another one, or once another machine writes
+    there: the mirror may then be all that is left of the run.
+    """
 
     def __init__(self, folder: Path, address: str, store: Store) -> None:
         self._folder, self._address, self._store = folder, address, store
+        self._run = ""  # the number of the run
+        self._owner = secrets.token_hex(16)
         self._known: dict[str, tuple[int, int]] = {}
-        self._there: set[str] | None = None
+        self._there: set[str] = set()  # checkpoints of the mirror, whole or not
         self._seen: list[str] | None = None
         self._told = ""
 
@@ -172,75 +181,121 @@ class _Follower:
             if not ends and names == self._seen:
                 continue
             is_whole = self._tries()
-            if is_whole:
-                self._seen = names
+            self._seen = names
             if ends:
                 return is_whole
 
     def _tries(self) -> bool:
+        """Whether everything is uploaded; else a message says why, once."""
         try:
             self._upload()
         except (InputError, OSError) as error:
             text = str(error).partition("\n")[0]
-            if text != self._told:  # told once, and tried again at the next checkpoint
+            if text != self._told:  # tried again at the next checkpoint
                 say(f"mirror: {text}; the training goes on")
             self._told = text
-            self._seen = [path.name for path in _steps_here(self._folder)]
             return False
         self._told = ""
         return True
 
     def _upload(self) -> None:
-        if self._there is None:
+        if not self._run:
             self._begin()
-            self._there = _steps_there(self._address, self._store)
+        self._check_owner()
         here = _steps_here(self._folder)
-        others = list(_files_here(self._folder))
-        for name in others:
+        for name in _files_here(self._folder):
             self._put(name)
         for folder in here:
-            if folder.name not in self._there:
-                self._put_checkpoint(folder)
-        for name in sorted(self._there - {folder.name for folder in here}):
-            self._remove_checkpoint(name)
+            self._put_checkpoint(folder)
+        # Only what is older than a whole one here: a folder that is being removed loses nothing there.
+        whole = [path.name for path in here if (path / _MANIFEST).exists()]
+        newest = max(map(_order, whole), default=(0, ""))
+        kept = {path.name for path in here}
+        for name in sorted(self._there - kept):
+            if _order(name) < newest:
+                self._check_in_place()
+                self._remove_checkpoint(name)
 
     def _begin(self) -> None:
         identity = _identity_here(self._folder)
         there = _identity_there(self._address, self._store)
-        if identity is None:
-            identity = secrets.token_hex(16)
-            if there is None:
-                temporary = self._folder / f".{IDENTITY}"
-                temporary.write_text(json.dumps({"run": identity}), encoding="utf-8")
-                temporary.replace(self._folder / IDENTITY)
         if there not in (None, identity):
             raise InputError(f"{self._address} is the mirror of another run; name another --mirror")
+        if identity is None:
+            identity = secrets.token_hex(16)
+            temporary = self._folder / f".{IDENTITY}"
+            temporary.write_text(json.dumps({"run": identity}), encoding="utf-8")
+            temporary.replace(self._folder / IDENTITY)
+        self._put(IDENTITY)
+        with tempfile.TemporaryDirectory() as folder:
+            owner = Path(folder) / _OWNER
+            owner.write_text(self._owner, encoding="utf-8")
+            self._store.put(owner, f"{self._address}/{_OWNER}")
+        self._there = _step_folders_there(self._address, self._store)
+        self._run = identity
+
+    def _check_owner(self) -> None:
+        """Refuse to write beside another training that has begun with this mirror since."""
+        self._check_in_place()
+        found = self._store.read_whole(f"{self._address}/{_OWNER}")
+        if found != self._owner.encode():
+            raise InputError(
+                f"another training writes to {self._address} now: nothing more is uploaded from "
+                f"{self._folder}"
+            )
+
+    def _check_in_place(self) -> None:
+        if _identity_here(self._folder) != self._run:
+            raise InputError(
+                f"{self._folder} is gone or is another folder: its mirror stays as it is"
+            )
 
     def _put(self, name: str) -> None:
         path = self._folder / name
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            status = path.stat()
-            facts = status.st_size, status.st_mtime_ns
+            facts = _facts(path)
             if self._known.get(name) != facts:
                 self._store.put(path, f"{self._address}/{name}")
                 self._known[name] = facts
 
     def _put_checkpoint(self, folder: Path) -> None:
-        assert self._there is not None
-        files = sorted(folder.iterdir(), key=lambda path: (path.name == _MANIFEST, path.name))
-        if not files or files[-1].name != _MANIFEST:
-            return  # not a whole one
-        for path in files:
-            self._store.put(path, f"{self._address}/{_CHECKPOINTS}/{folder.name}/{path.name}")
-        self._there.add(folder.name)
+        """Upload a whole checkpoint, unless this one is there."""
+        try:
+            facts = _facts(folder / _MANIFEST)
+            if self._known.get(folder.name) == facts:
+                return
+            if folder.name in self._there:
+                if self._is_same(folder):
+                    self._known[folder.name] = facts
+                    return
+                self._remove_checkpoint(folder.name)  # made again, from an older one
+            self._there.add(folder.name)
+            files = sorted(folder.iterdir(), key=lambda path: (path.name == _MANIFEST, path.name))
+            for path in files:
+                self._store.put(path, f"{self._address}/{_CHECKPOINTS}/{folder.name}/{path.name}")
+            self._known[folder.name] = facts
+        except FileNotFoundError:
+            return  # removed meanwhile
+
+    def _is_same(self, folder: Path) -> bool:
+        """Whether the mirror has this checkpoint, by its hashes."""
+        try:
+            manifest = f"{self._address}/{_CHECKPOINTS}/{folder.name}/{_MANIFEST}"
+            return self._store.read_whole(manifest) == (folder / _MANIFEST).read_bytes()
+        except Missing:
+            return False
 
     def _remove_checkpoint(self, name: str) -> None:
-        assert self._there is not None
         folder = f"{self._address}/{_CHECKPOINTS}/{name}"
         found = sorted(self._store.listed(folder), key=lambda one: not one.endswith(_MANIFEST))
         for address in found:
             self._store.remove(address)
         self._there.discard(name)
+
+
+def _facts(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _files_here(folder: Path) -> Iterator[str]:
@@ -277,16 +332,21 @@ def _files_there(address: str, store: Store) -> list[str]:
     return sorted(found)
 
 
-def _steps_there(address: str, store: Store) -> set[str]:
-    """The names of the checkpoints of a mirror that are whole."""
+def _step_folders_there(address: str, store: Store) -> set[str]:
+    """The names of the checkpoints of a mirror, whole or not."""
     try:
         folders = store.listed(f"{address}/{_CHECKPOINTS}")
     except Missing:
         return set()
-    names = [one.rstrip("/").rpartition("/")[2] for one in folders if one.endswith("/")]
+    names = (one.rstrip("/").rpartition("/")[2] for one in folders if one.endswith("/"))
+    return {name for name in names if _STEP.fullmatch(name)}
+
+
+def _steps_there(address: str, store: Store) -> set[str]:
+    """The names of the checkpoints of a mirror that are whole."""
     return {
         name
-        for name in names
+        for name in _step_folders_there(address, store)
         if any(
             one.endswith(f"/{_MANIFEST}")
             for one in store.listed(f"{address}/{_CHECKPOINTS}/{name}")
@@ -340,7 +400,11 @@ def _alone(folder: Path) -> Iterator[None]:
         with contextlib.suppress(ImportError):  # Windows
             import fcntl
 
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("mirror: the upload of the training before is waited for")
+                fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
