@@ -39,6 +39,7 @@ def test_an_address_survives_being_a_path(text: str) -> None:
         "/data/s3/a.tar",
         "hf:mnist",
         "hf:me/photos",
+        "hf:/home/me/photos",
         "torchvision:cifar10",
         "a.py:make",
         "s3:x",

@@ -19,7 +19,9 @@ _WRITABLE = ("s3", "gs", "az", "file")
 MOST_OBJECTS = 1_000_000
 """Of one address with braces; a slip of the keyboard must not fill the memory."""
 
-_ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/{{1,3}}(?=[^/])")
+_OTHERS = "|".join(scheme for scheme in SCHEMES if scheme != "hf")
+# hf:/home/me/data is a name of Hugging Face: a folder of this disk.
+_ADDRESS = re.compile(rf"({_OTHERS}):/{{1,3}}(?=[^/])|(hf):(?://(?=[^/])|/(?=datasets/))")
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -30,6 +32,8 @@ def is_address(data: str | Path) -> bool:
     Example:
         >>> is_address("s3://bucket/a.tar"), is_address(Path("s3://bucket/a.tar")), is_address("hf:mnist")
         (True, True, False)
+        >>> is_address(Path("hf://datasets/me/a.tar")), is_address("hf:/home/me/data")
+        (True, False)
     """
     return _ADDRESS.match(str(data)) is not None
 
@@ -48,7 +52,7 @@ def address_of(data: str | Path) -> str:
     text = str(data)
     match = _ADDRESS.match(text)
     assert match is not None  # asked for addresses alone
-    scheme = match[1]
+    scheme = match[1] or match[2]
     rest = text[match.end() :]
     address = f"file:///{rest}" if scheme == "file" else f"{scheme}://{rest}"
     host = rest.partition("/")[0]
