@@ -134,6 +134,7 @@ def test_shards_have_the_classes_of_all_of_them(ending: str) -> None:
         mask[0, 0] = 0
         Image.fromarray(mask).save(root / f"masks/left/a.{k}.png")
     packed(root, f"a.{ending}", shards=4)
+    assert not list(Path().glob("*.flambeau-index"))  # of packing
     same(open_parts(root)[0], open_parts(Path(f"a.{ending}"))[0])
     Path("a.classes.txt").unlink()
     source, _ = open_parts(Path(f"a.{ending}"))

@@ -44,10 +44,11 @@ def write_shard_indexes(shards: Sequence[Path]) -> None:
 @contextlib.contextmanager
 def _no_index_beside(shard: Path) -> Iterator[None]:
     """Remove what opening a file leaves beside it, which would have to be uploaded, too."""
-    kept = shard.with_name(shard.name + INDEX_SUFFIX)
-    was_there = kept.exists()
+    # Of the images, and of their masks.
+    names = (shard.name + INDEX_SUFFIX, f"{shard.name}.masks{INDEX_SUFFIX}")
+    new = [path for path in map(shard.with_name, names) if not path.exists()]
     try:
         yield
     finally:
-        if not was_there:
-            kept.unlink(missing_ok=True)
+        for path in new:
+            path.unlink(missing_ok=True)

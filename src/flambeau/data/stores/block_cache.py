@@ -76,7 +76,7 @@ class BlockCache:
     """The blocks of one process; safe in threads, not across a fork.
 
     Args:
-        tell: is told once if the disk is full or cannot be written.
+        tell: called once, with a message, if the disk is full or cannot be written.
     """
 
     def __init__(self, options: CacheOptions, *, tell: Callable[[str], object] = say) -> None:

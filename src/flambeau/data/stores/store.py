@@ -84,7 +84,7 @@ class Store:
     """The stores of one process, by the scheme of their addresses. Safe in threads.
 
     Args:
-        tell: is told once of each object that has to be asked for again.
+        tell: called with a message, once for each object that has to be asked for again.
     """
 
     def __init__(

@@ -57,12 +57,12 @@ def fetch(folder: Path, address: str, *, fresh: bool = False) -> str | None:
     done = subprocess.run(
         _command(*words), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False
     )
-    told = json.loads(done.stdout or "{}")
-    if "refused" in told:
-        raise InputError(told["refused"])
+    answer = json.loads(done.stdout or "{}")
+    if "refused" in answer:
+        raise InputError(answer["refused"])
     if done.returncode:
         raise InputError(f"the mirror {address} could not be read: see the lines above")
-    said: str | None = told["said"]
+    said: str | None = answer["said"]
     return said
 
 
@@ -415,17 +415,19 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("address")
     parser.add_argument("--fresh", action="store_true")
-    told = parser.parse_args()
+    arguments = parser.parse_args()
     store = Store()
-    if told.what == "follow":
-        with _alone(told.folder):
-            return 0 if _Follower(told.folder, told.address, store).follow() else 1
+    if arguments.what == "follow":
+        with _alone(arguments.folder):
+            return 0 if _Follower(arguments.folder, arguments.address, store).follow() else 1
     answer: Mapping[str, str | None]
     try:
-        answer = {"said": _fetched(told.folder, told.address, store, fresh=told.fresh)}
+        answer = {
+            "said": _fetched(arguments.folder, arguments.address, store, fresh=arguments.fresh)
+        }
     except InputError as error:
         answer = {"refused": str(error)}
     except OSError as error:
-        answer = {"refused": f"{error.filename or told.folder}: {error.strerror or error}"}
+        answer = {"refused": f"{error.filename or arguments.folder}: {error.strerror or error}"}
     print_text(json.dumps(answer))
     return 0
