@@ -432,7 +432,7 @@ class Streamed(IterableDataset[Any]):
         ((X, Y), r"a tuple of 2 whole tensors is no Dataset: TensorDataset\(X, Y\) makes one"),
         ([X, Y], "a list of 2 whole tensors is no Dataset"),
         ({"x": X, "y": Y}, "a dict has no samples 0, 1, 2"),
-        ("photos", r"'photos' is a name; wrap.NAME, transform, ....dataset opens it"),
+        ("photos", r"'photos' is a name; wrap\(NAME, transform, ...\).dataset opens it"),
         (Path("photos"), "'photos'.* is a name"),
         (None, "None has neither .i. nor batches"),
         (TensorDataset, "has neither .i. nor batches to iterate over"),
