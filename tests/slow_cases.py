@@ -86,6 +86,8 @@ CASES = {
     "data/stores/test_s3.py::test_a_cache_is_that_of_the_content": 0,
     "data/test_wrap.py::test_a_slow_sample_is_waited_for": 0,
     "data/test_wrap.py::test_a_worker_that_dies_or_hangs_is_named_with_its_sample": 1,
+    "data/test_wrap_address.py::test_a_run_is_that_on_the_local_file_and_goes_on_with_either": 1,
+    "data/test_wrap_address.py::test_the_batches_of_the_local_file": 2,
     "export/test_export_command.py::test_example_without_flambeau_gives_the_answers_of_the_run": 0,
     "export/test_export_command.py::test_full_disk_is_told_in_a_line": 0,
     "export/test_export_command.py::test_int8_is_a_quarter_and_keeps_its_answers": 0,
