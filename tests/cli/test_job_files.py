@@ -1,5 +1,6 @@
 """The job files of docs/jobs: run here, with what a cluster has replaced by a few lines of shell."""
 
+import ast
 import os
 import re
 import signal
@@ -9,10 +10,19 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import kubernetes_validate
+import numpy as np
 import pytest
 import yaml  # timm brings it
+from PIL import Image
+
+from flambeau.cli.command import check
+from flambeau.data.pack.encode_images import Conversion
+from flambeau.data.pack.pack import pack
+from flambeau.data.pack.shard_plan import Split
+from load_script import load_script
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="ranks are tied to the launcher by prctl"
@@ -200,6 +210,85 @@ def test_kubernetes_knows_the_exit_codes() -> None:
 
 
 # The schemas of 1.26 to 1.28 ask for onPodConditions in every rule, which clusters of them do not.
+@pytest.mark.parametrize("version", ["1.29", "1.37"])
+def test_kubernetes_takes_the_job_without_volumes(version: str) -> None:
+    [job] = yaml.safe_load_all((JOBS / "kubernetes_bucket.yaml").read_text())
+    assert kubernetes_validate.validate(job, version, strict=True) == version
+    assert job["spec"]["podFailurePolicy"] == kubernetes()[1]["podFailurePolicy"]
+    pod = job["spec"]["template"]["spec"]
+    [container] = pod["containers"]
+    program, *words = container["command"]
+    assert program == "flambeau"
+    check(words)
+    scratch, memory = container["volumeMounts"]
+    folders = [word.partition("=")[2] for word in words if word.startswith(("--out", "--cache="))]
+    assert len(folders) == 2 and all(one.startswith(scratch["mountPath"]) for one in folders)
+    assert memory["mountPath"] == "/dev/shm"
+    assert {scratch["name"], memory["name"]} == {one["name"] for one in pod["volumes"]}
+
+
+def test_skypilot_runs_its_command_on_each_node(cluster: dict[str, str], tmp_path: Path) -> None:
+    task = yaml.safe_load((JOBS / "skypilot.yaml").read_text())
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75]
+    text = task["run"].replace(":29500", f":{free_port()}")
+    (tmp_path / "finish").touch()
+    nodes = [
+        subprocess.Popen(
+            ["bash", "-c", text],
+            cwd=tmp_path,
+            env={
+                **cluster,
+                "SKYPILOT_NODE_IPS": "localhost\n127.0.0.2",
+                "SKYPILOT_NUM_NODES": f"{task['num_nodes']}",
+                "SKYPILOT_NODE_RANK": f"{number}",
+            },
+        )
+        for number in range(task["num_nodes"])
+    ]
+    assert [node.wait(60) for node in nodes] == [0, 0]
+    [[ranks], again] = notes(tmp_path)
+    assert again == [ranks]
+    world, words = ranks.split(" ", 1)
+    assert world == "2"
+    check(["train", *ast.literal_eval(words)])
+
+
+def test_a_rank_of_ray_continues_from_the_mirror(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its function, called as Ray calls it, where an earlier machine has left only the bucket."""
+    for name in ("ray", "ray.train", "ray.train.torch"):
+        monkeypatch.setitem(sys.modules, name, MagicMock())
+    draw = np.random.default_rng(0)
+    for number in range(12):
+        path = tmp_path / "photos" / "ab"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 255, (20, 20, 3), np.uint8)).save(path)
+    pack(tmp_path / "photos", tmp_path / "photos.tar", Conversion(), Split(shards=2), workers=1)
+    (tmp_path / "bucket" / "photos").mkdir(parents=True)
+    for path in tmp_path.glob("photos*.*"):
+        path.rename(tmp_path / "bucket" / "photos" / path.name)
+    monkeypatch.setenv("BUCKET", f"file://{tmp_path}/bucket")
+    monkeypatch.setenv("FLAMBEAU_CACHE", f"{tmp_path}/cache")
+    settings = {
+        "model": "tiny_convnet",
+        "image_size": 32,
+        "batch_size": 4,
+        "epochs": 2,
+        "device": "cpu",
+    }
+    train_rank = load_script(JOBS / "ray_train.py").train_rank
+    first, second = tmp_path / "first", tmp_path / "second"
+    for machine in (first, second):
+        machine.mkdir()
+        monkeypatch.chdir(machine)
+        train_rank(settings)
+    weights = [(one / "run" / "model.safetensors").read_bytes() for one in (first, second)]
+    assert weights[0] == weights[1]
+    lines = [(one / "run" / "metrics.jsonl").read_bytes() for one in (first, second)]
+    assert lines[0] == lines[1]  # with the times that the first one took
+
+
 @pytest.mark.parametrize("version", ["1.29", "1.37"])
 def test_kubernetes_takes_the_file(version: str) -> None:
     documents = list(yaml.safe_load_all((JOBS / "kubernetes.yaml").read_text()))

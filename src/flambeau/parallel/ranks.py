@@ -39,6 +39,9 @@ class FailedElsewhere(SystemExit):
         super().__init__(LOST_PEER)
         self.cause = cause
 
+    def __str__(self) -> str:  # for who catches it, as Ray does
+        return f"another rank has failed: {self.cause}"
+
 
 class Ranks:
     """This process among those of the job, and its exchange with them. All ranks call every method alike.
