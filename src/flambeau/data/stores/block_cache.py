@@ -136,11 +136,11 @@ class BlockCache:
             key: hexadecimal; of the content, so that another content has another key.
             until: `time.monotonic()` until which another process may take to fetch it.
         """
-        data = self._known(key, start, size)
+        data = self.known(key, start, size)
         if data is not None:
             return data
         self.ensure(key, fetch, until=until)
-        data = self._known(key, start, size)
+        data = self.known(key, start, size)
         # Removed again already, where the cache is smaller than what is being read.
         return self._fetched(key, fetch)[start : start + size] if data is None else data
 
@@ -163,7 +163,7 @@ class BlockCache:
                 self._memory.popitem(last=False)
         return data
 
-    def _known(self, key: str, start: int, size: int) -> bytes | None:
+    def known(self, key: str, start: int, size: int) -> bytes | None:
         """Bytes of a block on the disk or in memory; None if it is in neither."""
         with self._lock:
             opened = self._open.get(key)

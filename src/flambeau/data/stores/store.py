@@ -110,7 +110,8 @@ class Store:
             raise Missing(
                 f"{address} is no object whose size the store tells\nGive the address of a file"
             )
-        names = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Last-Modified", "mtime")
+        names = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "blob_id")
+        names += ("Last-Modified", "mtime")
         version = next((str(info[name]) for name in names if info.get(name)), "")
         return ObjectFacts(int(size), version.strip('"'))
 
@@ -131,6 +132,8 @@ class Store:
                     "It must answer requests for ranges of bytes; copy the data to another one"
                 )
             if len(data) < stop - start:
+                if fs.info(_inside(address)).get("size", stop) < stop:
+                    raise StoreFault(changed(address))
                 raise _Cut(f"{len(data)} of {stop - start} bytes arrived")
             return data
 
