@@ -6,7 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flambeau.cli.flags_from_settings import TARGETS, add_target_flags, given_targets
-from flambeau.cli.reading_flags import add_download, check_at_least
+from flambeau.cli.reading_flags import (
+    add_cache_flags,
+    add_download,
+    cache_of_flags,
+    check_at_least,
+)
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.terminal import print_text, printable, say
@@ -46,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
     )
     add_download(work)
+    add_cache_flags(work)
     work.add_argument(
         "--fresh", action="store_true", help="start again; a finished DST is renamed, not deleted"
     )
@@ -96,6 +102,11 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    with cache_of_flags(arguments, arguments.src):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=1, skip_bad_images=0, resize=1, quality=1, seed=0)
     src, dst = Path(arguments.src), Path(arguments.dst)
     if src.suffix.lower() == ".json":

@@ -43,7 +43,7 @@ from flambeau.data.sources.store_files import cache_of
 from flambeau.data.sources.store_shards import StoreShard, masked_shard
 from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
 from flambeau.data.stores.address import address_of, beside, expanded, folder_of, name_of
-from flambeau.data.stores.block_cache import CacheOptions
+from flambeau.data.stores.block_cache import CacheOptions, chosen_cache
 from flambeau.data.stores.store import Denied, Missing, ObjectFacts, store
 from flambeau.errors import InputError
 
@@ -52,8 +52,6 @@ KINDS = ("tar", "rec", "tfrecord", "parquet", "arrow")
 
 SHARDS_INDEX = ".flambeau-shards"
 """Ending of the index that `flambeau pack --shards` writes: behind the whole name of the shards."""
-
-DEFAULT_CACHE = CacheOptions()
 
 _OTHER_FILES = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".jpg", ".jpeg", ".png")
 
@@ -68,13 +66,14 @@ def open_address(
     *,
     labelled: bool = True,
     choice: TargetChoice = FOUND,
-    cache: CacheOptions = DEFAULT_CACHE,
+    cache: CacheOptions | None = None,
 ) -> Opened:
     """The images to train on, and those to validate on if the names of the shards or folders say which.
 
     Args:
         data: the address of a shard; of several, by braces or *; of a set by its whole name; or of a folder.
         labelled, choice: as of `open_path`.
+        cache: None: that of `cache_chosen`, else the default one.
     """
     opener = _Opener(address_of(data), labelled, choice, cache)
     train, val = opener.found()
@@ -90,7 +89,7 @@ def open_evaluated(
     *,
     labelled: bool = True,
     choice: TargetChoice = FOUND,
-    cache: CacheOptions = DEFAULT_CACHE,
+    cache: CacheOptions | None = None,
 ) -> Opened:
     """As `open_address`; of shards or folders for training and for validation only the latter."""
     opener = _Opener(address_of(data), labelled, choice, cache)
@@ -113,9 +112,10 @@ class _Opener:
     """
 
     def __init__(
-        self, address: str, labelled: bool, choice: TargetChoice, cache: CacheOptions
+        self, address: str, labelled: bool, choice: TargetChoice, cache: CacheOptions | None
     ) -> None:
-        self._address, self._labelled, self._choice, self._cache = address, labelled, choice, cache
+        self._address, self._labelled, self._choice = address, labelled, choice
+        self._cache = cache or chosen_cache() or CacheOptions()
         self._packed: dict[str, tuple[ShardIndex, str]] = {}
         self._small: dict[str, bytes | None] = {}
         self._lock = threading.Lock()

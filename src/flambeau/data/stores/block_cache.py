@@ -7,6 +7,7 @@ reads on.
 """
 
 import contextlib
+import contextvars
 import errno
 import os
 import re
@@ -70,6 +71,27 @@ class CacheOptions:
     def path(self) -> Path:
         named = os.environ.get("FLAMBEAU_CACHE") or "~/.cache/flambeau/store"
         return (self.folder or Path(named)).expanduser().absolute()
+
+
+_chosen: contextvars.ContextVar[CacheOptions | None] = contextvars.ContextVar("cache", default=None)
+
+
+@contextlib.contextmanager
+def cache_chosen(options: CacheOptions | None) -> Iterator[None]:
+    """What is opened from a store within the context is kept there, unless it says otherwise itself.
+
+    Commands open data at many places, of which the user names one cache.
+    """
+    token = _chosen.set(options)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def chosen_cache() -> CacheOptions | None:
+    """The cache of the innermost `cache_chosen`; None without one."""
+    return _chosen.get()
 
 
 class BlockCache:

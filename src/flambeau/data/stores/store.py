@@ -110,8 +110,8 @@ class Store:
             raise Missing(
                 f"{address} is no object whose size the store tells\nGive the address of a file"
             )
-        names = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "blob_id")
-        names += ("Last-Modified", "mtime")
+        hashes = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "blob_id")
+        names = (*hashes, "Last-Modified", "mtime")
         version = next((str(info[name]) for name in names if info.get(name)), "")
         return ObjectFacts(int(size), version.strip('"'))
 
