@@ -324,10 +324,6 @@ def test_what_cannot_be_is_refused(
     [
         ("train photos --out s3://bucket/run", "--out s3://bucket/run is an address"),
         ("pack photos s3://bucket/a.tar", "is an address in a store, where nothing is written"),
-        (
-            "verify s3://bucket/a.tar",
-            "s3://bucket/a.tar is an address in a store, which is not read",
-        ),
     ],
 )
 def test_what_is_for_later_is_refused(flambeau: Any, packed: Path, command: str, what: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import IO, NamedTuple, NoReturn, cast
 
 from flambeau.data.sources.class_names_file import class_name_files
 from flambeau.data.sources.listing import split
@@ -99,6 +99,23 @@ def open_evaluated(
     return opener.opened(train, choice)
 
 
+class IndexedShard(NamedTuple):
+    """A shard, the facts of its index, and the address of that."""
+
+    address: str
+    facts: ShardIndex
+    index_of: str
+
+
+def indexed_shards(data: str | Path) -> list[IndexedShard]:
+    """All shards of an address, also those of a set that are not there.
+
+    Raises:
+        InputError: shards without an index of `flambeau pack --shards`.
+    """
+    return _Opener(address_of(data), True, FOUND, None).indexed()
+
+
 def _all_of(opened: Opened) -> Source:
     source, val = opened
     return source if val is None else ConcatSource([source, val])
@@ -129,7 +146,7 @@ class _Opener:
             for address in addresses
             for shard in (self._globbed(address) if "*" in address else [address])
         ]
-        if len(addresses) > 1 or "*" in self._address:
+        if self._is_pattern:
             return self._divided(self._checked(shards))
         [address] = addresses
         if kind_of_name(name_of(address)) is None:
@@ -140,9 +157,7 @@ class _Opener:
 
     def opened(self, shards: Sequence[str], choice: TargetChoice) -> Opened:
         """The images of shards, one after the other."""
-        for whole in dict.fromkeys(str(whole_name(Path(name_of(shard)))) for shard in shards):
-            if all(whole != name_of(shard) for shard in shards):
-                self._read_packed(beside(shards[0], whole))
+        self._read_indexes(shards)
         with ThreadPoolExecutor(_AT_ONCE, "index-shards") as pool:
             opened = list(pool.map(functools.partial(self._one, choice=choice), shards))
         if len(opened) == 1:
@@ -160,6 +175,32 @@ class _Opener:
             MaskedSource.share_classes(masked, choice)
         both = ConcatSource(sources)
         return split(both, parts_of(both))
+
+    def indexed(self) -> list[IndexedShard]:
+        """See `indexed_shards`."""
+        shards = [shard for part in self.found() for shard in part]
+        self._read_indexes(shards)
+        without = next((shard for shard in shards if shard not in self._packed), None)
+        if without is not None:
+            whole = whole_name(Path(name_of(without)))
+            raise InputError(
+                f"{without} has no index, {whole}{SHARDS_INDEX}, to compare its images with\n"
+                "Copy it to a disk, and verify it there; flambeau pack --shards writes an index"
+            )
+        # By braces or * some shards are meant; a set and a folder are meant as a whole.
+        chosen = shards if self._is_pattern else [*dict.fromkeys([*shards, *self._packed])]
+        return [IndexedShard(shard, *self._packed[shard]) for shard in chosen]
+
+    @property
+    def _is_pattern(self) -> bool:
+        return "*" in self._address or len(expanded(self._address)) > 1
+
+    def _read_indexes(self, shards: Sequence[str]) -> None:
+        for shard in shards:
+            name = name_of(shard)
+            whole = str(whole_name(Path(name)))
+            if whole != name:
+                self._read_packed(beside(shard, whole))
 
     def _one(self, shard: str, choice: TargetChoice) -> Opened:
         """The images of a shard; those of a table are not divided into parts yet."""

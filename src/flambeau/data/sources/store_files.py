@@ -115,17 +115,47 @@ class StoreFiles:
             present = (content(*file) for file in files if self._sizes[file] > 0)
             cache.put(self._key(block), b"".join(present))
 
-    def damaged_files(self) -> Iterator[tuple[int, int]]:
-        """Sample and column of each file that is not as the index says; all is read, not from the cache."""
-        for block in range(len(self.blocks)) if self._rows is None else ():
-            data = self._fetched_once(block, store().deadline())
-            yield from self._others(block, data)
-        for group in range(0 if self._rows is None else len(self._rows.lengths)):
-            try:
-                for block, data in self._blocks_of(group, store().deadline()):
-                    yield from self._others(block, data)
-            except _OtherBytes as error:
-                yield error.file
+    def contents(self) -> Iterator[tuple[bytes | None, ...]]:
+        """The files of each sample, read from the store; None for one that is not as the index says."""
+        if self._rows is None:
+            for block in range(len(self.blocks)):
+                data = self._fetched_once(block, store().deadline())
+                if next(self._others(block, data), None) is not None:  # perhaps on the way
+                    data = self._fetched_once(block, store().deadline())
+                yield from self._divided(block, data)
+            return
+        for group, length in enumerate(np.diff(self._group_ends, prepend=0).tolist()):
+            count = 0
+            for is_last in (False, True):
+                try:
+                    for sample in itertools.islice(self._of_rows(group, is_last), count, None):
+                        yield sample
+                        count += 1
+                    break
+                except _OtherBytes:
+                    pass
+            yield from itertools.repeat((None,) * len(self._places), length - count)
+
+    def _of_rows(self, group: int, is_last: bool) -> Iterator[tuple[bytes | None, ...]]:
+        """As `contents`, of a row group; _OtherBytes for other bytes, unless this is the last try."""
+        for block, data in self._blocks_of(group, store().deadline()):
+            other = next(self._others(block, data), None)
+            if other is not None and not is_last:
+                raise _OtherBytes(other)
+            yield from self._divided(block, data)
+
+    def _divided(self, block: int, data: bytes) -> Iterator[tuple[bytes | None, ...]]:
+        others = {*self._others(block, data)}
+        start = 0
+        for index in self._samples(block):
+            found: list[bytes | None] = []
+            for column, places in enumerate(self._places):
+                size = int(self._sizes[index, column])
+                is_there = self._stored_sizes[index, column] >= 0 and (index, column) not in others
+                content = places.inline.get(index, data[start : start + size])
+                found.append(content if is_there else None)
+                start += size
+            yield tuple(found)
 
     # ------------------------------------------------------------ blocks
 
