@@ -432,13 +432,16 @@ class Streamed(IterableDataset[Any]):
         ((X, Y), r"a tuple of 2 whole tensors is no Dataset: TensorDataset\(X, Y\) makes one"),
         ([X, Y], "a list of 2 whole tensors is no Dataset"),
         ({"x": X, "y": Y}, "a dict has no samples 0, 1, 2"),
-        ("photos", "'photos' is a name"),
+        ("photos", r"'photos' is a name; wrap\(NAME, transform, ...\).dataset opens it"),
         (Path("photos"), "'photos'.* is a name"),
         (None, "None has neither .i. nor batches"),
         (TensorDataset, "has neither .i. nor batches to iterate over"),
         (Streamed(), "Streamed has no samples by index"),
         (DataLoader(Streamed()), "object of type 'Streamed' has no len.*write a __len__"),
-        (wrap(TensorDataset(X, Y), batch_size=4), "give the Dataset that was wrapped"),
+        (
+            wrap(TensorDataset(X, Y), batch_size=4),
+            "give the Dataset that was wrapped, its .dataset",
+        ),
     ],
 )
 def test_what_is_no_data_is_said(tmp_path: Path, data: Any, message: str) -> None:

@@ -22,6 +22,7 @@ from flambeau.data.loading.batch_layout import Layout
 from flambeau.data.loading.batch_plan import AnnouncedPlan, BatchPart, BatchPlan, Order
 from flambeau.data.loading.batch_samples import count_samples
 from flambeau.data.loading.micro_batch import MicroBatch, wait_before_fork
+from flambeau.data.loading.read_ahead import ReadAhead
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.processes import (
     Restarts,
@@ -151,7 +152,7 @@ class Loader:
 
     def describe(self, index: int) -> str:
         """The name of a sample in messages."""
-        if isinstance(self._dataset, SeededDataset):
+        if isinstance(self._dataset, SeededDataset | ReadAhead):
             return self._dataset.describe(index)
         return f"sample {index}"
 
@@ -225,7 +226,7 @@ class Loader:
 
     def _announced(self, plan: BatchPlan) -> Sampler[BatchPart]:
         dataset = self._dataset
-        if not isinstance(dataset, SeededDataset) or not dataset.fetches_ahead:
+        if not isinstance(dataset, SeededDataset | ReadAhead) or not dataset.fetches_ahead:
             return plan
         return AnnouncedPlan(plan, dataset.fetch_ahead)
 
@@ -345,8 +346,11 @@ class _Fetch(Dataset[Any]):
             samples = []
             for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
                 seed_cpu(seed)
-                with reading(index), preserve_errors(f"sample {index}", self._workers):
-                    samples.append(self._dataset[index])
+                try:
+                    with reading(index), preserve_errors(f"sample {index}", self._workers):
+                        samples.append(self._dataset[index])
+                except InputError as error:
+                    return part, error, 0, ()
             what = f"the batch of {_samples_text(indices.tolist())}"
             with preserve_errors(what, self._workers):
                 return part, self.collated(samples), size, ()

@@ -223,13 +223,15 @@ def _why_not(data: object) -> str | None:
     kind = type(data).__name__
     instead = "give a Dataset, or a DataLoader"
     if isinstance(data, (str, bytes, PurePath)):
-        return f"{data!r:.100} is a name, and nothing opens it here: {instead}"
+        return (
+            f"{data!r:.100} is a name; wrap(NAME, transform, ...).dataset opens it, else {instead}"
+        )
     if isinstance(data, Mapping):
         return f"a {kind} has no samples 0, 1, 2 ...: {instead}; perhaps it is one of its values"
     if isinstance(data, (tuple, list)) and _is_columns(data):
         return f"a {kind} of {len(data)} whole tensors is no Dataset: TensorDataset(X, Y) makes one"
     if isinstance(data, Batches):
-        return "what wrap makes counts its epochs itself: give the Dataset that was wrapped"
+        return "what wrap makes counts its epochs itself: give the Dataset that was wrapped, its .dataset"
     if isinstance(data, IterableDataset):
         return f"{kind} has no samples by index: give it a __len__, and DataLoader(it, batch_size=...) to Run"
     if isinstance(data, Iterator):

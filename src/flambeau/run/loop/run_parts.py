@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from flambeau.data.loading.loader import Loader
+from flambeau.data.loading.read_ahead import own_order
 from flambeau.data.loading.sampler_chain import owners_of, unsaved_generator
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.errors import InputError
@@ -118,6 +119,8 @@ def make_parts(
         micro_batches=_micro_batches(folder, options, ranks),
         say=progress.say_from_any_rank,
     )
+    if options.sampler is None and (order := own_order(data, options.seed)) is not None:
+        options = replace(options, sampler=order)
     loader = reader.loader(
         data, accumulate=options.accumulate, on_bad=options.on_bad, sampler=options.sampler
     )

@@ -1,0 +1,26 @@
+"""The order in two levels of images that are read in blocks: whether it is the default, and its sampler."""
+
+import numpy as np
+
+from flambeau.data.sources.sample_blocks import block_lengths
+from flambeau.data.sources.source import Source, fetches_ahead, image_sizes
+from flambeau.recipes.data.samplers import BlockSampler
+
+WINDOW = 16_384
+"""Of images in a store; measured by bench/shuffle_windows.py."""
+
+
+def default_window(source: Source) -> int | None:
+    """The window of many images in a store; None to shuffle all of them."""
+    # Where the window would hold all of them at once, nothing is won.
+    is_large = fetches_ahead(source) and len(source) > 2 * WINDOW
+    return WINDOW if is_large and image_sizes(source) is not None else None
+
+
+def block_sampler(source: Source, *, window: int, seed: int) -> BlockSampler | None:
+    """Draws the images of a source block by block; None if they are no parts of files."""
+    sizes = image_sizes(source)
+    if sizes is None:
+        return None
+    lengths = block_lengths(np.concatenate(sizes), np.array([len(one) for one in sizes]))
+    return BlockSampler(lengths, window=window, seed=seed)
