@@ -323,7 +323,16 @@ def test_what_cannot_be_is_refused(
     ("command", "what"),
     [
         ("train photos --out s3://bucket/run", "--out s3://bucket/run is an address"),
-        ("pack photos s3://bucket/a.tar", "is an address in a store, where nothing is written"),
+        (
+            "pack photos https://host/a.tar",
+            "DST https://host/a.tar is an address where nothing can",
+        ),
+        ("pack photos s3://bucket/a.npz", "is no name of a file that is packed into a store: .rec"),
+        (
+            "pack photos s3://bucket/folder",
+            "is no name of a file that is packed into a store: .rec",
+        ),
+        ("pack photos s3://bucket/a --list", "is an address in a store, where nothing is written"),
     ],
 )
 def test_what_is_for_later_is_refused(flambeau: Any, packed: Path, command: str, what: str) -> None:

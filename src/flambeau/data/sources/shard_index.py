@@ -9,6 +9,7 @@ N: samples.
 import io
 import json
 import mmap
+import re
 import zipfile
 import zlib
 from collections import Counter
@@ -210,7 +211,8 @@ def _part(path: Path, source: Source, where: str, parts: Sequence[str] | None) -
             f"{where} has pixels of more than 8 bits, which are not read from a store yet\n"
             "Copy the shards to a disk, and name those"
         )
-    start = str(path.absolute())
+    # As a source names its file: a relative path stays one in some of them.
+    start = re.compile("|".join(map(re.escape, (str(path.absolute()), str(path)))))
     masked = source if isinstance(source, MaskedSource) else None
     images = source if masked is None else masked.images
     groups = groups_of(source)
@@ -224,7 +226,7 @@ def _part(path: Path, source: Source, where: str, parts: Sequence[str] | None) -
             fingerprint=masked.masks.fingerprint,
             named=None if named is None else named._replace(whose=Path(named.whose).name),
             counts=masked.counts,
-            problems={at: text.replace(start, _HERE) for at, text in masked.problems.items()},
+            problems={at: start.sub(_HERE, text) for at, text in masked.problems.items()},
         )
     return ShardPart(
         task=task_of(images),
@@ -275,9 +277,11 @@ class _Span:
     inline: bytes | None = None
 
 
-def _places(start: str, spans: Sequence[_Span], describe: Callable[[int], str]) -> Places:
+def _places(
+    start: re.Pattern[str], spans: Sequence[_Span], describe: Callable[[int], str]
+) -> Places:
     return Places(
-        tails=Texts(joined(describe(at).removeprefix(start) for at in range(len(spans)))),
+        tails=Texts(joined(start.sub("", describe(at), count=1) for at in range(len(spans)))),
         offsets=np.array([span.start for span in spans], np.int64),
         sizes=np.array([span.size for span in spans], np.int64),
         crcs=np.array([span.crc for span in spans], np.uint32),

@@ -175,7 +175,19 @@ class Store:
             shutil.copyfile(path, part)
             part.replace(goal)
             return
-        self._tried(address, lambda fs: fs.put_file(str(path), _inside(address)), "_put_file")
+        try:
+            self._tried(address, lambda fs: fs.put_file(str(path), _inside(address)), "_put_file")
+        except Missing as error:
+            raise StoreFault(
+                f"{address} cannot be written: there is no such bucket\nMake it first, or name another one"
+            ) from error
+
+    def copy(self, address: str, goal: str) -> None:
+        """Copy an object to another address of the same store, whole or not at all."""
+        if address.startswith("file://"):
+            self.put(Path(_inside(address)), goal)
+            return
+        self._tried(address, lambda fs: fs.cp_file(_inside(address), _inside(goal)), "_cp_file")
 
     def remove(self, address: str) -> None:
         """Remove an object, if it is there."""
