@@ -196,6 +196,24 @@ def test_a_shard_that_is_gone_before_the_end(
     assert flambeau(f"verify {url}/pets.tar").code == 0
 
 
+def test_many_objects_are_asked_for_at_once(
+    flambeau: Any, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = Store.facts
+    asked = []
+
+    def notes(self: Store, address: str) -> Any:
+        asked.append(address)
+        return facts(self, address)
+
+    monkeypatch.setattr(Store, "facts", notes)
+    command = f"pack photos {url}/pets.tar --shards 7"
+    assert flambeau(command).code == 0
+    asked.clear()
+    assert flambeau(command).code == 0
+    assert asked == [f"{url}/pets.tar.pack.json"]
+
+
 def test_json_names_the_addresses(flambeau: Any, url: str) -> None:
     answer = flambeau(f"pack photos {url}/pets.tar --shards 2 --json")
     assert json.loads(answer.out)["files"] == [f"{url}/{name}.tar" for name in SHARDS]

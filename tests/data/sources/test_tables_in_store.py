@@ -1,5 +1,6 @@
 """Parquet and Arrow files in a store: the samples of the local files, however their rows are packed."""
 
+import io
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -350,6 +351,24 @@ def test_an_index_comes_back_as_it_was_and_damage_is_refused(folder: Path, tmp_p
         except DamagedData:
             continue
         assert write_index(again) == data
+
+
+def test_an_index_with_images_of_any_size_is_refused(folder: Path, tmp_path: Path) -> None:
+    """Sizes that no file of this size unpacks to."""
+    for at in range(8):
+        path = tmp_path / "photos" / "ab"[at % 2] / f"{at}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(png(at))
+    assert main(["pack", f"{tmp_path}/photos", f"{folder}/a.parquet", "--shards", "2"]) == 0
+    data = (folder / f"a.parquet{SHARDS_INDEX}").read_bytes()
+    for factor in (1 << 20, 1 << 40):
+        with np.load(io.BytesIO(data)) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        arrays["sizes"] = arrays["sizes"] * factor
+        file = io.BytesIO()
+        np.savez(file, **arrays)
+        with pytest.raises(DamagedData, match=r"^here is damaged"):
+            read_index(file.getvalue(), "here")
 
 
 def test_packing_leaves_no_copies(folder: Path, tmp_path: Path, capfd: Any) -> None:

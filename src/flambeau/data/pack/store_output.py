@@ -27,12 +27,13 @@ from flambeau.data.sources.path_format import kind_of_name, open_shard, whole_na
 from flambeau.data.sources.shard_index import ShardIndex, index_shard, read_index, write_index
 from flambeau.data.stores.address import WRITABLE, address_of, beside, folder_of, name_of
 from flambeau.data.stores.block_cache import CacheOptions, chosen_cache
-from flambeau.data.stores.store import Missing, StoreFault, store
+from flambeau.data.stores.store import Denied, Missing, StoreFault, store
 from flambeau.errors import InputError
 
 _BEGUN = ".sending"
 _SENT = ".sent.json"
 _INDEX = ".index"
+_FEW = 4  # objects that are asked for one by one
 
 
 class StoreOutput:
@@ -88,8 +89,9 @@ class StoreOutput:
             return None
         files.check_same(facts["config"], f"{self._address} is there")
         made = [beside(self._address, name) for name in facts["files"]]
-        for address in made:
-            if not self._is_there(address):
+        present = self._present(facts["files"])
+        for name, address in zip(facts["files"], made, strict=True):
+            if name not in present:
                 raise InputError(f"{address} is missing\nMake it again with --fresh")
         return Packed(made, facts["images"], facts["bad_images"], already=True)
 
@@ -142,9 +144,8 @@ class StoreOutput:
             facts = self._manifest()
             names += [] if facts is None else [*facts["files"], *facts["beside"]]
         names += [*finals, *(Path(name).with_suffix(".idx").name for name in finals)]
-        there = [
-            name for name in dict.fromkeys(names) if self._is_there(beside(self._address, name))
-        ]
+        present = self._present(names)
+        there = [name for name in dict.fromkeys(names) if name in present]
         if not there:
             return
         known = {name_of(one.rstrip("/")) for one in self._listed()}
@@ -167,6 +168,13 @@ class StoreOutput:
             return store().listed(folder_of(self._address))
         except Missing:
             return []
+
+    def _present(self, names: Sequence[str]) -> set[str]:
+        """Those of some objects that are there: of many by one request, where the store lists."""
+        if len(names) > _FEW:
+            with contextlib.suppress(Denied):
+                return {name_of(one) for one in self._listed()} & {*names}
+        return {name for name in names if self._is_there(beside(self._address, name))}
 
     def _is_there(self, address: str) -> bool:
         try:
@@ -209,12 +217,13 @@ class StoreOutput:
                 raise InputError(f"{address} exists and names other classes\nName another DST")
 
     def _refuse_existing(self, names: Sequence[str]) -> None:
-        for name in names:
-            address = beside(self._address, name)
-            if self._is_there(address):
-                raise InputError(
-                    f"{address} exists\nName another DST, or give --fresh, which sets aside what is there"
-                )
+        present = self._present(names)
+        first = next((name for name in names if name in present), None)
+        if first is not None:
+            raise InputError(
+                f"{beside(self._address, first)} exists\n"
+                "Name another DST, or give --fresh, which sets aside what is there"
+            )
 
     def _require_sent(self, folder: Path) -> None:
         for name, size in json.loads((folder / _SENT).read_text()).items():

@@ -35,6 +35,7 @@ from flambeau.data.sources.source import (
     pixel_kind,
 )
 from flambeau.data.sources.tables.arrow_file import ArrowSource
+from flambeau.data.sources.tables.parquet_file import MOST_PACKED, SMALL
 from flambeau.data.sources.tables.row_groups import RowGroups, packed_groups
 from flambeau.data.sources.target_names import TASKS, TaskName
 from flambeau.data.sources.targets import groups_of, separator_of, task_of
@@ -581,7 +582,9 @@ class _Reading:
         sizes = self._take("sizes", count)
         _require(bool((offsets >= 0).all() and (sizes >= -1).all()))
         if is_packed:
-            _require(bool((sizes < _MAX_BYTES).all()))
+            # As a local file may unpack to; floating point, since integers could overflow.
+            most = max(SMALL, MOST_PACKED * shard_size)
+            _require(float(np.maximum(sizes, 0).sum(dtype=np.float64)) <= most)
         else:
             _require(bool((offsets <= shard_size - np.maximum(sizes, 0)).all()))
         inline = {

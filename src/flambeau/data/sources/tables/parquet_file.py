@@ -28,8 +28,10 @@ from flambeau.terminal import CountBar, say
 ROWS = 16  # unpacked at once: memory for as many of the largest images
 _BATCH_ROWS = 1000  # per batch of the copy; chosen, untested
 _BATCH_BYTES = 1 << 25
-_SMALL = 1 << 26  # bytes that the images of any file may unpack to
-_MOST_PACKED = 32  # times its size that a file's images may unpack to
+SMALL = 1 << 26
+"""Bytes that the images of any file may unpack to."""
+MOST_PACKED = 32
+"""Times its size that a file's images may unpack to."""
 # Times the file's size that a row group may unpack to: the limit of deflate.
 _GROUP_PACKED = 1032
 
@@ -151,7 +153,7 @@ def row_batches(path: Path, table: Any, group: int, names: list[str]) -> Iterato
     try:
         # Damaged metadata of a single column would end the process (pyarrow 26, a C++ exception).
         size = table.metadata.row_group(group).total_byte_size
-        if size > max(_SMALL, _GROUP_PACKED * path.stat().st_size):
+        if size > max(SMALL, _GROUP_PACKED * path.stat().st_size):
             raise ValueError(f"row group {group} claims to unpack to {size} bytes")
         yield from table.iter_batches(ROWS, row_groups=[group], columns=names, use_threads=False)
     except (pa.ArrowException, ValueError, OSError, OverflowError, MemoryError) as error:
@@ -165,7 +167,7 @@ def _copy(path: Path, table: Any, copy: Path, image: str | None, *, is_told: boo
         columns = choose_columns(table.schema_arrow, path, labelled=image is None, image=image)
     except InputError:  # no labels: for images to predict on
         columns = choose_columns(table.schema_arrow, path, labelled=False)
-    most = max(_SMALL, _MOST_PACKED * path.stat().st_size)
+    most = max(SMALL, MOST_PACKED * path.stat().st_size)
     if is_told:
         say(f"{path}: its images are copied once, into {copy}, to be read in any order")
     temporary = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}")
@@ -182,7 +184,7 @@ def _copy(path: Path, table: Any, copy: Path, image: str | None, *, is_told: boo
                     writer.write_batch(first)
                     if file.tell() > most:
                         raise DamagedData(
-                            f"{path}: its images unpack to more than {_MOST_PACKED} times its size\n"
+                            f"{path}: its images unpack to more than {MOST_PACKED} times its size\n"
                             "No file of images does: copy or make it again"
                         )
                     first = next(batches, None)
