@@ -5,6 +5,7 @@ import datetime
 import faulthandler
 import gc
 import itertools
+import logging
 import multiprocessing
 import os
 import pickle
@@ -160,6 +161,33 @@ class Answer(NamedTuple):
 
 
 Command = Callable[..., Answer]
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """The address of moto's server of S3 on loopback."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patched:
+        # It writes a line per request to what was standard error when it began, and a traceback later on.
+        patched.setattr(logging.getLogger("werkzeug"), "disabled", True)
+        yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A client of that server, whose address and keys are in the environment."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    import boto3
+
+    return boto3.client("s3")
 
 
 @pytest.fixture

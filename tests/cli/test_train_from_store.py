@@ -22,6 +22,7 @@ from object_server import Fault, ObjectServer, Request, serving
 from refused import refused
 
 SHORT = "--image-size 32 --model small_convnet --batch-size 8 --epochs 3 --device cpu --seed 3"
+KINDS = ("tar", "rec", "tfrecord", "parquet", "arrow")
 SHARDS = "pets-{00000..00002}-of-00003"
 
 
@@ -36,7 +37,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(30):
             pixels = generator.integers(low, low + 190, (40, 44, 3), np.uint8)
             Image.fromarray(pixels).save(folder / "photos" / name / f"{number:03}.png")
-    for kind in ("tar", "rec", "tfrecord"):
+    for kind in KINDS:
         (folder / kind).mkdir()
         target = f"{folder / kind}/pets.{kind}"
         assert main(["pack", f"{folder}/photos", target, "--shards", "3"]) == 0
@@ -74,7 +75,7 @@ def same_bits(one: str, other: str) -> None:
     assert figures(one)[-1] == figures(other)[-1]
 
 
-@pytest.mark.parametrize("kind", ["tar", "rec", "tfrecord"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_same_bits_as_from_the_disk(
     flambeau: Any, server: ObjectServer, packed: Path, kind: str, workers: int
@@ -86,6 +87,31 @@ def test_the_same_bits_as_from_the_disk(
     assert answer.code == 0, answer.err
     same_bits("near", "far")
     assert any(Path("cache/blocks").rglob("*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_masks_give_the_same_bits(flambeau: Any, tmp_path: Path, kind: str) -> None:
+    generator = np.random.default_rng(0)
+    for number in range(16):
+        pixels = generator.integers(0, 255, (40, 44, 3), np.uint8)
+        for sub, data in (("images", pixels), ("masks", pixels[:, :, 0] // 128)):
+            Path("photos", sub).mkdir(parents=True, exist_ok=True)
+            Image.fromarray(data).save(f"photos/{sub}/{number:02}.png")
+    Path("store").mkdir()
+    assert flambeau(f"pack photos store/a.{kind} --shards 2").code == 0
+    how = "--image-size 32 --batch-size 4 --epochs 2 --device cpu --workers 2"
+    answer = flambeau(f"train store/a.{kind} --out near", how)
+    assert answer.code == 0, answer.err
+    with serving(tmp_path / "store") as serves:
+        answer = flambeau("train", f"{serves.url}/a.{kind}", "--out far --cache cache", how)
+        assert answer.code == 0, answer.err
+        same_bits("near", "far")
+        address = f"{serves.url}/a.{kind}"
+        outputs = [
+            flambeau("evaluate", "far", data, "--all").out for data in (address, f"store/a.{kind}")
+        ]
+    assert outputs[0].replace(address, f"store/a.{kind}") == outputs[1]
 
 
 @pytest.mark.slow
@@ -297,11 +323,16 @@ def test_what_cannot_be_is_refused(
     ("command", "what"),
     [
         ("train photos --out s3://bucket/run", "--out s3://bucket/run is an address"),
-        ("pack photos s3://bucket/a.tar", "is an address in a store, where nothing is written"),
         (
-            "verify s3://bucket/a.tar",
-            "s3://bucket/a.tar is an address in a store, which is not read",
+            "pack photos https://host/a.tar",
+            "DST https://host/a.tar is an address where nothing can",
         ),
+        ("pack photos s3://bucket/a.npz", "is no name of a file that is packed into a store: .rec"),
+        (
+            "pack photos s3://bucket/folder",
+            "is no name of a file that is packed into a store: .rec",
+        ),
+        ("pack photos s3://bucket/a --list", "is an address in a store, where nothing is written"),
     ],
 )
 def test_what_is_for_later_is_refused(flambeau: Any, packed: Path, command: str, what: str) -> None:

@@ -1,10 +1,8 @@
 """`mirror` in a real S3, moto's server on loopback: upload, prune, restore; a bucket that is not there."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 import torch
 from torch import nn
@@ -14,26 +12,10 @@ from torch.utils.data import TensorDataset
 from flambeau.run.run import Run
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
-def client(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="runs")
-    return client
+def client(s3: Any) -> Any:
+    s3.create_bucket(Bucket="runs")
+    return s3
 
 
 def train(folder: Path, *, until: int | None = None, **options: Any) -> dict[str, torch.Tensor]:

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.flags_from_settings import add_target_flags, given_targets
-from flambeau.cli.reading_flags import add_download, add_trust, check_at_least
+from flambeau.cli.reading_flags import (
+    add_cache_flags,
+    add_download,
+    add_trust,
+    cache_of_flags,
+    check_at_least,
+)
 from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
 from flambeau.errors import InputError, nearest
 from flambeau.terminal import print_text, say
@@ -59,11 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="threads that read (default: one for each usable CPU)",
     )
     add_download(parser)
+    add_cache_flags(parser)
     add_trust(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what was found; 1 if there are images that a training is better without."""
+    with cache_of_flags(arguments, arguments.data):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=1)
     kinds = _kinds(arguments.drop)
     path = Path(arguments.data)

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flambeau.cli.reading_flags import (
+    add_cache_flags,
     add_flip_tta,
     add_reading_flags,
     add_trust,
+    cache_of_flags,
     check_at_least,
 )
 from flambeau.optional_packages import large_import
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "not trained on",
     )
     add_reading_flags(parser)
+    add_cache_flags(parser)
     add_flip_tta(parser)
     add_trust(parser)
     parser.add_argument(
@@ -55,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the figures."""
+    with cache_of_flags(arguments, arguments.data):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=0, skip_bad_images=0)
     with large_import():
         from flambeau.exports.exported_model import load_model

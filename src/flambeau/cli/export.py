@@ -3,7 +3,11 @@
 import argparse
 from pathlib import Path
 
-from flambeau.cli.reading_flags import add_trust
+from flambeau.cli.reading_flags import (
+    add_cache_flags,
+    add_trust,
+    cache_of_flags,
+)
 from flambeau.cli.table import print_json, print_table
 from flambeau.terminal import say
 
@@ -43,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     images.add_argument(
         "--images", type=int, default=1000, metavar="N", help="how many at most (default: 1000)"
     )
+    add_cache_flags(images)
     add("--json", action="store_true", help="all figures as one JSON object")
     add_trust(parser)
 
@@ -87,6 +92,16 @@ def _add_steps(steps: "argparse._ArgumentGroup") -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    data = [arguments.data, arguments.calibrate]
+    if arguments.cache is not None or arguments.cache_size is not None:
+        from flambeau.run.folder.run_folder import RunFolder
+
+        data.append(RunFolder(Path(arguments.folder)).read_existing().get("data"))
+    with cache_of_flags(arguments, *data):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     from flambeau.exports.export_run import Measuring, export_run
     from flambeau.exports.step_figures import as_rows, as_table
     from flambeau.exports.steps import ExportPlan

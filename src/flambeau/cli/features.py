@@ -4,7 +4,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flambeau.cli.reading_flags import add_reading_flags, add_trust, check_at_least
+from flambeau.cli.reading_flags import (
+    add_cache_flags,
+    add_reading_flags,
+    add_trust,
+    cache_of_flags,
+    check_at_least,
+)
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.optional_packages import large_import
@@ -56,12 +62,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which part of data that have two (default: val; all of other data)",
     )
     add_reading_flags(parser)
+    add_cache_flags(parser)
     add_trust(parser)
     add("--force", action="store_true", help="replace the files if they exist")
     add("--json", action="store_true", help="one JSON object, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    with cache_of_flags(arguments, arguments.data):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=0, skip_bad_images=0)
     layers = _layers(arguments.layers)
     with large_import():

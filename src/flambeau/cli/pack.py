@@ -6,8 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flambeau.cli.flags_from_settings import TARGETS, add_target_flags, given_targets
-from flambeau.cli.reading_flags import add_download, check_at_least
+from flambeau.cli.reading_flags import (
+    add_cache_flags,
+    add_download,
+    cache_of_flags,
+    check_at_least,
+)
 from flambeau.cli.table import print_json
+from flambeau.data.sources.data_names import refuse_output
 from flambeau.errors import InputError
 from flambeau.terminal import print_text, printable, say
 from flambeau.trainer.settings.settings import Settings
@@ -34,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "dst",
         metavar="DST",
-        help=f"what to make: NAME{endings_of('files', 'both', 'pixels')}, or a folder; of polygons NAME.csv",
+        help=f"what to make: NAME{endings_of('files', 'both', 'pixels')}, also in a store, or a folder; of "
+        "polygons NAME.csv",
     )
     # No format here can keep which images belong together.
     kept = [name for name in TARGETS if name != "group"]
@@ -46,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=int, metavar="N", help="threads (default: one for each usable CPU)"
     )
     add_download(work)
+    add_cache_flags(work)
     work.add_argument(
         "--fresh", action="store_true", help="start again; a finished DST is renamed, not deleted"
     )
@@ -96,12 +104,19 @@ def _add_files(files: argparse._ArgumentGroup) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    with cache_of_flags(arguments, arguments.src, arguments.dst):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=1, skip_bad_images=0, resize=1, quality=1, seed=0)
     src, dst = Path(arguments.src), Path(arguments.dst)
     if src.suffix.lower() == ".json":
+        refuse_output(dst, "DST")
         return _masks(arguments, src, dst)
     _check_takes_effect(arguments, dst)
     if arguments.list:
+        refuse_output(dst, "DST")
         return _list(arguments, src, dst)
     from flambeau.data.pack.pack import pack
     from flambeau.recipes.setup.environment import usable_cpus
@@ -292,4 +307,13 @@ def _report(packed: "Packed", dst: Path) -> None:
     where = str(files[0]) if len(files) == 1 else f"{len(files)} files, {files[0]} ... {files[-1]}"
     left = f", {len(packed.bad)} left out" if packed.bad else ""
     print_text(f"{already}{packed.images} images in {where}{left}")
-    print_text(f"next: flambeau verify {shlex.quote(str(whole_name(files[0])))}")
+    first = files[0]
+    whole = str(whole_name(Path(first))) if isinstance(first, Path) else _whole_address(first)
+    print_text(f"next: flambeau verify {shlex.quote(whole)}")
+
+
+def _whole_address(address: str) -> str:
+    from flambeau.data.sources.path_format import whole_name
+    from flambeau.data.stores.address import beside, name_of
+
+    return beside(address, whole_name(Path(name_of(address))).name)

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.reading_flags import (
+    add_cache_flags,
     add_flip_tta,
     add_reading_flags,
     add_trust,
+    cache_of_flags,
     check_at_least,
 )
 from flambeau.cli.table import print_json
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="classes to name, of a classifier (default: 5)",
     )
     add_reading_flags(parser)
+    add_cache_flags(parser)
     add_flip_tta(parser)
     add_trust(parser)
     output = parser.add_mutually_exclusive_group()
@@ -59,6 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    with cache_of_flags(arguments, *arguments.what):
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1, workers=0, skip_bad_images=0)
     files = (arguments.out, arguments.masks, arguments.overlays)
     if arguments.force and not any(files):

@@ -1,6 +1,9 @@
 """What commands that read images share: flags on reading, and how lines are printed."""
 
 import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 
 from flambeau.errors import InputError
 
@@ -29,6 +32,59 @@ def add_download(parser: argparse._ActionsContainer) -> None:
         action="store_true",
         help="fetch what is missing of torchvision:NAME or hf:NAME",
     )
+
+
+def add_cache_flags(parser: argparse._ActionsContainer) -> None:
+    """Where data in a store are kept, as of `flambeau train`; see `cache_of_flags`."""
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="where data in a store are kept (default: $FLAMBEAU_CACHE, else ~/.cache/flambeau/store)",
+    )
+    parser.add_argument(
+        "--cache-size",
+        metavar="SIZE",
+        help="most that is kept of them, such as 200GB; what was not used for longest is removed first "
+        "(default: 50GB)",
+    )
+
+
+@contextlib.contextmanager
+def cache_of_flags(arguments: argparse.Namespace, *data: str | Path | None) -> Iterator[None]:
+    """Within the context data in a store are kept where the flags say.
+
+    Args:
+        data: all that is read.
+
+    Raises:
+        InputError: flags without effect, as none of the data is in a store; or no size.
+    """
+    flag = "cache" if arguments.cache is not None else "cache_size"
+    value = getattr(arguments, flag)
+    if value is None:
+        yield
+        return
+    from flambeau.data.stores.address import is_address
+    from flambeau.data.stores.block_cache import (
+        DEFAULT_BYTES,
+        CacheOptions,
+        cache_chosen,
+        parse_bytes,
+    )
+
+    flag = f"--{flag.replace('_', '-')}"
+    given = [one for one in data if one is not None]
+    if not any(map(is_address, given)):
+        raise InputError(
+            f"{flag} {value} is for data in a store (s3://..., https://...), and has no effect with "
+            f"{given[0] if given else 'these data'}: leave it out"
+        )
+    size = DEFAULT_BYTES
+    if arguments.cache_size is not None:
+        size = parse_bytes(arguments.cache_size, name="--cache-size")
+    folder = None if arguments.cache is None else Path(arguments.cache)
+    with cache_chosen(CacheOptions(folder, size)):
+        yield
 
 
 def add_trust(parser: argparse._ActionsContainer) -> None:

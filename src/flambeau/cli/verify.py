@@ -3,12 +3,13 @@
 import argparse
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flambeau.cli.reading_flags import check_at_least
 from flambeau.cli.table import print_json
+from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
 from flambeau.terminal import print_text, printable
 
@@ -33,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "path",
         metavar="RUN|FILE",
-        help="folder of a run or an export, packed images, a folder of images, or weights: .safetensors .pth",
+        help="folder of a run or an export, packed images, here or in a store, a folder of images, or "
+        "weights: .safetensors .pth",
     )
     data = parser.add_argument_group("packed images")
     data.add_argument("--deep", action="store_true", help="decode every pixel, not headers alone")
@@ -50,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what is damaged, and a summary; 1 if anything is damaged or a resume would not be exact."""
     from flambeau.run.folder.run_folder import run_around
 
+    if is_address(arguments.path):
+        return _verify_store(arguments)
     path = Path(arguments.path)
     is_export = (path / "export.json").is_file()
     flags = [flag for flag in ("deep", "salvage", "workers", "json") if getattr(arguments, flag)]
@@ -222,25 +226,58 @@ def _verify_data(path: Path, arguments: argparse.Namespace) -> int:
         check_salvage(*files[0], salvage)
     reports = []
     for file, kind in files:
-        numbers = itertools.count()
-
-        def say(damage: "Damage", file: Path = file, numbers: Iterator[int] = numbers) -> None:
-            if not arguments.json and next(numbers) < _SHOWN:
-                where = "" if damage.offset is None else f", byte {damage.offset}"
-                print_text(printable(f"{file}, {damage.record}{where}: {damage.what}"))
-
+        say = _shown(file, arguments)
         report = verify_file(
             file, kind, deep=arguments.deep, workers=workers, say=say, salvage=salvage
         )
         reports.append(report)
-        if arguments.json:
-            print_json([_facts(report, arguments)], readable=True)
-        else:
-            print_text(_summary(report, arguments.deep))
+        _print_report(report, arguments)
     if salvage is not None and not arguments.json:
         saved = f"they are in {salvage}" if reports[0].saved else "nothing was saved"
         print_text(saved)
     return 1 if any(report.damaged or report.not_read for report in reports) else 0
+
+
+def _verify_store(arguments: argparse.Namespace) -> int:
+    from flambeau.data.pack.verify_store import verify_shard
+    from flambeau.data.sources.open_store import indexed_shards
+    from flambeau.recipes.setup.environment import usable_cpus
+
+    check_at_least(arguments, workers=1)
+    if arguments.salvage is not None:
+        raise InputError(
+            f"--salvage takes a file of a disk, and {arguments.path} is in a store: copy it first"
+        )
+    reports = []
+    for shard in indexed_shards(arguments.path):
+        report = verify_shard(
+            shard,
+            deep=arguments.deep,
+            workers=arguments.workers or usable_cpus(),
+            say=_shown(shard.address, arguments),
+        )
+        reports.append(report)
+        _print_report(report, arguments)
+    return 1 if any(report.damaged or report.not_read for report in reports) else 0
+
+
+def _shown(file: Path | str, arguments: argparse.Namespace) -> "Callable[[Damage], None]":
+    """What prints the first damages of a file."""
+    numbers = itertools.count()
+
+    def say(damage: "Damage") -> None:
+        if not arguments.json and next(numbers) < _SHOWN:
+            where = "" if damage.offset is None else f", byte {damage.offset}"
+            print_text(printable(f"{file}, {damage.record}{where}: {damage.what}"))
+
+    return say
+
+
+def _print_report(report: "FileReport", arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print_json([_facts(report, arguments)], readable=True)
+    else:
+        print_text(_summary(report, arguments.deep))
 
 
 def _summary(report: "FileReport", deep: bool) -> str:

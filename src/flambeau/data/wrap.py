@@ -20,7 +20,6 @@ from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.data.loading.read_ahead import own_order
 from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.open_data import open_parts, open_sources
-from flambeau.data.sources.open_store import DEFAULT_CACHE
 from flambeau.data.stores.address import is_address
 from flambeau.data.stores.block_cache import CacheOptions, parse_bytes
 from flambeau.errors import InputError
@@ -159,7 +158,7 @@ def _opened(
         raise InputError(f"shuffle_window must be at least 0, got {shuffle_window}")
     if is_function(path):
         raise InputError(f"{name} is a function in a file: import it, and give wrap the Dataset")
-    options = DEFAULT_CACHE
+    options = CacheOptions()
     for setting, value in (("cache", cache), ("cache_size", cache_size)):
         if value is not None and not is_address(path):
             raise InputError(

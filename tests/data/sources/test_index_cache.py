@@ -36,7 +36,16 @@ def test_it_is_built_once(path: Path) -> None:
     assert [p.name for p in path.parent.iterdir() if p != path] == ["data.tar.flambeau-index"]
 
 
-@pytest.mark.parametrize("change", ["size", "end", "kind", "cut", "noise", "empty"])
+def with_member_field(data: bytes, offset: int, value: int) -> bytes:
+    """A zip file whose first entry in the directory has another value: 8 for flags, 10 for compression."""
+    changed = bytearray(data)
+    changed[data.index(b"PK\1\2") + offset] = value
+    return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    "change", ["size", "end", "kind", "cut", "noise", "empty", "method", "lock"]
+)
 def test_it_is_built_again_for_another_file_and_after_damage(path: Path, change: str) -> None:
     build, kept = Build(), path.with_name("data.tar.flambeau-index")
     stored_index(path, build, kind="tar 1")
@@ -48,6 +57,10 @@ def test_it_is_built_again_for_another_file_and_after_damage(path: Path, change:
         kept.write_bytes(kept.read_bytes()[:-30])
     elif change == "noise":
         kept.write_bytes(b"noise")
+    elif change == "method":
+        kept.write_bytes(with_member_field(kept.read_bytes(), 10, 93))
+    elif change == "lock":
+        kept.write_bytes(with_member_field(kept.read_bytes(), 8, 1))
     elif change == "empty":
         kept.write_bytes(b"")
     kind = "tar 2" if change == "kind" else "tar 1"

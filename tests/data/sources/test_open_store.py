@@ -3,39 +3,33 @@
 import io
 import json
 import pickle
+import shutil
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from flambeau.cli.command import main
 from flambeau.data.sources import sample_blocks, shard_index
 from flambeau.data.sources.open_data import open_parts, open_source, open_sources, open_unlabelled
 from flambeau.data.sources.open_store import SHARDS_INDEX
 from flambeau.data.sources.shard_index import read_index, write_index
-from flambeau.data.sources.source import Source, fetch_ahead, fetches_ahead
+from flambeau.data.sources.source import Source, fetch_ahead, fetches_ahead, mask_problem
 from flambeau.data.sources.store_shards import StoreShard
-from flambeau.data.sources.targets import separator_of, task_of
+from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.stores.block_cache import CacheOptions
 from flambeau.data.stores.store import Missing, StoreFault
 from flambeau.errors import DamagedData, InputError
 from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
-from object_server import Fault, ObjectServer, Request, serving
+from object_server import Fault, ObjectServer, serving
+from same_sources import mask_png, png, same, without_index
 
-KINDS = ("tar", "rec", "tfrecord")
-
-
-def png(seed: int) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (20, 24, 3), np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "png")
-    return file.getvalue()
+KINDS = ("tar", "rec", "tfrecord", "parquet", "arrow")
 
 
 @pytest.fixture(scope="module")
@@ -77,25 +71,6 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLAMBEAU_CACHE", f"{tmp_path}/default_cache")
-
-
-def same(far: Source, near: Source) -> None:
-    """Everything that a training sees is equal."""
-    assert len(far) == len(near)
-    assert far.fingerprint == near.fingerprint
-    assert far.classes == near.classes
-    assert list(far.names) == list(near.names)
-    assert torch.equal(far.labels, near.labels)
-    assert far.labels.dtype == near.labels.dtype
-    assert (task_of(far), separator_of(far)) == (task_of(near), separator_of(near))
-    for index in range(len(near)):
-        one, other = far.read(index), near.read(index)
-        assert type(one) is type(other)
-        assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
-
-
-def without_index(request: Request) -> Fault | None:
-    return Fault(status=404) if request.name.endswith(SHARDS_INDEX) else None
 
 
 def braces(server: ObjectServer, kind: str) -> Path:
@@ -170,7 +145,7 @@ def test_every_byte_is_fetched_once_and_neighbours_together(
     size = sum(len(source.read(index)) for index in range(len(source)))
     assert server.sent < 2 * size  # of these small images much is headers
     shards = [part for part in source.made_of if isinstance(part, StoreShard)]
-    num_blocks = sum(len(shard.blocks) for shard in shards)
+    num_blocks = sum(len(shard.files.blocks) for shard in shards)
     assert 3 < num_blocks < len(source)
     assert len(server.requests) == num_blocks
 
@@ -207,7 +182,7 @@ def test_what_comes_next_is_fetched_ahead(server: ObjectServer, cache: CacheOpti
     for _ in range(600):
         kept = [path for path in (cache.path / "blocks").rglob("*") if path.is_file()]
         shards = [part for part in train.made_of[0].made_of if isinstance(part, StoreShard)]
-        if len(kept) == sum(len(shard.blocks) for shard in shards):
+        if len(kept) == sum(len(shard.files.blocks) for shard in shards):
             break
         done.wait(0.05)
     num_requests = len(server.requests)
@@ -272,7 +247,7 @@ def test_a_foreign_shard_that_changes_meanwhile(
         wiped = CacheOptions(tmp_path / "other")
         far = pickle.loads(pickle.dumps(source))
         for shard in far.made_of:
-            shard._cache = wiped
+            shard.files._cache = wiped
         with pytest.raises(StoreFault, match=r"pets-00001-of-00003\.tar has changed since"):
             read_all(far)
         again = open_parts(Path(f"{serves.url}/pets-{{00000..00002}}-of-00003.tar"), cache=cache)[0]
@@ -304,7 +279,8 @@ def test_a_shard_that_is_missing(packed: Path, tmp_path: Path, cache: CacheOptio
     [
         ("gone.tar", "gone.tar is not there"),
         ("notes.txt", "holds no shards|is not there|gives no list"),
-        ("a.parquet", "is not of a format that is read from a store"),
+        ("a.npz", "is not of a format that is read from a store"),
+        ("photos.zip", "is not of a format that is read from a store"),
         ("{a.tar,b.rec}", "several formats"),
         ("p*.zip", "no shard in .* has such a name"),
         ("empty.tar", "empty.tar is empty"),
@@ -314,14 +290,14 @@ def test_what_is_no_shard(
     server: ObjectServer, packed: Path, cache: CacheOptions, name: str, words: str
 ) -> None:
     (packed / "tar" / "empty.tar").write_bytes(b"")
-    (packed / "tar" / "a.parquet").write_bytes(b"x")
+    (packed / "tar" / "a.npz").write_bytes(b"x")
     try:
         with pytest.raises(InputError, match=words) as caught:
             open_sources(Path(f"{server.url}/tar/{name}"), cache=cache)
         assert len(str(caught.value).splitlines()) <= 2
     finally:
         (packed / "tar" / "empty.tar").unlink()
-        (packed / "tar" / "a.parquet").unlink()
+        (packed / "tar" / "a.npz").unlink()
 
 
 def test_complaints_about_a_shard_name_its_address(tmp_path: Path, cache: CacheOptions) -> None:
@@ -333,23 +309,80 @@ def test_complaints_about_a_shard_name_its_address(tmp_path: Path, cache: CacheO
     assert list((cache.path / "tmp").iterdir()) == []
 
 
-def test_masks_are_refused(tmp_path: Path, cache: CacheOptions) -> None:
-    with tarfile.open(tmp_path / "masked.tar", "w") as tar:
-        for number in range(3):
-            mask = io.BytesIO()
-            Image.new("L", (24, 20), number).save(mask, "png")
+# ---------------------------------------------------------------- masks
+
+
+def tar_of_masks(path: Path, numbers: Sequence[int], folders: Sequence[str] = ("",)) -> None:
+    """Images with masks, one of which is damaged."""
+    with tarfile.open(path, "w") as tar:
+        for number in numbers:
+            folder = folders[number % len(folders)]
+            mask = mask_png(number, (0, 2) if number < 5 else (0, 1, 7))
             for name, data in (
-                (f"{number}.png", png(number)),
-                (f"{number}.mask.png", mask.getvalue()),
+                (f"{folder}{number}.png", png(number)),
+                (f"{folder}{number}.mask.png", mask if number != 4 else b"none"),
             ):
                 info = tarfile.TarInfo(name)
                 info.size = len(data)
                 tar.addfile(info, io.BytesIO(data))
-    with (
-        serving(tmp_path) as serves,
-        pytest.raises(InputError, match=r"masked\.tar has masks .*not read"),
-    ):
-        open_sources(Path(f"{serves.url}/masked.tar"), cache=cache)
+
+
+def fetched_again(source: Any, cache: CacheOptions) -> None:
+    """Let shards read from another, empty cache."""
+    if isinstance(source, StoreShard):
+        source.files._cache = cache
+        return
+    for part in source.made_of:
+        fetched_again(part, cache)
+
+
+@pytest.mark.parametrize("folders", [[""], ["train/", "val/"]], ids=["one part", "two parts"])
+def test_masks_in_a_tar(tmp_path: Path, cache: CacheOptions, folders: list[str]) -> None:
+    (tmp_path / "data").mkdir()
+    tar_of_masks(tmp_path / "data" / "a.tar", range(16), folders)
+    (tmp_path / "data" / "a.classes.txt").write_text("0 sky\n1 sea\n2 sand\n7 boat\n")
+    for choice in (TargetChoice(), TargetChoice("segmentation", ignore_index=7)):
+        near = open_sources(tmp_path / "data" / "a.tar", choice=choice)
+        with serving(tmp_path / "data") as serves:
+            far = open_sources(Path(f"{serves.url}/a.tar"), choice=choice, cache=cache)
+            for one, other in zip(far, near, strict=True):
+                fetched_again(one, CacheOptions(tmp_path / "empty"))
+                same(one, other)
+                same(pickle.loads(pickle.dumps(one)), other)
+            for one, other in zip(far, near, strict=True):
+                problems = [
+                    {mask_problem(part, at) for at in range(len(part))} for part in (one, other)
+                ]
+                words = f"{tmp_path}/data", serves.url
+                assert {p and p.replace(*words) for p in problems[1]} == problems[0]
+
+
+@pytest.mark.parametrize("is_packed", [True, False], ids=["packed", "foreign"])
+def test_masks_in_shards_of_tar(tmp_path: Path, cache: CacheOptions, is_packed: bool) -> None:
+    """Whose classes are those of all shards together; image and mask come with one request."""
+    data = tmp_path / "data"
+    data.mkdir()
+    if is_packed:
+        for sub in ("images", "masks"):
+            (tmp_path / "photos" / sub).mkdir(parents=True)
+        for number in range(16):
+            (tmp_path / "photos" / "images" / f"{number}.png").write_bytes(png(number))
+            (tmp_path / "photos" / "masks" / f"{number}.png").write_bytes(mask_png(number))
+        assert main(["pack", f"{tmp_path}/photos", f"{data}/a.tar", "--shards", "2"]) == 0
+    else:
+        tar_of_masks(data / "a-00000-of-00002.tar", range(8))
+        tar_of_masks(data / "a-00001-of-00002.tar", range(8, 16))
+    assert (data / f"a.tar{SHARDS_INDEX}").exists() == is_packed
+    near = open_sources(data / "a.tar")
+    with serving(data, lists=True) as serves:
+        far = open_sources(Path(f"{serves.url}/a.tar"), cache=cache)
+        fetched_again(far[0], CacheOptions(tmp_path / "empty"))
+        serves.requests.clear()
+        for one, other in zip(far, near, strict=True):
+            same(one, other)
+            assert fetches_ahead(one)
+        shards = far[0].made_of[0].made_of  # type: ignore[attr-defined]
+        assert len(serves.requests) == sum(len(one.images.files.blocks) for one in shards)
 
 
 # ---------------------------------------------------------------- other targets, other uses
@@ -444,6 +477,35 @@ def test_the_index_comes_back_as_it_was(packed: Path) -> None:
     assert write_index(read_index(write_index(shards), "here")) == write_index(shards)
 
 
+@pytest.mark.parametrize(("offset", "value"), [(10, 93), (8, 1)], ids=["method", "lock"])
+def test_an_index_that_cannot_be_unpacked_is_refused(packed: Path, offset: int, value: int) -> None:
+    data = bytearray(index_of(packed))
+    data[data.index(b"PK\1\2") + offset] = value
+    with pytest.raises(DamagedData, match=r"^here is damaged"):
+        read_index(bytes(data), "here")
+
+
+def test_an_index_of_the_first_version_is_read(
+    packed: Path, tmp_path: Path, cache: CacheOptions
+) -> None:
+    """As flambeau wrote it for classes, labels and numbers, before there were masks and tables in it."""
+    with np.load(io.BytesIO(index_of(packed))) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    head = json.loads(arrays.pop("head").tobytes())
+    head["version"] = 1
+    for shard in head["shards"]:
+        for part in shard["parts"]:
+            assert part.pop("columns") == []
+    arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    for name in ("texts", "rows", "counts"):
+        assert not len(arrays.pop(name))
+    shutil.copytree(packed / "tar", tmp_path / "old")
+    with (tmp_path / "old" / f"pets.tar{SHARDS_INDEX}").open("wb") as file:
+        np.savez_compressed(file, **arrays)
+    far, _ = open_parts(Path(f"file://{tmp_path}/old/pets.tar"), cache=cache)
+    same(far, open_parts(packed / "tar" / "pets.tar")[0])
+
+
 @pytest.mark.parametrize("part", range(40))
 def test_a_damaged_index_is_refused(packed: Path, part: int) -> None:
     data = bytearray(index_of(packed))
@@ -500,6 +562,6 @@ def test_names_of_an_index_stay_in_its_folder(packed: Path) -> None:
 
 
 def test_an_index_of_another_version_says_so(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_index, "VERSION", 2)
+    monkeypatch.setattr(shard_index, "_READ", (1,))
     with pytest.raises(InputError, match=r"another version of flambeau\nPack the data again"):
         read_index(index_of(packed), "here")

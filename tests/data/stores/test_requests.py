@@ -38,6 +38,26 @@ def at_first(fault: Fault, count: int = 1) -> "Iterator[Fault | None]":
     return lambda request: fault if request.method == "GET" and request.number <= count else None  # type: ignore[return-value]
 
 
+def test_the_version_of_an_object_of_hugging_face(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its Git: HfFileSystem has no ETag."""
+
+    class Hub:
+        def info(self, path: str) -> dict[str, object]:
+            return {"name": path, "size": 7, "type": "file", "blob_id": "2f1e", "lfs": None}
+
+    asked = Store(retries=SHORT)
+    monkeypatch.setattr(asked, "_system", lambda address: Hub())
+    assert asked.facts("hf://datasets/me/a/x.parquet") == (7, "2f1e")
+
+
+def test_an_object_that_became_shorter(server: ObjectServer) -> None:
+    asked = Asked(server)
+    (server.folder / "a.bin").write_bytes(CONTENT[:4000])
+    with pytest.raises(StoreFault, match=r"a\.bin has changed since it was first read"):
+        asked.read()
+    assert asked.told == []
+
+
 def test_ranges_and_facts(server: ObjectServer) -> None:
     asked = Asked(server)
     assert asked.read() == CONTENT[100:5000]

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import boto3
 import numpy as np
 import pytest
 import torch
@@ -18,23 +17,8 @@ from flambeau.data.stores.store import Missing, Retries, Store, StoreFault
 from flambeau.errors import InputError
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture(autouse=True)
-def _credentials(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+def _here(s3: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("FLAMBEAU_CACHE", f"{tmp_path}/cache")
     monkeypatch.setattr(stores, "DEFAULT_RETRIES", Retries(0.01, 0.05, 1.0))
     monkeypatch.setattr(stores, "_processes", {})
@@ -42,7 +26,7 @@ def _credentials(endpoint: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.fixture
-def bucket(endpoint: str, tmp_path: Path, flambeau: Any) -> Iterator[str]:
+def bucket(s3: Any, tmp_path: Path, flambeau: Any) -> Iterator[str]:
     """Shards of each kind, uploaded as they are; the files stay in packed/."""
     for number, name in enumerate(("cat", "dog")):
         Path("photos", name).mkdir(parents=True)
@@ -51,17 +35,16 @@ def bucket(endpoint: str, tmp_path: Path, flambeau: Any) -> Iterator[str]:
                 0, 256, (36, 40, 3), np.uint8
             )
             Image.fromarray(pixels).save(Path("photos", name, f"{image}.png"))
-    client = boto3.client("s3")
-    client.create_bucket(Bucket="photos")
+    s3.create_bucket(Bucket="photos")
     for kind in ("tar", "rec", "tfrecord"):
         Path("packed", kind).mkdir(parents=True)
         assert flambeau("pack photos", f"packed/{kind}/pets.{kind} --shards 2").code == 0
         for path in Path("packed", kind).iterdir():
-            client.upload_file(f"{path}", "photos", f"{kind}/{path.name}")
+            s3.upload_file(f"{path}", "photos", f"{kind}/{path.name}")
     yield "photos"
-    for one in client.list_objects_v2(Bucket="photos").get("Contents", []):
-        client.delete_object(Bucket="photos", Key=one["Key"])
-    client.delete_bucket(Bucket="photos")
+    for one in s3.list_objects_v2(Bucket="photos").get("Contents", []):
+        s3.delete_object(Bucket="photos", Key=one["Key"])
+    s3.delete_bucket(Bucket="photos")
 
 
 @pytest.mark.parametrize(
@@ -85,8 +68,8 @@ def test_every_sample_is_that_of_the_disk(bucket: str, kind: str, form: str) -> 
         ]
 
 
-def test_shards_without_an_index(bucket: str) -> None:
-    boto3.client("s3").delete_object(Bucket=bucket, Key="tar/pets.tar.flambeau-shards")
+def test_shards_without_an_index(bucket: str, s3: Any) -> None:
+    s3.delete_object(Bucket=bucket, Key="tar/pets.tar.flambeau-shards")
     near = open_parts(Path("packed/tar/pets.tar"))[0]
     far = open_parts(Path(f"s3://{bucket}/tar/pets.tar"))[0]
     assert far.fingerprint == near.fingerprint
@@ -105,14 +88,12 @@ def test_a_training(bucket: str, flambeau: Any) -> None:
     assert answer.code == 0, answer.err
 
 
-def test_an_object_that_changes(bucket: str) -> None:
+def test_an_object_that_changes(bucket: str, s3: Any) -> None:
     source = open_parts(Path(f"s3://{bucket}/tar/pets.tar"))[0]
     data = bytearray(Path("packed/tar/pets-00000-of-00002.tar").read_bytes())
     at = data.index(b"IDAT") + 9
     data[at] ^= 1
-    boto3.client("s3").put_object(
-        Bucket=bucket, Key="tar/pets-00000-of-00002.tar", Body=bytes(data)
-    )
+    s3.put_object(Bucket=bucket, Key="tar/pets-00000-of-00002.tar", Body=bytes(data))
     with pytest.raises(StoreFault, match=r"its bytes are not those that s3://photos/tar/pets\.tar"):
         [source.read(at) for at in range(len(source))]
     facts = Store().facts(f"s3://{bucket}/tar/pets-00000-of-00002.tar")

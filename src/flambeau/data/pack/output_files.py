@@ -32,11 +32,12 @@ class Packed(NamedTuple):
     """The result of `pack`.
 
     Attributes:
+        files: their paths, or their addresses in a store.
         bad: one line for each image that was left out.
         already: an earlier run of the same command had made it.
     """
 
-    files: Sequence[Path]
+    files: Sequence[Path | str]
     images: int
     bad: Sequence[str]
     already: bool
@@ -54,7 +55,7 @@ class PackFiles:
         units: Sequence[Unit],
         config: Mapping[str, Any],
     ) -> None:
-        self.dst, self._kind, self._classes, self._units = dst, kind, classes, units
+        self.dst, self._kind, self.classes, self._units = dst, kind, classes, units
         self._config = json.loads(json.dumps(config))
         self._staging = dst.with_name(f".{dst.name}{_STAGING}")
         self._manifest = dst.with_name(dst.name + MANIFEST)
@@ -68,7 +69,7 @@ class PackFiles:
             if not (self._staging / _PLAN).exists():
                 _refuse_existing(self.finals)
             return None
-        self._check_same(facts["config"], f"{self.dst} is there")
+        self.check_same(facts["config"], f"{self.dst} is there")
         for path in files:
             if not path.exists():
                 raise InputError(f"{path} is missing\nMake it again with --fresh")
@@ -126,12 +127,12 @@ class PackFiles:
         """The value given to `store_plan`; None if nothing has begun."""
         plan = self._staging / _PLAN
         if not plan.exists():
-            self._class_names_path()  # raises InputError if they cannot be written
+            self.class_names_path()  # raises InputError if they cannot be written
             return None
         stored = _read_facts(plan, {"config": dict, "found": list}, _START_AGAIN)
         if len(stored["found"]) not in (0, 3):
             raise InputError(f"{plan} is damaged: {stored['found']!r:.60}\n{_START_AGAIN}")
-        self._check_same(stored["config"], f"an unfinished {self.dst.name} is there")
+        self.check_same(stored["config"], f"an unfinished {self.dst.name} is there")
         return stored["found"]
 
     def store_plan(self, layout: Any) -> None:
@@ -141,7 +142,7 @@ class PackFiles:
 
     def unit_facts(self, number: int) -> dict[str, Any] | None:
         """The facts of a unit that is complete; else None."""
-        facts = self._unit(number) / _FACTS
+        facts = self.unit_folder(number) / _FACTS
         return _read_facts(facts, _UNIT, _START_AGAIN) if facts.exists() else None
 
     @contextlib.contextmanager
@@ -160,7 +161,7 @@ class PackFiles:
                         _sync(path)
             facts["files"] = sorted(path.name for path in folder.iterdir())
             write_whole(folder / _FACTS, json.dumps(facts))
-            folder.rename(self._unit(number))
+            folder.rename(self.unit_folder(number))
             Disk().sync_folder(self._staging)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -170,6 +171,29 @@ class PackFiles:
     def publish(self, bad: Sequence[str]) -> Packed:
         """Give all files their final names; those renamed before a kill are skipped."""
         tree = self._staging / "tree"
+        for number, unit in enumerate(self._units):
+            if self._kind == "folder":
+                _move_tree(self.unit_folder(number), tree / unit.file)
+            else:
+                self._move(self.unit_folder(number))
+        if (names_path := self.class_names_path()) is not None:
+            write_classes(names_path, self.classes)
+        if tree.exists():
+            _refuse_existing([self.dst])
+            for part in {unit.file for unit in self._units}:
+                for name in folder_names(self.classes):  # a class without images gets a folder, too
+                    (tree / part / name).mkdir(exist_ok=True)
+                if (names := class_names_file(self.classes)) is not None:
+                    write_whole(tree / part / CLASS_NAMES, names)
+            tree.rename(self.dst)
+        Disk().sync_folder(self.dst.parent)
+        manifest = self.manifest(bad)
+        write_whole(self._manifest, json.dumps(manifest, ensure_ascii=False))
+        self.remove()
+        return Packed(self.finals, manifest["images"], bad, already=False)
+
+    def manifest(self, bad: Sequence[str]) -> dict[str, Any]:
+        """The content of DST.pack.json, when all units are complete."""
         files: dict[str, dict[str, Any]] = {}
         beside: set[str] = set()
         for number, unit in enumerate(self._units):
@@ -178,41 +202,25 @@ class PackFiles:
             entry = files.setdefault(self._final(unit).name, {"images": 0, "crc32": ""})
             entry["images"] += len(facts["crc32"]) // 8
             entry["crc32"] += facts["crc32"]
-            if self._kind == "folder":
-                _move_tree(self._unit(number), tree / unit.file)
-            else:
-                self._move(self._unit(number))
+            if self._kind != "folder":
                 beside.update(facts["files"])
-        if (names_path := self._class_names_path()) is not None:
-            write_classes(names_path, self._classes)
-        if tree.exists():
-            _refuse_existing([self.dst])
-            for part in {unit.file for unit in self._units}:
-                for name in folder_names(
-                    self._classes
-                ):  # a class without images gets a folder, too
-                    (tree / part / name).mkdir(exist_ok=True)
-                if (names := class_names_file(self._classes)) is not None:
-                    write_whole(tree / part / CLASS_NAMES, names)
-            tree.rename(self.dst)
-        Disk().sync_folder(self.dst.parent)
-        images = sum(entry["images"] for entry in files.values())
-        manifest = {
+        return {
             "config": self._config,
-            "classes": list(self._classes),
-            "images": images,
+            "classes": list(self.classes),
+            "images": sum(entry["images"] for entry in files.values()),
             "bad_images": list(bad),
             "beside": sorted(beside - files.keys()),
             "files": files,
         }
-        write_whole(self._manifest, json.dumps(manifest, ensure_ascii=False))
+
+    def remove(self) -> None:
+        """Remove the hidden folder."""
         _remove(self._staging)
-        return Packed(self.finals, images, bad, already=False)
 
     def _final(self, unit: Unit) -> Path:
         return self.dst if self._kind == "folder" else self.dst.with_name(unit.file)
 
-    def _unit(self, number: int) -> Path:
+    def unit_folder(self, number: int) -> Path:
         return self._staging / f"{number:05}"
 
     def _move(self, folder: Path) -> None:
@@ -223,7 +231,7 @@ class PackFiles:
         for path in paths:
             path.rename(self.dst.with_name(path.name))
 
-    def _check_same(self, then: Mapping[str, Any], what: str) -> None:
+    def check_same(self, then: Mapping[str, Any], what: str) -> None:
         now = self._config
         then = {"content": now.get("content"), **then}  # version 0.1 did not store it
         changed = next((key for key in now if then.get(key) != now[key]), None)
@@ -237,10 +245,10 @@ class PackFiles:
             "Give the same command to continue it, another DST, or --fresh to make it again"
         )
 
-    def _class_names_path(self) -> Path | None:
+    def class_names_path(self) -> Path | None:
         if self._kind == "folder":
             return None
-        return class_names_path(self.dst, self._classes)
+        return class_names_path(self.dst, self.classes)
 
 
 @contextlib.contextmanager

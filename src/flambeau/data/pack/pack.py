@@ -41,6 +41,7 @@ from flambeau.data.pack.shard_plan import (
     written_classes,
     written_values,
 )
+from flambeau.data.pack.store_output import StoreOutput
 from flambeau.data.pack.writers import (
     Label,
     Record,
@@ -49,12 +50,12 @@ from flambeau.data.pack.writers import (
     open_writer,
     require_package,
 )
-from flambeau.data.sources.data_names import refuse_output
 from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.data.sources.packed_formats import FORMATS, endings_of
 from flambeau.data.sources.packed_targets import mask_text, vector_text
 from flambeau.data.sources.source import Source, content_sample, mask_of, mask_problem
 from flambeau.data.sources.targets import FOUND, TargetChoice, kind_of_targets
+from flambeau.data.stores.address import is_address
 from flambeau.errors import DecodeError, InputError, disk_remedy, require_folder
 from flambeau.images.decode import Stored
 from flambeau.images.stand_ins import why_unreadable
@@ -111,11 +112,14 @@ def pack(
     Args:
         choice: which targets of SRC are meant.
         workers: threads that read and convert; the result does not depend on their number.
+        dst: a path, or the address of an object in a store.
         fresh: start again; finished files are renamed, not deleted.
     """
     split.check()
     kind = target_kind(dst)
-    _check_destination(src, dst)
+    target = StoreOutput(dst) if is_address(dst) else None
+    dst = dst if target is None else target.local
+    _check_destination(src, dst, is_made=target is not None)
     require_package(kind)
     _check_encoding(how.encode, kind)
     parts = named_parts(src, kind, download=download, choice=choice)
@@ -124,25 +128,43 @@ def pack(
     remarks = remarks_on_parts(parts, kind)
     classes = written_classes(parts[0][1])
     files = PackFiles(dst, kind, classes, units, _config(kind, parts, how, split))
-    if not fresh and (made := files.finished()) is not None:
-        with name_disk_errors(dst, dst.parent):
-            write_shard_indexes(made.files)
+    made = None if fresh else _finished(files) if target is None else target.finished(files)
+    if made is not None:
         return made._replace(remarks=remarks)
+    if target is not None:
+        target.prepare()
     total = sum(len(unit.indices) for unit in units)
     bar = CountBar(total, unit="images", shown=show, is_kept=True)
     with name_disk_errors(dst, dst.parent), files.locked(), bar:
         if fresh:
             files.set_aside()
+            if target is not None:
+                target.set_aside(files)
         sources = [source for _, source in parts]
         with _Work(kind, how, sources, workers, skip_bad_images, bar.update) as work:
             work.prepare(files)
             for number, unit in enumerate(units):
                 work.write_unit(files, number, unit)
-            for index in shard_index_files(files.finals):
-                index.unlink(missing_ok=True)  # of shards that are gone
-            made = files.publish(work.bad)._replace(remarks=remarks)
-            write_shard_indexes(made.files)
-            return made
+                if target is not None:
+                    target.send(files, number)
+            output = _published if target is None else target.publish
+            return output(files, work.bad)._replace(remarks=remarks)
+
+
+def _finished(files: PackFiles) -> Packed | None:
+    made = files.finished()
+    if made is not None:
+        with name_disk_errors(files.dst, files.dst.parent):
+            write_shard_indexes(files.finals)
+    return made
+
+
+def _published(files: PackFiles, bad: Sequence[str]) -> Packed:
+    for index in shard_index_files(files.finals):
+        index.unlink(missing_ok=True)  # of shards that are gone
+    made = files.publish(bad)
+    write_shard_indexes(files.finals)
+    return made
 
 
 def _config(
@@ -349,11 +371,11 @@ def _check_crop(parts: Sequence[tuple[str, Source]], how: Conversion) -> None:
         )
 
 
-def _check_destination(src: Path, dst: Path) -> None:
-    refuse_output(dst, "DST")
+def _check_destination(src: Path, dst: Path, *, is_made: bool) -> None:
     if not dst.name or dst.name.startswith("."):
         raise InputError(f"DST {dst} needs a name that does not begin with a dot")
-    require_folder(dst)
+    if not is_made:
+        require_folder(dst)
     if src.is_dir() and dst.resolve().is_relative_to(src.resolve()):
         raise InputError(
             f"{dst} would lie within the data {src}, and be read as part of it the next time\n"

@@ -4,12 +4,13 @@ Without it a reader of a store must read every shard once, before it knows what 
 """
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flambeau.data.sources.index_cache import INDEX_SUFFIX
 from flambeau.data.sources.open_store import KINDS, SHARDS_INDEX
-from flambeau.data.sources.path_format import kind_of_name, open_path, whole_name
+from flambeau.data.sources.path_format import kind_of_name, open_shard, whole_name
 from flambeau.data.sources.shard_index import index_shard, write_index
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
@@ -36,8 +37,12 @@ def write_shard_indexes(shards: Sequence[Path]) -> None:
         with contextlib.suppress(InputError):
             indexes = []
             for shard in of_set:
-                with _no_index_beside(shard):
-                    indexes.append(index_shard(shard, open_path(shard), where=str(shard)))
+                with (
+                    _no_index_beside(shard),
+                    tempfile.TemporaryDirectory(dir=shard.parent) as copies,
+                ):
+                    opened = open_shard(shard, copies=Path(copies))
+                    indexes.append(index_shard(shard, opened, where=str(shard)))
             write_file(path, write_index(indexes))
 
 

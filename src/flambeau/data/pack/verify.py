@@ -65,12 +65,13 @@ class FileReport:
     """The result for one file.
 
     Attributes:
-        checksums: a DST.pack.json has a checksum of each image.
+        path: of the file, or its address in a store.
+        checksums: a DST.pack.json, or an index, has a checksum of each image.
         absent: a sentence for each array with absent parts, which read as the fill value.
         not_read: records that are undamaged, but unsupported or of another kind.
     """
 
-    path: Path
+    path: Path | str
     kind: str
     good: int = 0
     checksums: bool = False
@@ -135,7 +136,7 @@ def verify_file(
                 pass
         else:
             report.saved = _save(good(), path, kind, salvage)
-        _judge(report, damages)
+        judge(report, damages)
         if not damages:
             report.format_checksums, report.absent = _check_storage(path, kind)
     except OSError as error:
@@ -145,7 +146,7 @@ def verify_file(
     return report
 
 
-def _judge(report: FileReport, damages: Sequence[tuple[Damage, bool | None]]) -> None:
+def judge(report: FileReport, damages: Sequence[tuple[Damage, bool | None]]) -> None:
     """Undecided damage counts as damage if the file has good records; else the file is of another kind."""
     either = not report.good and not any(whole is False for _, whole in damages)
     for damage, whole in damages:
@@ -206,7 +207,7 @@ def _checked(
     may_be_boxes = False
     num_classes = _num_classes(path)
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
-        check = partial(_check_image, deep=deep)
+        check = partial(check_image, deep=deep)
         for record in map_in_order(pool, check, scan(path, kind), ahead=4 * workers):
             damage = record.damage or (record.doubt if checksums is None else None)
             if damage is None and isinstance(record.label, int) and record.label >= num_classes:
@@ -270,7 +271,7 @@ def _num_classes(path: Path) -> int:
         return _MAX_CLASSES
 
 
-def _check_image(record: ScannedRecord, *, deep: bool) -> ScannedRecord:
+def check_image(record: ScannedRecord, *, deep: bool) -> ScannedRecord:
     """A record with the damage of its image."""
     if record.damage is not None:
         return record

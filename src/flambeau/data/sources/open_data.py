@@ -28,7 +28,7 @@ from flambeau.data.sources.folder import (
 )
 from flambeau.data.sources.masks.mask_folders import mask_pairs
 from flambeau.data.sources.metadata_file import labels_beside
-from flambeau.data.sources.open_store import DEFAULT_CACHE, open_address, open_evaluated
+from flambeau.data.sources.open_store import open_address, open_evaluated
 from flambeau.data.sources.packed_formats import endings_of
 from flambeau.data.sources.path_format import (
     TRAIN_FOLDERS,
@@ -82,7 +82,7 @@ def open_sources(
     download: bool = False,
     choice: TargetChoice = FOUND,
     groups_may_cross: bool = False,
-    cache: CacheOptions = DEFAULT_CACHE,
+    cache: CacheOptions | None = None,
 ) -> tuple[Source, Source]:
     """The images to train on and those to validate on.
 
@@ -148,7 +148,7 @@ def open_parts(
     *,
     download: bool = False,
     choice: TargetChoice = FOUND,
-    cache: CacheOptions = DEFAULT_CACHE,
+    cache: CacheOptions | None = None,
 ) -> tuple[Source, Source | None]:
     """The images to train on, and those to validate on if DATA have such a part, with the same classes."""
     if is_address(path):
@@ -183,7 +183,7 @@ def open_source(
     *,
     download: bool = False,
     choice: TargetChoice = FOUND,
-    cache: CacheOptions = DEFAULT_CACHE,
+    cache: CacheOptions | None = None,
 ) -> Source:
     """Images on which to evaluate a model with the given classes.
 

@@ -16,35 +16,42 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import IO, NamedTuple, NoReturn, cast
 
 from flambeau.data.sources.class_names_file import class_name_files
-from flambeau.data.sources.packed_formats import endings_of
+from flambeau.data.sources.listing import split
+from flambeau.data.sources.masks.masked_source import MaskedSource
+from flambeau.data.sources.packed_formats import FORMATS, endings_of
 from flambeau.data.sources.path_format import (
     TRAIN_FOLDERS,
     VAL_FOLDERS,
     kind_of_name,
-    open_path,
+    open_shard,
     part_of_name,
     shard_total,
     whole_name,
 )
-from flambeau.data.sources.shard_index import ShardIndex, index_shard, read_index, write_index
-from flambeau.data.sources.source import ConcatSource, Source
-from flambeau.data.sources.store_shards import StoreShard, cache_of
+from flambeau.data.sources.shard_index import (
+    ShardIndex,
+    content_of,
+    index_shard,
+    read_index,
+    write_index,
+)
+from flambeau.data.sources.source import ConcatSource, Source, parts_of
+from flambeau.data.sources.store_files import cache_of
+from flambeau.data.sources.store_shards import StoreShard, masked_shard
 from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
 from flambeau.data.stores.address import address_of, beside, expanded, folder_of, name_of
-from flambeau.data.stores.block_cache import CacheOptions
+from flambeau.data.stores.block_cache import CacheOptions, chosen_cache
 from flambeau.data.stores.store import Denied, Missing, ObjectFacts, store
 from flambeau.errors import InputError
 
-KINDS = ("tar", "rec", "tfrecord")
+KINDS = ("tar", "rec", "tfrecord", "parquet", "arrow")
 """The formats of shards that are read from a store."""
 
 SHARDS_INDEX = ".flambeau-shards"
 """Ending of the index that `flambeau pack --shards` writes: behind the whole name of the shards."""
-
-DEFAULT_CACHE = CacheOptions()
 
 _OTHER_FILES = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".jpg", ".jpeg", ".png")
 
@@ -59,13 +66,14 @@ def open_address(
     *,
     labelled: bool = True,
     choice: TargetChoice = FOUND,
-    cache: CacheOptions = DEFAULT_CACHE,
+    cache: CacheOptions | None = None,
 ) -> Opened:
     """The images to train on, and those to validate on if the names of the shards or folders say which.
 
     Args:
         data: the address of a shard; of several, by braces or *; of a set by its whole name; or of a folder.
         labelled, choice: as of `open_path`.
+        cache: None: that of `cache_chosen`, else the default one.
     """
     opener = _Opener(address_of(data), labelled, choice, cache)
     train, val = opener.found()
@@ -81,7 +89,7 @@ def open_evaluated(
     *,
     labelled: bool = True,
     choice: TargetChoice = FOUND,
-    cache: CacheOptions = DEFAULT_CACHE,
+    cache: CacheOptions | None = None,
 ) -> Opened:
     """As `open_address`; of shards or folders for training and for validation only the latter."""
     opener = _Opener(address_of(data), labelled, choice, cache)
@@ -89,6 +97,23 @@ def open_evaluated(
     if val and opener.says_parts:
         return _all_of(opener.opened(val, choice)), None
     return opener.opened(train, choice)
+
+
+class IndexedShard(NamedTuple):
+    """A shard, the facts of its index, and the address of that."""
+
+    address: str
+    facts: ShardIndex
+    index_of: str
+
+
+def indexed_shards(data: str | Path) -> list[IndexedShard]:
+    """All shards of an address, also those of a set that are not there.
+
+    Raises:
+        InputError: shards without an index of `flambeau pack --shards`.
+    """
+    return _Opener(address_of(data), True, FOUND, None).indexed()
 
 
 def _all_of(opened: Opened) -> Source:
@@ -104,9 +129,10 @@ class _Opener:
     """
 
     def __init__(
-        self, address: str, labelled: bool, choice: TargetChoice, cache: CacheOptions
+        self, address: str, labelled: bool, choice: TargetChoice, cache: CacheOptions | None
     ) -> None:
-        self._address, self._labelled, self._choice, self._cache = address, labelled, choice, cache
+        self._address, self._labelled, self._choice = address, labelled, choice
+        self._cache = cache or chosen_cache() or CacheOptions()
         self._packed: dict[str, tuple[ShardIndex, str]] = {}
         self._small: dict[str, bytes | None] = {}
         self._lock = threading.Lock()
@@ -120,7 +146,7 @@ class _Opener:
             for address in addresses
             for shard in (self._globbed(address) if "*" in address else [address])
         ]
-        if len(addresses) > 1 or "*" in self._address:
+        if self._is_pattern:
             return self._divided(self._checked(shards))
         [address] = addresses
         if kind_of_name(name_of(address)) is None:
@@ -131,22 +157,53 @@ class _Opener:
 
     def opened(self, shards: Sequence[str], choice: TargetChoice) -> Opened:
         """The images of shards, one after the other."""
-        for whole in dict.fromkeys(str(whole_name(Path(name_of(shard)))) for shard in shards):
-            if all(whole != name_of(shard) for shard in shards):
-                self._read_packed(beside(shards[0], whole))
+        self._read_indexes(shards)
         with ThreadPoolExecutor(_AT_ONCE, "index-shards") as pool:
             opened = list(pool.map(functools.partial(self._one, choice=choice), shards))
         if len(opened) == 1:
-            return opened[0]
+            source, val = opened[0]
+            return opened[0] if val is not None else split(source, parts_of(source))
         for shard, (_, val) in zip(shards, opened, strict=True):
             if val is not None:
                 raise InputError(
                     f"{shard} has a validation part of its own and stands among other files\n"
                     "Name it alone"
                 )
-        return ConcatSource([source for source, _ in opened]), None
+        sources = [source for source, _ in opened]
+        masked = [source for source in sources if isinstance(source, MaskedSource)]
+        if len(masked) == len(sources):
+            MaskedSource.share_classes(masked, choice)
+        both = ConcatSource(sources)
+        return split(both, parts_of(both))
+
+    def indexed(self) -> list[IndexedShard]:
+        """See `indexed_shards`."""
+        shards = [shard for part in self.found() for shard in part]
+        self._read_indexes(shards)
+        without = next((shard for shard in shards if shard not in self._packed), None)
+        if without is not None:
+            whole = whole_name(Path(name_of(without)))
+            raise InputError(
+                f"{without} has no index, {whole}{SHARDS_INDEX}, to compare its images with\n"
+                "Copy it to a disk, and verify it there; flambeau pack --shards writes an index"
+            )
+        # By braces or * some shards are meant; a set and a folder are meant as a whole.
+        chosen = shards if self._is_pattern else [*dict.fromkeys([*shards, *self._packed])]
+        return [IndexedShard(shard, *self._packed[shard]) for shard in chosen]
+
+    @property
+    def _is_pattern(self) -> bool:
+        return "*" in self._address or len(expanded(self._address)) > 1
+
+    def _read_indexes(self, shards: Sequence[str]) -> None:
+        for shard in shards:
+            name = name_of(shard)
+            whole = str(whole_name(Path(name)))
+            if whole != name:
+                self._read_packed(beside(shard, whole))
 
     def _one(self, shard: str, choice: TargetChoice) -> Opened:
+        """The images of a shard; those of a table are not divided into parts yet."""
         packed = self._packed.get(shard)
         if packed is not None and _is_answered(packed[0], self._labelled, choice):
             index = packed[0]
@@ -154,7 +211,16 @@ class _Opener:
         else:
             index = self._foreign(shard, choice)
             index_of = None
-        sources = [StoreShard(shard, part, self._cache, index_of=index_of) for part in index.parts]
+        sources = []
+        for part in index.parts:
+            images = StoreShard(shard, part, self._cache, index_of=index_of)
+            if part.masks is None:
+                sources.append(images)
+                continue
+            masked = masked_shard(shard, images, part.masks, choice)
+            if kind_of_name(name_of(shard)) == "tar":
+                return split(masked, part.parts)
+            return masked, None
         return sources[0], sources[1] if len(sources) > 1 else None
 
     # ------------------------------------------------------------ which shards
@@ -224,7 +290,12 @@ class _Opener:
 
     def _shards_among(self, listed: Sequence[str]) -> list[str]:
         names = [one for one in listed if not name_of(one).startswith(".")]
-        return [one for one in names if kind_of_name(name_of(one)) is not None]
+        kinds = [kind_of_name(name_of(one)) for one in names]
+        return [
+            one
+            for one, kind in zip(names, kinds, strict=True)
+            if kind is not None and FORMATS[kind].is_sharded
+        ]
 
     def _divided(self, shards: list[str]) -> tuple[list[str], list[str]]:
         """Shards whose names say training, and those that say validation; all, if not both are there."""
@@ -354,11 +425,10 @@ class _Opener:
                 with path.open("wb") as file:
                     store().download(shard, facts, cast(IO[bytes], file))
                 with _in_words_of(shard, path):
-                    opened = open_path(path, labelled=self._labelled, choice=choice)
+                    opened = open_shard(path, labelled=self._labelled, choice=choice, copies=folder)
                     index = index_shard(path, opened, where=shard)
-                content = memoryview(path.read_bytes())
                 for part in index.parts:
-                    StoreShard(shard, part, self._cache).keep(content)
+                    StoreShard(shard, part, self._cache).files.keep(content_of(path, opened, part))
                 return index
         except OSError as error:
             raise InputError(
@@ -373,7 +443,9 @@ def _is_answered(index: ShardIndex, labelled: bool, choice: TargetChoice) -> boo
     plain = replace(choice, of_others=False, mask_classes=())
     if choice.of_others:
         plain = replace(plain, columns=(), ignore_index=None, group=None, split=None)
-    tasks = {part.task for part in index.parts}
+    tasks = {part.target_task for part in index.parts}
+    if tasks == {"segmentation"}:
+        plain = replace(plain, ignore_index=None)
     return labelled and plain in (FOUND, *(replace(FOUND, task=task) for task in tasks))
 
 

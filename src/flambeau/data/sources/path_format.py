@@ -133,6 +133,17 @@ def open_path(
     return FolderSource(path), None
 
 
+def open_shard(
+    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND, copies: Path
+) -> tuple[Source, Source | None]:
+    """As `open_path`, of one file of several: a column that says the parts divides all of them together.
+
+    Args:
+        copies: the folder of what is made to read it; no file but the class names beside it is read.
+    """
+    return _open_kind(path, str(kind_of(path)), labelled, choice, copies)
+
+
 def open_masked(path: Path, choice: TargetChoice) -> tuple[Source, Source | None] | None:
     """As `open_path`, of a folder of images and masks; None for another one."""
     if not path.is_dir() or choice.task == "classification":
@@ -177,12 +188,12 @@ def _split_by_column(opened: tuple[Source, Source | None]) -> tuple[Source, Sour
 
 
 def _open_kind(
-    path: Path, kind: str, labelled: bool, choice: TargetChoice
+    path: Path, kind: str, labelled: bool, choice: TargetChoice, copies: Path | None = None
 ) -> tuple[Source, Source | None]:
     if path.is_file() and not path.stat().st_size:
         raise DamagedData(f"{path} is empty\nCopy or make it again")
     try:
-        return _open(path, kind, labelled, choice)
+        return _open(path, kind, labelled, choice, copies)
     except InputError as error:
         other = stand_in_at(path)
         if other is None:
@@ -191,14 +202,17 @@ def _open_kind(
 
 
 def _open(
-    path: Path, kind: str, labelled: bool, choice: TargetChoice
+    path: Path, kind: str, labelled: bool, choice: TargetChoice, copies: Path | None
 ) -> tuple[Source, Source | None]:
     if kind == "listing":
         return open_listing(path, labelled=labelled, choice=choice)
     if kind == "arrow" and path.is_dir():
         return open_saved(path, labelled=labelled, choice=choice)
-    if kind in _TABLES:
-        return _TABLES[kind](path, labelled=labelled, choice=choice), None
+    if kind == "parquet":
+        return open_parquet(path, labelled=labelled, choice=choice, copies=copies), None
+    if kind == "arrow":
+        alone = copies is not None
+        return open_arrow(path, labelled=labelled, choice=choice, alone=alone), None
     if not choice.of_others and (choice.group is not None or choice.split is not None):
         raise InputError(
             f"{path}: --group and --split name columns of a table (.csv, .tsv, .parquet, .arrow, hf:NAME)\n"
@@ -215,4 +229,3 @@ def _open(
 
 
 _VECTORS: dict[str, Callable[..., Source]] = {"rec": RecordSource, "tfrecord": TFRecordSource}
-_TABLES: dict[str, Callable[..., Source]] = {"parquet": open_parquet, "arrow": open_arrow}

@@ -9,10 +9,11 @@ N: samples.
 import io
 import json
 import mmap
+import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,33 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flambeau.data.sources.index_cache import joined
-from flambeau.data.sources.source import Source, left_out, pixel_kind
+from flambeau.data.sources.masks.mask_classes import NamedValues
+from flambeau.data.sources.masks.masked_source import MaskedSource
+from flambeau.data.sources.source import (
+    Source,
+    SubsetSource,
+    left_out,
+    left_out_columns,
+    parts_of,
+    pixel_kind,
+)
+from flambeau.data.sources.tables.arrow_file import ArrowSource
+from flambeau.data.sources.tables.parquet_file import MOST_PACKED, SMALL
+from flambeau.data.sources.tables.row_groups import RowGroups, packed_groups
 from flambeau.data.sources.target_names import TASKS, TaskName
-from flambeau.data.sources.targets import separator_of, task_of
+from flambeau.data.sources.targets import groups_of, separator_of, task_of
 from flambeau.errors import DamagedData, InputError
 
-VERSION = 1
+VERSION = 2
+_READ = (
+    1,
+    VERSION,
+)  # of version 1 are those of classes, labels and numbers in tar, rec and tfrecord
 _NEAR = 1 << 22  # bytes behind an image in which the next one begins, nearly always
 _MAX_SIDE = 1 << 20
 _MAX_BYTES = 1 << 48
+_HERE = "\x01"  # stands for the shard in messages about masks
+_PARTS = ("train", "val", "test", "")
 
 
 class Texts(Sequence[str]):
@@ -63,18 +82,61 @@ class Texts(Sequence[str]):
 
 
 @dataclass(frozen=True)
+class Places:
+    """Where a file of each sample lies in the shard: its image, or its mask.
+
+    Attributes:
+        tails: what stands behind the name of the shard in messages about the file.
+        offsets, sizes: (N,) int64; of files that cannot be read the size is -1.
+        crcs: (N,) uint32.
+        inline: the files that are no run of bytes of the shard, by number.
+    """
+
+    tails: Texts
+    offsets: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    crcs: NDArray[np.uint32]
+    inline: dict[int, bytes]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+@dataclass(frozen=True)
+class MaskPart:
+    """The masks of a shard's images, as `masks.masked_source` finds them.
+
+    Attributes:
+        fingerprint: of all masks.
+        named: the names of their numbers; `whose` is the name of the file that says them.
+        counts: (N, 256) uint32, the pixels of each number.
+        problems: what is wrong with some masks, by number.
+    """
+
+    places: Places
+    fingerprint: str
+    named: NamedValues | None
+    counts: NDArray[np.uint32]
+    problems: dict[int, str]
+
+    def problems_at(self, address: str) -> dict[int, str]:
+        """As `problems`, in the words of who names the shard by its address."""
+        return {at: text.replace(_HERE, address) for at, text in self.problems.items()}
+
+
+@dataclass(frozen=True)
 class ShardPart:
     """The samples of a shard to train on, or those to validate on; nearly always there is one part.
 
     Attributes:
         fingerprint: of the source of the local file.
-        tails: what stands behind the name of the file in messages about a sample.
         labels: (N,) int64 or (N, K) float32.
-        offsets, sizes: (N,) int64; of images that cannot be read the size is -1.
-        crcs: (N,) uint32.
         shapes: (N, 3) int32, zeros for files of images; None if all are such.
-        inline: the images that are no run of bytes of the file, by number.
         left_out: how many files beside the images are not read, by their ending.
+        columns: of a table that are not read.
+        rows: where images lie within the row groups of a Parquet file, which are unpacked as a whole.
+        masks: of data for segmentation; then task, classes and labels are of no meaning.
+        groups, parts: of each sample, if a table says them, or the folders in a tar with masks.
     """
 
     task: TaskName
@@ -82,17 +144,22 @@ class ShardPart:
     classes: tuple[str, ...]
     fingerprint: str
     names: Texts
-    tails: Texts
     labels: Tensor
-    offsets: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    crcs: NDArray[np.uint32]
+    images: Places
     shapes: NDArray[np.int32] | None
-    inline: dict[int, bytes]
     left_out: dict[str, int]
+    columns: tuple[str, ...] = ()
+    rows: RowGroups | None = None
+    masks: MaskPart | None = None
+    groups: Texts | None = None
+    parts: Texts | None = None
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.images)
+
+    @property
+    def target_task(self) -> TaskName:
+        return self.task if self.masks is None else "segmentation"
 
 
 @dataclass(frozen=True)
@@ -111,114 +178,278 @@ def index_shard(path: Path, opened: tuple[Source, Source | None], *, where: str)
         where: the name of the shard in messages.
 
     Raises:
-        InputError: it has masks or other pixels than those of 8 bits.
+        InputError: it has other pixels than those of 8 bits.
     """
-    parts = tuple(_part(path, source, where) for source in opened if source is not None)
+    whole = _unsplit(opened)
+    if whole is not None:
+        source, texts = whole
+        parts: tuple[ShardPart, ...] = (_part(path, source, where, texts),)
+    else:
+        parts = tuple(
+            _part(path, source, where, parts_of(source)) for source in opened if source is not None
+        )
     return ShardIndex(path.name, path.stat().st_size, parts)
 
 
-def _part(path: Path, source: Source, where: str) -> ShardPart:
-    if task_of(source) == "segmentation" or pixel_kind(source) != "uint8":
+def _unsplit(opened: tuple[Source, Source | None]) -> tuple[MaskedSource, list[str]] | None:
+    """The images and masks of both parts of a tar, and which part each is of."""
+    train, val = opened
+    if not isinstance(train, SubsetSource) or not isinstance(val, SubsetSource):
+        return None
+    [whole] = train.made_of
+    if not isinstance(whole, MaskedSource) or val.made_of[0] is not whole:
+        return None
+    parts = [""] * len(whole)
+    for name, part in (("train", train), ("val", val)):
+        for index in part.indices.tolist():
+            parts[index] = name
+    return whole, parts
+
+
+def _part(path: Path, source: Source, where: str, parts: Sequence[str] | None) -> ShardPart:
+    if pixel_kind(source) != "uint8":
         raise InputError(
-            f"{where} has masks or pixels of more than 8 bits, which are not read from a store yet\n"
+            f"{where} has pixels of more than 8 bits, which are not read from a store yet\n"
             "Copy the shards to a disk, and name those"
         )
-    start = str(path.absolute())
-    spans = _spans(path, source)
-    shapes = np.array([shape for _, _, _, shape, _ in spans], np.int32).reshape(-1, 3)
+    # As a source names its file: a relative path stays one in some of them.
+    start = re.compile("|".join(map(re.escape, (str(path.absolute()), str(path)))))
+    masked = source if isinstance(source, MaskedSource) else None
+    images = source if masked is None else masked.images
+    groups = groups_of(source)
+    rows, found = _spans(path, images, masked)
+    shapes = np.array([span.shape for span in found[0]], np.int32).reshape(-1, 3)
+    masks = None
+    if masked is not None:
+        named = masked.masks.named
+        masks = MaskPart(
+            places=_places(start, found[1], masked.describe_mask),
+            fingerprint=masked.masks.fingerprint,
+            named=None if named is None else named._replace(whose=Path(named.whose).name),
+            counts=masked.counts,
+            problems={at: start.sub(_HERE, text) for at, text in masked.problems.items()},
+        )
     return ShardPart(
-        task=task_of(source),
-        separator=separator_of(source),
-        classes=tuple(source.classes),
-        fingerprint=source.fingerprint,
-        names=Texts(joined(source.names)),
-        tails=Texts(joined(source.describe(at).removeprefix(start) for at in range(len(source)))),
-        labels=source.labels,
-        offsets=np.array([span[0] for span in spans], np.int64),
-        sizes=np.array([span[1] for span in spans], np.int64),
-        crcs=np.array([span[2] for span in spans], np.uint32),
+        task=task_of(images),
+        separator=separator_of(images),
+        classes=tuple(images.classes),
+        fingerprint=images.fingerprint,
+        names=Texts(joined(images.names)),
+        labels=images.labels,
+        images=_places(start, found[0], images.describe),
         shapes=shapes if shapes.any() else None,
-        inline={at: span[4] for at, span in enumerate(spans) if span[4] is not None},
         left_out=dict(sum((one.counts for one in left_out(source)), Counter[str]())),
+        columns=tuple(left_out_columns(source)),
+        rows=rows,
+        masks=masks,
+        groups=None if groups is None else Texts(joined(groups)),
+        parts=None if parts is None else Texts(joined(parts)),
     )
 
 
-_Span = tuple[int, int, int, tuple[int, ...], bytes | None]
+def content_of(
+    path: Path, opened: tuple[Source, Source | None], part: ShardPart
+) -> Callable[[int, int], bytes]:
+    """What reads the files of a part that has just been indexed: by sample, and 0 for images, 1 for masks."""
+    if part.rows is not None:
+        source = opened[0]
+        reads: list[Callable[[int], Any]] = [source.read]
+        if isinstance(source, MaskedSource):
+            reads = [source.images.read, source.masks.read]
+        return lambda index, column: bytes(reads[column](index))
+    places = [part.images, *([] if part.masks is None else [part.masks.places])]
+    content = memoryview(path.read_bytes())
+
+    def cut_out(index: int, column: int) -> bytes:
+        start = int(places[column].offsets[index])
+        return bytes(content[start : start + int(places[column].sizes[index])])
+
+    return cut_out
 
 
-def _spans(path: Path, source: Source) -> list[_Span]:
-    """Offset, size, CRC-32, shape and, where they are no run of bytes of the file, the bytes of each image.
+@dataclass(frozen=True)
+class _Span:
+    """Place, size, CRC-32, shape and, where it is no run of bytes of the file, the bytes of an image."""
+
+    start: int
+    size: int
+    crc: int
+    shape: tuple[int, ...] = (0, 0, 0)
+    inline: bytes | None = None
+
+
+def _places(
+    start: re.Pattern[str], spans: Sequence[_Span], describe: Callable[[int], str]
+) -> Places:
+    return Places(
+        tails=Texts(joined(start.sub("", describe(at), count=1) for at in range(len(spans)))),
+        offsets=np.array([span.start for span in spans], np.int64),
+        sizes=np.array([span.size for span in spans], np.int64),
+        crcs=np.array([span.crc for span in spans], np.uint32),
+        inline={at: span.inline for at, span in enumerate(spans) if span.inline is not None},
+    )
+
+
+def _spans(
+    path: Path, images: Source, masked: MaskedSource | None
+) -> tuple[RowGroups | None, list[list[_Span]]]:
+    """The places of images, and of masks."""
+    reads: list[Callable[[int], Any]] = [images.read]
+    if masked is not None:
+        reads.append(masked.masks.read)
+    if isinstance(images, ArrowSource) and images.is_copied:
+        columns = [images.column]
+        if masked is not None:
+            columns.append(masked.masks.column)
+        rows = packed_groups(path, tuple(columns))
+        return rows, [[_whole(read, at) for at in range(len(images))] for read in reads]
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return None, [_found(content, read, len(images)) for read in reads]
+
+
+def _stored(read: Callable[[int], Any], index: int) -> tuple[bytes, tuple[int, ...]] | None:
+    """The bytes of an image, and the shape of an array; None for a bad one, named when it is read."""
+    try:
+        stored = read(index)
+    except OSError:
+        return None
+    if isinstance(stored, bytes):
+        return stored, (0, 0, 0)
+    array = np.ascontiguousarray(stored)
+    return array.tobytes(), array.shape
+
+
+def _whole(read: Callable[[int], Any], index: int) -> _Span:
+    stored = _stored(read, index)
+    return _Span(0, -1, 0) if stored is None else _Span(0, len(stored[0]), zlib.crc32(stored[0]))
+
+
+def _found(content: mmap.mmap, read: Callable[[int], Any], count: int) -> list[_Span]:
+    """The places of images in a file.
 
     Whoever reads the format has the bytes of an image, and any place with the same bytes is as good as its
     own: so nothing needs to know here how a format is laid out.
     """
-    spans: list[_Span] = []
+    spans = []
     at = 0
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for index in range(len(source)):
-            try:
-                stored = source.read(index)
-            except OSError:  # a bad image, which is named when it is read
-                spans.append((0, -1, 0, (0, 0, 0), None))
-                continue
-            shape: tuple[int, ...] = (0, 0, 0)
-            if isinstance(stored, np.ndarray):
-                shape = stored.shape
-            data = stored if isinstance(stored, bytes) else np.ascontiguousarray(stored).tobytes()
-            found = content.find(data, at, at + len(data) + _NEAR)
-            found = content.find(data) if found < 0 else found
-            if found < 0:
-                spans.append((0, 0, zlib.crc32(data), shape, data))
-                continue
-            at = found + len(data)
-            spans.append((found, len(data), zlib.crc32(data), shape, None))
+    for index in range(count):
+        stored = _stored(read, index)
+        if stored is None:
+            spans.append(_Span(0, -1, 0))
+            continue
+        data, shape = stored
+        found = content.find(data, at, at + len(data) + _NEAR)
+        found = content.find(data) if found < 0 else found
+        if found < 0:
+            spans.append(_Span(0, 0, zlib.crc32(data), shape, data))
+            continue
+        at = found + len(data)
+        spans.append(_Span(found, len(data), zlib.crc32(data), shape))
     return spans
+
+
+# ---------------------------------------------------------------- as a file
+
+_KINDS: dict[str, Any] = {
+    "names": np.uint8,
+    "tails": np.uint8,
+    "offsets": np.int64,
+    "sizes": np.int64,
+    "crcs": np.uint32,
+    "shapes": np.int32,
+    "inline": np.uint8,
+    "texts": np.uint8,
+    "rows": np.int64,
+    "counts": np.uint32,
+}
+"""The arrays of an index beside its head and its labels; those of all parts are joined."""
+
+_LATER = ("texts", "rows", "counts")  # than version 1
 
 
 def write_index(shards: Sequence[ShardIndex]) -> bytes:
     """The content of a file: a .npz without objects."""
-    classes: dict[tuple[str, ...], int] = {}
-    facts = []
-    for shard in shards:
-        parts = []
-        for part in shard.parts:
-            number = classes.setdefault(part.classes, len(classes))
-            parts.append(
-                {
-                    "samples": len(part),
-                    "task": part.task,
-                    "separator": part.separator,
-                    "classes": number,
-                    "fingerprint": part.fingerprint,
-                    "names": len(part.names.array),
-                    "tails": len(part.tails.array),
-                    "inline": {str(at): len(data) for at, data in part.inline.items()},
-                    "left_out": part.left_out,
-                    "has_shapes": part.shapes is not None,
-                }
-            )
-        facts.append({"name": shard.name, "size": shard.size, "parts": parts})
-    head = {"version": VERSION, "classes": [list(names) for names in classes], "shards": facts}
-    parts_of_all = [part for shard in shards for part in shard.parts]
-    inline = b"".join(data for part in parts_of_all for data in part.inline.values())
-    file = io.BytesIO()
-    np.savez_compressed(
-        file,
-        head=np.frombuffer(json.dumps(head).encode(), np.uint8),
-        names=_joined([part.names.array for part in parts_of_all], np.uint8),
-        tails=_joined([part.tails.array for part in parts_of_all], np.uint8),
-        labels=_joined([part.labels.numpy() for part in parts_of_all], None),
-        offsets=_joined([part.offsets for part in parts_of_all], np.int64),
-        sizes=_joined([part.sizes for part in parts_of_all], np.int64),
-        crcs=_joined([part.crcs for part in parts_of_all], np.uint32),
-        shapes=_joined([part.shapes for part in parts_of_all if part.shapes is not None], np.int32),
-        inline=np.frombuffer(inline, np.uint8),
-    )
-    return file.getvalue()
+    return _Writing().content(shards)
 
 
-def _joined(arrays: Sequence[NDArray[Any]], kind: Any) -> NDArray[Any]:
-    return np.concatenate(arrays) if arrays else np.zeros(0, kind)
+class _Writing:
+    """Collects the arrays of an index, in the order in which `_Reading` takes them."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in (*_KINDS, "labels")}
+        self._classes: dict[tuple[str, ...], int] = {}
+
+    def content(self, shards: Sequence[ShardIndex]) -> bytes:
+        facts = [
+            {"name": one.name, "size": one.size, "parts": [self._part(part) for part in one.parts]}
+            for one in shards
+        ]
+        classes = [list(names) for names in self._classes]
+        head = {"version": VERSION, "classes": classes, "shards": facts}
+        arrays: dict[str, Any] = {
+            name: np.concatenate(pieces) if pieces else np.zeros(0, _KINDS.get(name))
+            for name, pieces in self._pieces.items()
+        }
+        file = io.BytesIO()
+        head_bytes = np.frombuffer(json.dumps(head).encode(), np.uint8)
+        np.savez_compressed(file, head=head_bytes, **arrays)
+        return file.getvalue()
+
+    def _add(self, name: str, array: NDArray[Any]) -> int:
+        self._pieces[name].append(array)
+        return len(array)
+
+    def _part(self, part: ShardPart) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "samples": len(part),
+            "task": part.task,
+            "separator": part.separator,
+            "classes": self._classes.setdefault(part.classes, len(self._classes)),
+            "fingerprint": part.fingerprint,
+            "names": self._add("names", part.names.array),
+            "left_out": part.left_out,
+            "columns": list(part.columns),
+            "has_shapes": part.shapes is not None,
+            **self._places(part.images),
+        }
+        self._add("labels", part.labels.numpy())
+        if part.shapes is not None:
+            self._add("shapes", part.shapes)
+        if part.rows is not None:
+            facts["rows"] = {
+                "columns": list(part.rows.columns),
+                "groups": self._add("rows", part.rows.lengths),
+                "footer": [part.rows.footer_start, part.rows.footer_size],
+                "crc": part.rows.footer_crc,
+            }
+        for name, texts in (("groups", part.groups), ("parts", part.parts)):
+            if texts is not None:
+                facts[name] = self._add("texts", texts.array)
+        if part.masks is not None:
+            facts["masks"] = self._masks(part.masks)
+        return facts
+
+    def _places(self, places: Places) -> dict[str, Any]:
+        for name in ("offsets", "sizes", "crcs"):
+            self._add(name, getattr(places, name))
+        for data in places.inline.values():
+            self._add("inline", np.frombuffer(data, np.uint8))
+        return {
+            "tails": self._add("tails", places.tails.array),
+            "inline": {str(at): len(data) for at, data in places.inline.items()},
+        }
+
+    def _masks(self, masks: MaskPart) -> dict[str, Any]:
+        named = masks.named
+        images, values = masks.counts.nonzero()
+        counts = np.stack([images, values, masks.counts[images, values]], axis=1)
+        return {
+            "fingerprint": masks.fingerprint,
+            "named": None if named is None else [sorted(named.names.items()), named.whose],
+            "problems": {str(at): text for at, text in masks.problems.items()},
+            "counts": self._add("counts", counts.astype(np.uint32)),
+            **self._places(masks.places),
+        }
 
 
 def read_index(data: bytes, where: str) -> list[ShardIndex]:
@@ -231,7 +462,7 @@ def read_index(data: bytes, where: str) -> list[ShardIndex]:
         with np.load(io.BytesIO(data), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         head = json.loads(arrays["head"].tobytes())
-        if head["version"] != VERSION:
+        if head["version"] not in _READ:
             raise InputError(
                 f"{where} is an index of another version of flambeau\n"
                 "Pack the data again with this one, or remove the index: then the shards are read once"
@@ -249,7 +480,9 @@ def read_index(data: bytes, where: str) -> list[ShardIndex]:
         AttributeError,
     ) as error:
         raise _damaged(where) from error
-    except (zipfile.BadZipFile, zlib.error, MemoryError, RecursionError, OverflowError) as error:
+    except (zipfile.BadZipFile, zlib.error, MemoryError, OverflowError) as error:
+        raise _damaged(where) from error
+    except RuntimeError as error:  # a password, or a compression that zipfile does not know
         raise _damaged(where) from error
 
 
@@ -270,16 +503,9 @@ class _Reading:
         for names in self._classes:
             _require(all(isinstance(name, str) for name in names))
             _require(len({*names}) == len(names))
-        kinds = {
-            "names": np.uint8,
-            "tails": np.uint8,
-            "offsets": np.int64,
-            "sizes": np.int64,
-            "crcs": np.uint32,
-            "shapes": np.int32,
-            "inline": np.uint8,
-        }
-        for name, kind in kinds.items():
+        for name, kind in _KINDS.items():
+            if name in _LATER and head["version"] == 1:
+                arrays[name] = np.zeros(0, kind)
             _require(arrays[name].dtype == kind)
         _require(arrays["labels"].dtype in (np.int64, np.float32))
 
@@ -308,12 +534,11 @@ class _Reading:
 
     def _part(self, facts: dict[str, Any], shard_size: int) -> ShardPart:
         count = facts["samples"]
-        offsets = self._take("offsets", count)
-        sizes = self._take("sizes", count)
-        _require(bool((offsets >= 0).all() and (sizes >= -1).all() and (sizes <= shard_size).all()))
-        _require(bool((offsets <= shard_size - np.maximum(sizes, 0)).all()))
-        names = self._texts("names", facts, count)
-        tails = self._texts("tails", facts, count)
+        rows = None
+        if "rows" in facts:
+            rows = self._rows(facts["rows"], count, shard_size, 1 + ("masks" in facts))
+        names = self._texts("names", facts["names"], count)
+        images = self._places(facts, count, shard_size, is_packed=rows is not None)
         labels = torch.from_numpy(self._take("labels", count).copy())
         classes = self._classes[facts["classes"]]
         task = facts["task"]
@@ -324,42 +549,104 @@ class _Reading:
             _require(bool(((labels >= 0) & (labels < len(classes))).all()))
         else:
             _require(labels.dtype == torch.float32 and labels.shape[1:] == (len(classes),))
-        shapes = self._take("shapes", count) if facts["has_shapes"] else None
-        if shapes is not None:
-            _require(
-                shapes.shape == (count, 3) and bool(((shapes >= 0) & (shapes < _MAX_SIDE)).all())
-            )
-            area = shapes.astype(np.int64).prod(axis=1)
-            _require(bool(((area == 0) | (area == sizes) | (sizes <= 0)).all()))
+        shapes = self._shapes(count, images.sizes) if facts["has_shapes"] else None
+        columns = tuple(facts.get("columns", ()))
+        _require(all(isinstance(name, str) for name in columns))
+        groups = self._texts("texts", facts["groups"], count) if "groups" in facts else None
+        parts = self._texts("texts", facts["parts"], count) if "parts" in facts else None
+        _require(parts is None or {*parts} <= {*_PARTS})
+        masks = None
+        if "masks" in facts:
+            masks = self._masks(facts["masks"], count, shard_size, is_packed=rows is not None)
+        return ShardPart(
+            task=task,
+            separator=separator,
+            classes=classes,
+            fingerprint=_digest(facts["fingerprint"]),
+            names=names,
+            labels=labels,
+            images=images,
+            shapes=shapes,
+            left_out={str(ending): int(number) for ending, number in facts["left_out"].items()},
+            columns=columns,
+            rows=rows,
+            masks=masks,
+            groups=groups,
+            parts=parts,
+        )
+
+    def _places(
+        self, facts: dict[str, Any], count: int, shard_size: int, *, is_packed: bool
+    ) -> Places:
+        offsets = self._take("offsets", count)
+        sizes = self._take("sizes", count)
+        _require(bool((offsets >= 0).all() and (sizes >= -1).all()))
+        if is_packed:
+            # As a local file may unpack to; floating point, since integers could overflow.
+            most = max(SMALL, MOST_PACKED * shard_size)
+            _require(float(np.maximum(sizes, 0).sum(dtype=np.float64)) <= most)
+        else:
+            _require(bool((offsets <= shard_size - np.maximum(sizes, 0)).all()))
         inline = {
             int(at): self._take("inline", length).tobytes()
             for at, length in facts["inline"].items()
         }
         _require(all(0 <= at < count and sizes[at] == 0 for at in inline))
-        fingerprint = facts["fingerprint"]
-        _require(isinstance(fingerprint, str) and len(fingerprint) == 64)
-        left = {str(ending): int(number) for ending, number in facts["left_out"].items()}
-        crcs = self._take("crcs", count)
-        return ShardPart(
-            task,
-            separator,
-            classes,
-            fingerprint,
-            names,
-            tails,
-            labels,
-            offsets,
-            sizes,
-            crcs,
-            shapes,
-            inline,
-            left,
-        )
+        tails = self._texts("tails", facts["tails"], count)
+        return Places(tails, offsets, sizes, self._take("crcs", count), inline)
 
-    def _texts(self, name: str, facts: dict[str, Any], count: int) -> Texts:
-        texts = Texts(self._take(name, facts[name]))
-        _require(len(texts) == count and (not facts[name] or int(texts.array[-1]) == 0))
+    def _shapes(self, count: int, sizes: NDArray[np.int64]) -> NDArray[np.int32]:
+        shapes = self._take("shapes", count)
+        _require(shapes.shape == (count, 3) and bool(((shapes >= 0) & (shapes < _MAX_SIDE)).all()))
+        area = shapes.astype(np.int64).prod(axis=1)
+        _require(bool(((area == 0) | (area == sizes) | (sizes <= 0)).all()))
+        return shapes
+
+    def _rows(
+        self, facts: dict[str, Any], count: int, shard_size: int, num_columns: int
+    ) -> RowGroups:
+        columns = tuple(facts["columns"])
+        _require(len(columns) == num_columns and all(isinstance(one, str) for one in columns))
+        lengths = self._take("rows", facts["groups"])
+        _require(bool((lengths >= 0).all() and (lengths <= count).all()))
+        _require(int(lengths.sum()) == count)
+        start, size = facts["footer"]
+        _require(type(start) is int and type(size) is int)
+        _require(start > 0 and size > 0 and start + size == shard_size)
+        crc = facts["crc"]
+        _require(type(crc) is int and 0 <= crc < 1 << 32)
+        return RowGroups(columns, lengths, start, size, crc)
+
+    def _masks(
+        self, facts: dict[str, Any], count: int, shard_size: int, *, is_packed: bool
+    ) -> MaskPart:
+        places = self._places(facts, count, shard_size, is_packed=is_packed)
+        triples = self._take("counts", facts["counts"])
+        _require(triples.shape[1:] == (3,))
+        at, values, pixels = triples.T
+        _require(bool((at < count).all() and (values < 256).all()))
+        counts = np.zeros((count, 256), np.uint32)
+        counts[at, values] = pixels
+        problems = {int(number): text for number, text in facts["problems"].items()}
+        _require(all(0 <= number < count for number in problems))
+        _require(all(isinstance(text, str) for text in problems.values()))
+        named = None
+        if facts["named"] is not None:
+            pairs, whose = facts["named"]
+            _require(isinstance(whose, str) and Path(whose).name == whose)
+            _require(all(type(k) is int and isinstance(name, str) for k, name in pairs))
+            named = NamedValues(dict(pairs), whose)
+        return MaskPart(places, _digest(facts["fingerprint"]), named, counts, problems)
+
+    def _texts(self, name: str, size: Any, count: int) -> Texts:
+        texts = Texts(self._take(name, size))
+        _require(len(texts) == count and (not size or int(texts.array[-1]) == 0))
         return texts
+
+
+def _digest(value: Any) -> str:
+    _require(isinstance(value, str) and len(value) == 64)
+    return str(value)
 
 
 def _require(holds: bool) -> None:

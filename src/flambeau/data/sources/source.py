@@ -277,6 +277,10 @@ class SubsetSource(PassedMasks):
         return (self._source,)
 
     @property
+    def indices(self) -> Tensor:
+        return self._indices
+
+    @property
     def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
         sizes = image_sizes(self._source)
         chosen = self._indices.numpy()

@@ -15,7 +15,9 @@ from flambeau.errors import InputError
 SCHEMES = ("s3", "gs", "az", "http", "https", "hf", "file")
 """What an address begins with."""
 
-_WRITABLE = ("s3", "gs", "az", "file")
+WRITABLE = ("s3", "gs", "az", "file")
+"""What an address begins with where something can be written."""
+
 MOST_OBJECTS = 1_000_000
 """Of one address with braces; a slip of the keyboard must not fill the memory."""
 
@@ -82,8 +84,8 @@ def mirror_address(address: str) -> str:
         >>> mirror_address("s3://bucket/runs/a/")
         's3://bucket/runs/a'
     """
-    if not is_address(address) or address.partition(":")[0] not in _WRITABLE:
-        known = ", ".join(f"{scheme}://" for scheme in _WRITABLE)
+    if not is_address(address) or address.partition(":")[0] not in WRITABLE:
+        known = ", ".join(f"{scheme}://" for scheme in WRITABLE)
         raise InputError(
             f"mirror = {address!r} is no address that can be written\nName one that begins with {known}"
         )

@@ -7,6 +7,7 @@ reads on.
 """
 
 import contextlib
+import contextvars
 import errno
 import os
 import re
@@ -70,6 +71,27 @@ class CacheOptions:
     def path(self) -> Path:
         named = os.environ.get("FLAMBEAU_CACHE") or "~/.cache/flambeau/store"
         return (self.folder or Path(named)).expanduser().absolute()
+
+
+_chosen: contextvars.ContextVar[CacheOptions | None] = contextvars.ContextVar("cache", default=None)
+
+
+@contextlib.contextmanager
+def cache_chosen(options: CacheOptions | None) -> Iterator[None]:
+    """What is opened from a store within the context is kept there, unless it says otherwise itself.
+
+    Commands open data at many places, of which the user names one cache.
+    """
+    token = _chosen.set(options)
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def chosen_cache() -> CacheOptions | None:
+    """The cache of the innermost `cache_chosen`; None without one."""
+    return _chosen.get()
 
 
 class BlockCache:
@@ -136,11 +158,11 @@ class BlockCache:
             key: hexadecimal; of the content, so that another content has another key.
             until: `time.monotonic()` until which another process may take to fetch it.
         """
-        data = self._known(key, start, size)
+        data = self.known(key, start, size)
         if data is not None:
             return data
         self.ensure(key, fetch, until=until)
-        data = self._known(key, start, size)
+        data = self.known(key, start, size)
         # Removed again already, where the cache is smaller than what is being read.
         return self._fetched(key, fetch)[start : start + size] if data is None else data
 
@@ -163,7 +185,7 @@ class BlockCache:
                 self._memory.popitem(last=False)
         return data
 
-    def _known(self, key: str, start: int, size: int) -> bytes | None:
+    def known(self, key: str, start: int, size: int) -> bytes | None:
         """Bytes of a block on the disk or in memory; None if it is in neither."""
         with self._lock:
             opened = self._open.get(key)

@@ -110,7 +110,8 @@ class Store:
             raise Missing(
                 f"{address} is no object whose size the store tells\nGive the address of a file"
             )
-        names = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Last-Modified", "mtime")
+        hashes = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "blob_id")
+        names = (*hashes, "Last-Modified", "mtime")
         version = next((str(info[name]) for name in names if info.get(name)), "")
         return ObjectFacts(int(size), version.strip('"'))
 
@@ -131,6 +132,8 @@ class Store:
                     "It must answer requests for ranges of bytes; copy the data to another one"
                 )
             if len(data) < stop - start:
+                if fs.info(_inside(address)).get("size", stop) < stop:
+                    raise StoreFault(changed(address))
                 raise _Cut(f"{len(data)} of {stop - start} bytes arrived")
             return data
 
@@ -172,7 +175,19 @@ class Store:
             shutil.copyfile(path, part)
             part.replace(goal)
             return
-        self._tried(address, lambda fs: fs.put_file(str(path), _inside(address)), "_put_file")
+        try:
+            self._tried(address, lambda fs: fs.put_file(str(path), _inside(address)), "_put_file")
+        except Missing as error:
+            raise StoreFault(
+                f"{address} cannot be written: there is no such bucket\nMake it first, or name another one"
+            ) from error
+
+    def copy(self, address: str, goal: str) -> None:
+        """Copy an object to another address of the same store, whole or not at all."""
+        if address.startswith("file://"):
+            self.put(Path(_inside(address)), goal)
+            return
+        self._tried(address, lambda fs: fs.cp_file(_inside(address), _inside(goal)), "_cp_file")
 
     def remove(self, address: str) -> None:
         """Remove an object, if it is there."""

@@ -19,7 +19,7 @@ from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.sources.wide_source import of_kind
 from flambeau.data.stores.address import is_address
-from flambeau.data.stores.block_cache import CacheOptions, parse_bytes
+from flambeau.data.stores.block_cache import CacheOptions, chosen_cache, parse_bytes
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
 from flambeau.errors import InputError
@@ -210,7 +210,10 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
 
 
 def cache_options(settings: Settings) -> CacheOptions:
-    """Where blocks of data in a store are kept."""
+    """Where blocks of data in a store are kept: as a command says, else as the run does."""
+    chosen = chosen_cache()
+    if chosen is not None:
+        return chosen
     folder = None if settings.cache is None else Path(settings.cache)
     if settings.cache_size is None:
         return CacheOptions(folder)

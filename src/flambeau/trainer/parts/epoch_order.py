@@ -19,8 +19,8 @@ def shuffle_window(settings: Settings, train: Source) -> int | None:
         return default_window(train) if settings.balance == "none" else None
     if settings.shuffle_window and image_sizes(train) is None:
         raise InputError(
-            f"shuffle_window = {settings.shuffle_window} is for images in .tar, .rec and .tfrecord files, "
-            f"here or in a store, and {train.describe(0)} is none of them: leave it out"
+            f"shuffle_window = {settings.shuffle_window} is for images in .tar, .rec, .tfrecord, .parquet "
+            f"and .arrow files, here or in a store, and {train.describe(0)} is none of them: leave it out"
         )
     return settings.shuffle_window
 
@@ -33,6 +33,7 @@ def epoch_sampler(settings: ResolvedSettings, train: Source) -> EpochSampler | N
     if sampler is None:  # the data lie elsewhere than when the run began
         raise InputError(
             f"this run draws images block by block (shuffle_window = {settings.shuffle_window}), and "
-            f"{train.describe(0)} is in no .tar, .rec or .tfrecord file\nName the data as they were packed"
+            f"{train.describe(0)} is in no .tar, .rec, .tfrecord, .parquet or .arrow file\n"
+            "Name the data as they were packed"
         )
     return sampler

@@ -338,7 +338,7 @@ def test_compressed_arrow_is_refused_before_it_is_unpacked(tmp_path: Path) -> No
 def test_a_file_that_unpacks_to_many_times_its_size_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet_file, "_SMALL", 1 << 20)
+    monkeypatch.setattr(parquet_file, "SMALL", 1 << 20)
     table = table_of({"image": [bytes(1 << 17)] * 200, "label": [0] * 200})
     path = write_parquet(table, tmp_path / "a.parquet")  # one entry of a dictionary, 200 times
     assert path.stat().st_size < 1 << 18

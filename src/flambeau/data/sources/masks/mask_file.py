@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from flambeau.errors import DecodeError
 from flambeau.images import png
@@ -48,6 +48,9 @@ def decoded_mask(data: "bytes | NDArray[Any] | Image.Image") -> Mask:
             return _of_image(image)
     except DecodeError:
         raise
+    except UnidentifiedImageError as error:
+        other = stand_in(data)
+        raise DecodeError(f"this is {other}" if other else "damaged, or no picture") from error
     except Exception as error:  # Pillow has no common one; see `images.decode`
         other = stand_in(data)
         why = f"this is {other}" if other else " ".join(str(error).split())[:200]

@@ -28,6 +28,7 @@ from flambeau.data.sources.source import (
     PixelKind,
     Source,
     content_sample,
+    fetch_ahead,
     file_of,
     image_sizes,
     left_out,
@@ -58,6 +59,8 @@ class Masks:
         file_at: the file of a mask; None if they have none of their own.
         index: where the counts of their numbers are kept; None: nowhere.
         named: the names of the numbers, if the data say them.
+        column: of a table, as `ArrowSource.column`; '' otherwise.
+        known: the counts of their numbers, and the masks with a problem, if these are known already.
     """
 
     read: Callable[[int], Any]
@@ -67,6 +70,8 @@ class Masks:
     file_at: Callable[[int], Path] | None = None
     index: Path | None = None
     named: NamedValues | None = None
+    column: str = ""
+    known: tuple[NDArray[np.uint32], Mapping[int, str]] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,25 +137,33 @@ class MaskedSource:
             is ignored.
         are_named: the names of the classes do not depend on the numbers that occur.
         mask_values: the number of each class in the masks.
+        images, masks: as they were given.
+        counts: (N, 256) uint32, the pixels of each number.
+        problems: what is wrong with some masks, by position.
     """
 
     task: TaskName = "segmentation"
 
     def __init__(self, images: Source, masks: Masks, choice: TargetChoice) -> None:
-        self._images, self._masks = images, masks
-        found = _counted(images, masks)
-        self._counts: NDArray[np.uint32] = found["counts"]
-        self._problems: dict[int, str] = {
-            int(at): text for at, text in zip(found["bad"], _texts(found["why"]), strict=True)
-        }
-        if len(self._problems) == len(images):
-            raise InputError(f"{masks.describe(0)}: {self._problems[0]}")
+        self.images, self.masks = images, masks
+        self.counts: NDArray[np.uint32]
+        self.problems: Mapping[int, str]
+        if masks.known is None:
+            found = _counted(images, masks)
+            self.counts = found["counts"]
+            self.problems = {
+                int(at): text for at, text in zip(found["bad"], _texts(found["why"]), strict=True)
+            }
+        else:
+            self.counts, self.problems = masks.known
+        if len(self.problems) == len(images):
+            raise InputError(f"{masks.describe(0)}: {self.problems[0]}")
         named = masks.named
         if named is None and choice.mask_classes:
             named = NamedValues(dict(choice.mask_classes), "the training")
         self.are_named = named is not None
         self._found: MaskClasses = found_classes(
-            self._counts, named, choice.ignore_index, masks.describe
+            self.counts, named, choice.ignore_index, masks.describe
         )
 
     @property
@@ -168,65 +181,74 @@ class MaskedSource:
 
     @cached_property
     def labels(self) -> Tensor:
-        pixels = np.maximum(self._counts.sum(1, keepdims=True), 1)
-        shares = self._counts[:, list(self.mask_values)] / pixels
+        pixels = np.maximum(self.counts.sum(1, keepdims=True), 1)
+        shares = self.counts[:, list(self.mask_values)] / pixels
         return torch.from_numpy(shares.astype(np.float32))
 
     @property
+    def made_of(self) -> Sequence[Source]:
+        return (self.images,)
+
+    def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
+        return fetch_ahead(self.images, indices)
+
+    @property
     def names(self) -> Sequence[str]:
-        return self._images.names
+        return self.images.names
 
     @property
     def pixel_kind(self) -> PixelKind:
-        return pixel_kind(self._images)
+        return pixel_kind(self.images)
 
     @property
     def groups(self) -> Sequence[str] | None:
-        return groups_of(self._images)
+        return groups_of(self.images)
 
     @property
     def parts(self) -> Sequence[str] | None:
-        return parts_of(self._images)
+        return parts_of(self.images)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        return left_out(self._images)
+        return left_out(self.images)
 
     @property
     def content_sample(self) -> str:
-        return content_sample(self._images)
+        return content_sample(self.images)
 
     @property
     def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
-        return image_sizes(self._images)
+        return image_sizes(self.images)
 
     @cached_property
     def fingerprint(self) -> str:
-        facts = f"{self._images.fingerprint} {self._masks.fingerprint} {self.classes} {self.mask_values}"
+        facts = (
+            f"{self.images.fingerprint} {self.masks.fingerprint} {self.classes} {self.mask_values}"
+        )
         return hashlib.sha256(facts.encode() + self.labels.numpy().tobytes()).hexdigest()
 
     def __len__(self) -> int:
-        return len(self._images)
+        return len(self.images)
 
     def describe(self, index: int) -> str:
-        return self._images.describe(index)
+        return self.images.describe(index)
 
     def file_at(self, index: int) -> Path | None:
-        return file_of(self._images, index)
+        return file_of(self.images, index)
 
     def read(self, index: int) -> Stored:
-        return self._images.read(index)
+        return self.images.read(index)
 
     def describe_mask(self, index: int) -> str:
         """The name of the mask of an image in messages."""
-        return self._masks.describe(index)
+        return self.masks.describe(index)
 
     def mask_problem(self, index: int) -> str | None:
         """What is wrong with a mask: damaged, or of another size than its image, which is then a bad one."""
-        return self._problems.get(index)
+        return self.problems.get(index)
 
     def mask_file_at(self, index: int) -> Path | None:
-        return None if self._masks.file_at is None else self._masks.file_at(index)
+        return None if self.masks.file_at is None else self.masks.file_at(index)
 
     def read_mask(self, index: int) -> Mask:
         """(H, W) uint8, positions in `classes`, or IGNORED.
@@ -234,14 +256,14 @@ class MaskedSource:
         Raises:
             DecodeError: damaged, or cannot be read.
         """
-        return self._found.positions(_decoded(self._masks, index))
+        return self._found.positions(_decoded(self.masks, index))
 
     @staticmethod
     def share_classes(sources: Sequence["MaskedSource"], choice: TargetChoice) -> None:
         """Let files that belong together have the classes of all of them, where no file names the classes."""
         if any(source.are_named for source in sources):
             return
-        counts = np.concatenate([source._counts for source in sources])
+        counts = np.concatenate([source.counts for source in sources])
         starts = list(itertools.accumulate(map(len, sources), initial=0))
 
         def describe(index: int) -> str:

@@ -43,9 +43,13 @@ class ArrowSource:
         targets: those of other columns than that of the classes.
         image: the column of images; None: found.
         split: the columns of groups and parts.
+        alone: no file beside the table is read: a row without bytes and with a path is refused.
 
     Attributes:
         groups, parts: see `SplitColumns`.
+        column: the part of the schema with the bytes of the images, as Parquet names it.
+        is_copied: the images are read from another file than the table.
+        image_sizes: see `image_sizes`.
         names: the paths if all are different, else the numbers of the rows.
     """
 
@@ -59,6 +63,7 @@ class ArrowSource:
         targets: TableTargets | None = None,
         image: str | None = None,
         split: SplitColumns = _NO_SPLIT,
+        alone: bool = False,
     ) -> None:
         self._path = path
         self.groups, self.parts = split.groups, split.parts
@@ -72,6 +77,11 @@ class ArrowSource:
             columns = tuple(name for name in unread or table.columns.unread if name not in read)
             self.left_out: tuple[LeftOut, ...] = (LeftOut(str(path), columns=columns),)
             self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
+            self.column = table.columns.image + ".bytes" * table.columns.is_struct
+            self.is_copied = self._data != path
+            self.image_sizes = (np.maximum(self._sizes, 0),)
+            if alone:
+                self._refuse_paths()
             if targets is None:
                 self.classes, self.labels = _classes_and_labels(table, path, self.describe)
             else:
@@ -111,6 +121,15 @@ class ArrowSource:
     def describe(self, index: int) -> str:
         return f"{self._path}, row {index}"
 
+    def _refuse_paths(self) -> None:
+        for index in np.flatnonzero(self._sizes < 0).tolist():
+            if self._path_texts[index]:
+                raise InputError(
+                    f"{self.describe(index)}: it holds the path of an image, and not its bytes\n"
+                    "Pack the table where these files are, and upload what that gives: "
+                    "flambeau pack SRC NAME.parquet"
+                )
+
     def read(self, index: int) -> bytes:
         start, size = int(self._starts[index]), int(self._sizes[index])
         if size >= 0:
@@ -128,9 +147,9 @@ def read_path(table: Path, name: str) -> bytes:
 
 
 def open_arrow(
-    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
+    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND, alone: bool = False
 ) -> ArrowSource | MaskedSource:
-    """The images of an Arrow file, with their classes or other targets."""
+    """The images of an Arrow file, with their classes or other targets; `alone` as of `ArrowSource`."""
     targets = None
     masks = None
     split = _NO_SPLIT
@@ -152,10 +171,10 @@ def open_arrow(
         except (pa.ArrowException, struct.error, ValueError) as error:
             raise damaged_table(path, error) from error
     if masks is None:
-        return ArrowSource(path, labelled=labelled, targets=targets, split=split)
+        return ArrowSource(path, labelled=labelled, targets=targets, split=split, alone=alone)
 
     def opened(column: str) -> ArrowSource:
-        return ArrowSource(path, labelled=False, image=column, split=split)
+        return ArrowSource(path, labelled=False, image=column, split=split, alone=alone)
 
     return masked_table(path, masks, choice, opened)
 

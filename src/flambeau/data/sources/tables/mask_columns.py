@@ -37,9 +37,10 @@ _MASKS = (
 
 
 class ReadTable(Source, Protocol):
-    """A table that is read; see `left_out`."""
+    """A table that is read; see `left_out` and `ArrowSource`."""
 
     left_out: tuple[LeftOut, ...]
+    column: str
 
 
 class MaskColumns(NamedTuple):
@@ -111,5 +112,6 @@ def masked_table(
         fingerprint=files.fingerprint,
         index=path,
         named=named,
+        column=files.column,
     )
     return MaskedSource(images, masks, choice)

@@ -28,19 +28,29 @@ from flambeau.terminal import CountBar, say
 ROWS = 16  # unpacked at once: memory for as many of the largest images
 _BATCH_ROWS = 1000  # per batch of the copy; chosen, untested
 _BATCH_BYTES = 1 << 25
-_SMALL = 1 << 26  # bytes that the images of any file may unpack to
-_MOST_PACKED = 32  # times its size that a file's images may unpack to
+SMALL = 1 << 26
+"""Bytes that the images of any file may unpack to."""
+MOST_PACKED = 32
+"""Times its size that a file's images may unpack to."""
 # Times the file's size that a row group may unpack to: the limit of deflate.
 _GROUP_PACKED = 1032
 
 
 def open_parquet(
-    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
+    path: Path,
+    *,
+    labelled: bool = True,
+    choice: TargetChoice = FOUND,
+    copies: Path | None = None,
 ) -> ArrowSource | MaskedSource:
     """The images of a Parquet file.
 
     When the file is opened for the first time, they are copied into $FLAMBEAU_DATA or
     ~/.cache/flambeau/data; after the file has changed, a new copy replaces the old one.
+
+    Args:
+        copies: the folder of the copy instead, of which nothing is told; then no file beside the table is
+            read, as of `ArrowSource`.
     """
     try:
         status = path.stat()
@@ -59,24 +69,43 @@ def open_parquet(
 
         def opened(column: str) -> ArrowSource:
             columns = choose_columns(schema, path, labelled=False, image=column)
-            copy = _copied(path, parquet, status, image=column)
+            copy = _copied(path, parquet, status, image=column, copies=copies)
             return ArrowSource(
-                path, data=copy, unread=columns.unread, labelled=False, image=column, split=split
+                path,
+                data=copy,
+                unread=columns.unread,
+                labelled=False,
+                image=column,
+                split=split,
+                alone=copies is not None,
             )
 
         return masked_table(path, masks, choice, opened)
     if labelled:
         targets = other_targets(path, schema, all_rows(path, parquet), choice)
     columns = choose_columns(schema, path, labelled=labelled and targets is None)
-    copy = _copied(path, parquet, status)
+    copy = _copied(path, parquet, status, copies=copies)
     return ArrowSource(
-        path, data=copy, unread=columns.unread, labelled=labelled, targets=targets, split=split
+        path,
+        data=copy,
+        unread=columns.unread,
+        labelled=labelled,
+        targets=targets,
+        split=split,
+        alone=copies is not None,
     )
 
 
-def _copied(path: Path, parquet: Any, status: os.stat_result, *, image: str | None = None) -> Path:
+def _copied(
+    path: Path,
+    parquet: Any,
+    status: os.stat_result,
+    *,
+    image: str | None = None,
+    copies: Path | None = None,
+) -> Path:
     """The Arrow copy of the images of a file, made if there is none."""
-    folder = data_home() / "parquet"
+    folder = data_home() / "parquet" if copies is None else copies
     name = f"{path.stem}-{_hash(f'{path.absolute()} {image}' if image else str(path.absolute()))}"
     copy = folder / f"{name}-{_hash(f'1 {status.st_size} {status.st_mtime_ns}')}.arrow"
     if not copy.exists():
@@ -84,7 +113,8 @@ def _copied(path: Path, parquet: Any, status: os.stat_result, *, image: str | No
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder / f"{name}.lock"):
                 if not copy.exists():
-                    _copy(path, parquet, copy, image)
+                    is_told = copies is None and os.environ.get("RANK", "0") == "0"
+                    _copy(path, parquet, copy, image, is_told=is_told)
                     for old in folder.glob(f"{name}-*.arrow"):
                         if old != copy:
                             old.unlink(missing_ok=True)
@@ -123,26 +153,25 @@ def row_batches(path: Path, table: Any, group: int, names: list[str]) -> Iterato
     try:
         # Damaged metadata of a single column would end the process (pyarrow 26, a C++ exception).
         size = table.metadata.row_group(group).total_byte_size
-        if size > max(_SMALL, _GROUP_PACKED * path.stat().st_size):
+        if size > max(SMALL, _GROUP_PACKED * path.stat().st_size):
             raise ValueError(f"row group {group} claims to unpack to {size} bytes")
         yield from table.iter_batches(ROWS, row_groups=[group], columns=names, use_threads=False)
     except (pa.ArrowException, ValueError, OSError, OverflowError, MemoryError) as error:
         raise damaged_table(path, error) from error
 
 
-def _copy(path: Path, table: Any, copy: Path, image: str | None) -> None:
+def _copy(path: Path, table: Any, copy: Path, image: str | None, *, is_told: bool) -> None:
     """Write image and label columns as an Arrow stream, under a temporary name until it is complete."""
     pa = extra("pyarrow", what=f"{path}")
     try:
         columns = choose_columns(table.schema_arrow, path, labelled=image is None, image=image)
     except InputError:  # no labels: for images to predict on
         columns = choose_columns(table.schema_arrow, path, labelled=False)
-    most = max(_SMALL, _MOST_PACKED * path.stat().st_size)
-    is_first = os.environ.get("RANK", "0") == "0"
-    if is_first:
+    most = max(SMALL, MOST_PACKED * path.stat().st_size)
+    if is_told:
         say(f"{path}: its images are copied once, into {copy}, to be read in any order")
     temporary = copy.with_name(f".{copy.name}.{secrets.token_hex(4)}")
-    bar = CountBar(table.metadata.num_rows, unit="images", shown=is_first)
+    bar = CountBar(table.metadata.num_rows, unit="images", shown=is_told)
     try:
         with temporary.open("xb") as file, bar:
             batches = joined_batches(pa, _plain_batches(pa, path, table, columns, bar), _is_full)
@@ -155,7 +184,7 @@ def _copy(path: Path, table: Any, copy: Path, image: str | None) -> None:
                     writer.write_batch(first)
                     if file.tell() > most:
                         raise DamagedData(
-                            f"{path}: its images unpack to more than {_MOST_PACKED} times its size\n"
+                            f"{path}: its images unpack to more than {MOST_PACKED} times its size\n"
                             "No file of images does: copy or make it again"
                         )
                     first = next(batches, None)
