@@ -13,7 +13,7 @@ fetches, the second finds what the library keeps. `local` is flambeau reading th
 Links: plain, latency (50 ms before each answer), 200MB (a second), 10MB (which the link cannot deliver as
 fast as the processors decode), faults (1 % of the answers are 503 or cut). The contenders take turns in each
 round. Figures: images a second; images per CPU second of the processes that read; seconds from the first call
-until the first batch, with the library's imports; bytes of the store per byte of the photographs; peak of memory
+until the first batch, imports among them; bytes of the store per byte of the photographs; peak of memory
 (proportional set size of all processes at the end of an epoch); and how many images were missing or twice. A
 contender that gives up says why. A row has medians over the rounds, and the lowest and highest.
 

@@ -1,6 +1,6 @@
 """Train on a Ray cluster, with the data and a mirror of the run in a bucket:  python ray_train.py
 
-Set: the workers, the two addresses, what is passed to flambeau.train. Ray starts the ranks, and flambeau.train
+Set: the workers, the two addresses, what is passed to flambeau.train. Ray starts the ranks, and the function
 finds itself among them. After a failure Ray starts all ranks again, and the run continues from its mirror.
 """
 
