@@ -302,6 +302,35 @@ def test_arrays_of_four_channels_are_color_and_alpha_and_a_line_says_so(flambeau
     assert json.loads(flambeau("evaluate run a.npz --json").out)["accuracy"] > 0.95
 
 
+def test_pages_are_channels_where_so_many_are_asked_for(flambeau: Any) -> None:
+    """What is learned and answered is that of the same channels as samples of one page."""
+    images = bands(5)
+    write("samples", images)
+    write("pages", np.moveaxis(images, 3, 1), planarconfig=None)
+    for data, more in (("samples", ""), ("pages", "--channels 5")):
+        trained = flambeau(f"train {data} --out of_{data}", SHORT, more)
+        assert "images of 5 channels and 16 bits" in trained.out + trained.err
+        assert "several pages" not in trained.out + trained.err
+    assert same_bits("of_samples", "of_pages")
+    answers = [
+        flambeau("predict of_pages", f"{data}/a/00.tif", f"{data}/b/01.tif", "--json")
+        for data in ("samples", "pages")
+    ]
+    assert [answer.err for answer in answers] == ["", ""]
+    samples, pages = (
+        answer.out.replace(data, "")
+        for answer, data in zip(answers, ("samples", "pages"), strict=True)
+    )
+    assert samples == pages
+    assert flambeau("evaluate of_pages pages").code == 0
+    assert "several pages" not in flambeau("features of_pages pages x.npy").err
+    refused(
+        flambeau("train pages --channels 4 --out other", SHORT),
+        "1 channel in each of 5 pages",
+        "channels = 4",
+    )
+
+
 @pytest.mark.parametrize(("channels", "mode"), [(1, "RGB"), (3, "L")])
 def test_grey_or_color_is_made_of_any_image(flambeau: Any, channels: int, mode: str) -> None:
     for number, x_HWC in enumerate(bands(3)):

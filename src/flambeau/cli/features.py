@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         download=arguments.download,
         say=say,
     )
-    for line in page_remarks(source):
+    for line in page_remarks(source, channels=trained.facts.channels):
         say(line)
     written = write_features(
         trained,
