@@ -380,6 +380,55 @@ def test_the_first_layer_of_published_weights_is_adapted(
     assert facts_of()["mean"][0] == pytest.approx(1000 / 8 / 255, abs=0.01)
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+def test_features_of_a_model_by_name(
+    flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
+    """Of all channels, normalized by their own mean, with the first layer adapted by timm's rule."""
+    import torchvision
+
+    torch.manual_seed(0)
+    model = torchvision.models.squeezenet1_1(num_classes=1000).eval()
+    file = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.url.rpartition("/")[2]
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save(model.state_dict(), tmp_path / "hub" / "checkpoints" / file)
+    images = bands(5) if bits == 16 else (bands(5) // 8).astype(np.uint8)
+    write("data", images[:, :40, :40])
+    name = "torchvision:squeezenet1_1"
+    answer = flambeau(
+        f"features {name} data f.npy --pretrained --image-size 40 --layers features.1"
+    )
+    assert answer.code == 0, answer
+    assert "images of 5 channels, normalized by their own mean and deviation" in answer.err
+    assert f"the first layer of {name}, published for 3 channels, is adapted to 5" in answer.err
+    x_NHWC = torch.from_numpy(images[:, :40, :40].astype(np.float64))
+    order = [*range(0, COUNT, 2), *range(1, COUNT, 2)]  # by their folders
+    x_NHWC = ((x_NHWC - x_NHWC.mean((0, 1, 2))) / x_NHWC.std((0, 1, 2), correction=0))[order]
+    first = model.features[0]
+    weight = first.weight[:, [0, 1, 2, 0, 1]] * 0.6
+    with torch.no_grad():
+        made = torch.conv2d(x_NHWC.permute(0, 3, 1, 2).float(), weight, first.bias, 2).relu()
+    torch.testing.assert_close(torch.from_numpy(np.load("f.npy")), made, rtol=0.05, atol=0.05)
+
+
+def test_weights_for_other_channels_are_refused(flambeau: Any) -> None:
+    """Features behind a first layer of random values would say nothing."""
+    import timm
+    from safetensors.torch import save_file
+
+    write("data", bands(5))
+    for channels in (3, 5):
+        weights = timm.create_model("test_resnet", in_chans=channels).state_dict()
+        save_file(weights, f"of_{channels}.safetensors")
+    words = "features test_resnet data f.npy --image-size 32 --weights"
+    refused(
+        flambeau(words, "of_3.safetensors"), "conv1", "[16, 3, 3, 3] -> [16, 5, 3, 3]", "as many"
+    )
+    assert flambeau(words, "of_5.safetensors").code == 0
+    assert len(np.load("f.npy")) == COUNT
+
+
 # ---------------------------------------------------------------- what is refused
 
 

@@ -22,14 +22,19 @@ def pixel_lines(
     """
     lines = [*_kept(facts, settings)]
     if settings.pretrained and facts.channels != 3:
-        how = "summed up" if facts.channels == 1 else "repeated and rescaled"
-        lines.append(
-            f"the first layer of {settings.model}, published for 3 channels, is adapted to {facts.channels}: "
-            f"its weights are {how}"
-        )
+        lines.append(adapted_line(settings.model, facts.channels))
     if facts.pixels == "uint8" and facts.channels in COLORS and not is_asked:
         lines += _converted(train)
     return lines
+
+
+def adapted_line(model: str, channels: int) -> str:
+    """What becomes of the first layer of published weights for images of other channels than three."""
+    how = "summed up" if channels == 1 else "repeated and rescaled"
+    return (
+        f"the first layer of {model}, published for 3 channels, is adapted to {channels}: its weights are "
+        f"{how}"
+    )
 
 
 def _kept(facts: DataFacts, settings: ResolvedSettings) -> list[str]:
