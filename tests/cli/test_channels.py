@@ -429,6 +429,65 @@ def test_weights_for_other_channels_are_refused(flambeau: Any) -> None:
     assert len(np.load("f.npy")) == COUNT
 
 
+NET = """
+from torch import nn
+
+def build(channels, num_classes):
+    layers = nn.Conv2d(channels, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(8, num_classes))
+"""
+
+
+@pytest.mark.parametrize(("channels", "pixels"), [(2, "uint8"), (4, "uint16"), (5, "float32")])
+def test_what_a_loop_of_ones_own_has_made_is_used(
+    flambeau: Any, channels: int, pixels: str
+) -> None:
+    """Its answers are those of the model on what the loop has learned from."""
+    images = bands(channels)[:, :32, :32]
+    images = (images // 8).astype(np.uint8) if pixels == "uint8" else images
+    write("data", images)
+    Path("net.py").write_text(NET)
+    Path("floats.py").write_text(
+        "import numpy as np\n"
+        f"class Own:\n    classes = ['a', 'b']\n    targets = [k % 2 for k in range({COUNT})]\n"
+        "    images = np.load('floats.npy')\n    def __len__(self):\n        return len(self.images)\n"
+        "    def __getitem__(self, k):\n        return self.images[k], self.targets[k]\n"
+        "def data():\n    return Own(), Own()\n"
+    )
+    floats = images.astype(np.float32) / (1 if pixels == "uint16" else 255)
+    np.save("floats.npy", floats)
+    mean, std = floats.mean((0, 1, 2)), floats.std((0, 1, 2))
+    x_NCHW = torch.from_numpy((floats - mean) / std).permute(0, 3, 1, 2).contiguous()
+    labels = torch.arange(COUNT) % 2
+    torch.manual_seed(0)
+    built: dict[str, Any] = {}
+    exec(compile(NET, "net.py", "exec"), built)
+    model = built["build"](channels, 2)
+    use = {"image_size": 32, "mean": mean.tolist(), "std": std.tolist(), "pixels": pixels}
+    run = Run(
+        "own", model, torch.optim.AdamW(model.parameters(), lr=0.01), list(zip(x_NCHW, labels, strict=True)),
+        batch_size=8, duration="2ep", builder="net.py:build", classes=["a", "b"], preprocess=use,
+    )  # fmt: skip
+    for _ in run.epochs():
+        for x, y in run.batches():
+            run.step(torch.nn.functional.cross_entropy(model(x), y))
+        for x, y in run.evaluate(list(zip(x_NCHW, labels, strict=True))):
+            logits = model(x)
+            run.log(val_accuracy=logits.argmax(1) == y, predictions=(logits, y, x))
+    assert "data:image/jpeg" in Path("own/report.html").read_text()  # pictures of what was wrong
+    with torch.no_grad():
+        wanted = model.eval()(x_NCHW).softmax(1)
+    given = [*floats] if pixels == "float32" else [*images]
+    answers = doors.load("own")(given).probabilities
+    torch.testing.assert_close(answers, wanted, rtol=1e-4, atol=1e-5)
+    data = "floats.py:data" if pixels == "float32" else "data"
+    evaluated = json.loads(flambeau("evaluate own", data, "--json").out)
+    right = (wanted.argmax(1) == labels).double().mean()
+    assert evaluated["accuracy"] == pytest.approx(float(right), abs=1e-4)
+    assert flambeau("features own", data, "f.npy").code == 0
+    assert np.load("f.npy").shape == (COUNT, 8)
+
+
 # ---------------------------------------------------------------- what is refused
 
 
