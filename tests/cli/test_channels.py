@@ -429,6 +429,14 @@ def test_weights_for_other_channels_are_refused(flambeau: Any) -> None:
     assert len(np.load("f.npy")) == COUNT
 
 
+def test_any_channels_are_moved_by_random_operations(flambeau: Any) -> None:
+    write("data", bands(5))
+    trained = flambeau("train data --out run --augment trivialaugment", SHORT)
+    assert trained.code == 0, trained
+    line = "trivialaugment of ShearX, ShearY, TranslateX, TranslateY, Rotate alone"
+    assert line in trained.out + trained.err and "Posterize" not in trained.out + trained.err
+
+
 NET = """
 from torch import nn
 
@@ -494,7 +502,6 @@ def test_what_a_loop_of_ones_own_has_made_is_used(
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--augment randaugment", ("augment = randaugment", "images of 4 channels have not")),
         ("--color-jitter 0.4", ("color_jitter = 0.4", "images of 4 channels have not")),
         ("--channels 3", ("data/a/00.tif has 4 channels that are no color", "channels = 3")),
         ("--channels 5", ("data/a/00.tif has 4 channels, and channels = 5",)),

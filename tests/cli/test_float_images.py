@@ -193,9 +193,14 @@ def test_held_on_a_device_they_are_the_same() -> None:
 
 
 def test_what_changes_8_bits_is_refused_by_name(flambeau: Any) -> None:
-    for flag in ("--augment randaugment", "--color-jitter 0.2"):
-        answer = flambeau("train data.py:unit --out run", SHORT, flag)
-        refused(answer, "floating-point pixels", "--augment and --color-jitter")
+    answer = flambeau("train data.py:unit --out run", SHORT, "--color-jitter 0.2")
+    refused(answer, "floating-point pixels", "--color-jitter does not change")
+    for data in ("unit", "normalized"):
+        out = f"moved_{data}"
+        answer = flambeau(f"train data.py:{data} --out {out}", SHORT, "--augment randaugment")
+        assert answer.code == 0, answer
+        line = "randaugment of ShearX, ShearY, TranslateX, TranslateY, Rotate alone"
+        assert line in answer.out + answer.err
     for flag in ("--random-erasing 0.5", "--mixup 0.2"):
         assert flambeau("train data.py:unit --fresh --out run", SHORT, flag).code == 0
     refused(flambeau("pack data.py:unit a.rec"), "floating-point pixels", "uint8")
