@@ -312,6 +312,8 @@ def _levels(trained: Trained, x_NCHW: Tensor, name: str) -> Tensor:
     x = x_NCHW.double() * std + mean
     if facts.pixels == "uint16":
         return x.round().float()
+    if facts.pixels != "uint8":
+        return x.float()
     x = x * 255
     levels = x.round()
     off = (x - levels).abs().max()
