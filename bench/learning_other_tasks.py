@@ -13,8 +13,8 @@ Contenders, each a command in a process of its own, with the network of `net` be
 of 64, one thread, an evaluation and a checkpoint per epoch:
 - `flambeau train`: with its defaults: SGD, shifts by some pixels and mirror images for labels; AdamW and
   whole images for numbers; AdamW, crops and mirror images for masks;
-- `whole images`: the same with --no-flip --padding 0, which for numbers is the default; of masks with
-  --crop-scale 0.9, as these articles have all one size;
+- `whole images`: the same with --no-flip --padding 0, of masks with --crop-scale 0.9, as these articles have
+  all one size; not of numbers, whose default it is;
 - `plain`: a script of torch, torchvision transforms and scikit-learn as most people write it (`plain` below):
   AdamW at 1e-3 with a cosine, BCEWithLogitsLoss, MSELoss of standardized numbers, or CrossEntropyLoss of
   pixels, whole images; masks by `pixel_net`, and mirrored with their images by torchvision's v2 transforms.
@@ -376,13 +376,18 @@ def figures_of(run: Path, table: Path) -> dict[str, Any]:
     return {"mae": {one.name: one.mae for one in found.columns}}
 
 
+def contenders_of(problem: str) -> tuple[str, ...]:
+    """Those that differ."""
+    return tuple(one for one in CONTENDERS if one != "whole images" or not TARGETS[problem])
+
+
 def summary(
     rows: list[dict[str, Any]], problem: str, shared: dict[str, Any]
 ) -> list[dict[str, Any]]:
     """Medians of each contender, and its processor seconds in those of `plain`, round by round."""
     plain_s = {row["round"]: row["processor_s"] for row in rows if row["contender"] == "plain"}
     lines = []
-    for contender in CONTENDERS:
+    for contender in contenders_of(problem):
         of = [row for row in rows if row["contender"] == contender]
         ratios = [row["processor_s"] / plain_s[row["round"]] for row in of]
         figures: dict[str, Any] = {}
@@ -440,7 +445,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="other_tasks_") as name:
             table = make_data(told.data, Path(name) / "data", problem, images=told.images)
             for number in range(told.rounds):
-                order = random.Random(number).sample(CONTENDERS, len(CONTENDERS))
+                contenders = contenders_of(problem)
+                order = random.Random(number).sample(contenders, len(contenders))
                 for contender in order:
                     out = Path(name) / f"{number} {contender}"
                     row = measured(

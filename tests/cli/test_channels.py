@@ -302,6 +302,35 @@ def test_arrays_of_four_channels_are_color_and_alpha_and_a_line_says_so(flambeau
     assert json.loads(flambeau("evaluate run a.npz --json").out)["accuracy"] > 0.95
 
 
+def test_pages_are_channels_where_so_many_are_asked_for(flambeau: Any) -> None:
+    """What is learned and answered is that of the same channels as samples of one page."""
+    images = bands(5)
+    write("samples", images)
+    write("pages", np.moveaxis(images, 3, 1), planarconfig=None)
+    for data, more in (("samples", ""), ("pages", "--channels 5")):
+        trained = flambeau(f"train {data} --out of_{data}", SHORT, more)
+        assert "images of 5 channels and 16 bits" in trained.out + trained.err
+        assert "several pages" not in trained.out + trained.err
+    assert same_bits("of_samples", "of_pages")
+    answers = [
+        flambeau("predict of_pages", f"{data}/a/00.tif", f"{data}/b/01.tif", "--json")
+        for data in ("samples", "pages")
+    ]
+    assert [answer.err for answer in answers] == ["", ""]
+    samples, pages = (
+        answer.out.replace(data, "")
+        for answer, data in zip(answers, ("samples", "pages"), strict=True)
+    )
+    assert samples == pages
+    assert flambeau("evaluate of_pages pages").code == 0
+    assert "several pages" not in flambeau("features of_pages pages x.npy").err
+    refused(
+        flambeau("train pages --channels 4 --out other", SHORT),
+        "1 channel in each of 5 pages",
+        "channels = 4",
+    )
+
+
 @pytest.mark.parametrize(("channels", "mode"), [(1, "RGB"), (3, "L")])
 def test_grey_or_color_is_made_of_any_image(flambeau: Any, channels: int, mode: str) -> None:
     for number, x_HWC in enumerate(bands(3)):
@@ -351,13 +380,128 @@ def test_the_first_layer_of_published_weights_is_adapted(
     assert facts_of()["mean"][0] == pytest.approx(1000 / 8 / 255, abs=0.01)
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+def test_features_of_a_model_by_name(
+    flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int
+) -> None:
+    """Of all channels, normalized by their own mean, with the first layer adapted by timm's rule."""
+    import torchvision
+
+    torch.manual_seed(0)
+    model = torchvision.models.squeezenet1_1(num_classes=1000).eval()
+    file = torchvision.models.SqueezeNet1_1_Weights.DEFAULT.url.rpartition("/")[2]
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
+    torch.save(model.state_dict(), tmp_path / "hub" / "checkpoints" / file)
+    images = bands(5) if bits == 16 else (bands(5) // 8).astype(np.uint8)
+    write("data", images[:, :40, :40])
+    name = "torchvision:squeezenet1_1"
+    answer = flambeau(
+        f"features {name} data f.npy --pretrained --image-size 40 --layers features.1"
+    )
+    assert answer.code == 0, answer
+    assert "images of 5 channels, normalized by their own mean and deviation" in answer.err
+    assert f"the first layer of {name}, published for 3 channels, is adapted to 5" in answer.err
+    x_NHWC = torch.from_numpy(images[:, :40, :40].astype(np.float64))
+    order = [*range(0, COUNT, 2), *range(1, COUNT, 2)]  # by their folders
+    x_NHWC = ((x_NHWC - x_NHWC.mean((0, 1, 2))) / x_NHWC.std((0, 1, 2), correction=0))[order]
+    first = model.features[0]
+    weight = first.weight[:, [0, 1, 2, 0, 1]] * 0.6
+    with torch.no_grad():
+        made = torch.conv2d(x_NHWC.permute(0, 3, 1, 2).float(), weight, first.bias, 2).relu()
+    torch.testing.assert_close(torch.from_numpy(np.load("f.npy")), made, rtol=0.05, atol=0.05)
+
+
+def test_weights_for_other_channels_are_refused(flambeau: Any) -> None:
+    """Features behind a first layer of random values would say nothing."""
+    import timm
+    from safetensors.torch import save_file
+
+    write("data", bands(5))
+    for channels in (3, 5):
+        weights = timm.create_model("test_resnet", in_chans=channels).state_dict()
+        save_file(weights, f"of_{channels}.safetensors")
+    words = "features test_resnet data f.npy --image-size 32 --weights"
+    refused(
+        flambeau(words, "of_3.safetensors"), "conv1", "[16, 3, 3, 3] -> [16, 5, 3, 3]", "as many"
+    )
+    assert flambeau(words, "of_5.safetensors").code == 0
+    assert len(np.load("f.npy")) == COUNT
+
+
+def test_any_channels_are_moved_by_random_operations(flambeau: Any) -> None:
+    write("data", bands(5))
+    trained = flambeau("train data --out run --augment trivialaugment", SHORT)
+    assert trained.code == 0, trained
+    line = "trivialaugment of ShearX, ShearY, TranslateX, TranslateY, Rotate alone"
+    assert line in trained.out + trained.err and "Posterize" not in trained.out + trained.err
+
+
+NET = """
+from torch import nn
+
+def build(channels, num_classes):
+    layers = nn.Conv2d(channels, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(8, num_classes))
+"""
+
+
+@pytest.mark.parametrize(("channels", "pixels"), [(2, "uint8"), (4, "uint16"), (5, "float32")])
+def test_what_a_loop_of_ones_own_has_made_is_used(
+    flambeau: Any, channels: int, pixels: str
+) -> None:
+    """Its answers are those of the model on what the loop has learned from."""
+    images = bands(channels)[:, :32, :32]
+    images = (images // 8).astype(np.uint8) if pixels == "uint8" else images
+    write("data", images)
+    Path("net.py").write_text(NET)
+    Path("floats.py").write_text(
+        "import numpy as np\n"
+        f"class Own:\n    classes = ['a', 'b']\n    targets = [k % 2 for k in range({COUNT})]\n"
+        "    images = np.load('floats.npy')\n    def __len__(self):\n        return len(self.images)\n"
+        "    def __getitem__(self, k):\n        return self.images[k], self.targets[k]\n"
+        "def data():\n    return Own(), Own()\n"
+    )
+    floats = images.astype(np.float32) / (1 if pixels == "uint16" else 255)
+    np.save("floats.npy", floats)
+    mean, std = floats.mean((0, 1, 2)), floats.std((0, 1, 2))
+    x_NCHW = torch.from_numpy((floats - mean) / std).permute(0, 3, 1, 2).contiguous()
+    labels = torch.arange(COUNT) % 2
+    torch.manual_seed(0)
+    built: dict[str, Any] = {}
+    exec(compile(NET, "net.py", "exec"), built)
+    model = built["build"](channels, 2)
+    use = {"image_size": 32, "mean": mean.tolist(), "std": std.tolist(), "pixels": pixels}
+    run = Run(
+        "own", model, torch.optim.AdamW(model.parameters(), lr=0.01), list(zip(x_NCHW, labels, strict=True)),
+        batch_size=8, duration="2ep", builder="net.py:build", classes=["a", "b"], preprocess=use,
+    )  # fmt: skip
+    for _ in run.epochs():
+        for x, y in run.batches():
+            run.step(torch.nn.functional.cross_entropy(model(x), y))
+        for x, y in run.evaluate(list(zip(x_NCHW, labels, strict=True))):
+            logits = model(x)
+            run.log(val_accuracy=logits.argmax(1) == y, predictions=(logits, y, x))
+    assert "data:image/jpeg" in Path("own/report.html").read_text()  # pictures of what was wrong
+    with torch.no_grad():
+        wanted = model.eval()(x_NCHW).softmax(1)
+    given = [*floats] if pixels == "float32" else [*images]
+    answers = doors.load("own")(given).probabilities
+    torch.testing.assert_close(answers, wanted, rtol=1e-4, atol=1e-5)
+    data = "floats.py:data" if pixels == "float32" else "data"
+    evaluated = json.loads(flambeau("evaluate own", data, "--json").out)
+    right = (wanted.argmax(1) == labels).double().mean()
+    assert evaluated["accuracy"] == pytest.approx(float(right), abs=1e-4)
+    assert flambeau("features own", data, "f.npy").code == 0
+    assert np.load("f.npy").shape == (COUNT, 8)
+
+
 # ---------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
     ("flags", "parts"),
     [
-        ("--augment randaugment", ("augment = randaugment", "images of 4 channels have not")),
         ("--color-jitter 0.4", ("color_jitter = 0.4", "images of 4 channels have not")),
         ("--channels 3", ("data/a/00.tif has 4 channels that are no color", "channels = 3")),
         ("--channels 5", ("data/a/00.tif has 4 channels, and channels = 5",)),

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch.testing import assert_close
 
 import flambeau as doors
@@ -21,8 +23,10 @@ from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.data.transforms.crops import eval_image, train_image
 from flambeau.errors import DecodeError, InputError
+from flambeau.exports.exported_model import load_model
 from flambeau.recipes.data.sample_order import sample_seeds
 from flambeau.run.run import Run
+from flambeau.trainer.prediction.predictor import Predictor
 from refused import refused
 
 DATA = """
@@ -193,9 +197,14 @@ def test_held_on_a_device_they_are_the_same() -> None:
 
 
 def test_what_changes_8_bits_is_refused_by_name(flambeau: Any) -> None:
-    for flag in ("--augment randaugment", "--color-jitter 0.2"):
-        answer = flambeau("train data.py:unit --out run", SHORT, flag)
-        refused(answer, "floating-point pixels", "--augment and --color-jitter")
+    answer = flambeau("train data.py:unit --out run", SHORT, "--color-jitter 0.2")
+    refused(answer, "floating-point pixels", "--color-jitter does not change")
+    for data in ("unit", "normalized"):
+        out = f"moved_{data}"
+        answer = flambeau(f"train data.py:{data} --out {out}", SHORT, "--augment randaugment")
+        assert answer.code == 0, answer
+        line = "randaugment of ShearX, ShearY, TranslateX, TranslateY, Rotate alone"
+        assert line in answer.out + answer.err
     for flag in ("--random-erasing 0.5", "--mixup 0.2"):
         assert flambeau("train data.py:unit --fresh --out run", SHORT, flag).code == 0
     refused(flambeau("pack data.py:unit a.rec"), "floating-point pixels", "uint8")
@@ -243,3 +252,44 @@ def test_pixels_that_are_not_finite_are_bad_images(flambeau: Any) -> None:
                    "Photos.__getitem__ = torn_pixel\n")  # fmt: skip
     refused(flambeau("train data.py:unit --out run", SHORT), "sample 5", "not all finite")
     assert flambeau("train data.py:unit --out skips --skip-bad-images 2", SHORT).code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data", "format_", "size"), [("normalized", "torch-export", 12), ("unit", "onnx", 8)]
+)
+def test_an_export_takes_the_numbers_that_were_learned(
+    flambeau: Any, data: str, format_: str, size: int
+) -> None:
+    """The graph, the run, and example.py on files .npy give the same probabilities."""
+    if format_ == "onnx":
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    assert flambeau(f"train data.py:{data} --out run --image-size {size}", SHORT).code == 0
+    exported = flambeau(f"export run --out shipped --format {format_} --allow-slower")
+    assert exported.code == 0, exported
+    _, val = sources(data)
+    images = [np.asarray(val.read(k)) for k in range(len(val))]
+    wanted = doors.load("run")(images).probabilities
+    served = Predictor(load_model(Path("shipped"), trust=True, say=print))
+    assert_close(served(images).probabilities, wanted, rtol=1e-4, atol=1e-5)
+    measured = [
+        json.loads(flambeau(f"evaluate {model} data.py:{data} --json").out)["accuracy"]
+        for model in ("run", "shipped")
+    ]
+    assert measured[0] == measured[1]
+    np.save("one.npy", images[3])
+    done = subprocess.run(
+        [sys.executable, "shipped/example.py", "one.npy"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert float(done.stdout.split()[-1]) == pytest.approx(float(wanted[3].max()), abs=1e-4)
+    Image.new("RGB", (9, 9)).save("photo.png")
+    refused_by = subprocess.run(
+        [sys.executable, "shipped/example.py", "photo.png"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "images of floating-point numbers" in refused_by.stderr
+    card = Path("shipped/README.md").read_text()
+    assert "float32, in the unit of the training images" in card
+    assert "not read from image files" in card

@@ -77,6 +77,24 @@ def test_all_filters_and_sizes_give_pillows_pixels(seed: int) -> None:
         np.testing.assert_array_equal(Picture(data).pixels(box, channels=channels), part)
 
 
+def flat_file(seed: int) -> bytes:
+    """As `random_file`, of rows that mostly are what their filter expects, as in a mask."""
+    draw = np.random.default_rng(seed)
+    height, width = (int(side) for side in draw.integers(1, 70, 2))
+    rows = draw.integers(0, 256, (height, 1 + width)) * (draw.random((height, 1 + width)) < 0.06)
+    rows[:, 0] = draw.choice(5, height)
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return file_of(header, zlib.compress(rows.astype(np.uint8).tobytes()))
+
+
+@needs_kernel
+def test_rows_of_equal_pixels_are_pillows() -> None:
+    for seed in range(300):
+        data = flat_file(seed)
+        assert png.read_header(data) is not None
+        np.testing.assert_array_equal(decode(data, channels=1), by_pillow(data, "L"))
+
+
 NOISE = Image.effect_noise((31, 20), 90)
 EXIF = Image.Exif()
 EXIF[0x0112] = 6

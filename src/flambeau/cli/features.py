@@ -18,6 +18,7 @@ from flambeau.terminal import print_text, say
 from flambeau.user_code import is_function
 
 if TYPE_CHECKING:
+    from flambeau.data.sources.source import Source
     from flambeau.trainer.prediction.trained_model import Trained
 
 HELP = "write the features of images by a run or a pretrained model"
@@ -80,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> int:
         from flambeau.data.datasets.image_statistics import page_remarks
         from flambeau.trainer.evaluation.feature_file import SUFFIXES
         from flambeau.trainer.evaluation.predictions_file import refuse_existing
-        from flambeau.trainer.prediction.features import open_images, write_features
+        from flambeau.trainer.prediction.features import write_features
 
     # Check before an hour of work.
     refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
@@ -89,16 +90,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise InputError(
             f"{arguments.out} holds one layer, and {len(layers)} are named: let it end in .safetensors"
         )
-    is_run = Path(arguments.model).is_dir()
-    trained = _trained_run(arguments) if is_run else _named_model(arguments)
-    source = open_images(
-        Path(arguments.data),
-        trained.facts.classes if is_run else None,
-        part=arguments.part,
-        download=arguments.download,
-        say=say,
-    )
-    for line in page_remarks(source):
+    trained, source = _model_and_images(arguments)
+    for line in page_remarks(source, channels=trained.facts.channels):
         say(line)
     written = write_features(
         trained,
@@ -124,6 +117,32 @@ def _run(arguments: argparse.Namespace) -> int:
         print_text(f"{name}: {' x '.join(map(str, (written.num_images, *shape)))} float32")
     say(f"features of {written.num_images} images: {arguments.out}, their list: {written.images}")
     return 0
+
+
+def _model_and_images(arguments: argparse.Namespace) -> "tuple[Trained, Source]":
+    from flambeau.trainer.prediction.features import named_model, open_images
+
+    is_run = Path(arguments.model).is_dir()
+    run = _trained_run(arguments) if is_run else None
+    size = 0 if is_run else _size_of_named_model(arguments)
+    source = open_images(
+        Path(arguments.data),
+        None if run is None else run.facts.classes,
+        part=arguments.part,
+        download=arguments.download,
+        say=say,
+    )
+    if run is not None:
+        return run, source
+    model = named_model(
+        arguments.model,
+        source,
+        image_size=size,
+        pretrained=arguments.pretrained,
+        weights=arguments.weights,
+        say=say,
+    )
+    return model, source
 
 
 def _keep_inputs(arguments: argparse.Namespace) -> None:
@@ -159,23 +178,19 @@ def _trained_run(arguments: argparse.Namespace) -> "Trained":
     )
 
 
-def _named_model(arguments: argparse.Namespace) -> "Trained":
+def _size_of_named_model(arguments: argparse.Namespace) -> int:
+    """The side of the images of a model by its name; InputError if it has no weights."""
     from flambeau.inspection.model_catalog import DEFAULT_SIZE, catalog_entry
     from flambeau.run.options.option import check_value
-    from flambeau.trainer.prediction.features import named_model
+    from flambeau.trainer.prediction.features import require_weights
     from flambeau.trainer.settings.settings import FIELDS
 
     if arguments.pretrained and arguments.weights:
         raise InputError("--pretrained and --weights contradict each other: give one of them")
-    size = arguments.image_size
+    size: int | None = arguments.image_size
     if size is None:
         known = None if is_function(arguments.model) else catalog_entry(arguments.model).input_size
         size = known or DEFAULT_SIZE
     check_value(FIELDS["image_size"], size)
-    return named_model(
-        arguments.model,
-        image_size=size,
-        pretrained=arguments.pretrained,
-        weights=arguments.weights,
-        say=say,
-    )
+    require_weights(arguments.model, pretrained=arguments.pretrained, weights=arguments.weights)
+    return size

@@ -104,7 +104,8 @@ def export(
             files, PIL images or uint8 arrays.
         out: the folder to make.
         preprocess: how an image becomes the input of the model: a dict of `image_size`, `mean`, `std`,
-            `resize` and `interpolation`, or the transform of torchvision or timm that an evaluation uses.
+            `resize`, `interpolation` and `pixels`, or the transform of torchvision or timm that an
+            evaluation uses.
         classes: names, in the order of the logits.
         format: torch-export, onnx (one file for ONNX Runtime and others) or aoti (compiled for this kind of
             processor); of a model that a name stands for, safetensors, too.
@@ -311,6 +312,8 @@ def _levels(trained: Trained, x_NCHW: Tensor, name: str) -> Tensor:
     x = x_NCHW.double() * std + mean
     if facts.pixels == "uint16":
         return x.round().float()
+    if facts.pixels != "uint8":
+        return x.float()
     x = x * 255
     levels = x.round()
     off = (x - levels).abs().max()

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flambeau.data.sources.source import IN_FILES
 from flambeau.data.sources.wide_source import COLORS
 from flambeau.data.transforms.crops import shorter_side
 from flambeau.exports.examples import example_of, needs_own_class
@@ -103,7 +104,8 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
     """example.py and the files that it needs."""
     write_file(folder / "example.py", example_of(plan.format, trained, plan.quantize).encode())
     beside = [Path(preprocess.__file__)]
-    if plan.format == "aoti" and trained.facts.channels in COLORS:  # it reads PGM and PPM
+    reads_files = trained.facts.channels in COLORS and trained.facts.pixels in IN_FILES
+    if plan.format == "aoti" and reads_files:  # it reads PGM and PPM
         beside.append(beside[0].with_name("classify.cpp"))
     if plan.format == "safetensors" and needs_own_class(trained):
         beside.append(Path(pixel_models.__file__))

@@ -92,7 +92,7 @@ def load_export(
         path, is_recorded(content), trust, say, hashes if isinstance(hashes, dict) else {}
     )
     classify = format_.open(path / format_.file, torch.get_num_threads(), permission)
-    dtype = torch.float32 if facts.pixels == "uint16" else torch.uint8
+    dtype = torch.uint8 if facts.pixels == "uint8" else torch.float32
     trained = Trained(
         ExportedNetwork(classify, size, dtype).eval(),
         settings,

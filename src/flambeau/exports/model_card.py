@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flambeau.data.sources.source import IN_FILES
 from flambeau.data.sources.wide_source import COLORS
 from flambeau.exports.step_figures import StepFigures, as_table
 from flambeau.trainer.tasks.task import Task
@@ -25,9 +26,11 @@ _READS_FILES = (
     "`preprocess.py` reads image files so (NumPy and Pillow), and `example.py` predicts on them."
 )
 _READS_ARRAYS = (
-    "Image files of such channels are not read here: give `Preprocessing.read_image` an array (H, W, C), "
+    "Such images are not read from image files here: give `Preprocessing.read_image` an array (H, W, C), "
     "as of `tifffile.imread`,\nand `example.py` files `.npy` of one."
 )
+
+_PIXELS = {"uint8": "uint8", "uint16": "float32, levels 0 .. 65535 of 16 bits"}
 
 _CALIBRATED = """\
 Divided by {:.4f} before the softmax, the logits are calibrated, on the images below."""
@@ -68,23 +71,21 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures], task: T
     title = f"{model}, {len(about['classes'])} {words.outputs_are}, as {about['format']}"
     head, *rows = as_table(figures)
     first = figures[0].name.partition(",")[0]
-    is_color = len(about["mean"]) in COLORS
+    reads_files = len(about["mean"]) in COLORS and about["pixels"] in IN_FILES
     parts = [
         f"# {title}",
         _INPUT.format(
             channels=len(about["mean"]),
-            pixels="float32, levels 0 .. 65535 of 16 bits"
-            if about["pixels"] == "uint16"
-            else "uint8",
+            pixels=_PIXELS.get(about["pixels"], "float32, in the unit of the training images"),
             size=about["image_size"],
             answer=words.answer,
             how=words.answer_how,
             logits_shape=words.logits_shape.format(**sizes),
             answer_shape=words.answer_shape.format(**sizes),
-            reading=_READS_FILES if is_color else _READS_ARRAYS,
+            reading=_READS_FILES if reads_files else _READS_ARRAYS,
         ).rstrip()
         + _calibration(about.get("temperature")),
-        *([_CPP if is_color else _CPP.partition("\n")[0]] if about["format"] == "aoti" else []),
+        *([_CPP if reads_files else _CPP.partition("\n")[0]] if about["format"] == "aoti" else []),
         *([_RUNS] if about["format"] in ("aoti", "torch-export") else []),
         "## What each step did",
         f"On {measured['measured']} of {measured['of']} images, {cpu}; differences of {words.compared} and "

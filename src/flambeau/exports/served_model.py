@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flambeau.errors import InputError
 from flambeau.exports.resize_in_graph import ResizedCentre
 from flambeau.trainer.prediction.trained_model import Trained
 
@@ -23,9 +22,9 @@ class ServedModel(nn.Module):
         network: (N, C, S, S) float to (N, K) logits, or (N, K, S, S), in evaluation mode.
         answer: `Task.graph_answer` of the run.
         answer_name: of the second output.
-        origin: 'mean' and 'std' per channel, of pixels in [0, 1] or of the levels of 16 bits; 'pixels',
-            'uint8' or 'uint16', whose levels are float32; 'size', S; 'interpolation'; 'resize', of
-            `EvalResize`; and the arguments of `build_model`.
+        origin: 'mean' and 'std' per channel, of pixels in [0, 1], or of levels of 16 bits or other numbers;
+            'pixels', 'uint8', or another `PixelKind`, whose numbers are float32; 'size', S; 'interpolation';
+            'resize', of `EvalResize`; and the arguments of `build_model`.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class ServedModel(nn.Module):
         self.resize = ResizedCentre(origin["size"], origin["interpolation"], origin.get("resize"))
         self.network = network
         self.channels = len(mean)
-        is_wide = origin.get("pixels") == "uint16"  # files of version 0.1 have no such key
+        is_wide = origin.get("pixels", "uint8") != "uint8"  # files of version 0.1 have no such key
         self.dtype = torch.float32 if is_wide else torch.uint8
         # The same products as `normalizer` computes, once.
         scale = 1 if is_wide else 255
@@ -77,17 +76,8 @@ class ServedModel(nn.Module):
 
 
 def served(trained: Trained) -> ServedModel:
-    """A copy of the model of a run from pixels to predictions.
-
-    Raises:
-        InputError: the run was trained on floating-point pixels, which image files do not hold.
-    """
+    """A copy of the model of a run from pixels to predictions."""
     facts = trained.facts
-    if facts.pixels not in ("uint8", "uint16"):
-        raise InputError(
-            "this run was trained on floating-point pixels, and an export takes the levels of image files\n"
-            "Use its model.safetensors with its class, or flambeau.load(RUN).model in torch.export"
-        )
     origin = {
         "model": trained.settings.model,
         "num_classes": facts.task.num_outputs,

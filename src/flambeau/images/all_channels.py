@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from flambeau.errors import DecodeError, UnsupportedImage
-from flambeau.images import stacked_tiff
+from flambeau.images import stacked_tiff, tiff_pages
 from flambeau.images.channels import num_shown
 from flambeau.images.decode import Picture, Stored, decode_errors, native_header, open_file
 from flambeau.images.exif_orientation import info_orientation, turn_upright
@@ -30,6 +30,7 @@ class StoredChannels(NamedTuple):
         may_be_alpha: nothing says whether the last of its four channels is an alpha.
         is_wide: 16 bits per level of grey or color.
         has_wide_samples: 16 bits per sample, where all channels are read.
+        pages: of a TIFF of one channel, which are channels where so many are wanted.
     """
 
     channels: int
@@ -37,6 +38,11 @@ class StoredChannels(NamedTuple):
     may_be_alpha: bool
     is_wide: bool
     has_wide_samples: bool
+    pages: int = 1
+
+    def can_give(self, count: int) -> bool:
+        """Whether `all_channels` finds so many."""
+        return count in (self.channels, self.pages * self.channels)
 
 
 def stored_channels(data: Stored) -> StoredChannels:
@@ -62,11 +68,11 @@ def stored_channels(data: Stored) -> StoredChannels:
         image = open_file(data)
         wide = is_wide(image)
         count = 1 if image.mode.startswith("I") else _COUNTS[_mode(image)]
-        return StoredChannels(count, False, False, wide, wide)
+        return StoredChannels(count, False, False, wide, wide, tiff_pages.num_pages(image))
 
 
 def all_channels(data: Stored, count: int) -> NDArray[Any]:
-    """The samples of an image that has so many channels, upright; an alpha is one of them.
+    """The samples of an image that has so many channels or pages, upright; an alpha is a channel.
 
     Returns:
         (H, W, count) uint8 or uint16, or float32 if the image was given so; perhaps a view of it.
@@ -79,7 +85,7 @@ def all_channels(data: Stored, count: int) -> NDArray[Any]:
         x_HWC = data if data.ndim == 3 else data[:, :, None]
     else:
         with decode_errors():
-            x_HWC = _of_file(data)
+            x_HWC = _of_file(data, count)
     if x_HWC.shape[2] != count:
         raise DecodeError(f"an image of {_counted(x_HWC.shape[2])}, where {count} are wanted")
     return x_HWC
@@ -93,11 +99,13 @@ def shown_pixels(data: Stored) -> NDArray[Any]:
     return all_channels(data, found.channels)[:, :, : num_shown(found.channels)]
 
 
-def _of_file(data: bytes) -> NDArray[Any]:
+def _of_file(data: bytes, count: int) -> NDArray[Any]:
     stack = stacked_tiff.read_header(data)
     if stack is not None:
         return stacked_tiff.samples(data, stack)
     image = open_file(data)
+    if count > 1 and tiff_pages.num_pages(image) == count:
+        return tiff_pages.of_pages(image, count)
     orientation = info_orientation(image.info) if image.format != "TIFF" else 1
     if is_wide(image):
         levels: NDArray[Any] = wide_levels(lambda: open_file(data), keep_alpha=True)

@@ -266,8 +266,8 @@ class Run:
                 `flambeau.load`, `predict`, `evaluate`, `features`, `export`; it needs `preprocess` and
                 `classes`.
             preprocess: with `builder`: how an image becomes the input of the model: a dict of `image_size`,
-                `mean`, `std`, `resize` and `interpolation`, or the transform of torchvision or timm that an
-                evaluation uses.
+                `mean`, `std`, `resize`, `interpolation` and `pixels`, or the transform of torchvision or timm
+                that an evaluation uses.
             classes: names of the classes, in the order of the logits: with `builder`, and in the report.
             settings: settings of a command of your own that include the options above: `config.toml` holds
                 them instead.

@@ -229,8 +229,8 @@ def train(
         ignore_index: the number in masks of pixels that count in no loss and no figure (None: 255, unless it
             has a name; from 0 to 255).
         channels: channels of the images: 1 makes grey and 3 color of any image, another number keeps all that
-            the images have (None: 1 or 3 by the images and the model; all of them, where they are no color;
-            from 1 to 1024).
+            the images have, or makes them of the pages of a TIFF (None: 1 or 3 by the images and the model;
+            all of them, where they are no color; from 1 to 1024).
         bits: bits per level of the images, 8 or 16: 16 refuses images of 8, and 8 scales those of 16 (None:
             16 if all images looked at have them, else 8).
         image_size: side of the square training images, in pixels (None: from the images, at most 224; from 8
@@ -493,7 +493,7 @@ def evaluate(
     )
     for line in (
         *left_out_lines(source),
-        *page_remarks(source),
+        *page_remarks(source, channels=trained.facts.channels),
         *pixel_remarks(trained, source),
     ):
         (say or terminal_say)(line)

@@ -340,7 +340,8 @@ def _show(given: Mapping[str, Any], prepared: Prepared, *, say: Callable[[str], 
     train = prepared.train
     val = prepared.val
     say(f"{len(train)} images to train on, {len(val)} to evaluate on")
-    for line in (*left_out_lines(train, val), *page_remarks(train, val)):
+    pages = page_remarks(train, val, channels=prepared.facts.channels)
+    for line in (*left_out_lines(train, val), *pages):
         say(line)
     is_asked = "channels" in given or "bits" in given
     for line in pixel_lines(prepared.facts, settings, train, is_asked=is_asked):

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from flambeau.data.pack import coco_masks
 from flambeau.data.pack.coco_masks import _in_polygon, _numbers_of, masks_of_coco
+from flambeau.data.pack.unfinished_masks import UnfinishedMasks
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import mask_of
 from flambeau.errors import InputError
@@ -176,3 +178,105 @@ def test_nothing_is_overwritten(tmp_path: Path, flambeau: Any) -> None:
     path.write_text("{")
     refused = flambeau("pack", path, tmp_path / "c.csv")
     assert refused.code == 2 and "is no JSON" in refused.err
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+class Killed(BaseException):
+    """As if the process ended here."""
+
+
+def cut_off_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
+    """Let a function end the process before its Nth call."""
+    calls = 0
+    real = getattr(owner, name)
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise Killed
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, counted)
+
+
+PLACES = (
+    *[(UnfinishedMasks, "write", call) for call in (1, 2, 4)],
+    (UnfinishedMasks, "move", 1),
+    *[(coco_masks, "write_whole", call) for call in (1, 2)],
+)
+
+
+@pytest.mark.parametrize(("owner", "name", "call"), PLACES)
+def test_the_same_call_continues_what_was_cut_off(
+    owner: Any, name: str, call: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = [one(100, 3, [SQUARE]), one(101, 17, [SMALL]), one(103, 3, [SMALL])]
+    for folder in ("whole", "cut"):
+        source = write(tmp_path / folder, drawn)
+    masks_of_coco(tmp_path / "whole" / "annotations" / source.name, tmp_path / "whole" / "a.csv")
+    dst = source.parent.parent / "a.csv"
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        cut_off_at(patched, owner, name, call)
+        masks_of_coco(source, dst)
+    assert not dst.exists()
+    made = set(source.parent.parent.rglob("*.png"))
+    assert len(made) == (call - 1 if name == "write" else 4)
+    times = {path.name: path.stat().st_mtime_ns for path in made}
+    masks_of_coco(source, dst)
+    assert everything(source.parent.parent) == everything(tmp_path / "whole")
+    for file in (dst.parent / "a_masks").iterdir():
+        assert times.get(file.name, file.stat().st_mtime_ns) == file.stat().st_mtime_ns
+
+
+def test_what_was_cut_off_of_another_file_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path, [one(100, 3, [SQUARE])])
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        cut_off_at(patched, UnfinishedMasks, "write", 3)
+        masks_of_coco(source, tmp_path / "a.csv")
+    source = write(tmp_path, [one(100, 3, [SMALL])])
+    masks_of_coco(source, tmp_path / "a.csv")
+    mask = np.asarray(Image.open(tmp_path / "a_masks" / "0.png"))
+    assert mask.sum() == 24  # of SMALL, 6 x 4
+    assert not (tmp_path / ".a.csv.packing").exists()
+
+
+def test_a_folder_of_the_users_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before nor after a conversion was cut off; and nothing is left of one that made no mask."""
+    source = write(tmp_path, [one(100, 3, [[1, 2]])])
+    with pytest.raises(InputError, match="an outline on 0"):
+        masks_of_coco(source, tmp_path / "a.csv")
+    assert not (tmp_path / ".a.csv.packing").exists()
+    source = write(tmp_path, [one(100, 3, [SQUARE])])
+    with monkeypatch.context() as patched, pytest.raises(Killed):
+        cut_off_at(patched, UnfinishedMasks, "write", 3)
+        masks_of_coco(source, tmp_path / "a.csv")
+    (tmp_path / "a_masks").mkdir()
+    (tmp_path / "a_masks" / "0.png").write_text("mine")
+    with pytest.raises(InputError, match="a_masks exists"):
+        masks_of_coco(source, tmp_path / "a.csv")
+    assert (tmp_path / "a_masks" / "0.png").read_text() == "mine"
+    (tmp_path / "a_masks").rename(tmp_path / "mine")
+    masks_of_coco(source, tmp_path / "a.csv")
+    with pytest.raises(InputError, match=r"a\.csv exists"):
+        masks_of_coco(source, tmp_path / "a.csv")
+
+
+def test_two_conversions_into_one_table_do_not_mix(tmp_path: Path) -> None:
+    source = write(tmp_path, [one(100, 3, [SQUARE])])
+    with (
+        UnfinishedMasks(tmp_path / "a.csv", "another").open(),
+        pytest.raises(InputError, match="another process is packing"),
+    ):
+        masks_of_coco(source, tmp_path / "a.csv")

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
 
 from flambeau.data.transforms.auto_augment import (
     OPERATIONS,
+    SHAPES,
+    Augmentation,
     Operation,
     apply_operations,
     draw_rand_augment,
@@ -164,6 +167,49 @@ def test_levels_of_16_bits_keep_their_scale():
             changed = augment(levels, seed)
             assert changed.flags.c_contiguous
             assert changed.max() <= 4 * 4095  # two operations of at most twice as much
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint8])
+def test_operations_that_move_are_torchvisions_on_tensors(channels, dtype):
+    """Of any numbers and channels; nothing is rounded, and what comes in is 0."""
+    rng = np.random.default_rng(channels)
+    pixels = rng.normal(0, 50, (41, 37, channels)).astype(dtype)
+    x_CHW = torch.from_numpy(pixels).permute(2, 0, 1)
+    for name in SHAPES[1:]:
+        for magnitude in (-0.317, 0.231) if name.startswith("Shear") else (-9.0, 23.0):
+            moved = apply_operations(pixels, [Operation(name, magnitude)])
+            assert moved.dtype == dtype and moved.flags.c_contiguous
+            wanted = _by_torchvision(x_CHW, name, magnitude).permute(1, 2, 0).numpy()
+            # Nearest neighbours whose border the place lies on.
+            off = (moved != wanted).any(2).mean()
+            assert off <= (0 if name.startswith("Translate") else 0.03), (name, magnitude, off)
+
+
+def _by_torchvision(x_CHW, name, magnitude):
+    places = {"ShearX": 0, "ShearY": 1, "TranslateX": 0, "TranslateY": 1}
+    shear, shift = [0.0, 0.0], [0, 0]
+    center = None
+    if name == "Rotate":
+        return F.rotate(x_CHW, magnitude)
+    if name.startswith("Shear"):
+        shear[places[name]] = math.degrees(math.atan(magnitude))
+        center = [0, 0]
+    else:
+        shift[places[name]] = int(magnitude)
+    return F.affine(x_CHW, angle=0, translate=shift, scale=1, shear=shear, center=center)
+
+
+def test_a_policy_of_moves_draws_all_of_them_and_nothing_else():
+    pixels = np.random.default_rng(0).normal(0, 1, (24, 24, 4)).astype(np.float32)
+    there = {*pixels.ravel().tolist(), 0.0}
+    for policy in ("randaugment", "trivialaugment"):
+        augmentation = Augmentation(policy, moves_only=True)
+        moved = [augmentation(pixels, seed) for seed in SEEDS[:80]]
+        assert all({*x.ravel().tolist()} <= there for x in moved)
+        assert len({x.tobytes() for x in moved}) > 30
+    drawn = Counter(draw_trivial_augment_wide(seed, names=SHAPES).name for seed in SEEDS)
+    assert {*drawn} == {*SHAPES}
 
 
 def test_results_depend_on_the_seed_alone():

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 from torchvision import tv_tensors
@@ -15,9 +16,13 @@ from flambeau.data.transforms.crops import (
     train_image,
 )
 from flambeau.data.transforms.mask_crops import eval_mask, fill_nearest, train_mask
+from flambeau.images.native import kernel as native
 
 
-def test_equal_to_torchvision() -> None:
+@pytest.mark.parametrize("with_kernel", [True, False])
+def test_equal_to_torchvision(with_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not with_kernel:
+        monkeypatch.setattr(native, "kernel", lambda: None)
     draw = np.random.default_rng(0)
     for _ in range(200):
         height, width = draw.integers(3, 400, 2)

@@ -199,6 +199,43 @@ def test_levels_become_the_values_of_a_table(kernel: Kernel, planes: bool, strea
         assert (memory[:8] == 77).all() and (memory[-8:] == 77).all()
 
 
+@pytest.mark.parametrize("scalar", [False, True])
+def test_rows_and_columns_of_a_mask(kernel: Kernel, scalar: bool) -> None:
+    """Near and far columns, forward and backward, up to the last byte; also of a part of a larger mask."""
+    draw = np.random.default_rng(3)
+    for _ in range(300):
+        height, width, rows, columns = draw.integers(1, 90, 4)
+        mask = draw.integers(0, 256, (height, width + draw.integers(3))).astype(np.uint8)
+        mask = mask[:, :width]
+        chosen = draw.integers(0, width, columns)
+        if draw.integers(3):
+            chosen = np.sort(chosen)[:: draw.choice([-1, 1])]
+        at = np.sort(draw.integers(0, height, rows)).astype(np.int32)
+        out = np.empty((rows, columns), np.uint8)
+        kernel.nearest(mask, at, chosen.astype(np.int32, order="C"), out, scalar=scalar)
+        np.testing.assert_array_equal(out, mask[at][:, chosen])
+
+
+def test_numbers_are_exchanged_by_a_table(kernel: Kernel) -> None:
+    """The mask itself is never written to, and given back where the table changes nothing in it."""
+    draw = np.random.default_rng(4)
+    kept = 0
+    for _ in range(300):
+        highest = int(draw.integers(1, 257))
+        mask = draw.integers(0, highest, (int(draw.integers(1, 90)), 211)).astype(np.uint8)
+        mask[draw.random(mask.shape) < 0.01 * draw.integers(2)] = 255
+        same = int(draw.integers(0, 257))
+        table = np.where(np.arange(256) < same, np.arange(256), draw.integers(0, 256, 256))
+        table[255] = draw.choice([7, 255])
+        before = mask.copy()
+        found = kernel.renumbered(mask, table.astype(np.uint8))
+        np.testing.assert_array_equal(found, table[before])
+        np.testing.assert_array_equal(mask, before)
+        assert (found is mask) == bool((table[before] == before).all())
+        kept += found is mask
+    assert 30 < kept < 270
+
+
 def test_sizes_that_cannot_be_are_refused(kernel: Kernel) -> None:
     for shape in ((0, 3, 3), (3, 0, 3)):
         for before, after in ((shape, (2, 2, 3)), ((2, 2, 3), shape)):

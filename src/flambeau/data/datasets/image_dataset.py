@@ -43,8 +43,8 @@ class ImageDataset(SeededDataset):
         skip_bad: continue after an image that cannot be read or decoded. In training it is replaced by the
             next readable one of the source, with its own seed; in evaluation it is left out.
         crop: of training images; its interpolation is also that of evaluation.
-        augmentation: of training images, after crop and flip; none for the floating-point pixels of a
-            user's function.
+        augmentation: of training images, after crop and flip; the floating-point pixels of a user's function
+            are only moved.
         keep: keep decoded small images; False if each is read only once, so that the first batch does not
             wait for the last image.
         threads: that make a batch together; None for the CPUs of this process, or one in a DataLoader's
@@ -69,10 +69,11 @@ class ImageDataset(SeededDataset):
         self.crop, self.augmentation = crop, augmentation
         self.alternates = train and crop.flip == "alternate"
         self.dtype = pixel_type(source)
-        if augmentation and pixel_kind(source) not in ("uint8", "uint16"):
+        is_float = pixel_kind(source) not in ("uint8", "uint16")
+        if is_float and (augmentation.jitter or (augmentation and not augmentation.moves_only)):
             raise InputError(
-                f"{source.describe(0)} has floating-point pixels, which --augment and --color-jitter do not "
-                "change\nLeave them out, or return 8-bit pixels"
+                f"{source.describe(0)} has floating-point pixels, which --color-jitter does not change\n"
+                "Leave it out, or return 8-bit pixels"
             )
         self._pool = DecodePool(threads)
         self.has_masks = task_of(source) == "segmentation"

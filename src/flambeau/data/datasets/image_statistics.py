@@ -65,8 +65,14 @@ def several_pages(*sources: Source, limit: int = 64) -> tuple[int, int]:
     return sum(found), len(found)
 
 
-def page_remarks(*sources: Source) -> list[str]:
-    """A line if images that are looked at are TIFF files of several pages."""
+def page_remarks(*sources: Source, channels: int | None = None) -> list[str]:
+    """A line if images that are looked at are TIFF files of several pages.
+
+    Args:
+        channels: of the model; if these are no color, pages may be its channels, and nothing is said.
+    """
+    if channels not in (None, *COLORS):
+        return []
     count, looked_at = several_pages(*sources)
     if not count:
         return []

@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
+from flambeau.data.sources.source import PixelKind
 from flambeau.data.transforms.crops import FILTERS, EvalResize, shorter_side
 from flambeau.errors import InputError, nearest
+from flambeau.images.pixels import MAX_CHANNELS
 
+_KINDS: dict[str, PixelKind] = {"uint8": "uint8", "uint16": "uint16", "float32": "float"}
 _SIZES = range(8, 16385)
 _EXAMPLE = (
     'preprocess={"image_size": 224, "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}'
@@ -25,10 +28,11 @@ class Preprocessing:
 
     Attributes:
         image_size: S.
-        mean, std: of each channel, of pixels in [0, 1], as `Normalize` takes them; their number is that of
-            the channels, 1 or 3.
+        mean, std: of each channel; their number is that of the channels. Of 8 bits they are those of pixels
+            in [0, 1], as `Normalize` takes them, of others those of the numbers themselves.
         resize: what is done before the center crop of S; see `EvalResize`.
         interpolation: 'bilinear' or 'bicubic'.
+        pixels: 'uint8', levels of 8 bits; 'uint16', levels of 16; or 'float32', any numbers.
     """
 
     image_size: int
@@ -36,6 +40,7 @@ class Preprocessing:
     std: tuple[float, ...]
     resize: EvalResize = None
     interpolation: str = "bilinear"
+    pixels: str = "uint8"
 
     def __post_init__(self) -> None:
         size = self.image_size
@@ -56,6 +61,10 @@ class Preprocessing:
             raise InputError(
                 f"preprocess: interpolation must be one of {', '.join(FILTERS)}, got "
                 f"{self.interpolation!r:.40}"
+            )
+        if self.pixels not in _KINDS:
+            raise InputError(
+                f"preprocess: pixels must be one of {', '.join(_KINDS)}, got {self.pixels!r:.40}"
             )
         self._check_resize()
 
@@ -101,8 +110,13 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """1 or 3."""
+        """Of the images that the model takes."""
         return len(self.mean)
+
+    @property
+    def kind(self) -> PixelKind:
+        """Of the pixels, as sources have it."""
+        return _KINDS[self.pixels]
 
     def as_table(self) -> dict[str, Any]:
         """As config.toml holds it; `of` takes it back."""
@@ -112,6 +126,8 @@ class Preprocessing:
             "mean": [*self.mean],
             "std": [*self.std],
         }
+        if self.pixels != "uint8":
+            table["pixels"] = self.pixels
         return table if self.resize is None else {**table, "resize": self.resize}
 
     def __str__(self) -> str:
@@ -130,8 +146,9 @@ def _numbers(name: str, given: Any) -> tuple[float, ...]:
         isinstance(one, int | float) and not isinstance(one, bool) and math.isfinite(one)
         for one in given
     )
-    if not is_right or len(given) not in (1, 3):
+    if not is_right or not 1 <= len(given) <= MAX_CHANNELS:
         raise InputError(
-            f"preprocess: {name} must be a list of 1 or 3 numbers, one per channel, got {given!r:.80}"
+            f"preprocess: {name} must be a list of 1 to {MAX_CHANNELS} numbers, one per channel, got "
+            f"{given!r:.80}"
         )
     return tuple(map(float, given))

@@ -5,6 +5,7 @@ list of polygons, [x0, y0, x1, y1, ...], or run lengths column by column, as num
 """
 
 import csv
+import hashlib
 import io
 import json
 import math
@@ -12,24 +13,25 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from flambeau.data.pack.output_files import write_whole
+from flambeau.data.pack.output_files import name_disk_errors, write_whole
+from flambeau.data.pack.unfinished_masks import UnfinishedMasks
 from flambeau.data.sources.class_names_file import classes_file
 from flambeau.data.sources.masks.mask_classes import names_in
 from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.errors import DecodeError, InputError, json_object, require_folder, unreadable
 from flambeau.images.decode import size_of
-from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.terminal import CountBar
 
 _MOST_BYTES = 4 << 30  # of the file; the largest of COCO has 0.5 GB
 _MOST_CLASSES = 254  # beside the background and what is ignored
 _FARTHEST = 1e6  # pixels, of a corner
+_VERSION = 1  # of how outlines are drawn
+_ByImage: TypeAlias = dict[int, tuple[dict[str, Any], list[tuple[int, Any]]]]
 _BITS = 5  # of a character of COCO's text, with one more that says whether the number goes on
 
 
@@ -52,7 +54,8 @@ def masks_of_coco(src: Path, dst: Path, *, show: bool = False) -> CocoMasks:
     """Write NAME.csv, a mask per image below NAME_masks/, and the names of the classes.
 
     Classes are numbered from 1 in the order of their ids, 0 is the background, and 255, which is ignored, a
-    crowd. Of objects that overlap the smaller one lies on top. The images stay where they are.
+    crowd. Of objects that overlap the smaller one lies on top. The images stay where they are. What a process
+    has made that was killed is kept in the hidden folder .NAME.csv.packing, and the same call continues it.
 
     Args:
         src: the file of polygons; images lie beside it, or in a folder called images or like its last word
@@ -64,51 +67,57 @@ def masks_of_coco(src: Path, dst: Path, *, show: bool = False) -> CocoMasks:
             or has a polygon that is none.
     """
     require_folder(dst)
-    folder = dst.with_name(f"{dst.stem}_masks")
-    for path in (dst, folder):
-        if path.exists():
-            raise InputError(f"{path} exists\nName another DST, or remove it")
-    content = _read(src)
+    content, digest = _read(src)
+    masks = UnfinishedMasks(dst, f"{_VERSION} {digest}\n")
     numbers, names = _classes(src, content["categories"])
     by_image = _by_image(src, content, numbers)
     names_file = classes_file(dst)
     if names_file.exists() and names_in(names_file).names != names:
         raise InputError(f"{names_file} exists and names other classes\nName another DST")
+    files = _mask_files(src, by_image)
     find = _finder(src)
     rows = []
-    files: dict[Path, str] = {}
+    bar = CountBar(len(by_image), unit="masks", shown=show, is_kept=True)
+    with name_disk_errors(dst, dst.parent), masks.open():
+        with bar:
+            for (file, name), (image, drawn) in zip(files.items(), by_image.values(), strict=True):
+                path = find(name)
+                size = _size(src, path, image)
+                if not masks.has(file):
+                    masks.write(file, _drawn(src, path, drawn, size))
+                rows.append((_from(dst, path), _from(dst, masks.folder / file)))
+                bar.update()
+        masks.move()
+        if not names_file.exists():
+            write_whole(names_file, "".join(f"{value} {name}\n" for value, name in names.items()))
+        text = io.StringIO()
+        table = csv.writer(text, lineterminator="\n")
+        table.writerow(["path", "mask"])
+        table.writerows(rows)
+        write_whole(dst, text.getvalue())  # last: what has it is complete
+    return CocoMasks(dst, names_file, len(rows))
+
+
+def _mask_files(src: Path, by_image: _ByImage) -> dict[PurePosixPath, str]:
+    """The name of the image of each mask, in their order."""
+    files: dict[PurePosixPath, str] = {}
     for image, _ in by_image.values():
         name = _text(src, image, "file_name")
-        other = files.setdefault(folder / _relative(src, image).with_suffix(".png"), name)
+        other = files.setdefault(_relative(src, image).with_suffix(".png"), name)
         if other != name:
             raise InputError(f"{src}: {other} and {name} would have one mask\nRename one of them")
     if len(files) < len(by_image):
         raise InputError(f"{src} names an image twice, with two ids\nName it once")
-    with CountBar(len(by_image), unit="masks", shown=show, is_kept=True) as bar:
-        for (file, name), (image, drawn) in zip(files.items(), by_image.values(), strict=True):
-            path = find(name)
-            mask = _drawn(src, path, image, drawn)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            written = io.BytesIO()
-            Image.fromarray(mask).save(written, "PNG")
-            write_file(file, written.getvalue())
-            rows.append((_from(dst, path), _from(dst, file)))
-            bar.update()
-    if not names_file.exists():
-        write_whole(names_file, "".join(f"{value} {name}\n" for value, name in names.items()))
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["path", "mask"])
-    table.writerows(rows)
-    write_whole(dst, text.getvalue())  # last: what has it is complete
-    return CocoMasks(dst, names_file, len(rows))
+    return files
 
 
-def _read(src: Path) -> dict[str, list[dict[str, Any]]]:
+def _read(src: Path) -> tuple[dict[str, list[dict[str, Any]]], str]:
+    """The content of the file, and its SHA-256."""
     try:
         if src.stat().st_size > _MOST_BYTES:
             raise InputError(f"{src} has more than {_MOST_BYTES >> 30} GiB")
-        content = json.loads(src.read_bytes(), object_pairs_hook=json_object)
+        data = src.read_bytes()
+        content = json.loads(data, object_pairs_hook=json_object)
     except OSError as error:
         raise unreadable(src, error) from error
     except (ValueError, RecursionError) as error:
@@ -121,7 +130,7 @@ def _read(src: Path) -> dict[str, list[dict[str, Any]]]:
             )
     if not content["images"]:
         raise InputError(f"{src} names no image")
-    return dict(content)
+    return dict(content), hashlib.sha256(data).hexdigest()
 
 
 def _classes(
@@ -142,9 +151,9 @@ def _classes(
 
 def _by_image(
     src: Path, content: dict[str, list[dict[str, Any]]], numbers: dict[int, int]
-) -> dict[int, tuple[dict[str, Any], list[tuple[int, Any]]]]:
+) -> _ByImage:
     """The entry of each image by its id, with the numbers and outlines of what is on it."""
-    by_image: dict[int, tuple[dict[str, Any], list[tuple[int, Any]]]] = {}
+    by_image: _ByImage = {}
     for image in content["images"]:
         key = _whole(src, image, "id")
         if key in by_image:
@@ -162,8 +171,8 @@ def _by_image(
     return by_image
 
 
-def _drawn(src: Path, path: Path, image: dict[str, Any], drawn: list[tuple[int, Any]]) -> Mask:
-    """The mask of an image."""
+def _size(src: Path, path: Path, image: dict[str, Any]) -> tuple[int, int]:
+    """Height and width of an image, which are as the file of polygons says."""
     try:
         size = size_of(path.read_bytes())
     except OSError as error:
@@ -176,6 +185,11 @@ def _drawn(src: Path, path: Path, image: dict[str, Any], drawn: list[tuple[int, 
             f"{path} is {size[1]} x {size[0]}, and {src} says {claimed[1]} x {claimed[0]}\n"
             "Its outlines would not fit: correct one of the two"
         )
+    return size
+
+
+def _drawn(src: Path, path: Path, drawn: Sequence[tuple[int, Any]], size: tuple[int, int]) -> Mask:
+    """The mask of an image."""
     shapes = []
     for value, outline in drawn:
         inside = _inside(outline, size)

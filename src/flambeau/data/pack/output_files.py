@@ -57,7 +57,7 @@ class PackFiles:
     ) -> None:
         self.dst, self._kind, self.classes, self._units = dst, kind, classes, units
         self._config = json.loads(json.dumps(config))
-        self._staging = dst.with_name(f".{dst.name}{_STAGING}")
+        self._staging = hidden_folder(dst)
         self._manifest = dst.with_name(dst.name + MANIFEST)
         self.finals = list(dict.fromkeys(map(self._final, units)))
 
@@ -73,26 +73,12 @@ class PackFiles:
         for path in files:
             if not path.exists():
                 raise InputError(f"{path} is missing\nMake it again with --fresh")
-        _remove(self._staging)
+        remove_folder(self._staging)
         return Packed(files, facts["images"], facts["bad_images"], already=True)
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """Lock the hidden folder against a second process that packs the same DST."""
-        self._staging.mkdir(exist_ok=True)
-        with (self._staging / _LOCK).open("w") as file:
-            with contextlib.suppress(ImportError):  # Windows: no lock
-                import fcntl
-
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise InputError(f"another process is packing {self.dst} now") from error
-            try:
-                yield
-            finally:
-                if not (self._staging / _PLAN).exists():  # nothing that could be continued
-                    _remove(self._staging)
+        return locked_folder(self._staging, self.dst, plan=_PLAN)
 
     def set_aside(self) -> None:
         """Remove unfinished files, and move finished ones into a folder NAME.old-N."""
@@ -103,7 +89,7 @@ class PackFiles:
                     names = _read_facts(path / _FACTS, _UNIT, "")["files"]
                     old += map(self.dst.with_name, names if self._kind != "folder" else ())
             if path.is_dir():
-                _remove(path)
+                remove_folder(path)
             elif path.name != _LOCK:
                 path.unlink()
         if self._manifest.exists():
@@ -149,7 +135,7 @@ class PackFiles:
     def unit(self, number: int, facts: dict[str, Any]) -> Iterator[Path]:
         """A folder to write a unit into; it is complete when the context ends, which also writes `facts`."""
         folder = self._staging / f"{number:05}.tmp"
-        _remove(folder)
+        remove_folder(folder)
         folder.mkdir()
         try:
             yield folder
@@ -158,14 +144,14 @@ class PackFiles:
             ):  # syncing thousands of small files would take milliseconds each
                 for path in folder.rglob("*"):
                     if path.is_file():
-                        _sync(path)
+                        sync_file(path)
             facts["files"] = sorted(path.name for path in folder.iterdir())
             write_whole(folder / _FACTS, json.dumps(facts))
             folder.rename(self.unit_folder(number))
             Disk().sync_folder(self._staging)
         except BaseException:
             with contextlib.suppress(OSError):
-                _remove(folder)
+                remove_folder(folder)
             raise
 
     def publish(self, bad: Sequence[str]) -> Packed:
@@ -215,7 +201,7 @@ class PackFiles:
 
     def remove(self) -> None:
         """Remove the hidden folder."""
-        _remove(self._staging)
+        remove_folder(self._staging)
 
     def _final(self, unit: Unit) -> Path:
         return self.dst if self._kind == "folder" else self.dst.with_name(unit.file)
@@ -249,6 +235,34 @@ class PackFiles:
         if self._kind == "folder":
             return None
         return class_names_path(self.dst, self.classes)
+
+
+def hidden_folder(dst: Path) -> Path:
+    """Where what becomes DST grows."""
+    return dst.with_name(f".{dst.name}{_STAGING}")
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, dst: Path, *, plan: str) -> Iterator[None]:
+    """Make a hidden folder, and keep a second process that makes the same DST out of it.
+
+    Args:
+        plan: the name of the file without which the folder holds nothing to continue; it is then removed.
+    """
+    folder.mkdir(exist_ok=True)
+    with (folder / _LOCK).open("w") as file:
+        with contextlib.suppress(ImportError):  # Windows: no lock
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(f"another process is packing {dst} now") from error
+        try:
+            yield
+        finally:
+            if not (folder / plan).exists():
+                remove_folder(folder)
 
 
 @contextlib.contextmanager
@@ -341,7 +355,7 @@ def write_whole(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
-        _sync(temporary)
+        sync_file(temporary)
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
@@ -349,11 +363,13 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def _sync(path: Path) -> None:
+def sync_file(path: Path) -> None:
+    """Wait until the disk has a file."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
-def _remove(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of ours with all that is in it, if it is there."""
     if folder.exists():
         shutil.rmtree(folder)

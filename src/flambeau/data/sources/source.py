@@ -32,6 +32,8 @@ PixelKind = Literal["uint8", "unit", "float", "uint16"]
 """Decoded pixels: 8 bits; floating-point numbers around 0 .. 1; any floating-point numbers, possibly
 normalized; or the levels of 16-bit images as floating-point numbers."""
 
+IN_FILES = ("uint8", "uint16")
+"""The kinds of pixels that image files hold."""
 _UNIT_KINDS = ("uint8", "unit")
 
 

@@ -172,8 +172,10 @@ def found_format(
 
 def require_channels(source: Source, stacked: int | None, whose: str) -> None:
     """InputError if one of some images has other channels than `stacked`; of color nothing is looked at."""
-    for index, found in headers(source).items() if stacked is not None else ():
-        if found.channels != stacked:
+    if stacked is None:
+        return
+    for index, found in headers(source).items():
+        if not found.can_give(stacked):
             raise InputError(
                 f"{source.describe(index)} has {_counted(found)}, and {whose} {stacked}\n"
                 "Give images of the same number of channels"
@@ -218,7 +220,7 @@ def _stacked(source: Source, looked: dict[int, StoredChannels], channels: int | 
     if wanted in COLORS or wanted is None:
         return None
     for index, found in looked.items():
-        if found.channels != wanted:
+        if not found.can_give(wanted):
             of_other = (
                 f"channels = {channels}"
                 if no_color is None or channels
@@ -232,7 +234,8 @@ def _stacked(source: Source, looked: dict[int, StoredChannels], channels: int | 
 
 
 def _counted(found: StoredChannels) -> str:
-    return f"{found.channels} channel{'s' if found.channels != 1 else ''}"
+    channels = f"{found.channels} channel{'s' if found.channels != 1 else ''}"
+    return channels if found.pages == 1 else f"{channels} in each of {found.pages} pages"
 
 
 def of_kind(source: Source, kind: PixelKind, stacked: int | None = None) -> Source:

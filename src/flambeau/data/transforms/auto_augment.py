@@ -6,7 +6,7 @@ augmentation", ICCV 2021, the wide space (arXiv:2103.10158). Operations, magnitu
 torchvision's RandAugment and TrivialAugmentWide, with nearest neighbour and black fill.
 
 Levels of 16 bits, as float32, get the operations that need no level of white, which is unknown there: 12 bits
-in files of 16.
+in files of 16. Floating-point pixels of any unit, and images of channels that are no color, get SHAPES.
 
 The draws depend on the sample's seed alone. Not for data whose label depends on colors or directions.
 """
@@ -64,6 +64,8 @@ OPERATIONS: MappingProxyType[str, _Apply] = MappingProxyType(
 
 NEED_WHITE = ("Posterize", "Solarize", "AutoContrast", "Equalize")
 """What images of 16 bits are not changed by."""
+SHAPES = ("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+"""What moves pixels and changes none: for those of an unknown unit, and for channels that are no color."""
 _NAMES = tuple(OPERATIONS)
 _NAMES_OF_16_BITS = tuple(name for name in _NAMES if name not in NEED_WHITE)
 _WITH_INVERT: dict[str, _Apply] = {
@@ -79,12 +81,19 @@ _WIDE_LARGEST = {"Shear": 0.99, "Translate": 32.0, "Rotate": 135.0, "Posterize":
 
 
 def rand_augment(
-    pixels: Pixels, seed: int, *, num_ops: int = 2, magnitude: int = 9, num_magnitude_bins: int = 31
+    pixels: Pixels,
+    seed: int,
+    *,
+    num_ops: int = 2,
+    magnitude: int = 9,
+    num_magnitude_bins: int = 31,
+    names: Sequence[str] | None = None,
 ) -> Pixels:
     """Several random operations, one after the other, all with the same magnitude.
 
     Args:
         magnitude: from 0, which changes nothing or little, to num_magnitude_bins - 1.
+        names: of the operations that are drawn from; None: all that such pixels can have.
 
     Example:
         >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
@@ -99,20 +108,22 @@ def rand_augment(
         num_ops=num_ops,
         magnitude=magnitude,
         num_magnitude_bins=num_magnitude_bins,
-        names=_names_for(pixels),
+        names=names or _names_for(pixels),
     )
     return apply_operations(pixels, drawn)
 
 
-def trivial_augment_wide(pixels: Pixels, seed: int) -> Pixels:
-    """One random operation with a random magnitude.
+def trivial_augment_wide(
+    pixels: Pixels, seed: int, *, names: Sequence[str] | None = None
+) -> Pixels:
+    """One random operation with a random magnitude; `names` as of `rand_augment`.
 
     Example:
         >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
         >>> bool((trivial_augment_wide(pixels, 5) == trivial_augment_wide(pixels, 5)).all())
         True
     """
-    drawn = draw_trivial_augment_wide(seed, names=_names_for(pixels))
+    drawn = draw_trivial_augment_wide(seed, names=names or _names_for(pixels))
     return apply_operations(pixels, [drawn])
 
 
@@ -166,7 +177,7 @@ def draw_trivial_augment_wide(seed: int, *, names: Sequence[str] = _NAMES) -> Op
 
 
 def apply_operations(pixels: Pixels, operations: list[Operation]) -> Pixels:
-    """Applies operations in their order to (H, W, C), C 1 or 3; the result is contiguous.
+    """Applies operations in their order to (H, W, C), C 1 or 3, or any with SHAPES; the result is contiguous.
 
     Example:
         >>> pixels = np.array([[[1], [2], [3]]], np.uint8)
@@ -210,10 +221,12 @@ class Augmentation:
     Args:
         policy: 'none', 'randaugment' or 'trivialaugment', with torchvision's default magnitudes.
         jitter: brightness, contrast and saturation are each changed by up to this factor.
+        moves_only: the policy draws from SHAPES alone.
     """
 
     policy: str = "none"
     jitter: float = 0.0
+    moves_only: bool = False
 
     def __call__(self, pixels: Pixels, seed: int) -> Pixels:
         """(H, W, C) uint8, or levels of 16 bits, to the same; only the low 64 bits of the seed are used."""
@@ -221,9 +234,12 @@ class Augmentation:
             pixels = color_jitter(
                 pixels, seed, brightness=self.jitter, contrast=self.jitter, saturation=self.jitter
             )
+        names = SHAPES if self.moves_only else None
         if self.policy == "randaugment":
-            return rand_augment(pixels, seed)
-        return trivial_augment_wide(pixels, seed) if self.policy == "trivialaugment" else pixels
+            return rand_augment(pixels, seed, names=names)
+        if self.policy == "trivialaugment":
+            return trivial_augment_wide(pixels, seed, names=names)
+        return pixels
 
     def __bool__(self) -> bool:
         return self.policy != "none" or self.jitter > 0

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.transforms.crops import TrainingCrop
+from flambeau.images.native import kernel as native
 from flambeau.images.pixels import Box
 
 Mask = NDArray[np.uint8]
@@ -41,16 +42,20 @@ def fill_nearest(mask: Mask, box: Box, out: Mask, *, mirror: bool = False) -> No
         [[2, 0], [10, 8]]
     """
     top, left, height, width = box
-    rows = nearest(height, out.shape[0])
+    rows = top + nearest(height, out.shape[0])
     columns = left + nearest(width, out.shape[1])
     if mirror:
         columns = columns[::-1]
+    kernel = native.kernel()
+    if kernel is not None and mask.strides[1] == 1 and out.flags.c_contiguous:
+        kernel.nearest(mask, rows.astype(np.int32), columns.astype(np.int32, order="C"), out)
+        return
     # Whole rows are copied, which is fast, and columns gathered, of as few rows as possible.
     if height < len(rows):
         part = np.take(mask[top : top + height], columns, axis=1, mode="clip")
-        np.take(part, rows, axis=0, out=out, mode="clip")
+        np.take(part, rows - top, axis=0, out=out, mode="clip")
     else:
-        np.take(mask[top + rows], columns, axis=1, out=out, mode="clip")
+        np.take(mask[rows], columns, axis=1, out=out, mode="clip")
 
 
 def nearest(length: int, size: int) -> NDArray[np.int64]:

@@ -5,7 +5,7 @@ Source: the definitions of torchvision 0.29, transforms.v2.functional on uint8 t
 Pillow samples by nearest neighbour in fixed point with 16 bits of fraction: a position within a hundredth of
 a pixel of the border between two pixels may get the other pixel than on torchvision's tensors.
 
-All functions take pixels (H, W, C) uint8 or float32, C 1 or 3; results are contiguous, and the input never
+All functions take pixels (H, W, C) uint8 or float32 of any C; results are contiguous, and the input never
 changes.
 H: height, W: width, C: channels.
 """
@@ -86,8 +86,8 @@ def _transformed(pixels: Pixels, matrix: tuple[float, ...]) -> Pixels:
 
 
 def _changed(pixels: Pixels, change: Callable[[Image.Image], Image.Image]) -> Pixels:
-    """Pixels changed by Pillow, floating-point ones plane by plane: it has no color of such."""
-    if pixels.dtype == np.uint8:
+    """Pixels changed by Pillow, plane by plane where it has no color of such."""
+    if pixels.dtype == np.uint8 and pixels.shape[2] in (1, 3):
         return np.array(change(to_image(pixels))).reshape(pixels.shape)
     planes = np.split(pixels, pixels.shape[2], axis=2)
     return np.stack([np.asarray(change(to_image(plane))) for plane in planes], axis=2)

@@ -42,7 +42,8 @@ class Preprocessing:
         target_mean, target_std: of numbers, what makes them of the logits.
         mask_values: of masks, the number of each class.
         size: S.
-        is_wide: its images have 16 bits; their levels 0 .. 65535 are float32.
+        is_wide: its images are float32: levels 0 .. 65535 of 16 bits, or other numbers.
+        is_float: these are no levels, which image files would hold, but numbers of arrays.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -54,7 +55,8 @@ class Preprocessing:
         self.mask_values = np.array(about.get("mask_values", []), np.uint8)
         self.size = about["image_size"]
         self.channels = len(about["mean"])
-        self.is_wide = about["pixels"] == "uint16"
+        self.is_wide = about["pixels"] != "uint8"
+        self.is_float = about["pixels"] not in ("uint8", "uint16")
         self.interpolation, self.shorter = about["interpolation"], about["resized_shorter_side"]
         self.squashes = about.get("squash", False)
         self.mean, self.std = (np.float32(about[name]) for name in ("mean", "std"))
@@ -69,11 +71,12 @@ class Preprocessing:
     def read_image(self, file: Any) -> tuple[Pixels, NDArray[np.int64]]:
         """The pixels of an image file, upright: (H, W, C), and its full height and width: (2,) int64.
 
-        They are uint8, or float32 levels if `is_wide`.
+        They are uint8, or float32 if `is_wide`.
         A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size. Transparent parts are laid over white.
-        Other channels than grey or color come as an array (H, W, C), or as a file .npy of one.
+        Other channels than grey or color, and images if `is_float`, come as an array (H, W, C), or as a file
+        .npy of one.
         """
-        if self.channels not in (1, 3):
+        if self.is_float or self.channels not in (1, 3):
             return self._of_array(file)
         data = file.read() if hasattr(file, "read") else Path(file).read_bytes()
         if self.is_wide:
@@ -105,11 +108,16 @@ class Preprocessing:
         if isinstance(file, str | Path) and Path(file).suffix == ".npy":
             file = np.load(file, allow_pickle=False)
         if not isinstance(file, np.ndarray):
+            of = "floating-point numbers" if self.is_float else f"{self.channels} channels"
             raise ValueError(
-                f"{file}: the model takes images of {self.channels} channels, which are not read from image "
-                "files here; read it, as by tifffile.imread, and give the array (H, W, C), or save it as .npy"
+                f"{file}: the model takes images of {of}, which are not read from image files here; read it, "
+                "as by tifffile.imread, and give the array (H, W, C), or save it as .npy"
             )
-        dtype = np.uint16 if self.is_wide else np.uint8
+        dtype: Any = np.uint16 if self.is_wide else np.uint8
+        if self.is_float:
+            dtype = np.float32
+            file = file[:, :, None] if file.ndim == 2 else file
+            file = file.astype(np.float32) if file.dtype.kind == "f" else file
         if file.ndim != 3 or file.shape[2] != self.channels or file.dtype != dtype:
             raise ValueError(
                 f"an array of shape {file.shape}, {file.dtype}; the model takes (H, W, {self.channels}) of "

@@ -17,7 +17,7 @@ from flambeau.images.pixels import Box, Pixels
 LIBRARY = Path(__file__).with_name("_kernel.so")
 
 # The expected result of flambeau_interface(): a library left over from another version is not used.
-_INTERFACE = 5
+_INTERFACE = 6
 
 # The codes of jpeg.h.
 BAD_HEADER, UNSUPPORTED, DAMAGED, BAD_BOX, NO_MEMORY = -1, -2, -3, -4, -5
@@ -78,6 +78,21 @@ class Kernel:
         self._blend_grey = function("blend_grey", pointer, pointer, size, real, real, pointer)
         self._turn_hue = function("turn_hue", pointer, size, pointer, pointer)
         self._png_rows = function("png_rows", pointer, size, size, number, pointer, result=_checked)
+        self._nearest = function(
+            "nearest",
+            pointer,
+            size,
+            ctypes.c_ssize_t,
+            pointer,
+            size,
+            pointer,
+            size,
+            number,
+            pointer,
+            result=_checked,
+        )
+        self._keeps = function("keeps", pointer, size, pointer, result=bool)
+        self._renumber = function("renumber", pointer, size, pointer, pointer)
         results = [ctypes.POINTER(kind) for kind in (pointer, size)]
         self._segment = function("segment", pointer, size, number, *results, result=_checked)
         self._free = function("free", pointer)
@@ -211,6 +226,49 @@ class Kernel:
         height, width, channels = out.shape
         assert len(rows) >= height * (1 + width * channels)
         self._png_rows(rows, height, width, channels, out.ctypes.data)
+
+    def nearest(
+        self,
+        mask: Pixels,
+        rows: NDArray[np.int32],
+        columns: NDArray[np.int32],
+        out: Pixels,
+        *,
+        scalar: bool = False,
+    ) -> None:
+        """Fill `out` with the pixels of some rows and columns; raises KernelError.
+
+        Args:
+            mask: (H, W) uint8; each row must be contiguous.
+            rows, columns: contiguous; below H and W, which nothing checks.
+            out: (len(rows), len(columns)) uint8, contiguous.
+        """
+        assert rows.dtype == columns.dtype == np.int32
+        assert out.shape == (len(rows), len(columns))
+        self._nearest(
+            mask.ctypes.data,
+            mask.shape[1],
+            mask.strides[0],
+            rows.ctypes.data,
+            len(rows),
+            columns.ctypes.data,
+            len(columns),
+            scalar,
+            out.ctypes.data,
+        )
+
+    def renumbered(self, mask: Pixels, table: Pixels) -> Pixels:
+        """`table[mask]`; the mask itself where that is equal.
+
+        Args:
+            mask: of any shape, uint8, contiguous.
+            table: (256,) uint8, contiguous.
+        """
+        if self._keeps(mask.ctypes.data, mask.size, table.ctypes.data):
+            return mask
+        out = np.empty_like(mask)
+        self._renumber(mask.ctypes.data, mask.size, table.ctypes.data, out.ctypes.data)
+        return out
 
 
 @functools.cache

@@ -85,7 +85,7 @@ class LoggedPredictions:
         indices = indices.to(logits.device)
         targets = targets.to(logits.device).long()
         self._results.update(indices, targets, logits)
-        if images is not None and images.shape[1] in (1, 3):
+        if images is not None:
             self._keep(indices, targets, logits, images.detach())
 
     def _keep(self, indices: Tensor, targets: Tensor, logits: Tensor, images: Tensor) -> None:
@@ -164,7 +164,7 @@ def _shown(image: Tensor, prepared: Preprocessing | None) -> Tensor:
     if image.dtype == torch.uint8:
         return image
     image = image.float()
-    if prepared is None or prepared.channels != len(image):
+    if prepared is None or prepared.channels != len(image) or prepared.pixels != "uint8":
         return unit_range(image[None])[0]
     mean, std = (torch.tensor(one).view(-1, 1, 1) for one in (prepared.mean, prepared.std))
     return image * std + mean

@@ -181,9 +181,10 @@ class RunOptions(SharedOptions):
     preprocess: Mapping[str, Any] | Callable[..., Any] | None = option(
         None,
         "with `builder`: how an image becomes the input of the model: a dict of `image_size`, `mean`, `std`, "
-        "`resize` and `interpolation`, or the transform of torchvision or timm that an evaluation uses",
-        "与 `builder` 一起：图像如何变成模型的输入：由 `image_size`、`mean`、`std`、`resize` 和 "
-        "`interpolation` 组成的 dict，或评估所用的 torchvision 或 timm 变换",
+        "`resize`, `interpolation` and `pixels`, or the transform of torchvision or timm that an evaluation "
+        "uses",
+        "与 `builder` 一起：图像如何变成模型的输入：由 `image_size`、`mean`、`std`、`resize`、"
+        "`interpolation` 和 `pixels` 组成的 dict，或评估所用的 torchvision 或 timm 变换",
         group="run folder",
         may_change=True,
         kind="a dict, or a transform of torchvision or timm",

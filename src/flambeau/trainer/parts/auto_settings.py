@@ -123,13 +123,12 @@ def _require_masks(source: Source, skip_bad_images: int) -> None:
 
 def _check_colors(settings: Settings, channels: int) -> None:
     """Refuse what changes colors where there are none."""
-    for name in ("augment", "color_jitter"):
-        value = getattr(settings, name)
-        if channels not in COLORS and value != FIELDS[name].default:
-            raise InputError(
-                f"{name} = {value} changes brightness and colors, which images of {channels} channels have "
-                "not: leave it out; crops, flips, random_erasing, mixup and cutmix take any channels"
-            )
+    if channels not in COLORS and settings.color_jitter:
+        raise InputError(
+            f"color_jitter = {settings.color_jitter} changes brightness and colors, which images of "
+            f"{channels} channels have not: leave it out; crops, flips, augment, random_erasing, mixup and "
+            "cutmix take any channels"
+        )
 
 
 def _task_settings(settings: Settings, train: Source) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from flambeau.data.sources.source import PixelKind, Source, content_sample, pixe
 from flambeau.data.sources.target_kinds import KINDS
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice
-from flambeau.data.sources.wide_source import of_kind
+from flambeau.data.sources.wide_source import COLORS, of_kind
 from flambeau.data.stores.address import is_address
 from flambeau.data.stores.block_cache import CacheOptions, chosen_cache, parse_bytes
 from flambeau.data.transforms.auto_augment import Augmentation
@@ -306,6 +306,11 @@ def check_model_file(facts: DataFacts, model: str) -> None:
         )
 
 
+def moves_only(facts: DataFacts) -> bool:
+    """Whether random operations only move pixels, since what is white, or a color, is not known of them."""
+    return facts.pixels in ("unit", "float") or facts.channels not in COLORS
+
+
 def datasets(
     prepared: Prepared,
 ) -> tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]:
@@ -315,7 +320,7 @@ def datasets(
     train = prepared.train
     val = prepared.val
     require_unit(val, pixel_kind(train), "the training images")
-    augmentation = Augmentation(settings.augment, settings.color_jitter)
+    augmentation = Augmentation(settings.augment, settings.color_jitter, moves_only(facts))
     device = pick_device(settings.device)
     holds = device.type in _HOLDING and not settings.workers  # workers would not be used
 

@@ -25,17 +25,18 @@ BACKBONE = "backbone"
 """The value of `--freeze` for everything but the head."""
 
 
-def load_weights(model: nn.Module, path: str) -> str:
+def load_weights(model: nn.Module, path: str, *, needs: str | None = None) -> str:
     """Start a model from the matching weights of a file or run; nothing in the file is run.
 
     Args:
         path: anything that `flambeau convert` reads.
+        needs: a tensor of the model without which the others are of no use.
 
     Returns:
         What has matched and what has not, as lines for the user.
 
     Raises:
-        InputError: no such weights, or they cover less than half of the model.
+        InputError: no such weights, they cover less than half of the model, or do not fit what it needs.
     """
     weights = open_weights(Path(path))
     tensors = plain_names(weights.tensors)
@@ -54,6 +55,11 @@ def load_weights(model: nn.Module, path: str) -> str:
         why = str(error).partition("; see rename=")[0]
         why = why.replace("less than min_share=0.5", "less than half")
         raise InputError(f"weights = {path!r} ({weights.source}): {why}") from error
+    if needs in loaded.mismatched:
+        raise InputError(
+            f"weights = {path!r} ({weights.source}): {needs} is {loaded.mismatched[needs]}\n"
+            "Give weights for images of as many channels"
+        )
     gone = weights.unlisted
     more = f"; {len(gone)} not listed by the index, such as {printable(gone[0])}" if gone else ""
     if weights.others:

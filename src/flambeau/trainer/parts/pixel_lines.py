@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.data.sources.wide_source import COLORS, headers
-from flambeau.data.transforms.auto_augment import NEED_WHITE
+from flambeau.data.transforms.auto_augment import NEED_WHITE, SHAPES
 from flambeau.images.channels import shown_text
-from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.parts.data import DataFacts, moves_only
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 
 _MOST_SHOWN = 8  # numbers in a line, for the eye
@@ -21,15 +21,25 @@ def pixel_lines(
         is_asked: whether the user has said which channels or bits they want.
     """
     lines = [*_kept(facts, settings)]
-    if settings.pretrained and facts.channels != 3:
-        how = "summed up" if facts.channels == 1 else "repeated and rescaled"
+    if settings.augment != "none" and moves_only(facts):
         lines.append(
-            f"the first layer of {settings.model}, published for 3 channels, is adapted to {facts.channels}: "
-            f"its weights are {how}"
+            f"{settings.augment} of {', '.join(SHAPES[1:])} alone, which move pixels: what is white, or a "
+            "color, is not known of these"
         )
+    if settings.pretrained and facts.channels != 3:
+        lines.append(adapted_line(settings.model, facts.channels))
     if facts.pixels == "uint8" and facts.channels in COLORS and not is_asked:
         lines += _converted(train)
     return lines
+
+
+def adapted_line(model: str, channels: int) -> str:
+    """What becomes of the first layer of published weights for images of other channels than three."""
+    how = "summed up" if channels == 1 else "repeated and rescaled"
+    return (
+        f"the first layer of {model}, published for 3 channels, is adapted to {channels}: its weights are "
+        f"{how}"
+    )
 
 
 def _kept(facts: DataFacts, settings: ResolvedSettings) -> list[str]:
@@ -43,7 +53,7 @@ def _kept(facts: DataFacts, settings: ResolvedSettings) -> list[str]:
     lines = [f"images of {what}: mean {_few(facts.mean)}, standard deviation {_few(facts.std)}"]
     if is_stacked:
         lines.append(f"pictures in the report show {shown_text(facts.channels)}")
-    if is_wide and settings.augment != "none":
+    if is_wide and settings.augment != "none" and not is_stacked:
         lines.append(
             f"{settings.augment} without {', '.join(NEED_WHITE)}: which of the 16 bits are used, and so "
             "the level of white, is unknown"

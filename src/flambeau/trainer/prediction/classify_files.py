@@ -89,7 +89,7 @@ def predict(
                 sizes = [size_of(source.read(index)) for index in indices if task.per_pixel]
                 yield from zip(kept, task.answers(logits, sizes, top=top), strict=True)
             bar.update(len(here))
-    for line in page_remarks(source):
+    for line in page_remarks(source, channels=trained.facts.channels):
         say(line)
     if not readable:
         raise InputError(f"none of the {len(source)} images could be read")

@@ -15,12 +15,14 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from flambeau.data.datasets.image_statistics import mean_std
 from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.folder import classes_above, images_below
 from flambeau.data.sources.open_data import open_parts, open_unlabelled
 from flambeau.data.sources.path_format import kind_of, shards_in
-from flambeau.data.sources.source import Source
+from flambeau.data.sources.source import PixelKind, Source
 from flambeau.data.sources.targets import kind_of_targets, target_texts
+from flambeau.data.sources.wide_source import found_format, of_kind
 from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.recipes.models.classifier_head import find_head
@@ -39,6 +41,7 @@ from flambeau.trainer.parts.model import (
     normalizer,
     pretrained_normalization,
 )
+from flambeau.trainer.parts.pixel_lines import adapted_line
 from flambeau.trainer.prediction.trained_model import Trained, read_for, readable_batches
 from flambeau.trainer.settings.resolved_settings import settings_for_use
 from flambeau.user_code import is_function
@@ -50,23 +53,8 @@ LABELS = "labels"
 Extract = Callable[[Tensor], dict[str, Any]]
 
 
-def named_model(
-    name: str,
-    *,
-    image_size: int,
-    pretrained: bool = False,
-    weights: str | None = None,
-    say: Callable[[str], None],
-) -> Trained:
-    """A model by its name, with published weights or those of a file, for images of this size.
-
-    Args:
-        name: as for --model of `flambeau train`; FILE.py:FUNCTION returns it with its weights.
-        weights: a file or run with weights, as far as they fit.
-
-    Raises:
-        InputError: no such model or weights, or neither of the two, which would leave random values.
-    """
+def require_weights(name: str, *, pretrained: bool, weights: str | None) -> None:
+    """InputError for a model by name that would have random values, or weights without effect."""
     if name in (SMALL, TINY):
         raise InputError(
             f"{name} has no published weights: name the folder of the run that trained it"
@@ -80,28 +68,76 @@ def named_model(
         raise InputError(
             f"{name} would have random values: give --pretrained or --weights FILE, or name a run"
         )
+
+
+def named_model(
+    name: str,
+    source: Source,
+    *,
+    image_size: int,
+    pretrained: bool = False,
+    weights: str | None = None,
+    say: Callable[[str], None],
+) -> Trained:
+    """A model by its name, with published weights or those of a file, for images of this size.
+
+    Args:
+        name: as for --model of `flambeau train`; FILE.py:FUNCTION returns it with its weights.
+        source: images of other channels than grey and color are read with all of them, and normalized by
+            their own mean and deviation; the first layer of published weights is adapted.
+        weights: a file or run with weights, as far as they fit.
+
+    Raises:
+        InputError: no such model or weights, weights for images of other channels, or none of them, which
+            would leave random values.
+    """
+    require_weights(name, pretrained=pretrained, weights=weights)
+    is_user_code = is_function(name)
     published = None if is_user_code or ":" in name else timm.get_pretrained_cfg(name)
-    normalization = None if is_user_code else pretrained_normalization(name, channels=3)
-    mean, std = normalization or IMAGENET
+    channels, mean, std, kind = _pixels(name, source, pretrained=pretrained, say=say)
     num_classes = published.num_classes if published is not None else 1000
     facts = DataFacts(
         [str(number) for number in range(num_classes)],
-        3,
-        [*mean],
-        [*std],
+        channels,
+        mean,
+        std,
         0,
         0,
         "",
         "",
         model_file_sha256(name),
+        pixels=kind,
     )
     settings = settings_for_use(name, image_size=image_size)
     use_threads()
     model = make_model(settings, facts, pretrained=pretrained, any_output=is_user_code)
     if weights is not None:
-        say(load_weights(model, weights))
+        say(load_weights(model, weights, needs=_first_layer(model)))
     device = pick_device(settings.device)
     return Trained(model.eval(), settings, facts, device, normalizer(facts, device))
+
+
+def _pixels(
+    name: str, source: Source, *, pretrained: bool, say: Callable[[str], None]
+) -> tuple[int, list[float], list[float], PixelKind]:
+    """The channels of the images, the mean and deviation by which they are normalized, and their kind."""
+    kind, stacked = found_format(source)
+    if stacked is None:
+        published = None if is_function(name) else pretrained_normalization(name, channels=3)
+        mean, std = published or IMAGENET
+        return 3, [*mean], [*std], "uint8"
+    mean, std = mean_std(of_kind(source, kind, stacked), channels=stacked)
+    say(f"images of {stacked} channels, normalized by their own mean and deviation")
+    if pretrained:
+        say(adapted_line(name, stacked))
+    return stacked, mean, std, kind
+
+
+def _first_layer(model: nn.Module) -> str | None:
+    """The name of the weights that see the channels of the images, as far as it can be known."""
+    layers = model.named_modules()
+    first = next((name for name, m in layers if isinstance(m, nn.Conv2d)), None)
+    return None if first is None else f"{first}.weight".lstrip(".")
 
 
 def open_images(

@@ -42,6 +42,7 @@ def used_as(
         train_fingerprint="",
         val_fingerprint="",
         model_file_sha256=sha256,
+        pixels=preprocessing.kind,
     )
     return settings, facts, preprocessing.resize
 
@@ -81,10 +82,10 @@ def recorded_use(
 
 
 def as_torchvision(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """A function from uint8 images (N, C, H, W) to normalized float32 ones, on the device.
+    """A function from images (N, C, H, W), uint8 or float32, to normalized float32 ones, on the device.
 
-    The same operations as torchvision's ToTensor and Normalize, and so the same bits, and contiguous, as a
-    DataLoader gives them to a loop of one's own.
+    Of 8 bits the same operations as torchvision's ToTensor and Normalize, and so the same bits, and
+    contiguous, as a DataLoader gives them to a loop of one's own.
     """
     mean, std = (
         torch.tensor(one, dtype=torch.float32, device=device).view(1, -1, 1, 1)

@@ -144,8 +144,8 @@ class Settings(SharedOptions):
     channels: int | None = option(
         None,
         "channels of the images: 1 makes grey and 3 color of any image, another number keeps all that the "
-        "images have",
-        "图像的通道数：1 表示转为灰度，3 表示转为彩色，其他数值保留图像的全部通道",
+        "images have, or makes them of the pages of a TIFF",
+        "图像的通道数：1 表示转为灰度，3 表示转为彩色，其他数值保留图像的全部通道，或由 TIFF 的各页组成",
         group="data",
         auto=(
             "1 or 3 by the images and the model; all of them, where they are no color",

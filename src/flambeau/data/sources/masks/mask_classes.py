@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.errors import InputError
+from flambeau.images.native import kernel as native
 
 # In a folder of images and masks; ADE20K's and CamVid's, too.
 _NAME_FILES = ("classes.txt", "class_names.txt", "labels.txt", "codes.txt", "objectInfo150.txt")
@@ -75,11 +77,18 @@ class MaskClasses:
     def positions(self, mask: Mask) -> Mask:
         """(H, W) positions in `names`, IGNORED for every other number."""
         num = len(self.values)
+        kernel = native.kernel()
+        if kernel is not None:
+            return kernel.renumbered(mask, self._table)
         if self.values == tuple(range(num)) and ((mask < num) | (mask == IGNORED)).all():
             return mask
+        return np.take(self._table, mask)
+
+    @cached_property
+    def _table(self) -> Mask:
         table = np.full(256, IGNORED, np.uint8)
-        table[list(self.values)] = np.arange(num)
-        return np.take(table, mask)
+        table[list(self.values)] = np.arange(len(self.values))
+        return table
 
 
 def names_beside(folder: Path) -> NamedValues | None:
