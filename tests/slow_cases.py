@@ -54,6 +54,7 @@ CASES = {
     "data/drop_in/test_fast_loader.py::test_memory_is_used_again_when_nobody_holds_the_batch": 0,
     "data/drop_in/test_fast_loader.py::test_order_and_the_state_of_the_generator_are_those_of_torch": 0,
     "data/drop_in/test_fast_loader.py::test_workers_over_several_epochs": 0,
+    "data/drop_in/test_fsspec.py::test_the_bits_of_the_plain_loader": 32,
     "data/drop_in/test_other_peoples_code.py::test_worker_init_fn_finds_the_data_set_and_another_seed_each_time": 1,  # noqa: E501
     "data/drop_in/test_packed_copy.py::test_pixels_are_those_of_the_files": 5,
     "data/drop_in/test_peer_scripts.py::test_same_accuracy_and_order": 0,
