@@ -444,6 +444,23 @@ def test_the_index_comes_back_as_it_was(packed: Path) -> None:
     assert write_index(read_index(write_index(shards), "here")) == write_index(shards)
 
 
+def test_a_large_index_is_read_from_the_disk(
+    server: ObjectServer, packed: Path, cache: CacheOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near, _ = open_parts(packed / "tar" / "pets.tar")
+    monkeypatch.setattr("flambeau.data.sources.unpacked_arrays.LARGE", 0)
+    far, _ = open_parts(Path(f"{server.url}/tar/pets.tar"), cache=cache)
+    same(far, near)
+    data = index_of(packed)
+    shards = read_index(data, "here", scratch=cache.path)
+    assert write_index(shards) == write_index(read_index(data, "here"))
+    assert [*shards[0].parts[0].names] == [*read_index(data, "here")[0].parts[0].names]
+    assert not shards[0].parts[0].sizes.flags.owndata
+    for at in range(0, len(data), len(data) // 20):
+        with pytest.raises(DamagedData):
+            read_index(data[:at], "here", scratch=cache.path)
+
+
 @pytest.mark.parametrize("part", range(40))
 def test_a_damaged_index_is_refused(packed: Path, part: int) -> None:
     data = bytearray(index_of(packed))

@@ -12,7 +12,7 @@ import mmap
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.sources.index_cache import joined
+from flambeau.data.sources.index_cache import joined, split_texts
 from flambeau.data.sources.source import Source, left_out, pixel_kind
 from flambeau.data.sources.target_names import TASKS, TaskName
 from flambeau.data.sources.targets import separator_of, task_of
+from flambeau.data.sources.unpacked_arrays import UnpackedArrays
 from flambeau.errors import DamagedData, InputError
 
 VERSION = 1
+_FORGET_AFTER = 256  # shards that are checked
 _NEAR = 1 << 22  # bytes behind an image in which the next one begins, nearly always
 _MAX_SIDE = 1 << 20
 _MAX_BYTES = 1 << 48
@@ -39,15 +41,20 @@ class Texts(Sequence[str]):
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self._data = data
-        self._ends: NDArray[np.int64] | None = None
+        self._ends: NDArray[np.uint32] | NDArray[np.int64] | None = None
 
-    def _positions(self) -> NDArray[np.int64]:
+    def _positions(self) -> NDArray[np.uint32] | NDArray[np.int64]:
         if self._ends is None:
-            self._ends = np.flatnonzero(self._data == 0)
+            ends = np.flatnonzero(self._data == 0)
+            self._ends = ends.astype(np.uint32) if len(self._data) < 1 << 32 else ends
         return self._ends
 
     def __len__(self) -> int:
-        return len(self._positions())
+        # The places of millions of texts, which few ask for, would be as large as many of these.
+        return int(np.count_nonzero(self._data == 0)) if self._ends is None else len(self._ends)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(split_texts(self._data))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -221,22 +228,25 @@ def _joined(arrays: Sequence[NDArray[Any]], kind: Any) -> NDArray[Any]:
     return np.concatenate(arrays) if arrays else np.zeros(0, kind)
 
 
-def read_index(data: bytes, where: str) -> list[ShardIndex]:
+def read_index(data: bytes, where: str, *, scratch: Path | None = None) -> list[ShardIndex]:
     """The inverse of `write_index`; nothing is believed before it is checked.
+
+    Args:
+        scratch: a folder of the disk, where what is large is kept in a file without a name.
 
     Raises:
         DamagedData: it is no such file, or damaged.
     """
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        unpacked = UnpackedArrays(data, scratch)
+        arrays = unpacked.arrays
         head = json.loads(arrays["head"].tobytes())
         if head["version"] != VERSION:
             raise InputError(
                 f"{where} is an index of another version of flambeau\n"
                 "Pack the data again with this one, or remove the index: then the shards are read once"
             )
-        return _Reading(arrays, head).shards()
+        return _Reading(arrays, head).shards(unpacked.forget)
     except InputError:
         raise
     except (
@@ -283,9 +293,12 @@ class _Reading:
             _require(arrays[name].dtype == kind)
         _require(arrays["labels"].dtype in (np.int64, np.float32))
 
-    def shards(self) -> list[ShardIndex]:
+    def shards(self, forget: Callable[[], None]) -> list[ShardIndex]:
+        """All shards; `forget` is called now and then, when what was checked may leave the memory."""
         found = []
-        for facts in self._head["shards"]:
+        for number, facts in enumerate(self._head["shards"]):
+            if number % _FORGET_AFTER == 0:
+                forget()
             name = facts["name"]
             size = facts["size"]
             _require(isinstance(name, str) and Path(name).name == name and name not in ("", ".."))
@@ -296,6 +309,7 @@ class _Reading:
         _require(bool(found))
         for name, array in self._arrays.items():
             _require(name == "head" or self._at.get(name, 0) == len(array))
+        forget()
         return found
 
     def _take(self, name: str, count: Any) -> NDArray[Any]:
@@ -314,7 +328,7 @@ class _Reading:
         _require(bool((offsets <= shard_size - np.maximum(sizes, 0)).all()))
         names = self._texts("names", facts, count)
         tails = self._texts("tails", facts, count)
-        labels = torch.from_numpy(self._take("labels", count).copy())
+        labels = torch.from_numpy(self._take("labels", count))
         classes = self._classes[facts["classes"]]
         task = facts["task"]
         separator = facts["separator"]

@@ -51,7 +51,8 @@ class StoreShard:
         self.labels: Tensor = part.labels
         self.fingerprint = part.fingerprint
         self.left_out = (LeftOut(address, Counter(part.left_out)),)
-        sizes = np.maximum(part.sizes, 0)
+        has_bad = bool(len(part) and part.sizes.min() < 0)
+        sizes = np.maximum(part.sizes, 0) if has_bad else part.sizes
         self.image_sizes = (sizes,)
         self.blocks = block_lengths(sizes, np.array([len(part)]))
         self._ends = np.cumsum(self.blocks)
