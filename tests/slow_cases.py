@@ -224,6 +224,7 @@ CASES = {
     "run/test_sharded_run.py::test_resumes_on_other_numbers_of_ranks": 0,
     "run/test_stop_within.py::test_without_time_the_newest_one_stays": 0,
     "run/test_streams.py::test_a_stream_is_counted": 3,
+    "run/test_streams.py::test_ranks_take_their_share_of_a_stream": 1,
     "run/test_streams.py::test_torchdatas_loader": 0,
     "run/trackers/test_csv_file.py::test_after_a_kill_and_a_resume_it_is_that_of_a_run_that_was_not_killed": 0,  # noqa: E501
     "run/trackers/test_line_function.py::test_a_resume_after_a_kill_tells_no_line_twice": 0,

@@ -320,3 +320,59 @@ class Plain(Counted):
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         return (torch.full((3,), float(number)) for number in range(first, NUM, step))
+
+
+class Batched:
+    """A loader of one's own, with a state and `set_epoch`."""
+
+    def __init__(self) -> None:
+        self.epoch = self.at = self.read = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch, self.at = epoch, 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[Tensor]:
+        while self.at < 6:
+            self.at += 1
+            self.read += 1
+            yield torch.rand(BATCH, 3) + 10 * self.epoch + self.at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.at = state["epoch"], state["at"]
+
+
+@pytest.mark.parametrize("until", [1, 5, 6, 7, 12])
+def test_a_loader_of_ones_own_with_a_state(tmp_path: Path, until: int) -> None:
+    whole = train(tmp_path / "whole", Batched())
+    assert [int(batch[0]) for batch in whole] == [10 * k + n for k in range(3) for n in range(1, 7)]
+    with pytest.raises(Stopped):
+        train(tmp_path / "run", Batched(), until=until)
+    loader = Batched()
+    assert train(tmp_path / "run", loader) == whole[until:]
+    assert loader.read == 18 - until
+    assert same(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", [Stateful, Counted])
+def test_ranks_take_their_share_of_a_stream(
+    tmp_path: Path, start_ranks: Callable[..., Any], kind: type[Counted]
+) -> None:
+    def work(folder: str, until: int | None) -> int:
+        loader = loader_of(kind)
+        try:
+            train(tmp_path / folder, loader, until=until)
+        except Stopped:
+            return -1
+        return int(loader.dataset.read)
+
+    assert set(start_ranks(2, lambda: work("whole", None)).results()) == {3 * NUM}
+    assert set(start_ranks(2, lambda: work("run", 8)).results()) == {-1}
+    read = set(start_ranks(2, lambda: work("run", None)).results())
+    assert read == {3 * NUM - 8 * BATCH + 2 if kind is Stateful else 2 * NUM}
+    assert same(tmp_path / "whole", tmp_path / "run")
