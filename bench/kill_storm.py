@@ -1,8 +1,11 @@
 """Kills `flambeau train` at random moments, and compares what it ends with to a run that nobody killed.
 
     python bench/kill_storm.py --kills 60 [--seed S] [--precision bf16] [--task TASK] [--ranks N]
-                               [--out FILE] [--record]
+                               [--store] [--out FILE] [--record]
 
+With --store the runs that are killed read from a store on loopback (s3_server.py) that fails in 2 % of its
+answers, the one that nobody kills from the disk; before a third of the lives the cache, which all runs share,
+is removed, also under a run that reads from it.
 With --ranks each life has 1 to N processes, drawn anew, and the steps are in parts; one may die alone.
 A life is one start of the command in a process group of its own, on one core; --workers is 0 and 2 in turn.
 Lives end by SIGKILL: while torch loads, while the run folder is claimed and the checkpoint read, between two
@@ -24,6 +27,7 @@ import os
 import platform
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -89,6 +93,8 @@ TRAIN_IMAGES, EPOCHS, SAVE_EVERY = 407, 8, 5
 IMAGES = {"train": TRAIN_IMAGES, "val": 64}
 TOTAL_STEPS = EPOCHS * -(-TRAIN_IMAGES // 16)  # 26 an epoch, the last of 7 images
 WALL_CLOCK = {"images_per_s", "data_wait"}
+ELSEWHERE = {"workers", "data", "cache"}
+"""Settings that may differ: who reads, and from where."""
 # Not tracebacks: a worker whose parent is killed may print one; a command that fails has an exit code.
 BAD = re.compile("damaged|not to the same bits|lines are lost")
 KILLS_A_RUN = 10
@@ -309,6 +315,39 @@ class Life:
             raise RuntimeError(f"exit codes {codes}:\n{self.output}")
 
 
+@contextlib.contextmanager
+def store_of(folder: Path) -> Iterator[None]:
+    """While it lasts, s3://data/ has what lies in folder/data."""
+    script = Path(__file__).with_name("s3_server.py")
+    command = [sys.executable, f"{script}", f"{folder}", "--faults", "0.02"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            os.environ["AWS_ENDPOINT_URL"] = server.stdout.readline().strip()
+            os.environ |= {
+                "AWS_ACCESS_KEY_ID": "nobody",
+                "AWS_SECRET_ACCESS_KEY": "nothing",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
+            yield
+        finally:
+            server.terminate()
+
+
+def start_with_small_blocks(
+    words: Sequence[str], *, output: IO[Any], environ: Mapping[str, str]
+) -> "subprocess.Popen[bytes]":
+    """The command, which fetches some 20 images at a time of so few."""
+    code = (
+        "import sys; from flambeau.data.sources import sample_blocks; sample_blocks.BLOCK_BYTES = 40_000\n"
+        "from flambeau.cli.command import main; sys.exit(main(sys.argv[1:]))"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True, env=environ,
+    )  # fmt: skip
+
+
 def rank_environs(ranks: int) -> list[dict[str, str]]:
     """What a launcher tells each process of one machine."""
     with socket.socket() as free:
@@ -418,6 +457,7 @@ def storm_one_run(
     core: int,
     start: Start | None = None,
     most_ranks: int = 1,
+    before_life: Callable[[random.Random], object] = lambda rng: None,
 ) -> list[Kill]:
     """Kill one run again and again, then let it finish; with `start`, but where it dies while torch loads.
 
@@ -431,6 +471,7 @@ def storm_one_run(
     for moment in moments:
         how = None if moment == "start" else start
         ranks = rng.randint(1, most_ranks) if most_ranks > 1 else 1
+        before_life(rng)
         life = Life(arguments, run, workers=next(workers), core=core, start=how, ranks=ranks)
         if not wait_for_moment(life, moment, rng, stride=stride):
             life.finish()
@@ -453,6 +494,8 @@ def storm(
     cores: Sequence[int],
     start: Start | None = None,
     most_ranks: int = 1,
+    unkilled_arguments: Sequence[str] | None = None,
+    before_life: Callable[[random.Random], object] = lambda rng: None,
 ) -> tuple[list[Kill], list[str], Path]:
     """As many runs as it takes for so many kills, one a core at a time, each compared with an unkilled one.
 
@@ -464,6 +507,8 @@ def storm(
         cores: to use.
         start: of lives that are not killed while torch loads.
         most_ranks: processes of a life, at most; their number is drawn.
+        unkilled_arguments: of the run that nobody kills, if they are others.
+        before_life: called before each life that will be killed.
 
     Returns:
         The kills, the differences from the unkilled run, and its folder.
@@ -476,7 +521,8 @@ def storm(
     def work(core: int) -> None:
         nonlocal open_kills
         if core == cores[0]:
-            Life(arguments, unkilled, workers=0, core=core, start=start).finish()
+            reference = arguments if unkilled_arguments is None else unkilled_arguments
+            Life(reference, unkilled, workers=0, core=core, start=start).finish()
         while not stop.is_set():
             with lock:
                 share = min(KILLS_A_RUN, open_kills)
@@ -486,8 +532,9 @@ def storm(
                 runs.append(folder / f"run-{len(runs):03}")
                 run, rng = runs[-1], random.Random(f"{seed} {len(runs)}")
             new = storm_one_run(
-                arguments, run, kills=share, rng=rng, core=core, start=start, most_ranks=most_ranks
-            )
+                arguments, run, kills=share, rng=rng, core=core, start=start, most_ranks=most_ranks,
+                before_life=before_life,
+            )  # fmt: skip
             with lock:
                 open_kills += share - len(new)
                 done.extend(new)
@@ -516,7 +563,8 @@ def differences(expected: Path, actual: Path) -> list[str]:
     for name in ("model.safetensors", "result.json", "dataset.json"):
         found += compare(name, *((run / name).read_bytes() for run in runs))
     configs = (tomllib.loads((run / "config.toml").read_text()) for run in runs)
-    found += compare("config.toml", *({**config, "workers": None} for config in configs))
+    of_run = ({k: v for k, v in config.items() if k not in ELSEWHERE} for config in configs)
+    found += compare("config.toml", *of_run)
     found += compare("metrics.jsonl", *map(journal, runs))
     in_parts = bool(tomllib.loads((expected / "config.toml").read_text()).get("parts"))
     for folder in checkpoint_folders(expected / "checkpoints"):
@@ -581,6 +629,32 @@ def compare(place: str, expected: Any, actual: Any) -> list[str]:
     return found + [text for pair in pairs for text in compare(*pair)]
 
 
+def storm_of(options: argparse.Namespace, folder: Path) -> tuple[list[Kill], list[str]]:
+    """The storm of the command line: the kills, and the differences."""
+    (data := folder / "data").mkdir()
+    arguments = make_inputs(
+        data, precision=options.precision, task=options.task, parts=6 if options.ranks > 1 else 0
+    )
+    how = {
+        "kills": options.kills, "seed": options.seed, "most_ranks": options.ranks,
+        "cores": sorted(os.sched_getaffinity(0))[:2],
+    }  # fmt: skip
+    if not options.store:
+        return storm(folder, arguments=arguments, **how)[:2]
+    cache = folder / "cache"
+
+    def wipe(rng: random.Random) -> None:
+        if rng.random() < 1 / 3:
+            shutil.rmtree(cache, ignore_errors=True)
+
+    with store_of(folder):
+        inside = [f"s3://data/{Path(arguments[0]).name}", *arguments[1:], "--cache", f"{cache}"]
+        return storm(
+            folder, arguments=inside, unkilled_arguments=arguments, before_life=wipe,
+            start=start_with_small_blocks, **how,
+        )[:2]  # fmt: skip
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=60)
@@ -588,21 +662,15 @@ def main() -> int:
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--task", choices=tuple(TASKS), default="classification")
     parser.add_argument("--ranks", type=int, default=1, help="processes of a life, at most")
+    parser.add_argument("--store", action="store_true", help="what is killed reads from a store")
     parser.add_argument("--out", type=Path, help="append the line to this file as well")
     parser.add_argument(
         "--record", action="store_true", help="... to bench/results/kill_storm.jsonl"
     )
     options = parser.parse_args()
     start = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kill_storm_") as folder:
-        arguments = make_inputs(
-            Path(folder), precision=options.precision, task=options.task,
-            parts=6 if options.ranks > 1 else 0,
-        )  # fmt: skip
-        kills, found, _ = storm(
-            Path(folder), kills=options.kills, seed=options.seed, arguments=arguments,
-            cores=sorted(os.sched_getaffinity(0))[:2], most_ranks=options.ranks,
-        )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="kill_storm_") as temporary:
+        kills, found = storm_of(options, Path(temporary))
     from provenance import commit, cpu_model  # beside this script
 
     text = json.dumps({
@@ -612,6 +680,7 @@ def main() -> int:
         "kills_at": dict(sorted(Counter(kill.moment for kill in kills).items())),
         "distinct_steps": len({kill.step for kill in kills}), "steps_a_run": TOTAL_STEPS,
         "seed": options.seed, "precision": options.precision, "task": options.task,
+        "store": options.store,
         "kills_by_ranks": dict(sorted(Counter(kill.ranks for kill in kills).items())),
         "differences": found[:20],
         "seconds": round(time.monotonic() - start, 1), "torch": torch.__version__,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flambeau.sandbox.changed_files import ChangedFiles
-from flambeau.sandbox.inside_trial import MARK, folder_for_run, in_trial
+from flambeau.sandbox.inside_trial import HELD, MARK, folder_for_run, in_trial
 from flambeau.sandbox.mount_syscalls import read_mounts
 from flambeau.sandbox.private_copy import copy_folder
 from flambeau.sandbox.processes import processes_of
@@ -107,6 +107,26 @@ def test_a_run_in_a_trial_has_a_folder_of_its_own(
     assert folder.parent == Path("/trial/runs")
     assert folder_for_run(tmp_path / "runs" / "mine") == folder == folder_for_run(folder)
     assert folder_for_run(Path("runs/other")) != folder
+    assert not Path("runs").exists()
+
+
+def test_a_script_finds_its_new_run_where_it_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(MARK, f"{tmp_path}/trial")
+    monkeypatch.setenv(HELD, "1")
+    folder = folder_for_run(Path("runs/mine"))
+    Path("runs/mine/notes.txt").write_text("beside the checkpoints")
+    assert (folder / "notes.txt").exists() and folder.is_relative_to(tmp_path / "trial")
+    assert folder_for_run(Path("runs/mine")) == folder
+
+    Path("runs/users").mkdir()
+    assert folder_for_run(Path("runs/users")) != folder
+    assert Path("runs/users").is_dir() and not Path("runs/users").is_symlink()
+
+    Path("file").touch()
+    assert folder_for_run(Path("file/run")).parent == folder.parent  # nothing can be made there
 
 
 def test_a_namespace_whose_number_is_given_again_belongs_to_another_doctor(tmp_path: Path) -> None:

@@ -345,7 +345,11 @@ def command_of(words: Sequence[str], *, verb: str) -> list[str]:
             raise InputError(f"nothing to run behind --: flambeau {verb} -- python train.py ...")
         if words[0] not in ("train", "flambeau"):
             return [sys.executable, *words] if words[0].endswith(".py") else words
-        words = words[1 + (words[:2] == ["flambeau", "train"]) :]
+        if words[0] == "flambeau" and words[1:2] != ["train"]:
+            named = " ".join(words[:2])
+            example = "flambeau train ..., or python train.py ..."
+            raise InputError(f"{named}: {verb} needs a training: {example}")
+        words = words[1 + (words[0] == "flambeau") :]
     from flambeau.cli.command import check
 
     check(["train", *words])

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from flambeau.data.datasets.labelled_images import PARTS, LabelledImages, Part
+from flambeau.data.drop_in.labelled_images import PARTS, LabelledImages, Part
 from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.batch_plan import Order
 from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset

@@ -1,11 +1,15 @@
 """For code that may run inside a trial: whether it does, and where it puts its run."""
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
 
 MARK = "FLAMBEAU_TRIAL"
 """Environment variable of a trial's processes: the folder of the trial."""
+
+HELD = "FLAMBEAU_TRIAL_HELD"
+"""Environment variable of a trial whose writing reaches no file of the user."""
 
 RUNS = "runs"
 """In that folder, a folder for each run that is trained inside."""
@@ -19,6 +23,8 @@ def in_trial() -> bool:
 def folder_for_run(path: Path) -> Path:
     """The folder in which a run is trained: in a trial an empty one, not the user's run.
 
+    Where the user has no such folder, and the trial's writing reaches nothing, a link leads there.
+
     Example:
         >>> folder_for_run(Path("runs/mine")).name
         'mine'
@@ -28,4 +34,11 @@ def folder_for_run(path: Path) -> Path:
     runs = Path(os.environ[MARK]) / RUNS
     if path.is_relative_to(runs):
         return path
-    return runs / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
+    folder = runs / hashlib.sha256(os.fsencode(path.absolute())).hexdigest()[:16]
+    if HELD in os.environ and not os.path.lexists(path):
+        # Scripts save beside their checkpoints, and read them, by the path that they gave.
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # another rank made it, or nobody may
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(folder)
+    return folder

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from flambeau.errors import InputError
 from flambeau.sandbox.caches import cache_folders
 from flambeau.sandbox.first_process import REPORT
-from flambeau.sandbox.inside_trial import MARK
+from flambeau.sandbox.inside_trial import HELD, MARK
 from flambeau.sandbox.landlock import landlock_version
 from flambeau.sandbox.overlay_view import most_in_memory
 from flambeau.sandbox.private_copy import copy_folder
@@ -159,7 +159,8 @@ class Sandbox:
         running = _Running(self._scratch, folder)
         self._running[folder] = running
         command = list(command)
-        environment = {**environment, MARK: str(folder)}
+        held = {} if self.way == UNPROTECTED else {HELD: "1"}
+        environment = {**environment, MARK: str(folder), **held}
         plan: dict[str, Any] = {}
         cwd = Path.cwd()
         if self.way == "copy":

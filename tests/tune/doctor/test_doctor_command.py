@@ -170,6 +170,11 @@ def test_what_is_run() -> None:
         (["--"], "nothing to run behind --: flambeau tune --"),
         (["--modle", "resnet18"], "unknown flag --modle; did you mean '--model'"),
         (["--modle", "--", "train.py"], "unknown flag --modle before the --"),
+        (
+            ["--", "flambeau", "doctor", "--", "x.py"],
+            "flambeau doctor: tune needs a training: flam",
+        ),
+        (["--", "flambeau"], "flambeau: tune needs a training"),
         (["--dry-run"], "leave --dry-run out: tune needs a training, whose run it removes"),
         (["--batch-size", "many"], "--batch-size: must be a whole number, 'auto', or 'auto:N'"),
     ],

@@ -3,16 +3,19 @@
 In other threads and at other times they are unchanged: a thread-local variable holds the sample being made.
 """
 
+import contextlib
 import functools
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import PIL.Image
+import torch
 from PIL import Image
 
 from flambeau.data.drop_in.lazy_image import LazyImage, open_lazily
-from flambeau.data.drop_in.sample_context import OWN, READING, current_sample
+from flambeau.data.drop_in.sample_context import OWN, READING, Sample, current_sample, making
 from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM, are_same, settings_of
 from flambeau.data.drop_in.transform_plan import Plan, can_take, plan_of
 from flambeau.errors import DecodeError
@@ -56,6 +59,17 @@ def install() -> None:
     _intercept(Compose, "__call__")
     _intercept(v2.Compose, "forward")
     _intercept(WEIGHTS_TRANSFORM, "forward")
+
+
+@contextlib.contextmanager
+def taking_over() -> Iterator[None]:
+    """In here `fast` runs what it knows of the transforms; they draw from torch's global generator."""
+    if current_sample() is not None:  # of a FastLoader
+        yield
+        return
+    install()
+    with making(Sample(int(torch.randint(2**62, (), device="cpu")))):
+        yield
 
 
 def plan_for(compose: Any, kept: Plans | None = None) -> Plan | None:

@@ -14,7 +14,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
 
 from flambeau.errors import DecodeError
-from flambeau.images.decode import Picture, Stored, native_header
+from flambeau.images.decode import Picture, Stored, decode, native_header
 from flambeau.images.exif_orientation import UPRIGHT
 from flambeau.images.jpeg.headers import JpegHeader
 from flambeau.images.jpeg.soundness import is_sound
@@ -216,6 +216,22 @@ def open_lazily(
     is_readable_again = stored is None and (not hasattr(fp, "read") or _is_seekable(fp))
     opened: Image.Image = opener(fp if is_readable_again else io.BytesIO(data), "r", formats)
     return opened
+
+
+def open_upright(data: Stored) -> Image.Image:
+    """An RGB image, upright as `Picture` turns it, of a whole file or of pixels.
+
+    Raises:
+        DecodeError: it cannot be read. Damage is noticed here, also where no transform will look.
+    """
+
+    def decoded() -> Image.Image:
+        return Image.fromarray(decode(data, channels=3))
+
+    header = native_header(data) if isinstance(data, bytes) else None
+    if header is None or (isinstance(header, JpegHeader) and not is_sound(bytes(data), header)):
+        return decoded()
+    return LazyImage(Picture(data, header), "RGB", decoded)
 
 
 def _kind_of(

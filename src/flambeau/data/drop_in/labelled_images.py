@@ -5,10 +5,11 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from flambeau.data.drop_in.interception import taking_over
+from flambeau.data.drop_in.lazy_image import open_upright
 from flambeau.data.sources.block_order import block_sampler, default_window
 from flambeau.data.sources.source import (
     Source,
@@ -20,7 +21,7 @@ from flambeau.data.sources.source import (
 )
 from flambeau.data.sources.targets import task_of
 from flambeau.errors import DecodeError, InputError, disk_remedy
-from flambeau.images.decode import decode
+from flambeau.images.decode import Stored
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.recipes.data.samplers import BlockSampler
 
@@ -30,6 +31,8 @@ PARTS: tuple[str, ...] = get_args(Part)
 
 class LabelledImages(Dataset[tuple[Any, Any]]):
     """The images of a source, each through a transform, with its target.
+
+    Of torchvision's transforms `fast` runs those that it knows.
 
     Args:
         transform: from an RGB image of PIL, upright, to what a sample holds.
@@ -97,15 +100,18 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
             raise IndexError(f"there is no image {index}: there are {len(self)}")
         index %= len(self)
         target = self.targets[index]
-        return self._transform(self._image(index)), target.clone() if target.dim() else int(target)
-
-    def _image(self, index: int) -> Image.Image:
         try:
-            pixels = decode(self._source.read(index), channels=3)
+            image = open_upright(self._read(index))
+            with taking_over():
+                sample = self._transform(image)
+        except DecodeError as error:
+            raise InputError(f"{self.describe(index)}: {error}\nRepair or remove it") from error
+        return sample, target.clone() if target.dim() else int(target)
+
+    def _read(self, index: int) -> Stored:
+        try:
+            return self._source.read(index)
         except OSError as error:
             remedy = disk_remedy(error.errno)
             advice = f"\n{remedy} and run it again" if remedy else "\nRepair or remove it"
             raise InputError(f"{self.describe(index)}: {why_unreadable(error)}{advice}") from error
-        except DecodeError as error:
-            raise InputError(f"{self.describe(index)}: {error}\nRepair or remove it") from error
-        return Image.fromarray(pixels)
