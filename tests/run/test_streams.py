@@ -1,8 +1,8 @@
 """`Run` on streams: IterableDatasets that are counted, those that save their state, what is said of them."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +138,7 @@ def test_a_stream_with_a_state_goes_on_without_reading_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], until: int, accumulate: int
 ) -> None:
     whole = train(tmp_path / "whole", loader_of(Stateful), accumulate=accumulate)
-    passes = [sorted(chain.from_iterable(whole[k : k + 6])) for k in (0, 6, 12)]
+    passes = [sorted(itertools.chain.from_iterable(whole[k : k + 6])) for k in (0, 6, 12)]
     assert passes == [[float(number) for number in range(NUM)]] * 3
     if until >= len(whole) // accumulate:
         until -= 6
@@ -376,3 +376,22 @@ def test_ranks_take_their_share_of_a_stream(
     read = set(start_ranks(2, lambda: work("run", None)).results())
     assert read == {3 * NUM - 8 * BATCH + 2 if kind is Stateful else 2 * NUM}
     assert same(tmp_path / "whole", tmp_path / "run")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_device_does_not_read_ahead_of_a_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
+) -> None:
+    """A checkpoint asks the loader where it stands, which must be where the training does."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = Batched()
+    run = Run(tmp_path / "run", model, optimizer, loader, duration="1ep", bar=False)
+    reader = run._parts.reader
+    monkeypatch.setattr(reader, "_device", torch.device("meta"))
+    stream = reader.to_device(run._parts.loader.stream(epoch=0, position=0), ahead=ahead)
+    for number, micro in enumerate(itertools.islice(stream, 4), start=1):
+        assert micro.data.device.type == "meta"
+        assert micro.position == number
+        assert (loader.read == number) == (not ahead)
+    run.close()
