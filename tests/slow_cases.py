@@ -65,6 +65,7 @@ CASES = {
     "data/drop_in/test_fast_loader.py::test_memory_is_used_again_when_nobody_holds_the_batch": 0,
     "data/drop_in/test_fast_loader.py::test_order_and_the_state_of_the_generator_are_those_of_torch": 0,
     "data/drop_in/test_fast_loader.py::test_workers_over_several_epochs": 0,
+    "data/drop_in/test_fsspec.py::test_the_bits_of_the_plain_loader": 32,
     "data/drop_in/test_other_peoples_code.py::test_worker_init_fn_finds_the_data_set_and_another_seed_each_time": 1,  # noqa: E501
     "data/drop_in/test_packed_copy.py::test_pixels_are_those_of_the_files": 5,
     "data/drop_in/test_peer_scripts.py::test_same_accuracy_and_order": 0,
@@ -244,6 +245,9 @@ CASES = {
     "run/test_sharded_run.py::test_equals_one_process": 1,
     "run/test_sharded_run.py::test_resumes_on_other_numbers_of_ranks": 0,
     "run/test_stop_within.py::test_without_time_the_newest_one_stays": 0,
+    "run/test_streams.py::test_a_stream_is_counted": 3,
+    "run/test_streams.py::test_ranks_take_their_share_of_a_stream": 1,
+    "run/test_streams.py::test_torchdatas_loader": 0,
     "run/trackers/test_csv_file.py::test_after_a_kill_and_a_resume_it_is_that_of_a_run_that_was_not_killed": 0,  # noqa: E501
     "run/trackers/test_line_function.py::test_a_resume_after_a_kill_tells_no_line_twice": 0,
     "run/trackers/test_line_function.py::test_one_that_hangs_delays_nothing": 0,

@@ -128,8 +128,14 @@ def test_a_pass_goes_on_elsewhere(server: ObjectServer, packed: Path, workers: i
     assert same(seen, whole[:3])
     state = begun.state_dict()
     assert state == {"epoch": 0, "position": 24, "shuffle_window": 9}
-    shutil.rmtree("default_cache")
-    other = wrap(f"{server.url}/pets.tar", noisy, batch_size=8, workers=workers, shuffle_window=9)
+    other = wrap(
+        f"{server.url}/pets.tar",
+        noisy,
+        batch_size=8,
+        workers=workers,
+        shuffle_window=9,
+        cache="other",
+    )
     other.load_state_dict(state)
     assert same(epochs_of(other), whole[3:])
     with pytest.raises(InputError, match="in an order with shuffle_window = 9, and here it is 0"):

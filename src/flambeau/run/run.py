@@ -377,7 +377,8 @@ class Run:
                 # Not a local variable: it would keep the workers alive when the run ends in this generator.
                 loop.stream = self._recorder.shown(
                     self._parts.reader.to_device(
-                        self._parts.loader.stream(epoch=state.epoch, position=state.position)
+                        self._parts.loader.stream(epoch=state.epoch, position=state.position),
+                        ahead=state.place is None or not state.place.is_stateful,
                     )
                 )
             micro = next(loop.stream)

@@ -3,7 +3,6 @@
 import io
 import json
 import pickle
-import shutil
 import tarfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -485,25 +484,29 @@ def test_an_index_that_cannot_be_unpacked_is_refused(packed: Path, offset: int, 
         read_index(bytes(data), "here")
 
 
-def test_an_index_of_the_first_version_is_read(
-    packed: Path, tmp_path: Path, cache: CacheOptions
+def test_an_index_that_would_fill_the_disk_is_refused(tmp_path: Path) -> None:
+    file = io.BytesIO()
+    np.savez_compressed(file, head=np.zeros(65 << 20, np.uint8))
+    with pytest.raises(DamagedData, match=r"^here is damaged"):
+        read_index(file.getvalue(), "here", scratch=tmp_path)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_large_index_is_read_from_the_disk(
+    server: ObjectServer, packed: Path, cache: CacheOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As flambeau wrote it for classes, labels and numbers, before there were masks and tables in it."""
-    with np.load(io.BytesIO(index_of(packed))) as stored:
-        arrays = {name: stored[name] for name in stored.files}
-    head = json.loads(arrays.pop("head").tobytes())
-    head["version"] = 1
-    for shard in head["shards"]:
-        for part in shard["parts"]:
-            assert part.pop("columns") == []
-    arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
-    for name in ("texts", "rows", "counts"):
-        assert not len(arrays.pop(name))
-    shutil.copytree(packed / "tar", tmp_path / "old")
-    with (tmp_path / "old" / f"pets.tar{SHARDS_INDEX}").open("wb") as file:
-        np.savez_compressed(file, **arrays)
-    far, _ = open_parts(Path(f"file://{tmp_path}/old/pets.tar"), cache=cache)
-    same(far, open_parts(packed / "tar" / "pets.tar")[0])
+    near, _ = open_parts(packed / "tar" / "pets.tar")
+    monkeypatch.setattr("flambeau.data.sources.unpacked_arrays.LARGE", 0)
+    far, _ = open_parts(Path(f"{server.url}/tar/pets.tar"), cache=cache)
+    same(far, near)
+    data = index_of(packed)
+    shards = read_index(data, "here", scratch=cache.path)
+    assert write_index(shards) == write_index(read_index(data, "here"))
+    assert [*shards[0].parts[0].names] == [*read_index(data, "here")[0].parts[0].names]
+    assert not shards[0].parts[0].images.sizes.flags.owndata
+    for at in range(0, len(data), len(data) // 20):
+        with pytest.raises(DamagedData):
+            read_index(data[:at], "here", scratch=cache.path)
 
 
 @pytest.mark.parametrize("part", range(40))
@@ -562,6 +565,6 @@ def test_names_of_an_index_stay_in_its_folder(packed: Path) -> None:
 
 
 def test_an_index_of_another_version_says_so(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_index, "_READ", (1,))
+    monkeypatch.setattr(shard_index, "VERSION", 1)
     with pytest.raises(InputError, match=r"another version of flambeau\nPack the data again"):
         read_index(index_of(packed), "here")

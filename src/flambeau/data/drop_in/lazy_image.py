@@ -28,7 +28,7 @@ class LazyImage(Image.Image):
 
     Every PIL method that needs pixels, or anything else in the file, gets them: `open_it` reads the file
     then. `isinstance` and pickle see PIL's class. Once its file is closed, everything goes to PIL, which
-    raises what it always raises then.
+    raises what it always raises then, unless `load` was called before.
 
     Args:
         picture: the stored pixels.
@@ -57,6 +57,7 @@ class LazyImage(Image.Image):
         self._size = (picture.width, picture.height)
         self._stream = stream
         self._is_closed = False
+        self._is_loaded = False
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Image.Image]:  # type: ignore[override]
@@ -80,7 +81,9 @@ class LazyImage(Image.Image):
     @functools.cached_property
     def _opened(self) -> Image.Image:
         opened = self._open_it()
-        if self._is_closed:
+        if self._is_loaded:
+            opened.load()
+        elif self._is_closed:
             opened.__exit__()
         elif self._has_lost_its_file:
             opened.fp = self._stream  # type: ignore[attr-defined]
@@ -88,6 +91,8 @@ class LazyImage(Image.Image):
 
     @property
     def _has_lost_its_file(self) -> bool:
+        if self._is_loaded:
+            return False
         return self._is_closed or getattr(self._stream, "closed", False)
 
     @property
@@ -130,8 +135,14 @@ class LazyImage(Image.Image):
         self._pixels = value
 
     def load(self) -> Any:
-        """PIL's access to single pixels; nothing is decoded before it is used."""
-        return super().load() if self.is_left_to_pil else _LazyPixels(self)
+        """PIL's access to single pixels; nothing is decoded before it is used.
+
+        From here on PIL's image no longer needs its file, nor does this one, which holds the file's content.
+        """
+        if self.is_left_to_pil:
+            return super().load()
+        self._is_loaded = True
+        return _LazyPixels(self)
 
     def convert(self, mode: str | None = None, *args: Any, **settings: Any) -> Image.Image:
         """As PIL's; to the same mode, and from grey to RGB, without decoding."""
@@ -190,8 +201,9 @@ def open_lazily(
             return Image.fromarray(pixels)
         picture = Picture(data)
         return LazyImage(picture, _mode_of(picture), lambda: Image.fromarray(pixels))
-    header = native_header(data) if formats is None else None
-    if header is not None and (kind := _kind_of(data, header)):
+    header = native_header(data)
+    kind = None if header is None else _kind_of(data, header)
+    if header is not None and kind is not None and _is_wanted(kind, formats):
         with contextlib.suppress(DecodeError):  # too large for our decoder: PIL has its own limit
             picture = Picture(data, header)
             if picture.height * picture.width <= (Image.MAX_IMAGE_PIXELS or math.inf):
@@ -235,6 +247,14 @@ def _kind_of(
     # PIL does not apply the EXIF orientation; our decoder does. Of an MPO it has all images.
     is_plain = header.orientation == UPRIGHT and data.find(b"MPF\0", 0, header.scan_at) < 0
     return JpegImageFile if is_plain and is_sound(data, header) else None
+
+
+def _is_wanted(kind: type[Image.Image], formats: Any) -> bool:
+    """Whether the format is among those that the user names, in PIL's way; all are without any."""
+    if formats is None:
+        return True
+    are_names = isinstance(formats, list | tuple) and all(isinstance(one, str) for one in formats)
+    return are_names and kind.format in (one.upper() for one in formats)
 
 
 def _read(fp: Any) -> bytes:

@@ -82,7 +82,8 @@ def unsaved_generator(loader: Any) -> str | None:
     for owner in owners_of(loader):
         names = ["generator"]
         # With a set_epoch it is taken to seed its generator there.
-        if isinstance(owner, Sampler) and not hasattr(owner, "set_epoch"):
+        draws = isinstance(owner, Sampler | IterableDataset)
+        if draws and not hasattr(owner, "set_epoch"):
             names += vars(owner)
         for name in names:
             if isinstance(getattr(owner, name, None), _GENERATORS):

@@ -15,11 +15,12 @@ from flambeau.data.loading.batch_samples import (
     slice_samples,
     tensors_in_batch,
 )
+from flambeau.data.loading.loader_place import LoaderPlace
 from flambeau.data.loading.micro_batch import MicroBatch, share_of, wait_before_fork
-from flambeau.data.loading.sampler_chain import are_shares, first_indices, set_epoch
+from flambeau.data.loading.sampler_chain import are_shares, first_indices
 from flambeau.errors import InputError
 from flambeau.recipes.data.sample_order import mix
-from flambeau.recipes.setup.seeding import seed_cpu
+from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
 _NO_INDICES = np.empty(0, dtype=np.int64)
 
@@ -29,13 +30,17 @@ class UserDataLoader:
 
     Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called if the
     loader or a sampler in it has one, so that a shuffling DataLoader repeats the same epoch. A resume in
-    mid-epoch reads and drops the earlier batches: only a dataset can be entered anywhere at no cost.
+    mid-epoch reads and drops the earlier batches, unless the loader can save and restore its state.
 
     Each rank reads all batches and takes its share of the samples, unless the loader has a
     DistributedSampler, at any depth: then its batches are the shares.
 
     Args:
         gather: gives what each rank calls it with, in their order; to see that all read the same.
+        say: called with a line on what a resume cannot promise.
+
+    Attributes:
+        place: where the loader stands, for checkpoints.
 
     Raises:
         InputError: no batches, or samplers that share the data in a way that is not this job's.
@@ -51,6 +56,7 @@ class UserDataLoader:
         world: int = 1,
         keeps_empty: bool = True,
         gather: Callable[[Any], list[Any]] = lambda value: [value],
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._rank, self._world, self._keeps_empty = rank, world, keeps_empty
         self.length = len(batches)
@@ -61,6 +67,11 @@ class UserDataLoader:
         self._gather = gather
         self.are_shares = are_shares(batches, rank=rank, world=world)
         """Whether each rank gets batches of its own, by a DistributedSampler."""
+        self.place = LoaderPlace(
+            batches,
+            say=say if rank == 0 else lambda text: None,
+            restores=world == 1 or not self.are_shares,
+        )
         self._must_compare = world > 1 and not self.are_shares
         if self._must_compare:
             indices = first_indices(batches, seed=mix(mix(seed)))
@@ -99,8 +110,8 @@ class UserDataLoader:
                     "that shares the data itself says so by an attribute num_replicas, as DistributedSampler"
                 )
 
-    def _read(self, epoch: int) -> Iterator[Any]:
-        """One epoch of the loader.
+    def _read(self, epoch: int, first: int) -> Iterator[Any]:
+        """One epoch of the loader, from the batch on before which it stands.
 
         The generators are seeded before each batch: neither a resume that drops batches nor a training that
         draws between two of them must change the next one, also where a sampler draws while workers read.
@@ -110,8 +121,10 @@ class UserDataLoader:
         if self.forks:
             wait_before_fork(self._world)
         batches = iter(self._batches)
-        for number in itertools.count():
-            if number:  # the first batch comes after the sampler's draw, the same with workers
+        for number in itertools.count(first):
+            # Else the first batch comes after the sampler's draw, the same with workers; a loader that
+            # continues by its state draws more before it.
+            if number or self.place.is_stateful:
                 seed_cpu(mix(seed + number))
             try:
                 batch = next(batches)
@@ -128,8 +141,7 @@ class UserDataLoader:
         last = None if epochs is None else epoch + epochs
         is_share = self._world == 1 or self.are_shares
         while epoch != last:
-            set_epoch(self._batches, epoch)
-            source = itertools.islice(self._read(epoch), position, None)
+            source = self._entered(epoch, position)
             while group := list(itertools.islice(source, self._accumulate)):
                 sized = []
                 total = 0
@@ -141,6 +153,11 @@ class UserDataLoader:
                 if is_share:  # DistributedSampler gives all ranks equally many
                     total *= self._world
                 stop = position + len(group)
+                if stop >= self.length:
+                    self._require_end(source, stop)
+                self.place.reached(
+                    (epoch, stop) if stop < self.length else (epoch + 1, 0), group[-1]
+                )
                 for part, (batch, whole, is_listed) in enumerate(sized, start=1):
                     position += 1
                     data, size, all_have = (
@@ -165,6 +182,38 @@ class UserDataLoader:
                     f"the loader says it has {self.length} batches and made {position}"
                 )
             epoch, position = epoch + 1, 0
+
+    def _entered(self, epoch: int, position: int) -> Iterator[Any]:
+        """The batches of an epoch from a position on."""
+        first = self.place.enter(epoch, position)
+        source = self._read(epoch, first)
+        for number in range(first, position):
+            batch = next(source, None)
+            if batch is None:
+                break  # an epoch that has become shorter, which is refused at its end
+            if number == position - 1:
+                self.place.check((epoch, position), batch)
+        return source
+
+    def _require_end(self, source: Iterator[Any], stop: int) -> None:
+        """Refuse more batches than the loader says it has: the next epoch would begin with them."""
+        with cpu_generators_restored():
+            has_more = next(source, None) is not None
+        if not has_more and stop == self.length:
+            return
+        workers = getattr(self._batches, "num_workers", 0)
+        dataset = getattr(self._batches, "dataset", None)
+        if workers > 1 and isinstance(dataset, IterableDataset):
+            raise InputError(
+                f"the loader says it has {self.length} batches and makes more: each of its {workers} workers "
+                f"reads all of {type(dataset).__name__}, or ends in a smaller batch\nLet it read the share "
+                "of torch.utils.data.get_worker_info(), say by __len__ how many batches that makes, or set "
+                "num_workers to 1"
+            )
+        raise InputError(
+            f"the loader says it has {self.length} batches and makes more\nLet its __len__ say how many an "
+            "epoch has, or end it there, as itertools.islice does"
+        )
 
     def _is_listed(self, batch: Any, number: int) -> bool | None:
         """As `is_tensor_per_sample`; an ambiguous batch is taken to be as the ones before it."""

@@ -22,5 +22,5 @@ def block_sampler(source: Source, *, window: int, seed: int) -> BlockSampler | N
     sizes = image_sizes(source)
     if sizes is None:
         return None
-    lengths = block_lengths(np.concatenate(sizes), np.array([len(one) for one in sizes]))
+    lengths = np.concatenate([block_lengths(one, np.array([len(one)])) for one in sizes])
     return BlockSampler(lengths, window=window, seed=seed)

@@ -366,8 +366,10 @@ class _Opener:
         index = address + SHARDS_INDEX
         if index not in self._small:
             data = self._small_file(index)
-            for shard in [] if data is None else read_index(data, index):
-                self._packed[beside(address, shard.name)] = shard, index
+            if data is not None:
+                for shard in read_index(data, index, scratch=self._cache.path):
+                    self._packed[beside(address, shard.name)] = shard, index
+                self._small[index] = b""  # that it is there is all that is asked from now on
         return self._small[index] is not None
 
     def _small_file(self, address: str) -> bytes | None:

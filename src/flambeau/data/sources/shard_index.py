@@ -13,7 +13,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.sources.index_cache import joined
+from flambeau.data.sources.index_cache import joined, split_texts
 from flambeau.data.sources.masks.mask_classes import NamedValues
 from flambeau.data.sources.masks.masked_source import MaskedSource
 from flambeau.data.sources.source import (
@@ -39,13 +39,11 @@ from flambeau.data.sources.tables.parquet_file import MOST_PACKED, SMALL
 from flambeau.data.sources.tables.row_groups import RowGroups, packed_groups
 from flambeau.data.sources.target_names import TASKS, TaskName
 from flambeau.data.sources.targets import groups_of, separator_of, task_of
+from flambeau.data.sources.unpacked_arrays import UnpackedArrays
 from flambeau.errors import DamagedData, InputError
 
 VERSION = 2
-_READ = (
-    1,
-    VERSION,
-)  # of version 1 are those of classes, labels and numbers in tar, rec and tfrecord
+_FORGET_AFTER = 256  # shards that are checked
 _NEAR = 1 << 22  # bytes behind an image in which the next one begins, nearly always
 _MAX_SIDE = 1 << 20
 _MAX_BYTES = 1 << 48
@@ -58,15 +56,20 @@ class Texts(Sequence[str]):
 
     def __init__(self, data: NDArray[np.uint8]) -> None:
         self._data = data
-        self._ends: NDArray[np.int64] | None = None
+        self._ends: NDArray[np.uint32] | NDArray[np.int64] | None = None
 
-    def _positions(self) -> NDArray[np.int64]:
+    def _positions(self) -> NDArray[np.uint32] | NDArray[np.int64]:
         if self._ends is None:
-            self._ends = np.flatnonzero(self._data == 0)
+            ends = np.flatnonzero(self._data == 0)
+            self._ends = ends.astype(np.uint32) if len(self._data) < 1 << 32 else ends
         return self._ends
 
     def __len__(self) -> int:
-        return len(self._positions())
+        # The places of millions of texts, which few ask for, would be as large as many of these.
+        return int(np.count_nonzero(self._data == 0)) if self._ends is None else len(self._ends)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(split_texts(self._data))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -364,8 +367,6 @@ _KINDS: dict[str, Any] = {
 }
 """The arrays of an index beside its head and its labels; those of all parts are joined."""
 
-_LATER = ("texts", "rows", "counts")  # than version 1
-
 
 def write_index(shards: Sequence[ShardIndex]) -> bytes:
     """The content of a file: a .npz without objects."""
@@ -452,22 +453,25 @@ class _Writing:
         }
 
 
-def read_index(data: bytes, where: str) -> list[ShardIndex]:
+def read_index(data: bytes, where: str, *, scratch: Path | None = None) -> list[ShardIndex]:
     """The inverse of `write_index`; nothing is believed before it is checked.
+
+    Args:
+        scratch: a folder of the disk, where what is large is kept in a file without a name.
 
     Raises:
         DamagedData: it is no such file, or damaged.
     """
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+        unpacked = UnpackedArrays(data, scratch)
+        arrays = unpacked.arrays
         head = json.loads(arrays["head"].tobytes())
-        if head["version"] not in _READ:
+        if head["version"] != VERSION:
             raise InputError(
                 f"{where} is an index of another version of flambeau\n"
                 "Pack the data again with this one, or remove the index: then the shards are read once"
             )
-        return _Reading(arrays, head).shards()
+        return _Reading(arrays, head).shards(unpacked.forget)
     except InputError:
         raise
     except (
@@ -504,14 +508,15 @@ class _Reading:
             _require(all(isinstance(name, str) for name in names))
             _require(len({*names}) == len(names))
         for name, kind in _KINDS.items():
-            if name in _LATER and head["version"] == 1:
-                arrays[name] = np.zeros(0, kind)
             _require(arrays[name].dtype == kind)
         _require(arrays["labels"].dtype in (np.int64, np.float32))
 
-    def shards(self) -> list[ShardIndex]:
+    def shards(self, forget: Callable[[], None]) -> list[ShardIndex]:
+        """All shards; `forget` is called now and then, when what was checked may leave the memory."""
         found = []
-        for facts in self._head["shards"]:
+        for number, facts in enumerate(self._head["shards"]):
+            if number % _FORGET_AFTER == 0:
+                forget()
             name = facts["name"]
             size = facts["size"]
             _require(isinstance(name, str) and Path(name).name == name and name not in ("", ".."))
@@ -522,6 +527,7 @@ class _Reading:
         _require(bool(found))
         for name, array in self._arrays.items():
             _require(name == "head" or self._at.get(name, 0) == len(array))
+        forget()
         return found
 
     def _take(self, name: str, count: Any) -> NDArray[Any]:
@@ -539,7 +545,7 @@ class _Reading:
             rows = self._rows(facts["rows"], count, shard_size, 1 + ("masks" in facts))
         names = self._texts("names", facts["names"], count)
         images = self._places(facts, count, shard_size, is_packed=rows is not None)
-        labels = torch.from_numpy(self._take("labels", count).copy())
+        labels = torch.from_numpy(self._take("labels", count))
         classes = self._classes[facts["classes"]]
         task = facts["task"]
         separator = facts["separator"]

@@ -371,7 +371,9 @@ class ConcatSource(PassedMasks):
     def __init__(self, parts: Sequence[Source]) -> None:
         self.task = _same_task(parts)
         self.separator = separator_of(parts[0])
-        names = {name: None for part in parts for name in part.classes}
+        names = {
+            name: None for classes in {part.classes: None for part in parts} for name in classes
+        }
         if any(part.classes != parts[0].classes for part in parts):
             by_number = all(name.isdecimal() for name in names)
             names = dict.fromkeys(sorted(names, key=int if by_number else str))

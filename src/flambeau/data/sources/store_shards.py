@@ -52,7 +52,9 @@ class StoreShard:
         self.files = StoreFiles(
             address, places, cache, identity=identity, rows=part.rows, index_of=index_of
         )
-        self.image_sizes = (np.maximum(part.images.sizes, 0),)
+        sizes = part.images.sizes
+        has_bad = bool(len(part) and sizes.min() < 0)
+        self.image_sizes = (np.maximum(sizes, 0) if has_bad else sizes,)
 
     @property
     def names(self) -> Sequence[str]:

@@ -112,6 +112,7 @@ class BatchReader:
         self._batch_size = options.batch_size
         self._ranks = ranks
         self._parts = options.parts
+        self._say = say
         self._reading = ReadOptions(
             workers=options.workers,
             collate=options.collate or default_collate,
@@ -166,6 +167,7 @@ class BatchReader:
             world=self._ranks.world,
             keeps_empty=keeps_empty,
             gather=self._ranks.gather,
+            say=self._say,
         )
 
     def _fitted_layout(self, layout: Layout, *, evaluates: bool) -> Layout:
@@ -175,9 +177,22 @@ class BatchReader:
             return layout
         return layout.in_batches_of(size) if evaluates else layout.with_micro_batches(size)
 
-    def to_device(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-        """Move the data to the device, copying while the device computes."""
-        return stream if self._device.type == "cpu" else self._moved(stream)
+    def to_device(
+        self, stream: Iterator[MicroBatch], *, ahead: bool = True
+    ) -> Iterator[MicroBatch]:
+        """Move the data to the device, copying while the device computes.
+
+        Args:
+            ahead: read the next batch meanwhile; False where a checkpoint asks the loader for its state.
+        """
+        if self._device.type == "cpu":
+            return stream
+        return self._moved(stream) if ahead else self._moved_one_by_one(stream)
+
+    def _moved_one_by_one(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+        for micro in stream:
+            [data] = prefetch_to_device([micro.data], self._device)
+            yield micro._replace(data=data)
 
     def _moved(self, stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
         for micro in stream:

@@ -246,7 +246,7 @@ def _check_ready_batches(
             f"{', '.join(ignored)} would have no effect: the data are a loader, which makes its own batches; "
             "set it there, or give Run the Dataset"
         )
-    if (what := unsaved_generator(batches)) is not None:
+    if not loader.place.is_stateful and (what := unsaved_generator(batches)) is not None:
         raise InputError(
             f"the loader's {what}, whose state is in no checkpoint: leave it out and draw from torch's own "
             "generator, and `seed` of Run decides the order"
@@ -298,6 +298,7 @@ def make_state(
         user={**(options.state or {}), **schedule},
         data_length=loader.length,
         micro_batch=loader.layout.micro_batch_size if isinstance(loader, Loader) else None,
+        place=None if isinstance(loader, Loader) else loader.place,
     )
 
 

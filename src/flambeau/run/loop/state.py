@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from flambeau.data.loading.loader_place import LoaderPlace
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks
@@ -78,6 +79,7 @@ class ResumableState:
         best: the best evaluation so far. [Lifecycle]
         user: the objects given as `state=`, and the schedule if it has state.
         data_length: samples of an epoch, or batches of a ready-made loader. [never changed]
+        place: where a ready-made loader stands; None for a data set. [UserDataLoader]
         step: optimizer steps done. [TrainingStep]
         epoch: from 0. [Lifecycle]
         position: how much of the epoch is consumed, in the unit of `data_length`.
@@ -104,6 +106,7 @@ class ResumableState:
     best: Best
     user: Mapping[str, Any]
     data_length: int
+    place: LoaderPlace | None = None
     step: int = 0
     epoch: int = 0
     position: int = 0
@@ -190,6 +193,8 @@ class ResumableState:
             "window": self.window.state_dict(),
             "user": {name: thing.state_dict() for name, thing in self.user.items()},
         }
+        if self.place is not None:
+            state["loader"] = self.place.saved(self._place)
         if rest:
             state["model"] = rest
         meta = {
@@ -276,6 +281,14 @@ class ResumableState:
         self.extend = state.get("extend", self.extend)
         for name in _SAVED_FIELDS:
             setattr(self, name, state.get(name, getattr(self, name)))
+        if self.place is not None:
+            self.place.restore(self._place, state.get("loader"))
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """Epoch and position; the end of an epoch is the beginning of the next one."""
+        is_over = self.position >= self.data_length
+        return (self.epoch + 1, 0) if is_over else (self.epoch, self.position)
 
     def _user_parts(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         parts = {
