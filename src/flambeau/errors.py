@@ -4,12 +4,25 @@ import contextlib
 import difflib
 import errno
 import json
+import lzma
 import os
 import re
 import shutil
+import zipfile
+import zlib
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+ZIP_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    ValueError,
+    RuntimeError,  # a password; NotImplementedError for a compression that is not known
+)
+"""What reading a damaged or unusual zip file, as .npz and .pth are, raises."""
 
 
 class InputError(ValueError):

@@ -6,14 +6,13 @@ Source: numpy.lib.format (NEP 1). Python objects in it are pickles, which are ne
 import math
 import re
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from flambeau.data.sources.arrays.array_roles import role_of
-from flambeau.errors import InputError
+from flambeau.errors import ZIP_ERRORS, InputError
 from flambeau.file_signature import STAND_INS, signature
 from flambeau.recipes.checkpoints.safe_pickle import Foreign
 from flambeau.recipes.data.mapped_arrays import npy_header, npz_members
@@ -49,7 +48,7 @@ def read_npz(path: Path) -> dict[str, Any]:
                 with archive.open(info) as member:
                     arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
                     member.read()  # to the end, which checks the CRC-32
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except ZIP_ERRORS as error:
         raise ValueError(f"{path}: {error}") from error
     return arrays
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flambeau.data.pack.scan import RECOVERY
 from flambeau.data.sources.arrays.array_roles import role_of
-from flambeau.errors import InputError
+from flambeau.errors import ZIP_ERRORS, InputError
 from flambeau.file_signature import signature
 from flambeau.recipes.checkpoints.checkpoint_tensors import tensors_in
 from flambeau.recipes.checkpoints.safe_pickle import (
@@ -194,7 +194,7 @@ def _has_checksums(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(record.CRC for record in archive.infolist())
-    except (zipfile.BadZipFile, NotImplementedError, ValueError):
+    except ZIP_ERRORS:
         return False
 
 

@@ -35,6 +35,7 @@ from flambeau.data.sources.packed_targets import mask_text, vector_text
 from flambeau.data.sources.path_format import kind_of, open_path, shards_in, shards_of
 from flambeau.data.sources.tables.hugging_face import saved_files
 from flambeau.errors import (
+    ZIP_ERRORS,
     DamagedData,
     DecodeError,
     InputError,
@@ -294,8 +295,7 @@ def check_image(record: ScannedRecord, *, deep: bool) -> ScannedRecord:
 
 def _bad_member(path: Path) -> str | None:
     """A member of a zip file whose CRC-32 does not match; None also if the file cannot be opened."""
-    errors = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError)
-    with contextlib.suppress(*errors), zipfile.ZipFile(path) as archive:
+    with contextlib.suppress(*ZIP_ERRORS, OSError), zipfile.ZipFile(path) as archive:
         if _has_crcs(archive):
             return archive.testzip()
     return None

@@ -4,8 +4,6 @@ import contextlib
 import hashlib
 import os
 import secrets
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,20 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flambeau.errors import ZIP_ERRORS
+
 Arrays = Mapping[str, NDArray[Any]]
 
 INDEX_SUFFIX = ".flambeau-index"
 _VERSION = 1
-_DAMAGED = (
-    OSError,
-    ValueError,
-    KeyError,
-    EOFError,
-    MemoryError,
-    zipfile.BadZipFile,
-    zlib.error,
-    RuntimeError,  # a password, or a compression that zipfile does not know
-)
 _SAMPLE = 1 << 16  # bytes at both ends of the file that identify it, with its size
 
 
@@ -48,7 +38,7 @@ def stored_index(
     marked = np.frombuffer(facts.encode(), np.uint8)
     kept = path.with_name(path.name + INDEX_SUFFIX)
     with (
-        contextlib.suppress(*_DAMAGED),
+        contextlib.suppress(*ZIP_ERRORS, OSError, KeyError, MemoryError),
         kept.open("rb") as file,  # np.load itself leaves a damaged one open
         np.load(file, allow_pickle=False) as stored,
     ):

@@ -10,7 +10,6 @@ import io
 import json
 import mmap
 import re
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +39,7 @@ from flambeau.data.sources.tables.row_groups import RowGroups, packed_groups
 from flambeau.data.sources.target_names import TASKS, TaskName
 from flambeau.data.sources.targets import groups_of, separator_of, task_of
 from flambeau.data.sources.unpacked_arrays import UnpackedArrays
-from flambeau.errors import DamagedData, InputError
+from flambeau.errors import ZIP_ERRORS, DamagedData, InputError
 
 VERSION = 2
 _FORGET_AFTER = 256  # shards that are checked
@@ -475,26 +474,18 @@ def read_index(data: bytes, where: str, *, scratch: Path | None = None) -> list[
     except InputError:
         raise
     except (
-        ValueError,
-        KeyError,
-        TypeError,
+        *ZIP_ERRORS,
         OSError,
-        EOFError,
-        IndexError,
+        LookupError,
+        TypeError,
         AttributeError,
+        MemoryError,
+        OverflowError,
     ) as error:
-        raise _damaged(where) from error
-    except (zipfile.BadZipFile, zlib.error, MemoryError, OverflowError) as error:
-        raise _damaged(where) from error
-    except RuntimeError as error:  # a password, or a compression that zipfile does not know
-        raise _damaged(where) from error
-
-
-def _damaged(where: str) -> DamagedData:
-    return DamagedData(
-        f"{where} is damaged, or no index of shards\n"
-        "Upload it again, or remove it: then the shards are read once"
-    )
+        raise DamagedData(
+            f"{where} is damaged, or no index of shards\n"
+            "Upload it again, or remove it: then the shards are read once"
+        ) from error
 
 
 class _Reading:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flambeau.errors import json_object, why_no_json
+from flambeau.errors import ZIP_ERRORS, json_object, why_no_json
 from flambeau.recipes.checkpoints.safe_pickle import PickleRefused, pickle_contents
 
 _MODEL = "models/model.json"
@@ -87,14 +87,7 @@ def read_archive(data: bytes) -> PlainArchive:
             )
     except NotPlain:
         raise
-    except (
-        zipfile.BadZipFile,
-        OSError,
-        EOFError,
-        NotImplementedError,
-        RuntimeError,
-        ValueError,
-    ) as error:
+    except (*ZIP_ERRORS, OSError) as error:
         raise NotWhole(f"it is no whole .pt2 file: {str(error)[:200]}") from error
     if sys.byteorder != "little":
         raise NotPlain("it is for processors of the other byte order")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.source import Source
+from flambeau.errors import ZIP_ERRORS
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
@@ -175,7 +176,7 @@ def recorded_losses(run: Path, train: Source, *, most: int) -> list[RecordedLoss
         with np.load(path, allow_pickle=False) as stored:
             loss, seen, other = (np.asarray(stored[name]) for name in ("loss", "seen", "other"))
             fingerprint = str(stored["fingerprint"])
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile):
+    except (*ZIP_ERRORS, OSError, KeyError, MemoryError):
         return None
     fits = {len(column) for column in (loss, seen, other)} == {len(train)}
     if not fits or fingerprint != train.fingerprint:

@@ -12,7 +12,6 @@ import os
 import pickle
 import weakref
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flambeau.data.sources.arrays.array_roles import labels_beside, role_of
-from flambeau.errors import DamagedData, InputError
+from flambeau.errors import ZIP_ERRORS, DamagedData, InputError
 from flambeau.images.stand_ins import stand_in_at
 from flambeau.recipes.data.mapped_arrays import Header, npy_header, npz_members
 from flambeau.recipes.setup.environment import usable_memory
@@ -103,7 +102,7 @@ class LoadedRows:
             array = self._load()
             array.flags.writeable = False  # images are views of it
             return array
-        except (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError) as error:
+        except ZIP_ERRORS as error:
             raise damaged(self._path, str(error)) from error
 
 
