@@ -181,7 +181,7 @@ def _of_task(settings: Settings, name: TaskName) -> Settings:
     task = TASK_TYPES[name]
     flip = settings.flip
     if flip is None:
-        flip = settings.alternate_flip or not task.whole_images
+        flip = settings.alternate_flip or task.mirrors
     return dataclasses.replace(
         settings, optimizer=settings.optimizer or task.default_optimizer, flip=flip
     )

@@ -133,6 +133,7 @@ def _multilabel(facts: DataFacts) -> Multilabel:
         thresholds=None if facts.thresholds is None else tuple(facts.thresholds),
         known=None if facts.known is None else tuple(facts.known),
         kind=facts.loss or Multilabel.losses[0],
+        is_whole=facts.whole_images,
     )
 
 

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flambeau.data.sources.source import Source
-from flambeau.data.transforms.crops import EvalResize
 from flambeau.run.loop.sample_results import SampleResultsMetric
 from flambeau.trainer.evaluation.answers import NumberAnswer, Size
 from flambeau.trainer.evaluation.number_evaluation import NumberEvaluation, NumberPredictions
@@ -70,6 +69,7 @@ class Regression(WholeImage):
     # and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
     adam_lr_share: ClassVar[float | None] = 4.0
     whole_images: ClassVar = True
+    mirrors: ClassVar = False
     export_words: ClassVar = ExportWords(
         outputs_are="numbers",
         cpp_name="NUMBERS",
@@ -91,11 +91,6 @@ class Regression(WholeImage):
         "label_smoothing": "numbers are not smoothed",
         "cutmix": "a number of a whole image does not follow from pieces of two; --mixup averages both",
     }
-
-    @property
-    def eval_resize(self) -> EvalResize:  # type: ignore[override]
-        """The whole image, as training shows it: what is cut off may have been counted or measured."""
-        return "squash" if self.is_whole else None
 
     @staticmethod
     def target_facts(train: Source) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class Segmentation:
     # this gives, and 0.163 at 0.004.
     adam_lr_share: ClassVar[float | None] = 4.0
     whole_images: ClassVar = False
+    mirrors: ClassVar = True
     export_words: ClassVar = ExportWords(
         outputs_are="classes of pixels",
         cpp_name="MASKS",

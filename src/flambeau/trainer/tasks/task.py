@@ -84,7 +84,11 @@ class Task(Protocol):
 
     @property
     def whole_images(self) -> bool:
-        """Whether training images are neither cropped, shifted nor mirrored unless that is asked for."""
+        """Whether training images are neither cropped nor shifted unless that is asked for."""
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether half of the training images are mirrored, unless otherwise asked for."""
 
     @property
     def refuses(self) -> Mapping[str, str]:

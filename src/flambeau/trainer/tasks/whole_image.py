@@ -13,10 +13,16 @@ class WholeImage:
 
     default_model: ClassVar = None
     per_pixel: ClassVar = False
-    eval_resize: ClassVar[EvalResize] = None
     default_optimizer: ClassVar = "sgd"
     adam_lr_share: ClassVar[float | None] = None
     whole_images: ClassVar = False
+    mirrors: ClassVar = True
+    is_whole: bool = False
+
+    @property
+    def eval_resize(self) -> EvalResize:
+        """The whole image, where training shows it: what is cut off may have been counted or named."""
+        return "squash" if self.is_whole else None
 
     def loss_towards(self: Task, outputs: Tensor, reference: Tensor) -> Tensor:
         """The loss towards the decoded outputs of another model."""
