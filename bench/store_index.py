@@ -28,7 +28,13 @@ CLASSES = tuple(f"n{number:08}" for number in range(1000))
 
 def made_up(num_shards: int, num_samples: int) -> bytes:
     """The content of an index file."""
-    from flambeau.data.sources.shard_index import ShardIndex, ShardPart, Texts, write_index
+    from flambeau.data.sources.shard_index import (
+        Places,
+        ShardIndex,
+        ShardPart,
+        Texts,
+        write_index,
+    )
 
     draw = np.random.default_rng(0)
     each = num_samples // num_shards
@@ -51,13 +57,15 @@ def made_up(num_shards: int, num_samples: int) -> bytes:
             classes=CLASSES,
             fingerprint=f"{shard:064x}",
             names=Texts(np.frombuffer(names.encode(), np.uint8)),
-            tails=Texts(np.frombuffer(tails.encode(), np.uint8)),
             labels=torch.from_numpy(labels),
-            offsets=np.cumsum(sizes + 1536) - sizes,
-            sizes=sizes,
-            crcs=draw.integers(0, 1 << 32, each, np.uint32),
+            images=Places(
+                tails=Texts(np.frombuffer(tails.encode(), np.uint8)),
+                offsets=np.cumsum(sizes + 1536) - sizes,
+                sizes=sizes,
+                crcs=draw.integers(0, 1 << 32, each, np.uint32),
+                inline={},
+            ),
             shapes=None,
-            inline={},
             left_out={},
         )
         name = f"photos-{shard:05}-of-{num_shards:05}.tar"

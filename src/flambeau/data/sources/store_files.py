@@ -22,9 +22,7 @@ from flambeau.data.stores.block_cache import BlockCache, CacheOptions
 from flambeau.data.stores.fetch_ahead import FetchAhead
 from flambeau.data.stores.store import StoreFault, changed, store
 
-_GAP = (
-    1 << 16
-)  # bytes between two images that are fetched along rather than skipped by a second request
+_GAP = 1 << 16  # bytes between two images that are fetched along, rather than by a second request
 
 
 class StoreFiles:
@@ -56,10 +54,12 @@ class StoreFiles:
     ) -> None:
         self._address, self._places, self._cache = address, places, cache
         self._identity, self._rows, self._index_of = identity, rows, index_of
-        self._offsets = np.stack([one.offsets for one in places], axis=1)
-        self._crcs = np.stack([one.crcs for one in places], axis=1)
-        self._stored_sizes = np.stack([one.sizes for one in places], axis=1)
-        self._sizes = np.maximum(self._stored_sizes, 0)
+        self._offsets = _side_by_side([one.offsets for one in places])
+        self._crcs = _side_by_side([one.crcs for one in places])
+        self._stored_sizes = _side_by_side([one.sizes for one in places])
+        self._sizes = self._stored_sizes
+        if len(self._sizes) and self._sizes.min() < 0:
+            self._sizes = np.maximum(self._sizes, 0)
         lengths = np.array([len(self._sizes)]) if rows is None else rows.lengths
         self.blocks = block_lengths(self._sizes.sum(1), lengths)
         self._ends = np.cumsum(self.blocks)
@@ -328,6 +328,11 @@ class StoreFiles:
             raise _OtherBytes((0, 0))
 
         return cache_of(self._cache).read(key, 0, rows.footer_size, fetch, until=until)
+
+
+def _side_by_side(columns: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """(N, F); a view of a column that is alone, since those of millions of samples lie on the disk."""
+    return columns[0][:, None] if len(columns) == 1 else np.stack(columns, axis=1)
 
 
 class _OtherBytes(Exception):
