@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from refused import refused
-from shared_fixtures import write_images
+from shared_fixtures import process_as_it_was, write_images
 
 COMMANDS = {
     "evaluate": "evaluate run {data} --all",
@@ -28,7 +28,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["pack", f"{folder}/photos", f"{folder}/pets.tar", "--shards", "2"]) == 0
     how = "--image-size 32 --model tiny_convnet --epochs 1 --device cpu --batch-size 4"
     command = ["train", f"file://{folder}/pets.tar", "--out", f"{folder}/run"]
-    assert main([*command, "--cache", f"{folder}/of_train", *how.split()]) == 0
+    with process_as_it_was():
+        assert main([*command, "--cache", f"{folder}/of_train", *how.split()]) == 0
     return folder
 
 
