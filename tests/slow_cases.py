@@ -367,6 +367,7 @@ CASES = {
     "tune/doctor/test_doctor_command.py::test_wrong_input": 0,
     "tune/doctor/test_outside_sampler.py::test_c_code_that_is_no_call_has_its_own_line": 0,
     "tune/doctor/test_trial.py::test_a_change_is_made_and_the_script_does_not_know": 0,
+    "tune/doctor/test_trial.py::test_a_copy_of_the_folder_is_told_by_the_users_own_paths": 0,
     "tune/doctor/test_trial.py::test_a_doctor_that_is_ended_ends_the_script": 0,
     "tune/doctor/test_trial.py::test_a_loader_that_ends_while_nothing_is_watched": 0,
     "tune/doctor/test_trial.py::test_a_run_of_the_user_is_not_trained_on": 0,

@@ -12,7 +12,7 @@ import pytest
 
 from flambeau.sandbox.changed_files import ChangedFiles
 from flambeau.sandbox.inside_trial import HELD, MARK, folder_for_run, in_trial
-from flambeau.sandbox.mount_syscalls import read_mounts
+from flambeau.sandbox.mount_syscalls import mount_of, read_mounts
 from flambeau.sandbox.private_copy import copy_folder
 from flambeau.sandbox.processes import processes_of
 
@@ -36,6 +36,12 @@ def test_mounts_are_read_parents_first_and_the_last_of_several_at_a_path() -> No
     assert mounts["/data"].kind == "fuse.sshfs" and mounts["/data"].is_read_only
     holding = {path for path, one in mounts.items() if one.holds_files}
     assert holding == {"/", "/run/user/1000", "/mnt/my disk", "/mnt/my disk/inner", "/data"}
+
+
+def test_a_chroot_has_no_root_among_its_mounts() -> None:
+    [*inside] = [one for one in read_mounts(MOUNTS) if one.path != "/"]
+    assert mount_of("/data/photos", inside).kind == "fuse.sshfs"
+    assert (mount_of("/home/me", inside).path, mount_of("/home/me", inside).kind) == ("/", "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -89,8 +89,12 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount:
-    """The mount that contains a path, which is absolute and without links."""
-    return max((one for one in mounts if is_inside(path, one.path)), key=lambda one: len(one.path))
+    """The mount that contains a path, which is absolute and without links.
+
+    Of a chroot whose root is no mount, nothing is known of the one around it: its kind is ''.
+    """
+    around = [one for one in mounts if is_inside(path, one.path)]
+    return max(around, key=lambda one: len(one.path), default=Mount("/", "", is_read_only=False))
 
 
 def unshare(flags: int) -> None:

@@ -194,6 +194,12 @@ class Sandbox:
         reason = self._report(folder).get("failure")
         return f"the sandbox could not be made: {reason}" if reason else ""
 
+    def in_users_words(self, text: str, folder: Path) -> str:
+        """What a command says, with the user's working folder in the place of its copy."""
+        if self.way != "copy":
+            return text
+        return text.replace(str(self._running[folder].copy), str(Path.cwd()))
+
     def written_too_much(self) -> str:
         """Why commands must end now, because they fill the disk; '' if they do not."""
         return self._scratch.written_too_much()
@@ -278,7 +284,7 @@ class Sandbox:
     ) -> tuple[dict[str, Any], Path]:
         """The plan for `start.main`, and the copy of the working folder; changes command and environment."""
         here = Path.cwd()
-        copy = running.scratch[0] / "folder"
+        copy = running.copy
         temporary = running.scratch[0] / "tmp"
         temporary.mkdir()
         copy_folder(here, copy)
@@ -301,6 +307,7 @@ class _Running:
     def __init__(self, scratch: Scratch, folder: Path) -> None:
         self.folder = folder
         self.scratch = scratch.new("written")
+        self.copy = self.scratch[0] / "folder"  # of the working folder, where there is one
         self.earlier = frozenset(adopted_processes())
         self.shared_before = shared_files()
         self.process: subprocess.Popen[bytes] | None = None

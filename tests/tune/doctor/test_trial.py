@@ -97,6 +97,20 @@ def test_a_slow_data_set_is_found_by_its_line(script: Path, workers: int) -> Non
     assert sorted(file.name for file in script.parent.iterdir()) == ["last.pt", "train.py"]
 
 
+def test_a_copy_of_the_folder_is_told_by_the_users_own_paths(script: Path) -> None:
+    with Sandbox("copy") as sandbox:
+        watched = Script([sys.executable, f"{script}", "0"], sandbox, 120)
+        trial = watched.run(QUICK)
+        assert trial.failure is None
+        cause = findings_of(trial).causes[0]
+        assert (cause.kind, cause.where) == ("transform", f"{script}:9")
+        script.write_text(f"raise ValueError({str(script.parent)!r} + '/mine.csv is empty')")
+        failed = watched.run(QUICK).failure
+    assert failed is not None
+    assert f'File "{script}", line 1' in failed and f"{script.parent}/mine.csv is empty" in failed
+    assert "flambeau-trials" not in failed
+
+
 SHORT_STEPS = """
 import os, time, torch
 from pathlib import Path

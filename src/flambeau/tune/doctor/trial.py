@@ -106,6 +106,8 @@ class Script:
                 trial = _recorded(folder, sampler)
                 trial = dataclasses.replace(
                     trial,
+                    trainers=self._in_users_words(trial.trainers, folder),
+                    workers=self._in_users_words(trial.workers, folder),
                     machine=machine,
                     whole_s=time.monotonic() - began,
                     inside_because=trial.inside_because or inside_because,
@@ -116,7 +118,7 @@ class Script:
                 if usable := [one for one in trial.trainers if one.get("steps")]:
                     return dataclasses.replace(trial, trainers=usable)
                 failure = ended or self.sandbox.failure(folder) or _failure(process, folder)
-                said = output.last_lines
+                said = self.sandbox.in_users_words(output.last_lines, folder)
                 failure += f"; it said last:\n{said}" if said else ", and said nothing"
                 return dataclasses.replace(trial, trainers=[], workers=[], failure=failure)
             finally:
@@ -124,6 +126,11 @@ class Script:
                     sampler.close()
                 self.sandbox.end(folder)
                 output.close()
+
+    def _in_users_words(self, rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
+        text = json.dumps(rows, ensure_ascii=False)
+        changed: list[dict[str, Any]] = json.loads(self.sandbox.in_users_words(text, folder))
+        return changed
 
     def _wait(
         self,
