@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flambeau.data.drop_in.interception import taking_over
-from flambeau.data.drop_in.lazy_image import open_upright
 from flambeau.data.sources.block_order import block_sampler, default_window
 from flambeau.data.sources.source import (
     Source,
@@ -96,6 +94,10 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
             InputError: the image cannot be read.
             IndexError: there is no such image.
         """
+        # Torchvision, two seconds of a start, is not loaded where nothing is read this way.
+        from flambeau.data.drop_in.interception import taking_over
+        from flambeau.data.drop_in.lazy_image import open_upright
+
         if not -len(self) <= index < len(self):
             raise IndexError(f"there is no image {index}: there are {len(self)}")
         index %= len(self)

@@ -4,7 +4,7 @@ Without it a reader of a store must read every shard once, before it knows what 
 """
 
 import contextlib
-import tempfile
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -34,16 +34,28 @@ def write_shard_indexes(shards: Sequence[Path]) -> None:
     for path, of_set in shard_index_files(shards).items():
         if path.exists():
             continue
-        with contextlib.suppress(InputError):
-            indexes = []
-            for shard in of_set:
-                with (
-                    _no_index_beside(shard),
-                    tempfile.TemporaryDirectory(dir=shard.parent) as copies,
-                ):
-                    opened = open_shard(shard, copies=Path(copies))
-                    indexes.append(index_shard(shard, opened, where=str(shard)))
-            write_file(path, write_index(indexes))
+        hidden = path.with_name(f".{path.name}.tmp")
+        shutil.rmtree(hidden, ignore_errors=True)  # of a process that was killed
+        hidden.mkdir()
+        try:
+            content = _content(of_set, hidden)
+            if content is not None:
+                write_file(hidden / path.name, content)
+                (hidden / path.name).replace(path)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _content(shards: Sequence[Path], copies: Path) -> bytes | None:
+    """The index of some shards; None if they cannot be trained on."""
+    indexes = []
+    with contextlib.suppress(InputError):
+        for shard in shards:
+            with _no_index_beside(shard):
+                opened = open_shard(shard, copies=copies)
+                indexes.append(index_shard(shard, opened, where=str(shard)))
+        return write_index(indexes)
+    return None
 
 
 @contextlib.contextmanager
