@@ -2,12 +2,12 @@
 
     python bench/doctor_overhead_blocks.py [--blocks N] [--record]
 
-bench/doctor_overhead.py compares processes, as a user runs them; on a machine that others use, two processes
-differ by more than the watch costs. Here every other block of steps, a second or two, is watched: by the
-step's hook, the clock around the DataLoader and the looks at the stack, in slices with pauses between them, as all
-very short steps are. The ratio of neighboring blocks is taken. The figures
-are medians over the pairs, with the middle half of them, of wall time and of the CPU time of the process with
-all its threads.
+bench/doctor_overhead.py compares processes, as a user runs them; on a machine that others use, two
+processes differ by more than the watch costs. Here every other block of steps, a second or two, is watched:
+by the step's hook, the clock around the DataLoader and the looks at the stack, in slices with pauses
+between them, as all very short steps are. The ratio of neighboring blocks is taken. The figures are medians
+over the pairs, with the middle half of them, of wall time and of the CPU time of the process with all its
+threads.
 """
 
 import argparse
