@@ -11,10 +11,10 @@ pixel. Training and validation images are of other articles.
 
 Contenders, each a command in a process of its own, with the network of `net` below, as many epochs, batches
 of 64, one thread, an evaluation and a checkpoint per epoch:
-- `flambeau train`: with its defaults: SGD, shifts by some pixels and mirror images for labels; AdamW and
-  whole images for numbers; AdamW, crops and mirror images for masks;
-- `whole images`: the same with --no-flip --padding 0, of masks with --crop-scale 0.9, as these articles have
-  all one size; not of numbers, whose default it is;
+- `flambeau train`: with its defaults: SGD, whole images and mirror images for labels; AdamW and whole images
+  for numbers; AdamW, crops and mirror images for masks;
+- `shifted`: the same with --padding 5, the default of classes in images of 40 pixels; of labels alone;
+- `whole images`: the same with --crop-scale 0.9, as these articles have all one size; of masks alone;
 - `plain`: a script of torch, torchvision transforms and scikit-learn as most people write it (`plain` below):
   AdamW at 1e-3 with a cosine, BCEWithLogitsLoss, MSELoss of standardized numbers, or CrossEntropyLoss of
   pixels, whole images; masks by `pixel_net`, and mirrored with their images by torchvision's v2 transforms.
@@ -51,7 +51,11 @@ from torch import Tensor, nn
 
 SIDE = 40
 TARGETS = {"labels": [], "counts": ["count"], "angles": ["angle", "side"], "masks": []}
-CONTENDERS = ("flambeau train", "whole images", "plain")
+VARIED = {
+    ("labels", "shifted"): ["--padding", "5"],
+    ("masks", "whole images"): ["--crop-scale", "0.9"],
+}
+"""Flags of contenders that are no default, by problem and name."""
 Pixels = NDArray[np.uint8]
 
 
@@ -343,8 +347,7 @@ def measured(
             *common,
         ]
         words += ["--batch-size", "64", "--out", f"{out / 'run'}", "--device", "cpu"]
-        whole = ["--crop-scale", "0.9"] if problem == "masks" else ["--no-flip", "--padding", "0"]
-        words += whole * (contender == "whole images")
+        words += VARIED.get((problem, contender), [])
     core = sorted(os.sched_getaffinity(0))[0]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     start = time.perf_counter()
@@ -378,7 +381,8 @@ def figures_of(run: Path, table: Path) -> dict[str, Any]:
 
 def contenders_of(problem: str) -> tuple[str, ...]:
     """Those that differ."""
-    return tuple(one for one in CONTENDERS if one != "whole images" or not TARGETS[problem])
+    varied = (contender for of, contender in VARIED if of == problem)
+    return "flambeau train", *varied, "plain"
 
 
 def summary(

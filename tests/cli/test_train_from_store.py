@@ -327,6 +327,7 @@ def test_what_cannot_be_is_refused(
             "pack photos https://host/a.tar",
             "DST https://host/a.tar is an address where nothing can",
         ),
+        ("pack photos s3://bucket/a.zip", "s3://bucket/a.zip: nothing can be packed into .zip"),
         ("pack photos s3://bucket/a.npz", "is no name of a file that is packed into a store: .rec"),
         (
             "pack photos s3://bucket/folder",

@@ -63,8 +63,8 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
         self.window = (default_window(source) or 0) if window is None else window
         if self.window and image_sizes(source) is None:
             raise InputError(
-                f"shuffle_window = {window} is for images in .tar, .rec and .tfrecord files, here or in a "
-                f"store, and {source.describe(0)} is none of them: leave it out"
+                f"shuffle_window = {window} is for images in .tar, .rec, .tfrecord, .parquet and .arrow "
+                f"files, here or in a store, and {source.describe(0)} is none of them: leave it out"
             )
         self.classes = source.classes
         self.targets: Tensor = source.labels

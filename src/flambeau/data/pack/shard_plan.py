@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flambeau.data.pack.label_vectors import VectorRecords, has_vectors
+from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.escaped_names import folder_names
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.masks.mask_file import IGNORED
@@ -98,7 +99,7 @@ def target_kind(dst: Path) -> str:
     kind = KIND_OF_ENDING.get(dst.suffix.lower()) if dst.suffix else "folder"
     if kind is None or FORMATS[kind].holds == "paths":
         raise InputError(
-            f"{dst}: nothing can be packed into {dst.suffix.lower()}\n"
+            f"{data_text(dst)}: nothing can be packed into {dst.suffix.lower()}\n"
             f"Expected a name that ends in {PACKED}, or in nothing: a folder"
         )
     return kind

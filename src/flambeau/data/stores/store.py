@@ -1,8 +1,8 @@
 """Requests to a store through fsspec: ranges, facts and lists of objects; retried with a bound.
 
 fsspec and its back ends (aiohttp, s3fs, gcsfs, adlfs, huggingface_hub) speak to the store and find its
-credentials. Here are what they leave open: which faults are tried again and for how long, what the user is
-told, and one file system for each process, since the thread of fsspec's event loop does not survive a fork.
+credentials. Here is what they leave open: which faults are tried again and for how long, messages for the
+user, and one file system for each process, since the thread of fsspec's event loop does not survive a fork.
 """
 
 import asyncio

@@ -73,9 +73,8 @@ class Multilabel(WholeImage):
     )
     main_figure: ClassVar = "val_loss"
     default_smoothing: ClassVar = 0.0
-    # In a part of an image a thing may be missing whose label stays. Of ten labels (1,000 images of 40 px of
-    # bench/learning_other_tasks.py, a network of one's own, two seeds) mAP was 0.55, 0.55 with the shift of
-    # classes and 0.68, 0.67 without after 8 epochs, 0.69, 0.69 and 0.83, 0.82 after 24.
+    # In a part of an image a thing may be missing whose label stays. With the shift of classes mAP was 0.55
+    # in place of 0.68 after 8 epochs, and 0.69 in place of 0.83 after 24 (bench/learning_other_tasks.py).
     whole_images: ClassVar = True
     export_words: ClassVar = ExportWords(
         outputs_are="labels",

@@ -49,8 +49,8 @@ def open_parquet(
     ~/.cache/flambeau/data; after the file has changed, a new copy replaces the old one.
 
     Args:
-        copies: the folder of the copy instead, of which nothing is told; then no file beside the table is
-            read, as of `ArrowSource`.
+        copies: the folder in which the copy is made, without a message; then no file beside the table is
+            read, as by `ArrowSource` with `alone`.
     """
     try:
         status = path.stat()
