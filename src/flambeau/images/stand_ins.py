@@ -24,7 +24,7 @@ _KINDS = STAND_INS - {"empty"} | {
     "rar",
     "pdf",
 }
-_ZIPPED = (".npz", ".pth", ".pt")  # formats that are zip archives themselves
+_ZIPPED = (".zip", ".npz", ".pth", ".pt")  # formats that are zip archives themselves
 
 
 def stand_in(head: bytes, path: Path = Path("FILE")) -> str | None:

@@ -34,7 +34,7 @@ from flambeau.recipes.data.recordio import IRHeader, RecordReader, RecordWriter,
 from flambeau.recipes.data.recordio import pack as pack_record
 
 PACKAGE = {"lmdb": "lmdb", "h5": "h5py", "n5": "tensorstore", "zarr": "tensorstore"}
-FILES = ("rec", "tfrecord", "tar", "lmdb", "npz", "h5", "pth")  # hold image files
+FILES = ("rec", "tfrecord", "tar", "zip", "lmdb", "npz", "h5", "pth")  # hold image files
 ARRAYS = ("npz", "npy", "h5", "n5", "zarr", "pth")  # hold pixels
 KEEP, RAW = Conversion(), Conversion("raw")
 NAMES = ("ant", "bee", "cat")
@@ -437,7 +437,7 @@ def test_dealing_loses_nothing(length: int) -> None:
 # ---------------------------------------------------------------- threads and kills
 
 
-@pytest.mark.parametrize("ending", ["rec", "tar", "npz", ""])
+@pytest.mark.parametrize("ending", ["rec", "tar", "zip", "npz", ""])
 def test_the_number_of_threads_changes_nothing(ending: str, photos: Path, tmp_path: Path) -> None:
     found = []
     how = Conversion("raw" if ending == "npz" else "jpeg", resize=32, center_crop=True)
@@ -637,7 +637,9 @@ def limited() -> Iterator[Callable[[int], None]]:
     signal.signal(signal.SIGXFSZ, handler)
 
 
-@pytest.mark.parametrize("ending", ["rec", "tfrecord", "tar", "lmdb", "npz", "npy", "pth", ""])
+@pytest.mark.parametrize(
+    "ending", ["rec", "tfrecord", "tar", "zip", "lmdb", "npz", "npy", "pth", ""]
+)
 def test_what_hinders_the_disk_is_told_of_dst(
     ending: str, small: Path, tmp_path: Path, limited: Callable[[int], None]
 ) -> None:
@@ -797,7 +799,7 @@ def test_records_and_memory_that_are_too_small(
 @pytest.mark.parametrize(
     ("dst", "how", "split", "message"),
     [
-        ("a.zip", KEEP, {}, r"nothing can be packed into \.zip"),
+        ("a.7z", KEEP, {}, r"nothing can be packed into \.7z"),
         ("a.rec", RAW, {}, "--encode raw makes pixels, and rec holds image files"),
         ("a.npy", KEEP, {}, "--encode keep makes image files, and npy holds pixels"),
         ("a.npy", RAW, {}, "is 110 x 70, .* an array holds images of one size"),

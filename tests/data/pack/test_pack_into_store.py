@@ -17,7 +17,7 @@ from flambeau.data.stores.store import Retries, Store, StoreFault
 from refused import refused
 from same_sources import mask_png, png, same
 
-KINDS = ("tar", "rec", "tfrecord", "parquet", "arrow")
+KINDS = ("tar", "zip", "rec", "tfrecord", "parquet", "arrow")
 SHARDS = ["pets-00000-of-00002", "pets-00001-of-00002"]
 
 

@@ -122,7 +122,7 @@ def test_masks_are_read_as_they_were_written(ending: str) -> None:
     sizes = image_sizes(again)  # of neighbours that may be read together
     stored = [again.read(k) for k in range(NUM)]
     assert sizes is None or np.concatenate(sizes).tolist() == [len(one) for one in stored]
-    assert (sizes is None) == (ending not in ("tar", "parquet", "arrow"))
+    assert (sizes is None) == (ending not in ("tar", "zip", "parquet", "arrow"))
 
 
 @pytest.mark.parametrize("ending", WITH_MASKS)
@@ -199,7 +199,7 @@ def test_parts_get_files_of_their_own() -> None:
 # ---------------------------------------------------------------- damage
 
 
-@pytest.mark.parametrize("ending", ["tar", "arrow"])
+@pytest.mark.parametrize("ending", ["tar", "zip", "arrow"])
 def test_a_mask_that_changed_is_found_and_left_out_of_what_is_saved(ending: str) -> None:
     root = put()
     noise = np.random.default_rng(0).choice(np.array([0, 3, 7], np.uint8), (12, 16))
@@ -312,7 +312,7 @@ def test_other_formats_refuse_masks(flambeau: Flambeau) -> None:
             f"street has masks, and {'hdf5' if ending == 'h5' else ending} here keeps none"
             in result.err
         )
-        assert "Name a DST that ends in one of .tar .parquet .arrow" in result.err
+        assert "Name a DST that ends in one of .tar .zip .parquet .arrow" in result.err
     assert "and a folder keeps none" in flambeau("pack street folder").err
 
 

@@ -172,7 +172,7 @@ def test_flags_say_which_targets(flambeau: Flambeau) -> None:
     assert answer.code == 2 and "a .lst holds one class per image" in answer.err
 
 
-@pytest.mark.parametrize("ending", ["rec", "tfrecord", "parquet", "tar"])
+@pytest.mark.parametrize("ending", ["rec", "tfrecord", "parquet", "tar", "zip"])
 def test_a_run_on_packed_data_is_that_on_the_table(ending: str) -> None:
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 4, "bar": False, "image_size": 8}
     path, _ = table("cells")

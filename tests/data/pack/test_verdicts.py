@@ -56,7 +56,7 @@ def not_read(path: Path, *parts: str, good: int = 0) -> None:
         assert part in report.not_read[0].what
 
 
-@pytest.mark.parametrize("ending", ["rec", "tfrecord", "tar", "lmdb", "npz", "npy", "h5"])
+@pytest.mark.parametrize("ending", ["rec", "tfrecord", "tar", "zip", "lmdb", "npz", "npy", "h5"])
 def test_pointers_and_packed_files(ending: str, tmp_path: Path, flambeau: Any) -> None:
     pytest.importorskip("h5py")
     whole = folder(tmp_path / "photos", PNGS)

@@ -31,7 +31,7 @@ from flambeau.recipes.data.tf_example import build_example
 from flambeau.recipes.data.tfrecord import TFRecordReader, TFRecordWriter
 
 PACKAGE = {"lmdb": "lmdb", "h5": "h5py", "n5": "tensorstore", "zarr": "tensorstore"}
-ENDINGS = ("rec", "tfrecord", "tar", "lmdb", "npz", "npy", "h5", "n5", "zarr", "pth", "")
+ENDINGS = ("rec", "tfrecord", "tar", "zip", "lmdb", "npz", "npy", "h5", "n5", "zarr", "pth", "")
 NUM_IMAGES = 12
 
 
@@ -513,7 +513,7 @@ def test_refused(small: Path, tmp_path: Path) -> None:
 
 
 def test_empty_file(tmp_path: Path) -> None:
-    for ending in ("rec", "tfrecord", "tar", "lmdb", "h5", "npz", "npy"):
+    for ending in ("rec", "tfrecord", "tar", "zip", "lmdb", "h5", "npz", "npy"):
         path = tmp_path / f"a.{ending}"
         path.write_bytes(b"")
         ((_, kind),) = packed_files(path)

@@ -5,6 +5,7 @@ import json
 import pickle
 import tarfile
 import threading
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from flambeau.recipes.data.recordio import IRHeader, RecordWriter, pack
 from object_server import Fault, ObjectServer, serving
 from same_sources import mask_png, png, same, without_index
 
-KINDS = ("tar", "rec", "tfrecord", "parquet", "arrow")
+KINDS = ("tar", "zip", "rec", "tfrecord", "parquet", "arrow")
 
 
 @pytest.fixture(scope="module")
@@ -279,7 +280,7 @@ def test_a_shard_that_is_missing(packed: Path, tmp_path: Path, cache: CacheOptio
         ("gone.tar", "gone.tar is not there"),
         ("notes.txt", "holds no shards|is not there|gives no list"),
         ("a.npz", "is not of a format that is read from a store"),
-        ("photos.zip", "is not of a format that is read from a store"),
+        ("photos.7z", "is not of a format that is read from a store"),
         ("{a.tar,b.rec}", "several formats"),
         ("p*.zip", "no shard in .* has such a name"),
         ("empty.tar", "empty.tar is empty"),
@@ -382,6 +383,42 @@ def test_masks_in_shards_of_tar(tmp_path: Path, cache: CacheOptions, is_packed: 
             assert fetches_ahead(one)
         shards = far[0].made_of[0].made_of  # type: ignore[attr-defined]
         assert len(serves.requests) == sum(len(one.images.files.blocks) for one in shards)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+@pytest.mark.parametrize("masks", [False, True])
+def test_a_zip_that_others_made(
+    tmp_path: Path, cache: CacheOptions, method: int, masks: bool
+) -> None:
+    """Whose files may be compressed one by one: what is stored of them is fetched."""
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / "a.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for number in range(20):
+            name = f"{'train' if number % 4 else 'val'}/{'cat' if number % 3 else 'dog'}/{number}"
+            archive.writestr(f"{name}.png", png(number))
+            if masks:
+                archive.writestr(f"{name}.mask.png", mask_png(number))
+    choice = TargetChoice("segmentation" if masks else "classification")
+    near = open_sources(path, choice=choice)
+    with serving(tmp_path / "data") as serves:
+        far = open_sources(Path(f"{serves.url}/a.zip"), choice=choice, cache=cache)
+        for part in far:
+            fetched_again(part, CacheOptions(tmp_path / "empty"))
+        serves.requests.clear()
+        for one, other in zip(far, near, strict=True):
+            same(one, other)
+            assert fetches_ahead(one)
+        assert len(serves.requests) > 1
+        damaged = bytearray(path.read_bytes())
+        damaged[200:220] = bytes(20)
+        path.write_bytes(damaged)
+        fetched_again(far[0], CacheOptions(tmp_path / "another"))
+        fetched_again(far[1], CacheOptions(tmp_path / "another"))
+        with pytest.raises(StoreFault):
+            for part in far:
+                for index in range(len(part)):
+                    part.read(index)
 
 
 # ---------------------------------------------------------------- other targets, other uses

@@ -9,9 +9,10 @@ import pytest
 from flambeau.sandbox.sandbox import Sandbox
 from flambeau.tune.doctor import outside_sampler
 from flambeau.tune.doctor.evaluation_lines import evaluation_lines
-from flambeau.tune.doctor.outside_sampler import rows_of_stacks, why_not
+from flambeau.tune.doctor.outside_sampler import OutsideSampler, rows_of_stacks, why_not
 from flambeau.tune.doctor.shares import by_line, data_work, rows_of, shares_of
 from flambeau.tune.doctor.trial import Script, Trial
+from flambeau.tune.watch.outside import SHORT
 from flambeau.tune.watch.plan import Plan
 
 SITE = "/env/lib/python3.11/site-packages"
@@ -241,6 +242,23 @@ while True:
     (folder / "new").write_text(" ".join(str(one / clock[3]) for one in clock))
     (folder / "new").replace(folder / "told")
 """
+
+
+def test_very_short_steps_are_looked_at_less_often(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr(
+        outside_sampler.subprocess, "Popen", lambda command, **_: started.append(command)
+    )
+    monkeypatch.setattr(outside_sampler, "_failure_on", lambda _: "")
+    for process, text in (("7", ""), ("8", SHORT)):
+        (tmp_path / f"{process}.trains").touch()
+        (tmp_path / f"{process}.window").write_text(text)
+    OutsideSampler(tmp_path).poll()
+    rates = {one[one.index("--pid") + 1]: int(one[one.index("--rate") + 1]) for one in started}
+    assert rates.keys() == {"7", "8"}
+    assert rates["8"] < rates["7"] / 2
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())

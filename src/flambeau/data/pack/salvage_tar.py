@@ -9,7 +9,7 @@ import mmap
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -37,9 +37,16 @@ class _Member(NamedTuple):
     content: slice  # of the file's bytes
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
+    """One of a tar or a zip.
+
+    Attributes:
+        at: the offset of its first header; None in a zip.
+        files: their bytes, by extension.
+    """
+
     key: str
-    at: int
+    at: int | None
     files: dict[str, bytes]
 
     def images(self) -> list[str]:
@@ -70,21 +77,31 @@ class _Sample(NamedTuple):
 
 
 def walk_tar(data: mmap.mmap) -> Iterator[ScannedRecord]:
-    """Samples and damage of a tar, in its order.
+    """Samples and damage of a tar, in its order."""
+    return sample_records(lambda read: _samples(data, read))
+
+
+def sample_records(
+    samples: Callable[[Container[str] | None], Iterator[Sample | ScannedRecord]],
+) -> Iterator[ScannedRecord]:
+    """The images and labels of samples, and the damage among them.
 
     A sample without the kind of label that the others have has lost it if the tar is damaged. Samples without
     an image are skipped in an undamaged tar, as in training; in a damaged one they have lost it.
+
+    Args:
+        samples: takes the extensions whose bytes are needed; None for all.
     """
     kinds: Counter[str] = Counter()
     broken = False
-    for sample in _samples(data, {"json"}):
+    for sample in samples({"json"}):
         if isinstance(sample, ScannedRecord):
             broken |= not sample.whole
         elif sample.images():
             kinds[sample.label_kind()] += 1
     kind = max(kinds, key=lambda kind: kinds[kind], default="")
     taken: set[str] = set()
-    for sample in _samples(data):
+    for sample in samples(None):
         if isinstance(sample, ScannedRecord):
             yield sample
         elif sample.key in taken:
@@ -98,7 +115,7 @@ def walk_tar(data: mmap.mmap) -> Iterator[ScannedRecord]:
             taken.add(sample.key)
 
 
-def _record(sample: _Sample, kind: str) -> ScannedRecord:
+def _record(sample: Sample, kind: str) -> ScannedRecord:
     name = _printable(f"sample {sample.key}")
     images = sample.images()
     files = sample.files
@@ -149,24 +166,22 @@ def _json_label(values: object) -> int | str | None:
     return label if isinstance(label, int | str) else None
 
 
-def _samples(
-    data: mmap.mmap, read: Container[str] | None = None
-) -> Iterator[_Sample | ScannedRecord]:
+def _samples(data: mmap.mmap, read: Container[str] | None) -> Iterator[Sample | ScannedRecord]:
     """Files that share a key and are not separated by damage; only extensions in `read` are read."""
-    sample = _Sample("", 0, {})
+    sample = Sample("", 0, {})
     for member in _members(data):
         match = None if isinstance(member, ScannedRecord) else _NAME.fullmatch(member.name)
         if isinstance(member, ScannedRecord):
             if sample.files:
                 yield sample
             yield member
-            sample = _Sample("", 0, {})
+            sample = Sample("", 0, {})
         elif match is not None:  # else a folder or a hidden file: no part of a sample
             extension = match[2].lower()
             if match[1] != sample.key or extension in sample.files:
                 if sample.files:
                     yield sample
-                sample = _Sample(match[1], member.at, {})
+                sample = Sample(match[1], member.at, {})
             wanted = read is None or extension in read
             sample.files[extension] = data[member.content] if wanted else b""
     if sample.files:

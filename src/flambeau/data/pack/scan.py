@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flambeau.data.pack.salvage_records import ScannedRecord, walk_rec, walk_tfrecord
 from flambeau.data.pack.salvage_tar import walk_tar
+from flambeau.data.pack.salvage_zip import walk_zip
 from flambeau.data.pack.table_files import walk_table
 from flambeau.data.sources.arrays.array_source import UnfitPixels
 from flambeau.data.sources.folder import FolderSource, class_folders
@@ -18,6 +19,7 @@ from flambeau.images.stand_ins import stand_in_at, why_unreadable
 # Tools that may recover something from a file that cannot be opened, by format.
 RECOVERY: Mapping[str, str] = {
     "npy": "`numpy.memmap(PATH, DTYPE, 'r', 128, SHAPE)` reads the rows before a cut",
+    "zip": "`zip -FF CUT.zip --out NEW.zip` makes its list of files anew",
     "npz": "`zip -FF CUT.npz --out NEW.zip` and `unzip NEW.zip` take the arrays out that are there",
     "pth": "`zip -FF CUT.pth --out NEW.pth` repairs it if only its end is missing",
     "hdf5": "`truncate -s SIZE`, to what it had, on a copy lets h5dump read what lies before a cut; "
@@ -39,6 +41,11 @@ def scan(path: Path, kind: str) -> Iterator[ScannedRecord]:
     other = stand_in_at(path)
     if other is not None:
         yield ScannedRecord("the file", None, damage=f"this is {other}", whole=True)
+        return
+    if kind == "zip":
+        for record in walk_zip(path):
+            tool = f"; {RECOVERY[kind]}" if record.name == "the file" and not record.whole else ""
+            yield record._replace(damage=f"{record.damage}{tool}" if record.damage else None)
         return
     if kind in ("parquet", "arrow"):
         try:

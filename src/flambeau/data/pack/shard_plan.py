@@ -35,11 +35,12 @@ WITH_VECTORS = {
     "rec": ".rec",
     "tfrecord": ".tfrecord",
     "tar": ".tar",
+    "zip": ".zip",
     "parquet": ".parquet",
     "arrow": ".arrow",
 }
 """Formats for several labels per image, and numbers, with their endings."""
-WITH_MASKS = ("tar", "parquet", "arrow")
+WITH_MASKS = ("tar", "zip", "parquet", "arrow")
 FOLDER_UNIT = 2000  # images of a folder that are redone after a kill, at most
 
 # Characters that some file system refuses.

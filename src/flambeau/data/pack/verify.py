@@ -22,7 +22,7 @@ from flambeau.data.pack.salvage_records import ScannedRecord, index_keys
 from flambeau.data.pack.scan import in_one_line, scan
 from flambeau.data.pack.shard_plan import PACKED, target_kind
 from flambeau.data.pack.table_files import save_rows
-from flambeau.data.pack.writers import TABLES, Record, open_writer
+from flambeau.data.pack.writers import TABLES, Record, ZipWriter, open_writer
 from flambeau.data.sources.arrays.hdf5_file import check_chunks as check_hdf5_chunks
 from flambeau.data.sources.arrays.tensorstore_file import check_chunks as check_store_chunks
 from flambeau.data.sources.class_names_file import classes_file, named_labels
@@ -363,12 +363,12 @@ def _save_raw(path: Path, records: Iterator[ScannedRecord], kind: str, target: P
         with TFRecordWriter(target) as tf_writer:
             for record in records:
                 tf_writer.write(record.content)
-    elif kind == "tar":
-        with TarWriter(target) as tar_writer:
+    elif kind in ("tar", "zip"):
+        with TarWriter(target) if kind == "tar" else ZipWriter(target) as writer:
             for record in records:
                 key, files = record.content
                 if key not in taken:
-                    tar_writer.write(key, files)
+                    writer.write(key, files)
                 taken.add(key)
     else:
         free = itertools.count(max(index_keys(path).values(), default=-1) + 1)

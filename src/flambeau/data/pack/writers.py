@@ -4,11 +4,12 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -77,7 +78,7 @@ def require_package(kind: str) -> None:
 def keys_for(kind: str, source: Source) -> list[str]:
     """The names of the images in a file of a format, which decide what is held out: their own if possible."""
     names = list(source.names)
-    if kind in ("tar", "folder"):
+    if kind in ("tar", "zip", "folder"):
         return record_paths(source, dots=kind == "folder")
     unique = len(set(names)) == len(names)
     if kind == "rec" and not (unique and all(re.fullmatch(r"0|[1-9]\d{0,17}", n) for n in names)):
@@ -131,22 +132,46 @@ def _tfrecord(path: Path, head: TargetHead) -> Iterator[Write]:
         yield write
 
 
+class ZipWriter:
+    """Writes the samples of a zip as `TarWriter` does those of a tar; stored: images do not get smaller."""
+
+    def __init__(self, path: Path) -> None:
+        self._archive = zipfile.ZipFile(path, "x")
+
+    def write(self, key: str, sample: Mapping[str, bytes]) -> None:
+        """Append a sample: bytes by extension."""
+        for extension, data in sample.items():
+            name = f"{key}.{extension}"
+            try:
+                self._archive.writestr(zipfile.ZipInfo(name), data)  # dated 1980
+            except UnicodeEncodeError as error:
+                raise CannotStore(f"a zip has no name such as {name!r}: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._archive.close()
+
+
 @contextlib.contextmanager
-def _tar(path: Path, head: TargetHead) -> Iterator[Write]:
-    with TarWriter(path) as writer:
+def _samples(
+    path: Path, head: TargetHead, writer: Callable[[Path], TarWriter | ZipWriter]
+) -> Iterator[Write]:
+    with writer(path) as samples:
+        yield lambda record: samples.write(record.key, _sample(record, head))
 
-        def write(record: Record) -> None:
-            assert isinstance(record.image, bytes)
-            ending = suffix_of(record.image)[1:]
-            if isinstance(record.label, bytes):
-                label = {MASK: record.label}
-            elif isinstance(record.label, Tensor):
-                label = {"json": as_json(head.names, record.label.tolist(), head)}
-            else:
-                label = {"cls": b"%d" % record.label}
-            writer.write(record.key, {ending: record.image, **label})
 
-        yield write
+def _sample(record: Record, head: TargetHead) -> dict[str, bytes]:
+    """The files of a sample in a tar or a zip, by extension."""
+    assert isinstance(record.image, bytes)
+    if isinstance(record.label, bytes):
+        label = {MASK: record.label}
+    elif isinstance(record.label, Tensor):
+        label = {"json": as_json(head.names, record.label.tolist(), head)}
+    else:
+        label = {"cls": b"%d" % record.label}
+    return {suffix_of(record.image)[1:]: record.image, **label}
 
 
 @contextlib.contextmanager
@@ -285,7 +310,8 @@ _WRITERS: dict[str, Callable[[Path, TargetHead], AbstractContextManager[Write]]]
     **{kind: partial(_table, kind=kind) for kind in TABLES},
     "rec": _rec,
     "tfrecord": _tfrecord,
-    "tar": _tar,
+    "tar": partial(_samples, writer=TarWriter),
+    "zip": partial(_samples, writer=ZipWriter),
     "lmdb": _lmdb,
     "folder": _folder,
 }

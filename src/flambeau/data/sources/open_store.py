@@ -47,13 +47,13 @@ from flambeau.data.stores.block_cache import CacheOptions, chosen_cache
 from flambeau.data.stores.store import Denied, Missing, ObjectFacts, store
 from flambeau.errors import InputError
 
-KINDS = ("tar", "rec", "tfrecord", "parquet", "arrow")
+KINDS = ("tar", "zip", "rec", "tfrecord", "parquet", "arrow")
 """The formats of shards that are read from a store."""
 
 SHARDS_INDEX = ".flambeau-shards"
 """Ending of the index that `flambeau pack --shards` writes: behind the whole name of the shards."""
 
-_OTHER_FILES = (".zip", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".jpg", ".jpeg", ".png")
+_OTHER_FILES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".jpg", ".jpeg", ".png")
 
 _LONGEST_S = 3600.0  # that another process may take for the index of a shard
 _AT_ONCE = 4  # foreign shards that are read for their index; each needs its size of disk meanwhile
@@ -218,7 +218,7 @@ class _Opener:
                 sources.append(images)
                 continue
             masked = masked_shard(shard, images, part.masks, choice)
-            if kind_of_name(name_of(shard)) == "tar":
+            if kind_of_name(name_of(shard)) in ("tar", "zip"):
                 return split(masked, part.parts)
             return masked, None
         return sources[0], sources[1] if len(sources) > 1 else None

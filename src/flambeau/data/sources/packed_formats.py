@@ -40,6 +40,7 @@ FORMATS = {
         Format("rec", (".rec",), is_walked=True),
         Format("tfrecord", (".tfrecord", ".tfrecords", ".tfrec"), is_walked=True, checksums=True),
         Format("tar", (".tar",), is_walked=True),
+        Format("zip", (".zip",), is_walked=True, checksums=True),
         Format("lmdb", (".lmdb", ".mdb"), "lmdb", ("data.mdb",)),
         Format("parquet", (".parquet",), "pyarrow", is_walked=True),
         Format(

@@ -220,8 +220,8 @@ def _open(
         )
     if kind in _VECTORS:
         return _VECTORS[kind](path, labelled=labelled, choice=choice), None
-    if kind == "tar":
-        return open_tar(path, labelled=labelled, choice=choice)
+    if kind in ("tar", "zip"):
+        return open_tar(path, labelled=labelled, choice=choice, is_zip=kind == "zip")
     require_classes(path, choice)
     if kind == "lmdb":
         return LMDBSource(path, labelled=labelled), None

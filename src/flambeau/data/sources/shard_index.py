@@ -12,7 +12,7 @@ import mmap
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +39,11 @@ from flambeau.data.sources.tables.row_groups import RowGroups, packed_groups
 from flambeau.data.sources.target_names import TASKS, TaskName
 from flambeau.data.sources.targets import groups_of, separator_of, task_of
 from flambeau.data.sources.unpacked_arrays import UnpackedArrays
+from flambeau.data.sources.zip_members import MOST_PACKED as MOST_DEFLATED
+from flambeau.data.sources.zip_members import SLACK, inflated, packed_places
 from flambeau.errors import ZIP_ERRORS, DamagedData, InputError
 
-VERSION = 2
+VERSION = 3
 _FORGET_AFTER = 256  # shards that are checked
 _NEAR = 1 << 22  # bytes behind an image in which the next one begins, nearly always
 _MAX_SIDE = 1 << 20
@@ -92,6 +94,8 @@ class Places:
         offsets, sizes: (N,) int64; of files that cannot be read the size is -1.
         crcs: (N,) uint32.
         inline: the files that are no run of bytes of the shard, by number.
+        packed: (N,) int64, the bytes that a file takes where it is compressed (a zip's deflate), 0 where it
+            is not; None if none is.
     """
 
     tails: Texts
@@ -99,6 +103,7 @@ class Places:
     sizes: NDArray[np.int64]
     crcs: NDArray[np.uint32]
     inline: dict[int, bytes]
+    packed: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -263,32 +268,42 @@ def content_of(
     content = memoryview(path.read_bytes())
 
     def cut_out(index: int, column: int) -> bytes:
-        start = int(places[column].offsets[index])
-        return bytes(content[start : start + int(places[column].sizes[index])])
+        there = places[column]
+        start = int(there.offsets[index])
+        size = int(there.sizes[index])
+        packed = 0 if there.packed is None else int(there.packed[index])
+        data = content[start : start + (packed or size)]
+        return inflated(data, size) if packed else bytes(data)
 
     return cut_out
 
 
 @dataclass(frozen=True)
 class _Span:
-    """Place, size, CRC-32, shape and, where it is no run of bytes of the file, the bytes of an image."""
+    """Place, size, CRC-32, shape and, where it is no run of bytes of the file, the bytes of an image.
+
+    `packed`: the bytes that it takes, if it is compressed.
+    """
 
     start: int
     size: int
     crc: int
     shape: tuple[int, ...] = (0, 0, 0)
     inline: bytes | None = None
+    packed: int = 0
 
 
 def _places(
     start: re.Pattern[str], spans: Sequence[_Span], describe: Callable[[int], str]
 ) -> Places:
+    packed = np.array([span.packed for span in spans], np.int64)
     return Places(
         tails=Texts(joined(start.sub("", describe(at), count=1) for at in range(len(spans)))),
         offsets=np.array([span.start for span in spans], np.int64),
         sizes=np.array([span.size for span in spans], np.int64),
         crcs=np.array([span.crc for span in spans], np.uint32),
         inline={at: span.inline for at, span in enumerate(spans) if span.inline is not None},
+        packed=packed if packed.any() else None,
     )
 
 
@@ -306,7 +321,8 @@ def _spans(
         rows = packed_groups(path, tuple(columns))
         return rows, [[_whole(read, at) for at in range(len(images))] for read in reads]
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return None, [_found(content, read, len(images)) for read in reads]
+        packed = packed_places(path) if path.suffix.lower() == ".zip" else {}
+        return None, [_found(content, read, len(images), packed) for read in reads]
 
 
 def _stored(read: Callable[[int], Any], index: int) -> tuple[bytes, tuple[int, ...]] | None:
@@ -326,11 +342,19 @@ def _whole(read: Callable[[int], Any], index: int) -> _Span:
     return _Span(0, -1, 0) if stored is None else _Span(0, len(stored[0]), zlib.crc32(stored[0]))
 
 
-def _found(content: mmap.mmap, read: Callable[[int], Any], count: int) -> list[_Span]:
+def _found(
+    content: mmap.mmap,
+    read: Callable[[int], Any],
+    count: int,
+    packed: Mapping[tuple[int, int], tuple[int, int]],
+) -> list[_Span]:
     """The places of images in a file.
 
     Whoever reads the format has the bytes of an image, and any place with the same bytes is as good as its
     own: so nothing needs to know here how a format is laid out.
+
+    Args:
+        packed: offset and size of those that are compressed, by their own size and CRC-32.
     """
     spans = []
     at = 0
@@ -340,13 +364,18 @@ def _found(content: mmap.mmap, read: Callable[[int], Any], count: int) -> list[_
             spans.append(_Span(0, -1, 0))
             continue
         data, shape = stored
+        facts = len(data), zlib.crc32(data)
+        if facts in packed:
+            start, size = packed[facts]
+            spans.append(_Span(start, *facts, packed=size))
+            continue
         found = content.find(data, at, at + len(data) + _NEAR)
         found = content.find(data) if found < 0 else found
         if found < 0:
-            spans.append(_Span(0, 0, zlib.crc32(data), shape, data))
+            spans.append(_Span(0, 0, facts[1], shape, data))
             continue
         at = found + len(data)
-        spans.append(_Span(found, len(data), zlib.crc32(data), shape))
+        spans.append(_Span(found, *facts, shape))
     return spans
 
 
@@ -360,6 +389,7 @@ _KINDS: dict[str, Any] = {
     "crcs": np.uint32,
     "shapes": np.int32,
     "inline": np.uint8,
+    "packed": np.int64,
     "texts": np.uint8,
     "rows": np.int64,
     "counts": np.uint32,
@@ -434,9 +464,12 @@ class _Writing:
             self._add(name, getattr(places, name))
         for data in places.inline.values():
             self._add("inline", np.frombuffer(data, np.uint8))
+        if places.packed is not None:
+            self._add("packed", places.packed)
         return {
             "tails": self._add("tails", places.tails.array),
             "inline": {str(at): len(data) for at, data in places.inline.items()},
+            **({} if places.packed is None else {"packed": True}),
         }
 
     def _masks(self, masks: MaskPart) -> dict[str, Any]:
@@ -578,19 +611,27 @@ class _Reading:
         offsets = self._take("offsets", count)
         sizes = self._take("sizes", count)
         _require(bool((offsets >= 0).all() and (sizes >= -1).all()))
+        there = np.maximum(sizes, 0)  # bytes of each in the shard
+        packed = None
+        if facts.get("packed"):
+            packed = self._take("packed", count)
+            _require(bool((packed >= 0).all() and (packed <= shard_size).all()))
+            most = np.where(packed > 0, MOST_DEFLATED * packed + SLACK, sizes)
+            _require(bool((sizes <= most).all()))
+            there = np.where(packed > 0, packed, there)
         if is_packed:
             # As a local file may unpack to; floating point, since integers could overflow.
-            most = max(SMALL, MOST_PACKED * shard_size)
-            _require(float(np.maximum(sizes, 0).sum(dtype=np.float64)) <= most)
+            limit = max(SMALL, MOST_PACKED * shard_size)
+            _require(float(np.maximum(sizes, 0).sum(dtype=np.float64)) <= limit)
         else:
-            _require(bool((offsets <= shard_size - np.maximum(sizes, 0)).all()))
+            _require(bool((offsets <= shard_size - there).all()))
         inline = {
             int(at): self._take("inline", length).tobytes()
             for at, length in facts["inline"].items()
         }
         _require(all(0 <= at < count and sizes[at] == 0 for at in inline))
         tails = self._texts("tails", facts["tails"], count)
-        return Places(tails, offsets, sizes, self._take("crcs", count), inline)
+        return Places(tails, offsets, sizes, self._take("crcs", count), inline, packed)
 
     def _shapes(self, count: int, sizes: NDArray[np.int64]) -> NDArray[np.int32]:
         shapes = self._take("shapes", count)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from flambeau.data.sources.sample_blocks import block_lengths
 from flambeau.data.sources.shard_index import Places
 from flambeau.data.sources.tables.row_groups import RowGroups, unpacked_rows
+from flambeau.data.sources.zip_members import inflated
 from flambeau.data.stores.block_cache import BlockCache, CacheOptions
 from flambeau.data.stores.fetch_ahead import FetchAhead
 from flambeau.data.stores.store import StoreFault, changed, store
@@ -57,6 +58,10 @@ class StoreFiles:
         self._offsets = _side_by_side([one.offsets for one in places])
         self._crcs = _side_by_side([one.crcs for one in places])
         self._stored_sizes = _side_by_side([one.sizes for one in places])
+        self._packed = None
+        if any(one.packed is not None for one in places):
+            none = np.zeros(len(self._crcs), np.int64)
+            self._packed = _side_by_side([none if p.packed is None else p.packed for p in places])
         self._sizes = self._stored_sizes
         if len(self._sizes) and self._sizes.min() < 0:
             self._sizes = np.maximum(self._sizes, 0)
@@ -201,11 +206,12 @@ class StoreFiles:
         pieces: dict[tuple[int, int], memoryview] = {}
         for run in self._runs(present):
             start = int(self._offsets[run[0]])
-            end = max(int(self._offsets[file] + self._sizes[file]) for file in run)
+            end = max(self._end(file) for file in run)
             data = memoryview(store().read(self._address, start, end, until=until))
             for file in run:
-                low = int(self._offsets[file]) - start
-                pieces[file] = data[low : low + int(self._sizes[file])]
+                pieces[file] = data[int(self._offsets[file]) - start : self._end(file) - start]
+                if self._packed is not None and self._packed[file]:
+                    pieces[file] = memoryview(inflated(pieces[file], int(self._sizes[file])))
         return b"".join(pieces[file] for file in present)
 
     def _runs(self, files: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
@@ -216,8 +222,13 @@ class StoreFiles:
             if not runs or int(self._offsets[file]) - end > _GAP:
                 runs.append([])
             runs[-1].append(file)
-            end = max(end, int(self._offsets[file] + self._sizes[file]))
+            end = max(end, self._end(file))
         return runs
+
+    def _end(self, file: tuple[int, int]) -> int:
+        """Where the bytes of a file end in the object."""
+        packed = 0 if self._packed is None else int(self._packed[file])
+        return int(self._offsets[file]) + (packed or int(self._sizes[file]))
 
     def _others(self, block: int, data: bytes) -> Iterator[tuple[int, int]]:
         """Sample and column of the files whose bytes are not those of the index."""

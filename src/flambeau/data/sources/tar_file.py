@@ -1,4 +1,7 @@
-"""Labelled images in a tar file, by WebDataset's convention; recipes/data/tar_shards.py reads the bytes."""
+"""Labelled images in a tar file, by WebDataset's convention, or in a zip.
+
+recipes/data/tar_shards.py reads the bytes of a tar, `zip_members` those of a zip.
+"""
 
 import itertools
 import json
@@ -17,7 +20,7 @@ from flambeau.data.sources.index_cache import Arrays, joined, split_texts, store
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.listing import PARTS, numbers_or_words, split
 from flambeau.data.sources.source import Source
-from flambeau.data.sources.tar_masks import mask_arrays, mask_in, masked_tar
+from flambeau.data.sources.tar_masks import mask_in, masked_tar
 from flambeau.data.sources.tar_targets import (
     has_targets,
     is_packed,
@@ -27,6 +30,7 @@ from flambeau.data.sources.tar_targets import (
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import FOUND, TargetChoice, refuse_columns
 from flambeau.data.sources.vector_targets import refuse_separator
+from flambeau.data.sources.zip_members import ZipIndex, ZipReader, index_zip
 from flambeau.errors import InputError, json_object, unreadable, why_no_json
 from flambeau.recipes.data.tar_shards import ShardError, TarIndex, TarReader, index_tar
 
@@ -44,7 +48,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")  # and bytes of a name that a
 
 
 class TarSource:
-    """The samples of a tar file that hold an image; others are counted in `left_out`.
+    """The samples of a tar file, or of a zip, that hold an image; others are counted in `left_out`.
 
     The label is the first of these that the first image has, and every image must have the same:
     .cls, the number of a class; .json, whose `label`, `class`, `target` or `category` is a number or a name;
@@ -58,23 +62,31 @@ class TarSource:
     Headers and labels are read once and kept beside the file.
     """
 
-    def __init__(self, path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        labelled: bool = True,
+        choice: TargetChoice = FOUND,
+        is_zip: bool = False,
+    ) -> None:
         self.task: TaskName = "classification"
         self.separator: str | None = None
         try:
             with_masks = labelled and choice.task in (None, "segmentation")
-            kind = "tar 4" + (
+            kind = ("zip 1" if is_zip else "tar 4") + (
                 " with masks" if with_masks else "" if labelled else " without labels"
             )
             kept = stored_index(
-                path, lambda: _index(path, labelled=labelled, with_masks=with_masks), kind=kind
+                path,
+                lambda: _index(path, labelled=labelled, with_masks=with_masks, is_zip=is_zip),
+                kind=kind,
             )
             self.by_mask = "by_mask" in kept
             self.masks = {name: kept[name] for name in kept if name.startswith("mask_")}
             self._files = split_texts(kept["names"])
-            index = TarIndex(self._files, kept["offsets"].tolist(), kept["sizes"].tolist())
+            self._reader = _reader_of(path, _index_in(kept, self._files))
             self.image_sizes = (kept["sizes"],)
-            self._reader = TarReader(path, index)
             endings = Counter(f".{name}" for name in split_texts(kept["left_out"]))
             self.left_out = (LeftOut(_printable(str(path)), endings),)
             self.by_folder = bool(kept["by_folder"])
@@ -119,20 +131,21 @@ class TarSource:
 
 
 def open_tar(
-    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
+    path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND, is_zip: bool = False
 ) -> tuple[Source, Source | None]:
-    """The images of a tar file, or those to train on and those to validate on.
+    """The images of a tar file or a zip, or those to train on and those to validate on.
 
     The latter if all lie in folders train/ and one of val/, valid/, validation/, dev/, test/, which contain
     the class folders if folders are the labels.
     """
     if labelled:
         refuse_columns(path, replace(choice, separator=None, ignore_index=None))
-    source = TarSource(path, labelled=labelled, choice=choice)
+    source = TarSource(path, labelled=labelled, choice=choice, is_zip=is_zip)
     opened: Source = source
     if labelled:
         if source.by_mask or (choice.task == "segmentation" and source.masks):
-            opened = masked_tar(path, source, source.masks, choice)
+            index = _index_in(source.masks, split_texts(source.masks["mask_names"]), "mask_")
+            opened = masked_tar(path, source, _reader_of(path, index), index, choice)
         else:
             refuse_columns(path, replace(choice, separator=None))
     parts = [_part(_folders(key)[: -1 if source.by_folder else None]) for key in source.names]
@@ -143,10 +156,10 @@ def _part(folders: Sequence[str]) -> str:
     return next((PARTS[folder.lower()] for folder in folders if folder.lower() in PARTS), "")
 
 
-def _index(path: Path, *, labelled: bool, with_masks: bool) -> Arrays:
-    """The content of `stored_index`: names, offsets and sizes of the images, and their labels."""
-    files = index_tar(path)
-    reader = TarReader(path, files)
+def _index(path: Path, *, labelled: bool, with_masks: bool, is_zip: bool) -> Arrays:
+    """The content of `stored_index`: names and places of the images, and their labels."""
+    files = index_zip(path) if is_zip else index_tar(path)
+    reader = _reader_of(path, files)
     samples, positions = _images(reader)
     masks = _masks(reader, samples) if with_masks else []
     if not samples:
@@ -177,9 +190,7 @@ def _index(path: Path, *, labelled: bool, with_masks: bool) -> Arrays:
             "A classifier needs the number of a class: add it to each sample as .cls"
         )
     return {
-        "names": joined([files.names[position] for position in positions]),
-        "offsets": np.array([files.offsets[position] for position in positions], np.int64),
-        "sizes": np.array([files.sizes[position] for position in positions], np.int64),
+        **_places(files, positions),
         "labels": joined(labels),
         "left_out": joined(
             [
@@ -190,8 +201,29 @@ def _index(path: Path, *, labelled: bool, with_masks: bool) -> Arrays:
         "by_folder": np.array(kind == "folder"),
         **({"by_json": np.array(True)} if kind == "targets" else {}),
         **({"by_mask": np.array(True)} if kind == "mask" else {}),
-        **(mask_arrays(files, masks) if masks else {}),
+        **(_places(files, masks, "mask_") if masks else {}),
     }
+
+
+def _places(files: TarIndex | ZipIndex, positions: Sequence[int], start: str = "") -> Arrays:
+    """The rows of an index that are meant, as arrays."""
+    columns = files._asdict()
+    names = columns.pop("names")
+    return {f"{start}names": joined([names[position] for position in positions])} | {
+        f"{start}{column}": np.array([values[position] for position in positions], np.int64)
+        for column, values in columns.items()
+    }
+
+
+def _index_in(kept: Arrays, names: list[str], start: str = "") -> TarIndex | ZipIndex:
+    """The inverse of `_places`."""
+    kind = ZipIndex if f"{start}crcs" in kept else TarIndex
+    columns = (kept[f"{start}{column}"].tolist() for column in kind._fields[1:])
+    return kind(names, *columns)
+
+
+def _reader_of(path: Path, index: TarIndex | ZipIndex) -> TarReader:
+    return ZipReader(path, index) if isinstance(index, ZipIndex) else TarReader(path, index)
 
 
 def _without_image(reader: TarReader, samples: Sequence[int]) -> list[str]:

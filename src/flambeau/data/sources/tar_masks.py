@@ -5,17 +5,15 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from flambeau.data.sources.class_names_file import classes_file
-from flambeau.data.sources.index_cache import Arrays, joined, split_texts
 from flambeau.data.sources.masks.mask_classes import names_in
 from flambeau.data.sources.masks.masked_source import MaskedSource, Masks
 from flambeau.data.sources.source import Source
 from flambeau.data.sources.targets import TargetChoice
 from flambeau.errors import InputError
-from flambeau.recipes.data.tar_shards import TarIndex, TarReader
+from flambeau.recipes.data.tar_shards import TarReader
 
 MASK = "mask.png"
 """The extension that `flambeau pack` writes."""
@@ -30,20 +28,6 @@ def mask_in(extensions: Sequence[str]) -> str | None:
     return next((name for name in extensions if _MASK.fullmatch(name)), None)
 
 
-def mask_arrays(files: TarIndex, positions: Sequence[int]) -> Arrays:
-    """What an index keeps of the masks.
-
-    Args:
-        files: of the whole tar.
-        positions: in `files`, of the mask of each image.
-    """
-    return {
-        "mask_names": joined([files.names[position] for position in positions]),
-        "mask_offsets": np.array([files.offsets[position] for position in positions], np.int64),
-        "mask_sizes": np.array([files.sizes[position] for position in positions], np.int64),
-    }
-
-
 @dataclass(frozen=True)
 class _InTar:
     reader: TarReader
@@ -56,18 +40,24 @@ class _InTar:
         return f"{self.reader.path}, {self.names[index]}"
 
 
-def masked_tar(path: Path, images: Source, kept: Arrays, choice: TargetChoice) -> MaskedSource:
-    """The images of a tar with their masks.
+def masked_tar(
+    path: Path,
+    images: Source,
+    reader: TarReader,
+    index: Sequence[Sequence[Any]],
+    choice: TargetChoice,
+) -> MaskedSource:
+    """The images of a tar or a zip with their masks.
 
     Args:
-        kept: has what `mask_arrays` gives.
+        reader: of the masks.
+        index: the columns of theirs, the names first.
 
     Raises:
         InputError: an image without a mask, or masks that are none.
     """
-    names = split_texts(kept["mask_names"])
-    index = TarIndex(names, kept["mask_offsets"].tolist(), kept["mask_sizes"].tolist())
-    files = _InTar(TarReader(path, index), tuple(names))
+    names = tuple(index[0])
+    files = _InTar(reader, names)
     if len(names) != len(images):
         with_mask = {*files.reader.keys}
         missing = next(at for at, key in enumerate(images.names) if key not in with_mask)

@@ -82,7 +82,7 @@ class TarReader:
         taken: set[str] = set()  # extensions of the current sample
         self._extensions: list[str] = []
         for number, name in enumerate(index.names):
-            parts = _split(name)
+            parts = self.split(name)
             if parts is None:
                 raise self._error(
                     self._offsets[number], f"{name!r} is of no sample; index it again"
@@ -101,6 +101,11 @@ class TarReader:
             self._extensions.append(sys.intern(extension))
         self.keys = tuple(keys)
         self._starts = array("Q", [*keys.values(), len(self._extensions)])
+
+    @staticmethod
+    def split(name: str) -> tuple[str, str] | None:
+        """Key and extension of a file; None if it belongs to no sample."""
+        return _split(name)
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -22,11 +22,14 @@ from typing import Any, NamedTuple
 from flambeau.tune.doctor.evaluation_lines import evaluation_lines
 from flambeau.tune.doctor.script_statements import asks_for_batch, is_in_evaluation, is_in_producer
 from flambeau.tune.watch.code_origin import origin_of_file
-from flambeau.tune.watch.outside import ANSWER, STACKS_READ, WAIT
+from flambeau.tune.watch.outside import ANSWER, SHORT, STACKS_READ, WAIT
 from flambeau.tune.watch.plan import write_whole
 from flambeau.tune.watch.stack_phases import CodeLocation, activity_of_lines
 
 _RATE = 50  # looks per second, as from inside; chosen
+_SHORT_RATE = (
+    20  # of very short steps, whose window is twice as long: py-spy takes 1 % of a core less
+)
 _TRY_S, _END_S = 10.0, 5.0  # chosen
 _LINE = re.compile(
     r"(?P<processes>(?:.*;)?)thread \((?P<thread>\d+)\)(?P<name>[^;]*)(?P<frames>.*) (?P<count>\d+)"
@@ -129,8 +132,12 @@ class OutsideSampler:
             self._end(process)
 
     def _start(self, process: str) -> "subprocess.Popen[bytes]":
+        rate = _RATE
+        with suppress(OSError):  # it has ended already
+            is_short = (self._folder / f"{process}.window").read_text(encoding="utf-8") == SHORT
+            rate = _SHORT_RATE if is_short else _RATE
         words = "--nonblocking --subprocesses --idle --threads --full-filenames --format raw"
-        command = [f"{program()}", "record", "--pid", process, "--rate", f"{_RATE}", *words.split()]
+        command = [f"{program()}", "record", "--pid", process, "--rate", f"{rate}", *words.split()]
         return subprocess.Popen(
             [*command, "--output", f"{self._stacks(process)}"],
             stdin=subprocess.DEVNULL,

@@ -10,6 +10,8 @@ ANSWER = ".outside"
 """Ending of the doctor's file for a process: why it cannot be read; '' if it can."""
 STACKS_READ = ".sampled"
 """Ending of the doctor's file for a process whose stacks have been read."""
+SHORT = "short steps"
+"""In the file of a window that is longer, for steps that much watching would slow down."""
 WAIT = "wait_for"
 _MOST_S = 10.0  # chosen
 _SET_PTRACER = 0x59616D61  # PR_SET_PTRACER of Linux

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from flambeau.tune.watch.interrupt_sampler import InterruptSampler, sampler_of
 from flambeau.tune.watch.loader_clock import LoaderClock
 from flambeau.tune.watch.operations import Operations
-from flambeau.tune.watch.outside import STACKS_READ, is_read_from_outside, wait_for
+from flambeau.tune.watch.outside import SHORT, STACKS_READ, is_read_from_outside, wait_for
 from flambeau.tune.watch.plan import Plan, write_whole
 from flambeau.tune.watch.stack_phases import CodeLocation, note_training
 from flambeau.tune.watch.stack_sampler import StackSample, StackSampler
@@ -133,7 +133,7 @@ class StepWatch:
             )
             self._sampler.start()
         self._graphs_then = compile_counts()[0]
-        self._window_file.touch()
+        self._window_file.write_text(SHORT if self._is_short else "", encoding="utf-8")
         self._stage = self._in_window
         self._opened = time.perf_counter()
         self._run_then = run_times()
