@@ -256,6 +256,7 @@ CASES = {
     "run/test_mirror.py::test_ctrl_c_lets_the_copy_be_finished": 0,
     "run/test_mirror.py::test_the_command_goes_on_from_its_mirror": 0,
     "run/test_mirror_s3.py::test_a_bucket_holds_a_run_for_another_machine": 0,
+    "run/test_mirror_s3.py::test_a_run_in_a_bucket": 0,
     "run/test_mirror_s3.py::test_a_bucket_that_is_not_there_stops_no_training": 0,
     "run/test_no_sync.py::test_no_step_waits": 2,
     "run/test_out_of_memory.py::test_a_resume_begins_with_what_has_fitted": 1,

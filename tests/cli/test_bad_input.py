@@ -368,7 +368,7 @@ def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(flambeau: Any, images: 
         ("hdfs://x/y", "is an address of a kind that is not read"),
         ("file:///x/y", "file:///x/y/: the store gives no list of what lies there (is not there)"),
         ("file:///x/y.tar", "file:///x/y.tar is not there"),
-        ("file:///x/y.zip", "is not of a format that is read from a store: .rec .tfrecord .tar"),
+        ("file:///x/y.7z", "is not of a format that is read from a store: .rec .tfrecord .tar"),
     ],
 )
 def test_an_address_in_the_place_of_data(flambeau: Any, address: str, why: str) -> None:

@@ -322,12 +322,15 @@ def test_what_cannot_be_is_refused(
 @pytest.mark.parametrize(
     ("command", "what"),
     [
-        ("train photos --out s3://bucket/run", "--out s3://bucket/run is an address"),
+        (
+            "train photos --out https://host/run",
+            "'https://host/run' is no address that can be written",
+        ),
         (
             "pack photos https://host/a.tar",
             "DST https://host/a.tar is an address where nothing can",
         ),
-        ("pack photos s3://bucket/a.zip", "s3://bucket/a.zip: nothing can be packed into .zip"),
+        ("pack photos s3://bucket/a.7z", "s3://bucket/a.7z: nothing can be packed into .7z"),
         ("pack photos s3://bucket/a.npz", "is no name of a file that is packed into a store: .rec"),
         (
             "pack photos s3://bucket/folder",

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
+from flambeau.run.folder.store_run import run_here, working_folder
 from flambeau.run.run import Run
 
 
@@ -18,7 +19,9 @@ def client(s3: Any) -> Any:
     return s3
 
 
-def train(folder: Path, *, until: int | None = None, **options: Any) -> dict[str, torch.Tensor]:
+def train(
+    folder: str | Path, *, until: int | None = None, **options: Any
+) -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     x = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
@@ -70,3 +73,21 @@ def test_a_bucket_that_is_not_there_stops_no_training(
     assert "no-such-bucket" in said
     assert "not all of the run is in its mirror" in said
     assert (tmp_path / "run" / "model.safetensors").exists()
+
+
+def test_a_run_in_a_bucket(tmp_path: Path, client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLAMBEAU_CACHE", f"{tmp_path}/cache")
+    expected = train(tmp_path / "near")
+    train("s3://runs/whole", until=11)
+    copy = run_here("s3://runs/whole")
+    steps = sorted(path.name for path in (copy / "checkpoints").iterdir())
+    working_folder("s3://runs/whole").rename(tmp_path / "taken away")
+    found = train("s3://runs/whole")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert run_here("s3://runs/whole") == copy
+    assert (copy / "result.json").read_bytes() == (tmp_path / "near" / "result.json").read_bytes()
+    now = sorted(path.name for path in (copy / "checkpoints").iterdir())
+    assert now[-1] > steps[-1] and len(now) == len(steps)
+    for name in (one for one in names(client) if one.startswith("whole/")):
+        path = copy / name.removeprefix("whole/")
+        assert path.stat().st_size == client.head_object(Bucket="runs", Key=name)["ContentLength"]

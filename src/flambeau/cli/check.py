@@ -17,6 +17,7 @@ from flambeau.cli.reading_flags import (
 )
 from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
 from flambeau.errors import InputError, nearest
+from flambeau.run.folder.store_run import run_here
 from flambeau.terminal import print_text, say
 from flambeau.trainer.settings.settings import Settings
 
@@ -92,10 +93,11 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     if arguments.out is not None:
         require_new(arguments.out, train, path, force=arguments.force)
-    measure = _measured_run(arguments.model, trust=arguments.trust)
+    model = None if arguments.model is None else run_here(arguments.model, say)
+    measure = _measured_run(model, trust=arguments.trust)
     check = check_data(train, val, path, threads=arguments.workers, progress=True)
-    if arguments.model is not None:
-        check = check.with_findings(_label_findings(Path(arguments.model), check))
+    if model is not None:
+        check = check.with_findings(_label_findings(model, check))
     facts = check.as_dict()
     lines = list(report_lines(check))
     if measure is not None:
@@ -178,7 +180,7 @@ def _label_findings(run: Path, check: "DataCheck") -> "list[Finding]":
 
 
 def _measured_run(
-    folder: str | None, *, trust: bool
+    folder: Path | None, *, trust: bool
 ) -> "Callable[[DataCheck], dict[str, Any]] | None":
     """Measures a run on the validation images of a check; None if no run is named."""
     if folder is None:
@@ -188,7 +190,7 @@ def _measured_run(
     from flambeau.trainer.prediction.trained_model import load_trained
     from flambeau.trainer.tasks.classification import Classification
 
-    trained = load_trained(Path(folder), trust=trust, say=say)
+    trained = load_trained(folder, trust=trust, say=say)
     if not isinstance(trained.facts.task, Classification):
         say(
             f"flambeau evaluate {folder} DATA has its figures: here they are those of classes alone"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from flambeau.cli.reading_flags import add_trust
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
+from flambeau.run.folder.store_run import run_here
 from flambeau.terminal import print_text, printable, say
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what differs; 1 if anything does."""
-    left, right = map(Path, arguments.runs)
+    left, right = (run_here(one, say) for one in arguments.runs)
     if arguments.loss and arguments.replay:
         raise InputError(
             "--loss looks at metrics.jsonl alone, and --replay trains: give one of them"

@@ -95,8 +95,9 @@ def run(arguments: argparse.Namespace) -> int:
     data = [arguments.data, arguments.calibrate]
     if arguments.cache is not None or arguments.cache_size is not None:
         from flambeau.run.folder.run_folder import RunFolder
+        from flambeau.run.folder.store_run import run_here
 
-        data.append(RunFolder(Path(arguments.folder)).read_existing().get("data"))
+        data.append(RunFolder(run_here(arguments.folder)).read_existing().get("data"))
     with cache_of_flags(arguments, *data):
         return _run(arguments)
 

@@ -12,6 +12,7 @@ from flambeau.cli.reading_flags import (
     check_at_least,
 )
 from flambeau.cli.table import print_json
+from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
 from flambeau.optional_packages import large_import
 from flambeau.terminal import print_text, say
@@ -122,7 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _model_and_images(arguments: argparse.Namespace) -> "tuple[Trained, Source]":
     from flambeau.trainer.prediction.features import named_model, open_images
 
-    is_run = Path(arguments.model).is_dir()
+    is_run = is_address(arguments.model) or Path(arguments.model).is_dir()
     run = _trained_run(arguments) if is_run else None
     size = 0 if is_run else _size_of_named_model(arguments)
     source = open_images(
@@ -174,7 +175,7 @@ def _trained_run(arguments: argparse.Namespace) -> "Trained":
         if getattr(arguments, flag):
             raise InputError(f"--{flag} is for a MODEL: {arguments.model} is a run and has its own")
     return at_size(
-        load_trained(Path(arguments.model), trust=arguments.trust, say=say), arguments.image_size
+        load_trained(arguments.model, trust=arguments.trust, say=say), arguments.image_size
     )
 
 

@@ -36,8 +36,9 @@ COMMAND_FLAGS: dict[str, tuple[str, str | None, str, str]] = {
     "out": (
         "main",
         "DIR",
-        "run folder (default: runs/NAME, plus a hash if flags are given)",
-        "运行目录（默认：runs/NAME，给出设置时后面再加一个哈希）",
+        "run folder, or an address such as s3://bucket/runs/a (default: runs/NAME, plus a hash if flags "
+        "are given)",
+        "运行目录，或 s3://bucket/runs/a 这样的地址（默认：runs/NAME，给出设置时后面再加一个哈希）",
     ),
     "config": (
         "run folder",

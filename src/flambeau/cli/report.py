@@ -7,7 +7,9 @@ from pathlib import Path
 
 from flambeau.cli.table import print_json
 from flambeau.cli.written_file import check_page
+from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
+from flambeau.run.folder.store_run import run_here
 from flambeau.terminal import print_text, say
 from flambeau.version import __version__
 
@@ -51,9 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     from flambeau.run.folder.report_file import write_page
 
     folders = _chosen(arguments.runs)
-    out = arguments.out or (
-        folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
-    )
+    is_one = len(folders) == 1 and not is_address(arguments.runs[0])
+    out = arguments.out or (folders[0] / "report.html" if is_one else Path("report.html"))
     check_page(
         "--out", out, example="report.html", instead="--force replaces it", force=arguments.force
     )
@@ -129,7 +130,7 @@ def _folders(words: Sequence[str]) -> Iterator[Path]:
 
     seen = set[Path]()
     for word in words:
-        root = Path(word)
+        root = run_here(word, say)
         if not root.is_dir():
             what = "is not a folder" if root.exists() else "does not exist"
             raise InputError(f"{root} {what}; name the folder of a run, or one that holds runs")

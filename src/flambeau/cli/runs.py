@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.cli.table import print_json, print_table
+from flambeau.data.sources.data_names import refuse_address
 from flambeau.errors import InputError, nearest
 from flambeau.run.folder.summary import STATES, RunSummary, Search, summarize
 from flambeau.terminal import say
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     root = Path(arguments.folder)
+    refuse_address(root)
     key = arguments.sort.removeprefix("-")
     states = arguments.state or []
     _require(key, COLUMNS, f"--sort {arguments.sort}: unknown column")

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from flambeau.cli.flags_from_settings import add_flags, flag_of
 from flambeau.cli.launch import number_of_procs
 from flambeau.cli.table import print_json
-from flambeau.data.sources.data_names import refuse_output
 from flambeau.errors import InputError
 from flambeau.optional_packages import large_import
 from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
 from flambeau.provenance import ask_for_config
+from flambeau.run.folder.store_run import folder_and_mirror, in_store
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.sandbox.this_process import outside
 from flambeau.terminal import print_text, say
@@ -53,16 +53,17 @@ def run(arguments: argparse.Namespace) -> int:
     _check_trial(arguments)
     if arguments.out == "":
         raise InputError("--out is empty; name a folder")
-    refuse_output(arguments.out or "", "--out")
     if arguments.config is not None:
         given = _with_file(arguments.config, given, trust=arguments.trust)
     given = with_preset(given)
+    folder, mirror = folder_and_mirror(arguments.out or "", given.get("mirror"))
+    if mirror is not None:
+        given["mirror"] = mirror
     settings = canonical(Settings(**given))
     if arguments.procs is not None and (procs := _procs(arguments.procs)) > 1:
         return _launch(arguments, procs)
     shown = given_settings(settings, given)
-    out = default_folder(settings, shown) if arguments.out is None else Path(arguments.out)
-    folder = folder_for_run(out)
+    folder = folder_for_run(default_folder(settings, shown) if arguments.out is None else folder)
     FLAG.install(run, is_command=True)  # before the seconds that torch takes to load
     try:
         with large_import():
@@ -260,7 +261,9 @@ def _report(
     if evaluation is not None and evaluation.largest_class is not None:
         name, share = evaluation.largest_class
         figures += f"; always {name!r} would be {share:.4f}"
-    quoted = shlex.quote(str(run_folder.path))  # these lines are copied to a shell
+    config = run_folder.read_config() or {}
+    shown = in_store(folder, config.get("mirror")) or str(run_folder.path)
+    quoted = shlex.quote(shown)  # these lines are copied to a shell
     if already:
         run_folder.tidy()
         print_text(
@@ -269,8 +272,8 @@ def _report(
         print_text(f"--weights {quoted} --out NEW begins another one from its weights")
     else:
         print_text(f"finished: {figures} ({which} weights, step {result.step})")
-    print_text(f"run folder: {run_folder.path}    weights: {run_folder.weights}")
+    print_text(f"run folder: {shown}    weights: {run_folder.weights}")
     print_text(f"next: flambeau predict {quoted} IMAGE...")
-    data = "DATA" if "data" in (run_folder.read_config() or {}) else shlex.quote(str(embedded))
+    data = "DATA" if "data" in config else shlex.quote(str(embedded))
     print_text(f"      flambeau evaluate {quoted} {data}")
     print_text(f"      flambeau verify {quoted}")

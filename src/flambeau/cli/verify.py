@@ -11,7 +11,8 @@ from flambeau.cli.reading_flags import check_at_least
 from flambeau.cli.table import print_json
 from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
-from flambeau.terminal import print_text, printable
+from flambeau.run.folder.store_run import is_run_in_store, run_here
+from flambeau.terminal import print_text, printable, say
 
 if TYPE_CHECKING:
     from flambeau.data.pack.verify import Damage, FileReport
@@ -52,9 +53,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Print what is damaged, and a summary; 1 if anything is damaged or a resume would not be exact."""
     from flambeau.run.folder.run_folder import run_around
 
-    if is_address(arguments.path):
+    if is_address(arguments.path) and not is_run_in_store(arguments.path):
         return _verify_store(arguments)
-    path = Path(arguments.path)
+    path = run_here(arguments.path, say)
     is_export = (path / "export.json").is_file()
     flags = [flag for flag in ("deep", "salvage", "workers", "json") if getattr(arguments, flag)]
     is_checkpoint = (path / "manifest.json").exists()

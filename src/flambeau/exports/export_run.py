@@ -17,6 +17,7 @@ from flambeau.exports.step_figures import StepFigures
 from flambeau.exports.steps import ExportPlan, Steps
 from flambeau.provenance import named_code
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.folder.store_run import run_here
 from flambeau.trainer.parts.data import open_data
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
@@ -77,6 +78,7 @@ def export_run(
     plan.check()
     measuring.check(plan)
     check_out(out)
+    run = run_here(run, say)
     stored = RunFolder(run).read_existing()
     FORMATS[plan.format].require(str(stored.get("model", stored.get("builder"))))
     trained = load_trained(run, trust=trust, say=say)

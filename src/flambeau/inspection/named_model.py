@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError, nearest
 from flambeau.inspection.model_catalog import (
     DEFAULT_SIZE,
@@ -71,8 +72,8 @@ def _loaded(
     name: str, shape: tuple[int, ...], *, values: bool, trust: bool, say: Callable[[str], None]
 ) -> tuple[nn.Module, tuple[int, int]]:
     """The model with (channels, side) of its images; `shape` is that of the first input, if there is one."""
-    if Path(name).is_dir():
-        trained = load_trained(Path(name), trust=trust, say=say)
+    if is_address(name) or Path(name).is_dir():
+        trained = load_trained(name, trust=trust, say=say)
         return trained.model, (trained.facts.channels, trained.image_size)
     channels, side = (shape[1], shape[-1]) if len(shape) == 4 else (3, None)
     if is_function(name):

@@ -36,6 +36,7 @@ from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.run.folder.checkpointer import restore
 from flambeau.run.folder.published_weights import Result
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.folder.store_run import folder_and_mirror
 from flambeau.run.loop.batch_reader import BatchDraws
 from flambeau.run.loop.evaluation_mode import evaluation_mode, generators_restored
 from flambeau.run.loop.lifecycle import Lifecycle, closed_when_dropped
@@ -82,11 +83,12 @@ class Run:
         data: Dataset[Any] | Iterable[Any],
         **given: Any,
     ) -> None:
+        place, given["mirror"] = folder_and_mirror(folder, given.get("mirror"))
         options = RunOptions.of(given)
         check_not_building()
         check_no_other_trains()
         self._maker = threading.current_thread()
-        self.folder = RunFolder(folder_for_run(Path(folder)), advice=options.advice or Advice())
+        self.folder = RunFolder(folder_for_run(place), advice=options.advice or Advice())
         self.model, self.optimizer = model, optimizer
         self._replays = options.replay_from is not None
         self._has_said_clipping = False
@@ -215,7 +217,8 @@ class Run:
         """Make the run in its folder, or continue the one that the folder holds.
 
         Args:
-            folder: of the run; created if it is missing, continued if it holds this run.
+            folder: of the run; created if it is missing, continued if it holds this run; or its address in a
+                store, such as s3://bucket/runs/a.
             model: on its device already; may be compiled.
             optimizer: over the model's parameters; best with `fused=True` where torch offers it.
             data: a map-style `Dataset` (anything with `[i]` and a length), or a loader of ready batches with

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from flambeau.data.datasets.image_statistics import page_remarks
-from flambeau.data.sources.data_names import data_text, refuse_output
+from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source, SubsetSource, left_out_lines
 from flambeau.errors import InputError, in_words_of_python, nearest
@@ -24,6 +24,7 @@ from flambeau.recipes.setup.determinism import COMPILER_VARIABLE, use_determinis
 from flambeau.recipes.setup.float32_precision import float32_precision_kept
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.folder.store_run import folder_and_mirror, run_here
 from flambeau.run.loop.evaluation_mode import generators_restored
 from flambeau.run.loop.training_thread import training_here
 from flambeau.run.options.option import declares
@@ -86,6 +87,9 @@ def _train(
     if data is not None:
         given["data"] = str(data)
     with training_here(), in_words_of_python({*FIELDS, "out", "fresh"}), _process_restored():
+        folder, mirror = folder_and_mirror(out or "", given.get("mirror"))
+        if mirror is not None:
+            given["mirror"] = mirror
         trackers = tracker_list(track)
         if track is not None:
             names = (item for item in trackers if isinstance(item, str))
@@ -94,8 +98,7 @@ def _train(
         given = with_preset(given)
         chosen = canonical(Settings(**given))
         shown = given_settings(chosen, given)
-        refuse_output(out or "", "out")
-        folder = folder_for_run(default_folder(chosen, shown) if out is None else Path(out))
+        folder = folder_for_run(default_folder(chosen, shown) if out is None else folder)
         start(
             chosen,
             shown,
@@ -210,7 +213,8 @@ def train(
 
     Args:
         data: as for the command; None trains on the embedded Fashion-MNIST.
-        out: the run folder; None: as for the command, runs/NAME with a hash if settings are given.
+        out: the run folder, or an address such as s3://bucket/runs/a; None: as for the command, runs/NAME
+            with a hash if settings are given.
         fresh: start again; an existing run is renamed, not deleted.
         bar: show a progress bar on a terminal, and in a notebook a bar and a chart.
         track: trackers that get the lines of metrics.jsonl: names, as for `--track`, or functions of a step
@@ -420,7 +424,7 @@ def load(
     """The model of a run, to be called on images.
 
     Args:
-        run: folder of a run of `flambeau train`, or of a `Run` with a `builder`.
+        run: folder of a run of `flambeau train`, or of a `Run` with a `builder`; or its address in a store.
         image_size: side of the images for the model, pixels; None for that of the training.
         trust: run the file of code that the folder names for its model, even if nothing shows that you have
             made the folder here; your own runs do not need it.
@@ -564,7 +568,8 @@ def _loaded(
     if isinstance(run, Predictor):
         return at_size(run.trained, image_size)
     said: list[str] = []
-    trained = load_trained(Path(run), trust=trust, say=said.append if say is None else say)
+    folder = run_here(run, terminal_say)
+    trained = load_trained(folder, trust=trust, say=said.append if say is None else say)
     for text in said:
         if text.startswith(RUNNING):
             terminal_say(text)

@@ -25,6 +25,7 @@ from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.folder.mirror import Mirror, fetch
 from flambeau.run.folder.published_weights import finished
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.folder.store_run import in_store
 from flambeau.run.loop.nan_guard import NotFinite
 from flambeau.run.options.durations import parse_duration
 from flambeau.run.options.option import values_of
@@ -228,7 +229,7 @@ def _is_finished(settings: ResolvedSettings, folder: RunFolder, say: Callable[[s
 
 
 def _fetch_mirrored(folder: Path, mirror: str, *, fresh: bool, say: Callable[[str], None]) -> None:
-    said = fetch(folder, mirror, fresh=fresh)
+    said = fetch(folder, mirror, fresh=fresh, is_copy=in_store(folder, mirror) is not None)
     if said is not None:
         say(said)
 
@@ -319,7 +320,8 @@ def _report_start(
     progress, state = training.run.progress, training.run.state
     progress.listener = listener
     _show(given, prepared, say=progress.show)
-    progress.show(f"the run is in {folder}")
+    address = in_store(folder, prepared.settings.mirror)
+    progress.show(f"the run is in {folder}" + (f", and in {address}" if address else ""))
     progress.emit(
         {
             "event": "start",

@@ -10,6 +10,7 @@ verifies every byte in any case. `mirror.json` holds a number that says which ru
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from pathlib import Path
 from flambeau.data.stores.address import mirror_address
 from flambeau.data.stores.store import Missing, Store
 from flambeau.errors import InputError, json_object
+from flambeau.run.folder.lock import is_locked
 from flambeau.terminal import print_text, say
 
 IDENTITY = "mirror.json"
@@ -41,11 +43,12 @@ _BEHIND = "not all of the run is in its mirror: the same command, also of a fini
 # ---------------------------------------------------------------- in the process that trains
 
 
-def fetch(folder: Path, address: str, *, fresh: bool = False) -> str | None:
+def fetch(folder: Path, address: str, *, fresh: bool = False, is_copy: bool = False) -> str | None:
     """Bring the run of a mirror to this machine, if there is none in the folder.
 
     Args:
         fresh: a new run is about to begin in the folder.
+        is_copy: the folder is that of a run in the store: where the store is further, it is set aside.
 
     Returns:
         What was brought, for the user; None if nothing was.
@@ -53,7 +56,8 @@ def fetch(folder: Path, address: str, *, fresh: bool = False) -> str | None:
     Raises:
         InputError: the mirror is of another run, or further than the folder; or the store does not answer.
     """
-    words = ["fetch", str(folder), mirror_address(address), *(["--fresh"] if fresh else [])]
+    flags = [flag for flag, is_set in (("--fresh", fresh), ("--is-copy", is_copy)) if is_set]
+    words = ["fetch", str(folder), mirror_address(address), *flags]
     done = subprocess.run(
         _command(*words), stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, check=False
     )
@@ -94,7 +98,9 @@ def _command(*words: str) -> list[str]:
 # ---------------------------------------------------------------- in the process that copies
 
 
-def _fetched(folder: Path, address: str, store: Store, *, fresh: bool) -> str | None:
+def _fetched(
+    folder: Path, address: str, store: Store, *, fresh: bool, is_copy: bool = False
+) -> str | None:
     remote = _identity_there(address, store)
     if remote is None:
         return None
@@ -114,6 +120,12 @@ def _fetched(folder: Path, address: str, store: Store, *, fresh: bool) -> str | 
     here = [path.name for path in _steps_here(folder)]
     newest = max(there, key=_order, default="")
     if newest and _order(newest) > max(map(_order, here), default=(0, "")):
+        if is_copy and not is_locked(folder):
+            taken = (folder.with_name(f"{folder.name}.old-{n}") for n in itertools.count(1))
+            old = next(path for path in taken if not path.exists())
+            folder.rename(old)
+            said = _restore(folder, address, store)
+            return f"{said}; what was in {folder}, not as far, is in {old} now"
         raise InputError(
             f"the mirror {address} has {newest}, and {folder} is not as far: the run was continued "
             "elsewhere\n"
@@ -126,7 +138,7 @@ def _restore(folder: Path, address: str, store: Store) -> str:
     whole = _steps_there(address, store)
     found = [
         name
-        for name in _files_there(address, store)
+        for name in files_there(address, store)
         if name != _OWNER
         and (not name.startswith(f"{_CHECKPOINTS}/") or name.split("/")[1] in whole)
     ]
@@ -314,7 +326,7 @@ def _files_here(folder: Path) -> Iterator[str]:
     yield from sorted(found, key=lambda name: (first.get(name, 2), name))
 
 
-def _files_there(address: str, store: Store) -> list[str]:
+def files_there(address: str, store: Store) -> list[str]:
     """The names of all files of a mirror, relative to it."""
     found: list[str] = []
     waiting = [address]
@@ -394,8 +406,8 @@ def _order(name: str) -> tuple[int, str]:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """After the process of a training that was killed, which still uploads."""
+def alone(folder: Path, *, why: str) -> Iterator[None]:
+    """Keep other processes from copying to or from the folder; `why` is said while one is waited for."""
     with (folder / ".mirror").open("ab") as file:
         with contextlib.suppress(ImportError):  # Windows
             import fcntl
@@ -403,7 +415,7 @@ def _alone(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                say("mirror: the upload of the training before is waited for")
+                say(why)
                 fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -415,16 +427,16 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("address")
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--is-copy", action="store_true")
     arguments = parser.parse_args()
     store = Store()
     if arguments.what == "follow":
-        with _alone(arguments.folder):
+        with alone(arguments.folder, why="mirror: the upload of the training before is waited for"):
             return 0 if _Follower(arguments.folder, arguments.address, store).follow() else 1
     answer: Mapping[str, str | None]
     try:
-        answer = {
-            "said": _fetched(arguments.folder, arguments.address, store, fresh=arguments.fresh)
-        }
+        how = {"fresh": arguments.fresh, "is_copy": arguments.is_copy}
+        answer = {"said": _fetched(arguments.folder, arguments.address, store, **how)}
     except InputError as error:
         answer = {"refused": str(error)}
     except OSError as error:

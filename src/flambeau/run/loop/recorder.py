@@ -22,6 +22,7 @@ from flambeau.run.folder.mirror import Mirror, fetch
 from flambeau.run.folder.published_weights import Result, publish
 from flambeau.run.folder.report_file import write_run_report
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.folder.store_run import in_store
 from flambeau.run.loop.epoch_lines import EpochLines
 from flambeau.run.loop.logged_predictions import EvaluationFile
 from flambeau.run.loop.model_builder import use_record
@@ -118,7 +119,9 @@ class Recorder:
     def _fetch_mirrored(self) -> None:
         # A command has done so before it read the settings of the run.
         if self._mirrored_to is not None and not isinstance(self._options.settings, SharedOptions):
-            said = fetch(self._folder.path, self._mirrored_to)
+            folder = self._folder.path
+            is_copy = in_store(folder, self._mirrored_to) is not None
+            said = fetch(folder, self._mirrored_to, is_copy=is_copy)
             if said is not None:
                 self._say(said)
 

@@ -24,6 +24,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import latest_checkpoint
 from flambeau.run.folder.checkpointer import why_not_loadable
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.folder.store_run import run_here
 from flambeau.run.loop.model_builder import build_from_file, model_file_sha256
 from flambeau.run.options.option import check_value
 from flambeau.terminal import CountBar
@@ -103,10 +104,11 @@ class Trained:
             return function(self.normalize(images))
 
 
-def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> Trained:
+def load_trained(run: str | Path, *, trust: bool = False, say: Callable[[str], None]) -> Trained:
     """Load the published weights of a run, or its newest whole checkpoint if it is not finished.
 
     Args:
+        run: a folder, or its address in a store.
         trust: run the file of its model, even if nothing shows that this user has made the run.
 
     Raises:
@@ -114,7 +116,7 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
             ones.
         UntrustedCode: its model is in a file, which may not be run.
     """
-    folder = RunFolder(path)
+    folder = RunFolder(run_here(run, say))
     stored = folder.read_existing()
     if "builder" in stored or "model" not in stored:
         return _of_own_loop(folder, stored, trust=trust, say=say)
@@ -128,13 +130,15 @@ def load_trained(path: Path, *, trust: bool = False, say: Callable[[str], None])
     try:
         check_claim(settings.model, weights, **shape_of(settings, facts))
     except InputError as error:
-        raise InputError(f"the weights in {path} do not fit the model: {error}") from error
+        raise InputError(f"the weights in {folder.path} do not fit the model: {error}") from error
     model = qat_model(
         make_model(dataclasses.replace(settings, device="auto"), facts), settings, facts
     )
     why = why_not_loadable(model, weights)
     if why is not None:
-        raise InputError(f"the weights in {path} do not fit the model {settings.model}: {why}")
+        raise InputError(
+            f"the weights in {folder.path} do not fit the model {settings.model}: {why}"
+        )
     model.load_state_dict(weights)
     device = next(model.parameters()).device
     if device.type == "cuda":

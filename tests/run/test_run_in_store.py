@@ -1,0 +1,143 @@
+"""A run whose folder is an address: trained here in a folder, read from a copy, continued elsewhere."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+import flambeau
+from flambeau.cli.command import main
+from flambeau.errors import InputError
+from flambeau.run.folder.store_run import folder_and_mirror, run_here, working_folder
+from flambeau.run.run import Run
+
+pytest.importorskip("fsspec")
+
+SETTINGS = ["--epochs", "2", "--model", "tiny_convnet", "--image-size", "16", "--batch-size", "512"]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("FLAMBEAU_CACHE", f"{tmp_path}/cache")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    return f"file://{tmp_path}/bucket/runs/mine"
+
+
+def train(folder: str | Path, *, until: int | None = None) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Linear(8, 2))
+    x = torch.randn(24, 3, generator=torch.Generator().manual_seed(1))
+    run = Run(
+        folder, model, torch.optim.SGD(model.parameters(), lr=0.1), TensorDataset(x, (x[:, 0] > 0).long()),
+        duration="3ep", batch_size=4, checkpoint_every="3st", bar=False,
+    )  # fmt: skip
+    for _ in run.epochs():
+        for rows, targets in run.batches():
+            run.step(cross_entropy(model(rows), targets))
+            if run.state.step == until:
+                run.close()
+                break
+        if run.state.step == until:
+            break
+    return model.state_dict()
+
+
+def test_a_loop_whose_folder_is_an_address(
+    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Killed here and continued there, with the folder of neither; to the bits of a folder."""
+    expected = train(tmp_path / "near")
+    train(address, until=8)
+    shutil.rmtree(tmp_path / "cache")
+    found = train(address)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert f"the run was brought from {address}" in capsys.readouterr().err
+    near, far = (tmp_path / "near", tmp_path / "bucket" / "runs" / "mine")
+    assert (far / "metrics.jsonl").read_text().count("\n") == (
+        near / "metrics.jsonl"
+    ).read_text().count("\n")
+
+
+def test_what_is_not_as_far_is_set_aside(
+    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another machine has continued the run: nothing of the older folder here is removed."""
+    train(address, until=5)
+    folder = working_folder(address)
+    shutil.copytree(folder, tmp_path / "before")
+    train(address, until=14)
+    shutil.rmtree(folder)
+    shutil.copytree(tmp_path / "before", folder)
+    capsys.readouterr()
+    train(address)
+    old = folder.with_name(f"{folder.name}.old-1")
+    assert f"{old}" in capsys.readouterr().err
+    assert (old / "metrics.jsonl").read_bytes() == (
+        tmp_path / "before" / "metrics.jsonl"
+    ).read_bytes()
+    assert (folder / "result.json").exists()
+
+
+def test_commands_and_python_read_a_run_by_its_address(
+    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--out", address, *SETTINGS]) == 0
+    out = capsys.readouterr()
+    assert f"next: flambeau predict {address} IMAGE" in out.out
+    assert f"and in {address}" in out.err
+    shutil.rmtree(tmp_path / "cache")
+    embedded = str(Path(flambeau.__file__).parent / "data" / "embedded" / "fashion_mnist_val.rec")
+    assert main(["verify", address]) == 0
+    assert main(["evaluate", address, embedded, "--json"]) == 0
+    assert main(["report", address]) == 0
+    assert main(["inspect", address]) == 0
+    assert main(["export", address, "--out", "made", "--images", "32"]) == 0
+    assert main(["features", address, embedded, "f.npy"]) == 0
+    assert main(["diff", address, f"{tmp_path}/bucket/runs/mine", "--json"]) == 0
+    assert (tmp_path / "report.html").exists() and (tmp_path / "made").is_dir()
+    assert not working_folder(address).exists()  # who reads makes no folder to train in
+    found = flambeau.load(address)
+    assert found.trained.model.state_dict().keys()
+
+
+def test_a_copy_for_reading_follows_the_run(tmp_path: Path, address: str) -> None:
+    train(address, until=6)
+    said: list[str] = []
+    copy = run_here(address, said.append)
+    assert said == [f"{address} is read from its copy in {copy}"]
+    before = {path.relative_to(copy) for path in copy.rglob("*") if path.name[0] != "."}
+    (copy / "mine.txt").write_text("of the user")
+    train(address)
+    assert run_here(address) == copy
+    after = {path.relative_to(copy) for path in copy.rglob("*") if path.name[0] != "."}
+    assert Path("result.json") in after - before
+    bucket = tmp_path / "bucket" / "runs" / "mine"
+    for path in bucket.rglob("*"):
+        if path.is_file():
+            assert (copy / path.relative_to(bucket)).read_bytes() == path.read_bytes()
+    gone = {path for path in before - after if path.name == "manifest.json"}
+    assert gone and not any((bucket / path).exists() for path in gone)
+    assert (copy / "mine.txt").exists()
+
+
+def test_what_is_refused(tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InputError, match="leave one of them out"):
+        folder_and_mirror(address, f"file://{tmp_path}/elsewhere")
+    assert folder_and_mirror(address, f"{address}/") == (working_folder(address), address)
+    with pytest.raises(InputError, match="is no address that can be written"):
+        folder_and_mirror("https://example.org/runs/a", None)
+    (tmp_path / "bucket" / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "bucket" / "runs" / "mine" / "photo.jpg").write_bytes(b"x")
+    for command in (["evaluate", address, "x"], ["report", address], ["diff", address, address]):
+        assert main(command) == 2
+        assert f"{address} holds no run" in capsys.readouterr().err
+    assert main(["runs", f"file://{tmp_path}/bucket/runs"]) == 2
+    assert "is an address in a store" in capsys.readouterr().err
