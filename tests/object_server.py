@@ -5,6 +5,7 @@ import hashlib
 import html
 import re
 import socket
+import ssl
 import struct
 import threading
 import time
@@ -51,7 +52,9 @@ class Fault:
 class ObjectServer:
     """Serves a folder until it is closed; `fault` is asked before each answer."""
 
-    def __init__(self, folder: Path, *, lists: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, lists: bool = False, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.folder, self.lists = folder, lists
         self.requests: list[Request] = []
         self.sent = 0
@@ -60,6 +63,9 @@ class ObjectServer:
         self._counts: dict[tuple[str, str], int] = {}
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(0.02,), daemon=True
         )
@@ -67,7 +73,7 @@ class ObjectServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}"
+        return f"{self._scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def close(self) -> None:
         self._server.shutdown()
@@ -87,8 +93,10 @@ class ObjectServer:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *, lists: bool = False) -> Iterator[ObjectServer]:
-    server = ObjectServer(folder, lists=lists)
+def serving(
+    folder: Path, *, lists: bool = False, tls: ssl.SSLContext | None = None
+) -> Iterator[ObjectServer]:
+    server = ObjectServer(folder, lists=lists, tls=tls)
     try:
         yield server
     finally:

@@ -1,6 +1,11 @@
 """Requests to a web server that does wrong: what is tried again, what is told, and what is an error."""
 
+import logging
 import os
+import shutil
+import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -8,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.data.stores.store import Missing, Retries, Store, StoreFault, store
+from flambeau.data.stores.store import Missing, Retries, Store, StoreFault, _EachOnce, store
 from object_server import Fault, ObjectServer, Request, serving
 
 CONTENT = bytes(range(256)) * 400
@@ -259,3 +264,46 @@ def test_threads_share_a_store(server: ObjectServer) -> None:
         thread.join()
     assert found == {number: CONTENT[number : number + 100] for number in range(12)}
     assert len(asked.told) == 1
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="it makes the certificate")
+def test_a_certificate_that_is_not_trusted(tmp_path: Path) -> None:
+    """Said at once and as what it is, where asking again cannot help; trusted where the user names it."""
+    words = (
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=a -addext subjectAltName=IP:127.0.0.1"
+    )
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    files = ["-keyout", f"{key}", "-out", f"{certificate}"]
+    subprocess.run(["openssl", *words.split(), *files], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.bin").write_bytes(CONTENT)
+    with serving(tmp_path / "data", tls=context) as serves:
+        asked = Asked(serves)
+        with pytest.raises(StoreFault) as caught:
+            asked.read()
+        assert "its certificate is not trusted (self" in str(caught.value)
+        assert "SSL_CERT_FILE" in str(caught.value) and asked.told == []
+        # aiohttp reads the variable when it is imported.
+        program = (
+            "import sys; from flambeau.data.stores.store import Store; "
+            "sys.stdout.buffer.write(Store().read(sys.argv[1], 100, 5000))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", program, asked.address],
+            env={**os.environ, "SSL_CERT_FILE": f"{certificate}"},
+            capture_output=True,
+            check=True,
+        )
+    assert done.stdout == CONTENT[100:5000]
+
+
+def test_a_message_of_a_back_end_is_shown_once() -> None:
+    """As gcsfs has it for each request to a bucket whose kind it may not ask for."""
+    once = _EachOnce()
+    records = [
+        logging.LogRecord("gcsfs", logging.WARNING, "core.py", 1, "no kind of %s", (bucket,), None)
+        for bucket in ("a", "a", "b", "a")
+    ]
+    assert [once.filter(record) for record in records] == [True, False, True, False]

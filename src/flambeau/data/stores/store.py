@@ -9,10 +9,12 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import logging
 import os
 import random
 import re
 import shutil
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,6 +37,7 @@ _PIECE = 32 << 20  # bytes of a request in a download
 _MOST_SMALL = 1 << 30  # bytes of an object that is read whole into memory
 _AGAIN = frozenset({408, 409, 425, 429, 499})  # and 5xx
 _DENIED = frozenset({401, 403, 407})
+_UNTRUSTED = 495  # as nginx calls it: no status of HTTP
 _CODES = {"SlowDown": 503, "RequestTimeout": 408, "InternalError": 500, "PreconditionFailed": 412}
 
 
@@ -282,6 +285,23 @@ class _Bounded:
         return functools.partial(sync, system.loop, call, timeout=_LONGEST_S)
 
 
+class _EachOnce(logging.Filter):
+    """Lets each message pass once: gcsfs repeats some of them at every request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        is_new = text not in self._seen
+        self._seen.add(text)
+        return is_new
+
+
+_EACH_ONCE = _EachOnce()
+
+
 def _file_system(scheme: str) -> Any:
     what = f"{scheme}://"
     fsspec = extra("fsspec", what=what)
@@ -296,6 +316,8 @@ def _file_system(scheme: str) -> Any:
             "Accept-Encoding": "identity"
         }  # a part of what was compressed is none
         options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
+    if scheme == "gs":
+        logging.getLogger("gcsfs").addFilter(_EACH_ONCE)
     if scheme == "s3":
         retries = {"total_max_attempts": 1}  # tried again here
         options["config_kwargs"] = {
@@ -338,10 +360,17 @@ def _fault_of(error: BaseException) -> _Fault:
             )
     for one in _chain(error):
         name = type(one).__name__
+        if isinstance(one, ssl.SSLCertVerificationError):
+            said = (
+                getattr(cause, "verify_message", "") for cause in _chain(one)
+            )  # aiohttp's has none
+            why = next(filter(None, said), "it cannot be verified")
+            return _Fault(f"its certificate is not trusted ({why})", _UNTRUSTED, may_pass=False)
         if "Credentials" in name or "Token" in name or isinstance(one, PermissionError):
             return _Fault("access is denied", 403, may_pass=False)
-        if isinstance(one, FileNotFoundError | NotADirectoryError | IsADirectoryError):
-            return _Fault("it is not there", 404, may_pass=_is_of_connection(error))
+        is_missing = isinstance(one, FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        if is_missing and not _is_of_connection(error):  # http:// says so of a lost connection, too
+            return _Fault("it is not there", 404, may_pass=False)
     is_late = any(
         isinstance(one, TimeoutError | asyncio.TimeoutError) or "Timeout" in type(one).__name__
         for one in _chain(error)
@@ -418,6 +447,11 @@ def _error_of(address: str, fault: _Fault) -> StoreFault:
         )
     if fault.status in (412, 416):
         return StoreFault(changed(address))
+    if fault.status == _UNTRUSTED:
+        return StoreFault(
+            f"{address}: {fault.text}\nIf you trust it, name the file of its certificate authority in "
+            "SSL_CERT_FILE (https://) or AWS_CA_BUNDLE (s3://)"
+        )
     return StoreFault(f"{address}: {fault.text}\nSee that the address is right")
 
 
