@@ -58,6 +58,15 @@ def test_groups_and_copies_on_both_sides_are_findings(data: Path, flambeau: Flam
     assert [*train.groups][:2] == ["p0", "p2"]  # type: ignore[attr-defined]
 
 
+def test_the_targets_of_the_run_that_is_named(data: Path, flambeau: Flambeau) -> None:
+    """Without flags of its own they are those that the run has learned."""
+    words = ("--target", "size", "--image-size", "16", "--epochs", "1", "--out", "run")
+    assert flambeau("train", "all.csv", *words, "--model", "tiny_convnet").code == 0
+    found = flambeau("check", "all.csv", "--model", "run", "--json")
+    assert found.code in (0, 1), found.err
+    assert json.loads(found.out)["findings"] == list(kinds(flambeau, "--target", "size").values())
+
+
 def test_a_group_held_out_has_no_finding(data: Path, flambeau: Flambeau) -> None:
     assert "groups" not in kinds(flambeau, "--target", "kind", "--group", "patient")
 

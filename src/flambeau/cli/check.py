@@ -4,10 +4,11 @@ import argparse
 import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.flags_from_settings import add_target_flags, given_targets
+from flambeau.cli.flags_from_settings import TARGETS, add_target_flags, given_targets
 from flambeau.cli.reading_flags import (
     add_cache_flags,
     add_download,
@@ -86,14 +87,16 @@ def _run(arguments: argparse.Namespace) -> int:
     from flambeau.data.sources.open_data import open_sources
     from flambeau.trainer.parts.data import target_choice
 
+    model = None if arguments.model is None else run_here(arguments.model, say)
     choice = target_choice(Settings(**given_targets(arguments)))
+    if model is not None and not given_targets(arguments):
+        choice = replace(target_choice(Settings(**_targets_of(model))), of_others=True)
     # Check before an hour of work.
     train, val = open_sources(
         path, download=arguments.download, choice=choice, groups_may_cross=True
     )
     if arguments.out is not None:
         require_new(arguments.out, train, path, force=arguments.force)
-    model = None if arguments.model is None else run_here(arguments.model, say)
     measure = _measured_run(model, trust=arguments.trust)
     check = check_data(train, val, path, threads=arguments.workers, progress=True)
     if model is not None:
@@ -112,6 +115,14 @@ def _run(arguments: argparse.Namespace) -> int:
     words = [str(arguments.out), *_to_train(check.source, choice)]
     say(f"next: flambeau train {shlex.join(words)}")
     return 0
+
+
+def _targets_of(run: Path) -> dict[str, Any]:
+    """The settings of a run that say which targets of its data are meant."""
+    from flambeau.run.folder.run_folder import RunFolder
+
+    stored = RunFolder(run).read_existing()
+    return {name: stored[name] for name in TARGETS if name in stored}
 
 
 def _to_train(source: "Source", choice: "TargetChoice") -> Iterator[str]:

@@ -19,6 +19,7 @@ from flambeau.data.check.single_images import single_image_findings
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import SubsetSource, file_of
+from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.torchvision_sets import PixelSet
 
 
@@ -155,13 +156,39 @@ def test_a_copy_of_a_copy_that_left_is_kept() -> None:
     facts = measure_images(PixelSet("set", np.zeros((5, 8, 8), np.uint8), [0] * 5, ["a"]))
     pairs = [NearPair(1, 0, False, (6, 0, 0, 0), 0.97), NearPair(2, 1, False, (0, 0, 0, 6), 0.97)]
     same = SamePictures([[2, 3]], pairs, {})
-    (copies, near) = copy_findings(same, [0] * 5, ["a"], facts, np.zeros(5, bool))
+    (copies, near) = copy_findings(same, [0] * 5, ["a"], facts, np.zeros(5, bool), "classification")
     assert (copies.drop, near.drop) == ({3}, {1})
     is_val = np.array([False, True, False, False, False])
     (leaks, copies) = copy_findings(
-        SamePictures([[2, 3]], pairs, {1: 0}), [0] * 5, ["a"], facts, is_val
+        SamePictures([[2, 3]], pairs, {1: 0}), [0] * 5, ["a"], facts, is_val, "classification"
     )
     assert (leaks.drop, copies.drop) == ({0, 2, 3}, {3})
+
+
+@pytest.mark.parametrize(
+    ("task", "accused"),
+    [
+        ("classification", {"equal", "near", "mirrored", "part"}),
+        ("multilabel", {"equal", "near", "mirrored"}),
+        ("regression", {"equal", "near"}),
+        ("segmentation", {"equal"}),
+    ],
+)
+def test_a_part_or_mirror_image_may_have_another_target(task: TaskName, accused: set[str]) -> None:
+    """As a crop has another share of each class in its mask, and other objects to count."""
+    facts = measure_images(PixelSet("set", np.zeros((8, 8, 8), np.uint8), [0] * 8, ["a"]))
+    whole = (0, 0, 0, 0)
+    pairs = [
+        NearPair(2, 3, False, whole, 0.99),
+        NearPair(4, 5, True, whole, 0.99),
+        NearPair(6, 7, False, (0, 0, 0, 8), 0.99),
+    ]
+    names = ("equal", "near", "mirrored", "part")
+    found = copy_findings(
+        SamePictures([[0, 1]], pairs, {}), [0, 1] * 4, ["a", "b"], facts, np.zeros(8, bool), task
+    )
+    (contradictions,) = (one for one in found if one.kind == "contradictions")
+    assert {names[row.images[0] // 2] for row in contradictions.rows} == accused
 
 
 def test_a_thousand_copies_of_one_image(folder: Path) -> None:

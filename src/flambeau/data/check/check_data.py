@@ -134,7 +134,7 @@ def all_findings(
     labels, texts = numbered_targets(train, val)
     is_val = np.arange(len(labels)) >= len(train)
     findings = [
-        *copy_findings(same, labels, texts, facts, is_val),
+        *copy_findings(same, labels, texts, facts, is_val, task_of(train)),
         *single_image_findings(facts, names),
     ]
     findings += _TARGET_FINDINGS[task_of(train)](train, val)

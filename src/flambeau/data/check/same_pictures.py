@@ -11,6 +11,7 @@ from flambeau.data.check.finding import Finding, Row, images_text
 from flambeau.data.check.image_facts import ImageFacts
 from flambeau.data.check.near_copies import NearPair, near_pairs
 from flambeau.data.check.single_images import is_blank
+from flambeau.data.sources.target_names import TaskName
 
 _CUT = 0.04  # share of a picture that counts as a crop; the alignment is no more exact
 _OF_A_GROUP = 8  # images named in a row
@@ -93,6 +94,7 @@ def copy_findings(
     classes: Sequence[str],
     facts: ImageFacts,
     is_val: NDArray[np.bool_],
+    task: TaskName,
 ) -> list[Finding]:
     """Leaks, contradictions, copies and near copies.
 
@@ -117,10 +119,11 @@ def copy_findings(
     of_leaks = frozenset(n for n, kept in gone.items() if is_val[kept] and not is_val[n])
     within = _within(same.groups, is_val)
     near = [pair for pair in same.pairs if is_val[pair.first] == is_val[pair.second]]
+    accused = [pair for pair in same.pairs if _has_same_target(pair, task)]
     in_groups = {n for group in within for n in group[1:]}
     findings = (
         _leaks(leaks, of_leaks, int(is_val.sum())),
-        _contradictions(wrong, same.pairs, labels, classes, facts, contradicting),
+        _contradictions(wrong, accused, labels, classes, facts, contradicting),
         _copies(within, frozenset(n for n in gone if n in in_groups)),
         _near(near, facts, frozenset(n for n in gone if n not in in_groups) - of_leaks),
     )
@@ -167,6 +170,14 @@ def _leaks(rows: Sequence[Row], drop: frozenset[int], num_val: int) -> Finding:
         rows,
         drop,
     )
+
+
+def _has_same_target(pair: NearPair, task: TaskName) -> bool:
+    """Whether images that show the same picture must have the same target: a part need not show all of it."""
+    if task == "classification":
+        return True
+    is_whole = pair.cut < _CUT
+    return is_whole and (task == "multilabel" or (task == "regression" and not pair.is_mirrored))
 
 
 def _contradictions(
