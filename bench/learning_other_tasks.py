@@ -12,9 +12,9 @@ pixel. Training and validation images are of other articles.
 Contenders, each a command in a process of its own, with the network of `net` below, as many epochs, batches
 of 64, one thread, an evaluation and a checkpoint per epoch:
 - `flambeau train`: with its defaults: SGD, whole images and mirror images for labels; AdamW and whole images
-  for numbers; AdamW, crops and mirror images for masks;
+  for numbers; AdamW, crops of 90 % and more, and mirror images for masks;
 - `shifted`: the same with --padding 5, the default of classes in images of 40 pixels; of labels alone;
-- `whole images`: the same with --crop-scale 0.9, as these articles have all one size; of masks alone;
+- `cropped`: the same with --crop-scale 0.25, the default of classes; of masks alone;
 - `plain`: a script of torch, torchvision transforms and scikit-learn as most people write it (`plain` below):
   AdamW at 1e-3 with a cosine, BCEWithLogitsLoss, MSELoss of standardized numbers, or CrossEntropyLoss of
   pixels, whole images; masks by `pixel_net`, and mirrored with their images by torchvision's v2 transforms.
@@ -53,7 +53,7 @@ SIDE = 40
 TARGETS = {"labels": [], "counts": ["count"], "angles": ["angle", "side"], "masks": []}
 VARIED = {
     ("labels", "shifted"): ["--padding", "5"],
-    ("masks", "whole images"): ["--crop-scale", "0.9"],
+    ("masks", "cropped"): ["--crop-scale", "0.25"],
 }
 """Flags of contenders that are no default, by problem and name."""
 Pixels = NDArray[np.uint8]

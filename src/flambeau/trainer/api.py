@@ -254,8 +254,8 @@ def train(
             numbers no).
         alternate_flip: mirror every training image in every other epoch, so that any two epochs show both
             sides of it, in place of half of them at random.
-        crop_scale: smallest share of the image area that a random training crop keeps (None: 0.25; labels,
-            numbers 1, whole images; above 0 and at most 1).
+        crop_scale: smallest share of the image area that a random training crop keeps (None: 0.25; masks 0.9;
+            labels, numbers 1, whole images; above 0 and at most 1).
         padding: largest random shift of a training image in pixels, for data sets whose images all have one
             small size (None: an eighth of their side; 0 for numbers and for the embedded data; from 0 to 63).
         augment: random operations on training images, applied after crop and flip (one of none, randaugment,

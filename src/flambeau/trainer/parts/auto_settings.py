@@ -20,7 +20,7 @@ from flambeau.data.sources.source import (
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import separator_of, task_of
 from flambeau.data.sources.wide_source import COLORS, found_format, of_kind, require_channels
-from flambeau.data.transforms.crops import CROP_SCALE, TrainingCrop
+from flambeau.data.transforms.crops import TrainingCrop
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import local_world
 from flambeau.recipes.setup.environment import native_bf16, usable_cpus
@@ -92,7 +92,9 @@ def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSet
         device=device.type if settings.device == "auto" else settings.device,
         batch_size=batch_size,
         workers=workers if settings.workers is None else settings.workers,
-        crop_scale=None if shifted else settings.crop_scale or _crop_scale(task_of(train)),
+        crop_scale=None
+        if shifted
+        else settings.crop_scale or TASK_TYPES[task_of(train)].crop_scale,
         padding=_padding(settings, size, task_of(train)) if shifted else None,
         duration=settings.duration or _duration(settings),
         lr=settings.lr
@@ -209,14 +211,10 @@ def _check_crop(settings: Settings, size: int, *, shifted: bool) -> None:
         raise InputError(f"padding = {settings.padding} must be below the image size, {size}")
 
 
-def _crop_scale(task: TaskName) -> float:
-    return 1.0 if TASK_TYPES[task].whole_images else CROP_SCALE[0]
-
-
 def _padding(settings: Settings, size: int, task: TaskName) -> int:
     if settings.padding is not None:
         return settings.padding
-    if TASK_TYPES[task].whole_images:
+    if TASK_TYPES[task].crop_scale == 1.0:
         return 0
     # Embedded data: 90.5, 89.4 and 87.5 % with 0, 1 and 3 (tiny_convnet, 6 epochs, 5, 5 and 3 seeds), as so
     # few epochs hardly repeat an image.

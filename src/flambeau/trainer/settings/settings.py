@@ -238,7 +238,10 @@ class Settings(SharedOptions):
         "smallest share of the image area that a random training crop keeps",
         "随机训练裁剪至少保留的面积比例",
         group="data",
-        auto=("0.25; labels, numbers 1, whole images", "0.25；多标签和数值任务为 1，即整张图像"),
+        auto=(
+            "0.25; masks 0.9; labels, numbers 1, whole images",
+            "0.25；掩码任务为 0.9；多标签和数值任务为 1，即整张图像",
+        ),
         range=SHARE_ABOVE_0,
     )
     padding: int | None = option(

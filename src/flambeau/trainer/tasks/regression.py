@@ -68,7 +68,7 @@ class Regression(WholeImage):
     # 0.004. Of resnet18 after 4 epochs: 28.9 by sgd, 23.0 by adamw. The root: Malladi et al., "On the SDEs
     # and scaling rules for adaptive gradient algorithms", NeurIPS 2022.
     adam_lr_share: ClassVar[float | None] = 4.0
-    whole_images: ClassVar = True
+    crop_scale: ClassVar = 1.0
     mirrors: ClassVar = False
     export_words: ClassVar = ExportWords(
         outputs_are="numbers",

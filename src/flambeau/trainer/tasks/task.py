@@ -83,8 +83,8 @@ class Task(Protocol):
         """That of adam and adamw, which then grows with the root of the batch; None: as for classes."""
 
     @property
-    def whole_images(self) -> bool:
-        """Whether training images are neither cropped nor shifted unless that is asked for."""
+    def crop_scale(self) -> float:
+        """The smallest share of an image in a training crop, by default; 1: not shifted either."""
 
     @property
     def mirrors(self) -> bool:

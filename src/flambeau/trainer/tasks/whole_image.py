@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from flambeau.data.transforms.crops import EvalResize
+from flambeau.data.transforms.crops import CROP_SCALE, EvalResize
 from flambeau.trainer.tasks.task import Task
 
 
@@ -15,7 +15,7 @@ class WholeImage:
     per_pixel: ClassVar = False
     default_optimizer: ClassVar = "sgd"
     adam_lr_share: ClassVar[float | None] = None
-    whole_images: ClassVar = False
+    crop_scale: ClassVar = CROP_SCALE[0]
     mirrors: ClassVar = True
     is_whole: bool = False
 
