@@ -78,6 +78,24 @@ def test_files_of_samples_that_are_mixed_are_sorted(tmp_path: Path) -> None:
     assert list(source.names) == ["1", "0"] and source.labels.tolist() == [1, 0]
 
 
+def test_names_of_windows_and_names_that_come_twice(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        for number in range(8):
+            name = f"{'cat' if number % 2 else 'dog'}\\{number}.png"
+            archive.writestr(zipfile.ZipInfo(name), png(number))
+    (source, _) = open_parts(tmp_path / "a.zip")
+    assert source.classes == ("cat", "dog") and source.names[1] == "cat/1"
+    with (
+        pytest.warns(UserWarning, match="Duplicate"),
+        zipfile.ZipFile(tmp_path / "a.zip", "a") as archive,
+    ):
+        archive.writestr(zipfile.ZipInfo("cat\\1.png"), png(9))
+    with pytest.raises(
+        InputError, match=r"'cat/1\.png': there are two files of this name\nZip it again"
+    ):
+        open_parts(tmp_path / "a.zip")
+
+
 def test_masks_beside_images_with_dots(tmp_path: Path) -> None:
     files = {}
     for number in range(4):

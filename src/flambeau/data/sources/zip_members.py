@@ -60,12 +60,20 @@ def index_zip(path: Path) -> ZipIndex:
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             rows = []
+            taken: set[tuple[str, str]] = set()
             size = os.fstat(file.fileno()).st_size
             for member in archive.infolist():
-                parts = None if member.is_dir() else split_name(member.filename)
-                if parts is not None:
-                    _require_readable(member, path)
-                    rows.append((*parts, member.filename, _place(file, member, path, size), member))
+                name = member.filename.replace("\\", "/")  # as some programs of Windows write it
+                parts = None if name.endswith("/") else split_name(name)
+                if parts is None:
+                    continue
+                if parts in taken:
+                    raise UnfitZip(
+                        f"{path}, {name!r}: there are two files of this name; zip it again"
+                    )
+                taken.add(parts)
+                _require_readable(member, path)
+                rows.append((*parts, name, _place(file, member, path, size), member))
     except ShardError:
         raise
     except ZIP_ERRORS as error:
