@@ -110,3 +110,22 @@ def test_settings_of_a_run_are_not_settings_of_ones_own(home: Path) -> None:
     ask_for_config(foreign, values, (), trust=True, say=print)
     assert record(foreign.read_bytes(), ["net.py:build"])
     ask_for_config(foreign, values, (), trust=False, say=print)
+
+
+@pytest.mark.parametrize("left", ["dataset.json", "metrics.jsonl", "model.safetensors"])
+def test_a_run_without_its_checkpoints_is_a_run(home: Path, left: str) -> None:
+    (home / "run").mkdir()
+    (home / "run" / left).touch()
+    config = home / "run" / "config.toml"
+    config.write_text("model = 'net.py:build'\n")
+    with pytest.raises(UntrustedCode):
+        ask_for_config(config, {"model": "net.py:build"}, (), trust=False, say=print)
+
+
+def test_code_in_a_file_of_settings_is_named_before_it_runs(home: Path) -> None:
+    said: list[str] = []
+    config = home / "settings.toml"
+    config.write_text("model = 'net.py:build'\ndata = 'net.py:photos'\n")
+    values = {"model": "net.py:build", "data": "net.py:photos"}
+    ask_for_config(config, values, ("data",), trust=False, say=said.append)
+    assert said == [f"running net.py:build, which {config} names (trusted)"]

@@ -23,6 +23,15 @@ CODE_FIELDS = ("data", "model", "builder")
 """The settings of a run that may be FILE.py:FUNCTION."""
 TRUST = "trust=True"
 """The advice in a refusal; commands replace it by their flag."""
+_OF_A_RUN = (
+    "checkpoints",
+    "dataset.json",
+    "environment.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "result.json",
+)
+"""A folder with one of these is a run, whole or with parts left out."""
 RUNNING = "running "
 """The begin of the line that names the code which is run."""
 
@@ -169,13 +178,16 @@ def ask_for_config(
     trust: bool,
     say: Callable[[str], object],
 ) -> None:
-    """`ask` for code in a run's file of settings, except `named` ones; a user's own files are trusted."""
+    """`ask` for code in a run's file of settings, except `named` ones; of other files say which code it is.
+
+    Such a file may be the user's own or from elsewhere: who names it gives the permission.
+    """
     names = named_code(values)
-    if (path.parent / "checkpoints").exists():
+    permission = Permission(path, is_recorded=False, trust=True, say=say)
+    if any((path.parent / name).exists() for name in _OF_A_RUN):
         is_own_run = is_recorded(path.read_bytes(), names.values())
-        Permission(path.parent, is_own_run, trust, say).ask_for(
-            values, *(names.keys() - set(named))
-        )
+        permission = Permission(path.parent, is_own_run, trust, say)
+    permission.ask_for(values, *(names.keys() - set(named)))
 
 
 def made_now(folder: Path) -> Permission:

@@ -350,6 +350,10 @@ def command_of(words: Sequence[str], *, verb: str) -> list[str]:
             example = "flambeau train ..., or python train.py ..."
             raise InputError(f"{named}: {verb} needs a training: {example}")
         words = words[1 + (words[0] == "flambeau") :]
+    elif words and words[0].endswith(".py") and Path(words[0]).is_file():
+        raise InputError(
+            f"{words[0]} is a Python file, and no images: flambeau {verb} -- python {shlex.join(words)}"
+        )
     from flambeau.cli.command import check
 
     check(["train", *words])

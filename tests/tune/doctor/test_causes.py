@@ -253,6 +253,17 @@ def test_few_small_operations_are_not_the_time_of_a_long_step() -> None:
     assert "operations of" not in found.text and "torch.compile" not in found.text
 
 
+def test_a_long_line_between_the_parts_is_not_the_time_of_small_operations() -> None:
+    """A query of 70 ms in a step of 100 ms; the operations and their starts take 27 ms."""
+    small = {"count": 5000, "seconds": 0.012, "small_s": 0.011, "memory_bound": 0}
+    rows = row("forward", 1.0), row("backward", 1.0), row("", 1.0), row("", 7.0, line=33)
+    found = findings_of(Trial([trainer(*rows, operations=small)], [])).causes
+    assert (found[0].kind, found[0].where) == ("python", f"{FILE}:33")
+    (told,) = [cause for cause in found if cause.kind == "small steps"]
+    assert told.text.startswith("30 ms of a step are 5000 operations of 2 us, ")
+    assert told.share == pytest.approx(0.3)
+
+
 @pytest.mark.parametrize(("graphs", "cause"), [(0, "python"), (1, "model")])
 def test_a_loss_that_is_mostly_no_operation_of_torch(graphs: int, cause: str) -> None:
     """`bank[list]` makes a tensor of the list; a compiled model has kernels of its own."""

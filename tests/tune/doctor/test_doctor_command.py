@@ -214,3 +214,12 @@ def test_wrong_input(
     assert main(["doctor", *words]) == 2
     assert message in capsys.readouterr().err
     assert Path("mine.html").read_text() == "<p>mine</p>"
+
+
+def test_a_script_without_the_dashes_is_told_how_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("import torch\n")
+    with pytest.raises(InputError, match=r"no images: flambeau tune -- python train\.py --lr 1$"):
+        doctor.command_of(["train.py", "--lr", "1"], verb="tune")

@@ -65,6 +65,7 @@ def test_a_line_that_was_cut_anywhere_spoils_no_other(tmp_path: Path) -> None:
         b"[" * 100_000,
         json.dumps({"key": "key", **row({"workers": "2"}, step_s="fast")}).encode(),
         json.dumps({"key": "key", **row({"workers": "2"}, step_s=0)}).encode(),
+        json.dumps({"key": "key", **row({"workers": "2"}, step_s=10**400)}).encode(),
         json.dumps({"key": "key", **row({"workers": "2"}, losses=7)}).encode(),
         json.dumps({"key": "key", **row({"workers": "2"}, failure=None)}).encode(),
         json.dumps({"key": "key", **row({"workers": "2"}, run={"batch": 3})}).encode(),

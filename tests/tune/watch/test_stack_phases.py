@@ -77,6 +77,7 @@ def seen(*stack: tuple[str, str]) -> Activity:
         ([("/home/me/train.py", "evaluate_model"), LOADER], "evaluation"),
         ([CALL, (f"{TORCH}/_dynamo/convert_frame.py", "_compile")], "compile"),
         ([(f"{TORCH}/distributed/distributed_c10d.py", "all_reduce")], "communication"),
+        ([(f"{TORCH}/distributed/distributed_c10d.py", "is_initialized")], ""),
         ([CALL, (f"{TORCH}/nn/parallel/distributed.py", "_sync_buffers")], "communication"),
         (
             [

@@ -317,7 +317,8 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
             return
         share = busy
     are_small = bool(not busy and count and _are_small(trainer, operations))
-    whole = share + shares["optimizer"] + shares["python"] if are_small else share
+    around = max(0.0, shares["python"] - _elsewhere(trainer, operations)) if are_small else 0.0
+    whole = share + shares["optimizer"] + around if are_small else share
     lines = by_line(rows_of(trainer), ("forward",))
     where = max(lines, key=lines.__getitem__, default="")
     # The kernels of a compiled model are none of torch's operations.
@@ -350,6 +351,17 @@ def _model_causes(trial: Trial, shares: dict[str, float]) -> Iterator[Cause]:
     if bound > 0.3:
         text += f"; {percent(bound)} of that in operations bound by memory, such as batch norm"
     yield Cause("model", share, "", text)
+
+
+def _elsewhere(trainer: dict[str, Any], operations: dict[str, Any]) -> float:
+    """Share of the time in lines between the parts of a step, each too long for the operations of a step.
+
+    Such a line is other code, such as a query of a database, and not the Python around small operations.
+    """
+    known_s = operations["seconds"] + _START_S * operations["count"]
+    seconds = by_line(rows_of(trainer), ("", "python")).values()
+    longest = 2 * known_s * trainer["steps"]
+    return float(sum(one for one in seconds if one > longest) / trainer["seconds"])
 
 
 def _do_fit(

@@ -88,7 +88,10 @@ def is_row(row: object) -> bool:
 def _is_number(value: object, *, is_finite: bool = True) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return not is_finite or (math.isfinite(value) and value >= 0)
+    try:
+        return not is_finite or (math.isfinite(value) and value >= 0)
+    except OverflowError:  # an integer beyond all floats, of an edited line
+        return False
 
 
 def _is_run_facts(run: object) -> bool:

@@ -52,7 +52,8 @@ _PHASES: _Rules = (
     ("torch.nn.modules.module", "_wrapped_call_impl|_call_impl", "forward"),
     ("torch.nn.functional", _ANY, "forward"),
     ("flambeau.trainer.loss", _ANY, "forward"),
-    ("torch.distributed.distributed_c10d", _ANY, "communication"),
+    # A loader and DDP ask again and again whether there are other processes.
+    ("torch.distributed.distributed_c10d", "(?!(is|get)_|_rank_not_in_group).*", "communication"),
     (
         "torch.nn.parallel.distributed",
         "_sync_buffers|_distributed_broadcast_coalesced",
