@@ -557,6 +557,21 @@ def test_report_says_what_ran(folder: Path, ways: dict[str, int]) -> None:
     }
 
 
+def test_report_says_that_seeding_is_the_reason(folder: Path) -> None:
+    plain = v1.Compose([v1.Resize((8, 9)), v1.ToTensor()])
+
+    def read(index: int) -> torch.Tensor:
+        torch.manual_seed(index)
+        return plain(opened(folder, index).convert("RGB"))
+
+    quick = fast(DataLoader(Reads(read), batch_size=4))
+    list(quick)
+    assert quick.report().startswith(
+        "nothing was taken over in 12 samples: their code seeds a generator before a Compose, whose draws "
+        "must follow from it; as they are: Compose (12 times); the code of"
+    )
+
+
 def test_report_of_a_compose_that_gets_two_images(folder: Path) -> None:
     """It is an attribute of the data set, so it is planned, and yet nothing of it runs here."""
 

@@ -70,12 +70,21 @@ def test_labels_of_a_tar_are_read_though_its_samples_lie_in_folders(
     assert left_out_lines(source) == []
 
 
+def test_a_coordinate_beside_images_is_no_label(tmp_path: Path) -> None:
+    values = [json.dumps({"x": k, "y": 3 - k}) for k in range(4)]
+    source, _ = open_parts(tar_of(tmp_path / "a.tar", ".png", ".json", values))
+    assert len(source.classes) == 2
+
+
 @pytest.mark.parametrize(
     ("image", "label", "what"),
     [
         (".1.png", ".1.cls", ".1.cls looks like its label"),
         (".input.png", ".target.cls", ".target.cls looks like its label"),
         (".png", ".class_id", ".class_id looks like its label"),
+        (".png", ".lbl", ".lbl looks like its label"),
+        (".png", ".y", ".y looks like its label"),
+        (".png", ".gt.txt", ".gt.txt looks like its label"),
         (".png", ".txt", ".txt looks like its label"),
         (".png", ".json", "'class_id' in .json looks like its label"),
     ],

@@ -321,3 +321,27 @@ def test_one_string_is_not_a_list_of_names() -> None:
     model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)])
     with pytest.raises(TypeError, match=r"\['10'\]"):
         fake_quantize(model, [torch.randn(8, 2)], skip="10")  # it would skip '1' and '0'
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Linear(64, 8), nn.Conv2d(32, 8, 3), nn.ConvTranspose2d(8, 8, 3)]
+)
+def test_gradients_of_float16_are_those_of_float32(layer: nn.Module) -> None:
+    """Steps of 0.001: x / step**2 is beyond the largest number of float16."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(layer.get_parameter("weight").shape, generator=generator) / 30
+    copied = copy.deepcopy(layer).half()
+    copied.load_state_dict({"weight": weight, "bias": torch.zeros(8)})
+    size = () if isinstance(layer, nn.Linear) else (5, 5)
+    num_inputs = getattr(layer, "in_channels", 64)
+    x = torch.randn(4, num_inputs, *size, generator=generator).half()
+    rough = fake_quantize(nn.Sequential(copied), [x]).model
+    exact = copy.deepcopy(rough).float()
+    rough(x).float().mean().backward()
+    exact(x.float()).mean().backward()
+    for name, parameter in exact.named_parameters():
+        got = rough.get_parameter(name).grad
+        if parameter.grad is not None:
+            assert got is not None
+            tolerance = 0.02 * float(parameter.grad.abs().max()) + 1e-6
+            torch.testing.assert_close(got.float(), parameter.grad, rtol=0.05, atol=tolerance)

@@ -15,7 +15,14 @@ import torch
 from PIL import Image
 
 from flambeau.data.drop_in.lazy_image import LazyImage, open_lazily
-from flambeau.data.drop_in.sample_context import OWN, READING, Sample, current_sample, making
+from flambeau.data.drop_in.sample_context import (
+    OWN,
+    READING,
+    SEEDED,
+    Sample,
+    current_sample,
+    making,
+)
 from flambeau.data.drop_in.transform_kinds import WEIGHTS_TRANSFORM, are_same, settings_of
 from flambeau.data.drop_in.transform_plan import Plan, can_take, plan_of
 from flambeau.errors import DecodeError
@@ -101,10 +108,12 @@ def _intercept(kind: type, method: str) -> None:
         if not can_take(inputs):
             sample.counts[OWN] += 1
             return original(self, *inputs)
-        plan = None if sample.is_reseeded else plan_for(self, sample.plans)
-        is_known = plan is not None and plan.takes(inputs)
-        if plan is None or not is_known or (plan.draws_python and sample.is_python_reseeded):
+        plan = plan_for(self, sample.plans)
+        if plan is None or not plan.takes(inputs):
             sample.counts[OWN] += 1
+            return original(self, *inputs)
+        if sample.is_reseeded or (plan.draws_python and sample.is_python_reseeded):
+            sample.counts.update([OWN, SEEDED])
             return original(self, *inputs)
         is_read = isinstance(inputs[0], LazyImage) and not inputs[0].is_left_to_pil
         try:

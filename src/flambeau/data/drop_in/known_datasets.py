@@ -10,7 +10,7 @@ from torchvision.datasets import DatasetFolder, folder
 from torchvision.datasets.folder import default_loader, pil_loader
 
 from flambeau.data.drop_in.interception import plan_for
-from flambeau.data.drop_in.sample_context import OWN, READING, SAMPLES
+from flambeau.data.drop_in.sample_context import OWN, READING, SAMPLES, SEEDED
 from flambeau.data.drop_in.transform_kinds import (
     COMPOSED,
     has_code_of_its_own,
@@ -52,14 +52,17 @@ class Takeover:
             ours = ", ".join(
                 _times(name, counts[name], number)
                 for name in done
-                if counts[name] and name not in (SAMPLES, OWN)
+                if counts[name] and name not in (SAMPLES, OWN, SEEDED)
             )
             words = f"taken over in {number} samples: {ours}"
             if not ours:
-                words = (
-                    f"nothing was taken over in {number} samples: none of their images was opened by PIL "
-                    "and given, alone or with its mask, to a Compose of torchvision"
+                why = (
+                    "their code seeds a generator before a Compose, whose draws must follow from it"
+                    if counts[SEEDED]
+                    else "none of their images was opened by PIL and given, alone or with its mask, to a "
+                    "Compose of torchvision"
                 )
+                words = f"nothing was taken over in {number} samples: {why}"
             left = tuple(dict.fromkeys((*left, *(one for one in self.taken if not counts[one]))))
             if counts[OWN]:
                 left = (*left, _times(OWN, counts[OWN], 0))

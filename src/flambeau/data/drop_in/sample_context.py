@@ -16,6 +16,7 @@ from flambeau.recipes.data.sample_order import mix
 
 SAMPLES, READING = "samples", "reading"
 OWN = "Compose"  # one that was called and ran as it is
+SEEDED = "seeded"  # one that did so because the user's code had seeded a generator
 _SEED_BITS = 0xFFFFFFFFFFFFFFFF  # of a sample's seed, as `seed_cpu` takes them
 
 FindStored = Callable[[Any], Stored | None]
@@ -46,7 +47,7 @@ class Sample:
         number: its position in the batch; None if it stands for all samples of the batch, one image each.
         raw: keep 8-bit levels, to be normalized on the device.
         plans: those of the epoch by their Compose, if changes within it do not count.
-        counts: gets the number of SAMPLES, of each READING and transform taken over, and of OWN.
+        counts: gets the number of SAMPLES, of each READING and transform taken over, of OWN and of SEEDED.
     """
 
     def __init__(

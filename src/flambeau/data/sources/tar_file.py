@@ -39,10 +39,12 @@ LABEL_FILES = ("cls", "json", "label", "class", "target")
 
 _JSON_KEYS = ("label", "class", "target", "category")
 _LABEL_WORD = re.compile(
-    r"(?:.*[._-])?(?:cls|labels?|class(?:es)?|targets?|categor(?:y|ies)|annotations?)"
+    r"(?:.*[._-])?(?:cls|lbls?|labels?|class(?:es)?|targets?|categor(?:y|ies)|annotations?)"
     r"(?:[._-]?(?:ids?|names?|index|idx|num|\d+))?(?:\..*)?",
     re.IGNORECASE,
 )
+# Only of files: as a key of a .json, y may be a coordinate.
+_SHORT_LABEL_WORD = re.compile(r"(?:.*\.)?(?:gt|y)(?:\.(?:txt|json|npy|csv))?", re.IGNORECASE)
 _IMAGES = {suffix.removeprefix(".") for suffix in IMAGE_SUFFIXES}
 _CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")  # and bytes of a name that are not UTF-8
 
@@ -410,7 +412,11 @@ def _label_like(reader: TarReader, sample: int) -> Iterator[tuple[str, object]]:
                     yield f"{key!r} in .json", json.dumps(value)
             if isinstance(values, int | str):
                 yield ".json", values
-        elif extension == "txt" or _LABEL_WORD.fullmatch(extension):
+        elif (
+            extension == "txt"
+            or _LABEL_WORD.fullmatch(extension)
+            or _SHORT_LABEL_WORD.fullmatch(extension)
+        ):
             yield f".{extension}", reader.read(sample, extension).strip()
 
 

@@ -53,6 +53,11 @@ def _least(dtype: torch.dtype) -> float:
     return max(1e-12, torch.finfo(dtype).tiny)
 
 
+def _wide(x: Tensor) -> Tensor:
+    """In float32 if it is float16, where x / scale**2, a part of the gradient, is infinite."""
+    return x.float() if x.dtype == torch.float16 else x
+
+
 class FakeQuantize(nn.Module):
     """Rounds to multiples of a learned scale within a range of `bits` bits, in floating point.
 
@@ -112,7 +117,7 @@ class FakeQuantize(nn.Module):
         """Round x, of any shape and floating dtype, to the same shape and dtype."""
         if torch.onnx.is_in_onnx_export():
             return self._as_onnx(x)
-        scale, zero_point = self.scale, self.zero_point
+        scale, zero_point = _wide(self.scale), _wide(self.zero_point)
         if scale.requires_grad and torch.is_grad_enabled():
             count = x.numel() // max(1, scale.numel())
             factor = 1 / math.sqrt(max(1, count) * self.high)
@@ -121,12 +126,13 @@ class FakeQuantize(nn.Module):
         # Training may make a scale negative; its absolute value is used.
         scale = scale.abs().clamp(min=_least(x.dtype))
         zero_point = _Round.apply(zero_point.clamp(self.low, self.high))
-        scale, zero_point = (self.along(t, x.ndim).to(x.dtype) for t in (scale, zero_point))
+        wide = _wide(x)
+        scale, zero_point = (self.along(t, x.ndim).to(wide.dtype) for t in (scale, zero_point))
         inside = torch.maximum(
-            torch.minimum(x / scale, self.high - zero_point), self.low - zero_point
+            torch.minimum(wide / scale, self.high - zero_point), self.low - zero_point
         )
         rounded: Tensor = _Round.apply(inside)
-        return rounded * scale
+        return (rounded * scale).to(x.dtype)
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
@@ -169,7 +175,7 @@ class FakeQuantize(nn.Module):
     def codes(self, x: Tensor) -> Tensor:
         """The integer codes of x: int8 if symmetric, else uint8; of the shape of x."""
         scale, zero_point = (self.along(t, x.ndim) for t in self._numbers())
-        codes = ((x.detach() / scale).round() + zero_point).clamp(self.low, self.high)
+        codes = ((_wide(x.detach()) / _wide(scale)).round() + zero_point).clamp(self.low, self.high)
         return codes.to(torch.int8 if self.symmetric else torch.uint8)
 
     def _numbers(self) -> tuple[Tensor, Tensor]:
