@@ -106,7 +106,11 @@ def test_a_window_is_one_order_for_workers_and_resumes(
     other = weights_of("two", data, workers=2)
     assert all(torch.equal(expected[name], other[name]) for name in expected)
     orders = [
-        epoch_order.epoch_sampler(Settings(shuffle_window=window), open_parts(data)[0])  # type: ignore[arg-type]
+        epoch_order.epoch_sampler(
+            Settings(shuffle_window=window),  # type: ignore[arg-type]
+            open_parts(data)[0],
+            streams=16,
+        )
         for window in (8, 0, None)
     ]
     assert orders[1] is None and orders[2] is None and orders[0] is not None

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from flambeau.data.loading.stream_order import STREAMS
 from flambeau.data.sources.sample_blocks import block_lengths
 from flambeau.data.sources.source import Source, fetches_ahead, image_sizes
 from flambeau.recipes.data.samplers import BlockSampler
@@ -17,10 +18,12 @@ def default_window(source: Source) -> int | None:
     return WINDOW if is_large and image_sizes(source) is not None else None
 
 
-def block_sampler(source: Source, *, window: int, seed: int) -> BlockSampler | None:
+def block_sampler(
+    source: Source, *, window: int, seed: int, streams: int = STREAMS
+) -> BlockSampler | None:
     """Draws the images of a source block by block; None if they are no parts of files."""
     sizes = image_sizes(source)
     if sizes is None:
         return None
     lengths = np.concatenate([block_lengths(one, np.array([len(one)])) for one in sizes])
-    return BlockSampler(lengths, window=window, seed=seed)
+    return BlockSampler(lengths, window=window, streams=streams, seed=seed)

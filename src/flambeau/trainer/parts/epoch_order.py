@@ -25,11 +25,15 @@ def shuffle_window(settings: Settings, train: Source) -> int | None:
     return settings.shuffle_window
 
 
-def epoch_sampler(settings: ResolvedSettings, train: Source) -> EpochSampler | None:
+def epoch_sampler(
+    settings: ResolvedSettings, train: Source, *, streams: int
+) -> EpochSampler | None:
     """What draws the images of an epoch; None: a whole shuffle, each image once."""
     if not settings.shuffle_window:
         return balanced_sampler(settings, train.labels)
-    sampler = block_sampler(train, window=settings.shuffle_window, seed=settings.seed)
+    sampler = block_sampler(
+        train, window=settings.shuffle_window, streams=streams, seed=settings.seed
+    )
     if sampler is None:  # the data lie elsewhere than when the run began
         raise InputError(
             f"this run draws images block by block (shuffle_window = {settings.shuffle_window}), and "
