@@ -15,7 +15,7 @@ from flambeau.data.sources.source import (
     Source,
     fetch_ahead,
     fetches_ahead,
-    image_sizes,
+    image_blocks,
     mask_of,
     pixel_kind,
 )
@@ -94,7 +94,7 @@ class ImageDataset(SeededDataset):
             # A new pool: its threads start when they are needed, and none should exist at a fork.
             self._pool = DecodePool(threads)
         self.fetches_ahead = self._kept is None and fetches_ahead(source)
-        self.in_blocks = image_sizes(source) is not None
+        self.in_blocks = image_blocks(source) is not None
 
     def __len__(self) -> int:
         return len(self.source)

@@ -13,7 +13,7 @@ from flambeau.data.sources.source import (
     Source,
     fetch_ahead,
     fetches_ahead,
-    image_sizes,
+    image_blocks,
     pixel_kind,
     stacked_channels,
 )
@@ -62,7 +62,7 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
                 "Write a Dataset that reads them, and give that"
             )
         self.window = (default_window(source) or 0) if window is None else window
-        self.in_blocks = image_sizes(source) is not None
+        self.in_blocks = image_blocks(source) is not None
         if self.window and not self.in_blocks:
             raise InputError(
                 f"shuffle_window = {window} is for images in .tar, .rec, .tfrecord, .parquet and .arrow "

@@ -66,7 +66,9 @@ class StoreFiles:
         if len(self._sizes) and self._sizes.min() < 0:
             self._sizes = np.maximum(self._sizes, 0)
         lengths = np.array([len(self._sizes)]) if rows is None else rows.lengths
-        self.blocks = block_lengths(self._sizes.sum(1), lengths)
+        # With masks, within the blocks of the images alone, from which the order of an epoch is made.
+        within = lengths if len(places) == 1 else block_lengths(self._sizes[:, 0], lengths)
+        self.blocks = block_lengths(self._sizes.sum(1), within)
         self._ends = np.cumsum(self.blocks)
         self._group_ends = np.cumsum(lengths)
         self._keys: dict[int, str] = {}
