@@ -180,9 +180,8 @@ def main() -> None:
             for nodes in map(int, told.nodes.split(",")):
                 for streams in STREAMS:
                     for holds, share in (("all", 2.0), ("share", 1.1 / nodes)):
-                        kilobytes = (
-                            int(share * size + 5 * BLOCK_IMAGES * size / told.images) // 1000
-                        )
+                        blocks = share * told.images / BLOCK_IMAGES + 5
+                        kilobytes = int(blocks * block_bytes) // 1000
                         facts = {
                             "nodes": nodes,
                             "streams": streams,
