@@ -43,16 +43,17 @@ def make_images(folder: Path, count: int) -> None:
         Image.fromarray(pixels).save(path, quality=75)
 
 
-def make_store(folder: Path, count: int) -> int:
-    """Pack the images below `folder`/BUCKET; the bytes of the shards."""
+def make_store(folder: Path, count: int) -> tuple[int, int]:
+    """Pack the images below `folder`/BUCKET; the bytes of the shards, and of the images alone."""
     import flambeau.cli.command
 
     with tempfile.TemporaryDirectory(dir=folder) as photos:
         make_images(Path(photos), count)
+        alone = sum(path.stat().st_size for path in Path(photos).rglob("*.jpg"))
         (folder / BUCKET).mkdir()
         words = ["pack", photos, f"{folder / BUCKET}/made.tar", "--shards", f"{SHARDS}"]
         assert flambeau.cli.command.main(words) == 0
-    return sum(path.stat().st_size for path in (folder / BUCKET).glob("*.tar"))
+    return sum(path.stat().st_size for path in (folder / BUCKET).glob("*.tar")), alone
 
 
 @contextlib.contextmanager
@@ -173,9 +174,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        size = make_store(folder, told.images)
-        # Of the files alone; a tar has 512 bytes or more beside each.
-        block_bytes = BLOCK_IMAGES * (size // told.images - 1024)
+        size, alone = make_store(folder, told.images)
+        block_bytes = BLOCK_IMAGES * alone // told.images
         with server(folder) as url:
             for nodes in map(int, told.nodes.split(",")):
                 for streams in STREAMS:
