@@ -15,15 +15,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from flambeau import train, wrap
+from flambeau.data.datasets.image_statistics import mean_std
 from flambeau.data.loading.batch_layout import BatchLayout, FixedPartsLayout, Layout
 from flambeau.data.loading.batch_plan import BatchPart, BatchPlan
 from flambeau.data.loading.stream_order import STREAMS, NeighboursByTurns
 from flambeau.data.pack.encode_images import Conversion
 from flambeau.data.pack.pack import pack
 from flambeau.data.pack.shard_plan import Split
+from flambeau.data.sources.open_data import open_sources
+from flambeau.data.stores.block_cache import CacheOptions
 from flambeau.recipes.data.samplers import BlockSampler
 from flambeau.recipes.parallel.fixed_order_sum import parts_of
-from object_server import ObjectServer, serving
+from object_server import Fault, ObjectServer, serving
 from shared_fixtures import StartRanks
 
 NUM = 1280
@@ -186,6 +189,37 @@ def test_without_streams_each_node_fetches_nearly_all(
         for _ in share(monkeypatch, f"{server.url}/pets/", rank, 2, shuffle_window=WINDOW):
             pass
     assert server.sent - before > 1.7 * size_of(packed, "train")
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_statistics_of_many_blocks_fetch_single_images(
+    server: ObjectServer, packed: Path, is_damaged: bool
+) -> None:
+    """Else the rank that makes them would fetch the blocks of the others, too."""
+    expected = mean_std(open_sources(packed / "pets")[0], channels=3, limit=100)
+    options = CacheOptions(Path("cache"))
+    source, _ = open_sources(Path(f"{server.url}/pets/"), cache=options)
+    if is_damaged:  # on the way, the first time
+        server.fault = lambda request: Fault(flip=request.number == 2)
+    before = server.sent
+    assert mean_std(source, channels=3, limit=100) == expected
+    fetched = server.sent - before
+    sizes = [len(source.read(index)) for index in range(len(source))]
+    assert fetched <= 100 * max(sizes) + 8 * BLOCK * is_damaged
+    assert fetched >= 100 * min(sizes)
+    before = server.sent
+    assert mean_std(source, channels=3, limit=100) == expected
+    assert server.sent == before, "all blocks are in the cache"
+
+
+def test_statistics_of_few_blocks_fetch_these(server: ObjectServer) -> None:
+    options = CacheOptions(Path("cache"))
+    source, _ = open_sources(Path(f"{server.url}/pets/"), cache=options)
+    mean_std(source, channels=3, limit=1000)
+    before = server.sent
+    for index in range(len(source)):
+        source.read(index)
+    assert server.sent == before
 
 
 # ---------------------------------------------------------------- trainings
