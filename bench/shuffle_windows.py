@@ -80,7 +80,9 @@ def accuracy(
 
 def shares(sampler: EpochSampler, rank: int) -> BatchPlan:
     """What one of several ranks reads of an epoch."""
-    stream_of = sampler.stream_of.numpy() if isinstance(sampler, BlockSampler) else None
+    stream_of = None
+    if isinstance(sampler, BlockSampler) and len(sampler.stream_of) > 1:
+        stream_of = sampler.stream_of.numpy()
     return BatchPlan(
         BatchLayout(BATCH, rank=rank, world=RANKS),
         lambda epoch: sampler.order(epoch).numpy(),
