@@ -1,14 +1,15 @@
 """How near a shuffle by blocks and a window is to a whole one: accuracy, and classes in a batch.
 
-    python bench/shuffle_windows.py [--seeds N] [--epochs N] [--block N] [--mixed] [--record]
+    python bench/shuffle_windows.py [--seeds N] [--epochs N] [--block N] [--streams N] [--mixed] [--record]
 
 The embedded Fashion-MNIST sorted by class, the worst that shards can be, or with --mixed in random order, as
 `flambeau pack --shards` leaves images; in blocks of --block neighbours
 (8 MiB hold some 70 photographs of 115 KB). For each window, in samples, a small network is trained by `Run`
-with `BlockSampler`, on one thread, with the same seeds; `whole` is the shuffle without a window. A line has
-the accuracy on the validation images, mean and standard deviation over seeds, how many of the ten classes a
-batch of 64 has on average, over how many places of an epoch a block is spread, and how many blocks are in use
-at the same moment, at most.
+with `BlockSampler`, on one thread, with the same seeds, in --streams (16 is what stores use, 1 what they used
+before); `whole` is the shuffle without a window. A line has the accuracy on the validation images, mean and
+standard deviation over seeds, how many of the ten classes a batch of 64 has on average, and the share of one
+of 4 ranks in it, over how many places of an epoch a block is spread, and how many blocks are in use at the
+same moment, at most.
 """
 
 import argparse
@@ -22,12 +23,14 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from flambeau import Run
+from flambeau.data.loading.batch_layout import BatchLayout
+from flambeau.data.loading.batch_plan import BatchPlan
 from flambeau.data.sources.open_data import open_sources
 from flambeau.images.decode import decode
 from flambeau.recipes.data.samplers import BlockSampler, EpochSampler
 from provenance import commit, cpu_model, record  # beside this script
 
-BATCH = 64
+BATCH, RANKS = 64, 4
 WINDOWS = (1, 64, 256, 1024, 4096)
 
 
@@ -75,11 +78,33 @@ def accuracy(
         return float((model(images).argmax(1) == labels).float().mean())
 
 
+def shares(sampler: EpochSampler, rank: int) -> BatchPlan:
+    """What one of several ranks reads of an epoch."""
+    stream_of = None
+    if isinstance(sampler, BlockSampler) and len(sampler.stream_of) > 1:
+        stream_of = sampler.stream_of.numpy()
+    return BatchPlan(
+        BatchLayout(BATCH, rank=rank, world=RANKS),
+        lambda epoch: sampler.order(epoch).numpy(),
+        repeats=False,
+        length=len(sampler),
+        epoch=0,
+        position=0,
+        epochs=1,
+        stream_of=stream_of,
+    )
+
+
 def facts(sampler: EpochSampler, labels: torch.Tensor, block: int) -> dict[str, float]:
     """What the order of an epoch is like."""
     order = sampler.order(0)
     count = len(order)
     classes = [len(set(labels[batch].tolist())) for batch in order.split(BATCH)]
+    of_rank = [
+        len(set(labels[torch.from_numpy(part.indices[part.cut.local])].tolist()))
+        for rank in range(RANKS)
+        for part in shares(sampler, rank)
+    ]
     blocks = order // block
     num = int(blocks.max()) + 1
     places = torch.arange(count)
@@ -88,6 +113,7 @@ def facts(sampler: EpochSampler, labels: torch.Tensor, block: int) -> dict[str, 
     in_use = [int(((first <= at) & (last >= at)).sum()) for at in range(0, count, BATCH)]
     return {
         "classes_in_a_batch": round(statistics.fmean(classes), 2),
+        "classes_in_a_share": round(statistics.fmean(of_rank), 2),
         "places_of_a_block": round(float((last - first).double().median())),
         "blocks_in_use": max(in_use),
         "blocks": num,
@@ -99,6 +125,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--block", type=int, default=70)
+    parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--mixed", action="store_true", help="images in random order, not by class")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()
@@ -111,7 +138,10 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     for seed in range(told.seeds):
         samplers: dict[str, EpochSampler] = {"whole": EpochSampler(count, seed=seed)}
-        samplers |= {f"{one}": BlockSampler(lengths, window=one, seed=seed) for one in WINDOWS}
+        samplers |= {
+            f"{one}": BlockSampler(lengths, window=one, streams=told.streams, seed=seed)
+            for one in WINDOWS
+        }
         for name, sampler in samplers.items():
             found.setdefault(name, []).append(accuracy(sampler, sets, told.epochs, seed))
     for name, sampler in samplers.items():
@@ -123,6 +153,7 @@ def main() -> None:
             **facts(sampler, labels, told.block),
             "images": count,
             "block": told.block,
+            "streams": told.streams,
             "seeds": told.seeds,
             "epochs": told.epochs,
             "torch": torch.__version__,

@@ -127,7 +127,7 @@ def test_a_pass_goes_on_elsewhere(server: ObjectServer, packed: Path, workers: i
     seen = list(itertools.islice(begun, 3))
     assert same(seen, whole[:3])
     state = begun.state_dict()
-    assert state == {"epoch": 0, "position": 24, "shuffle_window": 9}
+    assert state == {"epoch": 0, "position": 24, "shuffle_window": 9, "shuffle_streams": 16}
     other = wrap(
         f"{server.url}/pets.tar",
         noisy,
@@ -140,6 +140,19 @@ def test_a_pass_goes_on_elsewhere(server: ObjectServer, packed: Path, workers: i
     assert same(epochs_of(other), whole[3:])
     with pytest.raises(InputError, match="in an order with shuffle_window = 9, and here it is 0"):
         wrap(f"{server.url}/pets.tar", noisy, batch_size=8).load_state_dict(state)
+
+
+def test_a_position_of_an_earlier_version_is_refused_but_not_its_epochs(packed: Path) -> None:
+    """Without `shuffle_streams` the order was another one."""
+    whole = epochs_of(wrap(packed / "pets.tar", noisy, batch_size=8, shuffle_window=9))
+    other = wrap(packed / "pets.tar", noisy, batch_size=8, shuffle_window=9)
+    with pytest.raises(InputError, match="epoch 1 is one in an order of another version"):
+        other.load_state_dict({"epoch": 1, "position": 24, "shuffle_window": 9})
+    other.load_state_dict({"epoch": 1, "position": 0, "shuffle_window": 9})
+    assert same(epochs_of(other, 1), whole[8:])
+    permuted = wrap(packed / "pets.tar", noisy, batch_size=8)
+    permuted.load_state_dict({"epoch": 0, "position": 24, "shuffle_window": 0})
+    assert len(epochs_of(permuted, 1)) == 5
 
 
 def test_ranks_share_the_batches(
@@ -314,7 +327,7 @@ def test_a_run_does_not_go_on_in_another_order(packed: Path) -> None:
 
     with pytest.raises(Stopped):
         trained("run", opened(9), until=5)
-    for window in (0, 8):
+    for window in (0, 80):
         with pytest.raises(InputError, match="sampler: 'BlockSampler, 60 samples"):
             trained("run", opened(window))
 

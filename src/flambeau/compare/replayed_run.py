@@ -5,7 +5,6 @@ import dataclasses
 import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from flambeau.compare.step_events import StepEvents
 from flambeau.errors import InputError
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import CheckpointDamaged
-from flambeau.recipes.data.sample_order import sample_order
 from flambeau.recipes.setup.environment import environment
 from flambeau.run.folder.checkpointer import Restored
 from flambeau.run.folder.identity import changes, exactness_facts
@@ -34,7 +32,6 @@ from flambeau.run.folder.run_folder import RunFolder
 from flambeau.trainer.fit import batch_loss, set_up
 from flambeau.trainer.parts.data import Prepared, reopen_data
 from flambeau.trainer.parts.device import pick_device, use_float32
-from flambeau.trainer.parts.epoch_order import epoch_sampler
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.stored_settings import from_stored
 from flambeau.trainer.trial_training import trial_training
@@ -131,7 +128,6 @@ class ReplayedRun:
         self.losses: dict[int, list[float]] = {}
         self._threads = self._recorded_threads()
         self._batches = self._all_batches()
-        self._order: tuple[int, list[int]] = (-1, [])
 
     @property
     def step(self) -> int:
@@ -166,7 +162,7 @@ class ReplayedRun:
         images, targets = pair
         state = self._run.state
         step = state.step + 1
-        names = self._names(len(images))
+        names = self._names()
         kept = images.to("cpu", copy=True), targets.to("cpu", copy=True)
         with self.events.forward():
             loss = batch_loss(self._training, images, targets)
@@ -226,16 +222,13 @@ class ReplayedRun:
                     logits = model(normalize(images))
                 run.log(**self._training.task.evaluation_figures(logits, targets))
 
-    def _names(self, count: int) -> list[str]:
-        state = self._run.state
-        if self._order[0] != state.epoch:
-            sampler = epoch_sampler(self._settings, self._train)
-            ordered = partial(sample_order, len(self._train), seed=self._settings.seed)
-            order = ordered(epoch=state.epoch) if sampler is None else sampler.order(state.epoch)
-            self._order = state.epoch, order.tolist()
-        indices = self._order[1][state.position : state.position + count]
+    def _names(self) -> list[str]:
+        """Of the images of the batch that waits for its step."""
+        micro = self._run.state.micro
+        if micro is None:
+            return []
         names = self._train.names
-        return [names[index] for index in indices]
+        return [names[index] for index in micro.indices[micro.local].tolist()]
 
     def _exactness(self) -> Any:
         """What decided the bits of the run up to its next checkpoint."""

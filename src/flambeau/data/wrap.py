@@ -18,6 +18,7 @@ from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.batch_plan import Order
 from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.data.loading.read_ahead import own_order
+from flambeau.data.loading.stream_order import STREAMS
 from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.open_data import open_parts, open_sources
 from flambeau.data.stores.address import is_address
@@ -231,19 +232,26 @@ class Batches:
     def state_dict(self) -> dict[str, int]:
         """The position after the last batch that was yielded; of a path or an address with its window."""
         order = {} if self._window is None else {"shuffle_window": self._window}
+        if self._window:
+            order["shuffle_streams"] = STREAMS
         return {"epoch": self.epoch, "position": self._position, **order}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue there in the next pass; the numbers of workers and processes may have changed.
 
         Raises:
-            InputError: the state is of an order with another window.
+            InputError: the state is of an order with another window, or of an earlier version.
         """
         window = state.get("shuffle_window", self._window)
         if window != self._window:
             raise InputError(
                 f"this position is one in an order with shuffle_window = {window}, and here it is "
                 f"{self._window}: give shuffle_window={window}"
+            )
+        if window and state["position"] and state.get("shuffle_streams") != STREAMS:
+            raise InputError(
+                f"this position in epoch {state['epoch']} is one in an order of another version of flambeau\n"
+                "Continue with that version, or begin an epoch: set its position to 0"
             )
         self.epoch = state["epoch"]
         self._given = None

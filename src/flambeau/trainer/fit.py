@@ -185,7 +185,7 @@ def set_up(
         "explain": lambda batch, names, step: explain(
             model, lambda: loss_of(*batch, step=step), names
         ),
-        "sampler": epoch_sampler(settings, train),
+        "sampler": epoch_sampler(settings, train, streams=facts.shuffle_streams),
         "bar": bar,
         "replay_from": replay_from,
         "track": [settings.track, *track],

@@ -18,7 +18,7 @@ from flambeau.data.sources import sample_blocks
 from flambeau.data.sources.open_data import open_parts, open_sources
 from flambeau.data.sources.open_store import SHARDS_INDEX
 from flambeau.data.sources.shard_index import read_index, write_index
-from flambeau.data.sources.source import Source, fetch_ahead, image_sizes
+from flambeau.data.sources.source import Source, fetch_ahead, image_blocks
 from flambeau.data.sources.store_shards import StoreShard
 from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.stores import store as stores
@@ -98,8 +98,8 @@ def test_a_foreign_table_is_that_of_the_disk(
         for one, other in zip(far, near, strict=True):
             same(one, other)
             same(pickle.loads(pickle.dumps(one)), other)
-            sizes = [image_sizes(source.made_of[0]) for source in (one, other)]  # type: ignore[attr-defined]
-            assert np.array_equal(*sizes)
+            blocks = [image_blocks(source.made_of[0]) for source in (one, other)]  # type: ignore[attr-defined]
+            assert np.array_equal(*blocks)
         # All is in the cache since it was read for its index.
         assert [one.range is not None for one in serves.requests if one.method == "GET"].count(
             True

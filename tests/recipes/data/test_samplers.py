@@ -16,6 +16,7 @@ from flambeau.recipes.data.samplers import (
     InfiniteSampler,
     SubsetSampler,
     WeightedSampler,
+    spread,
     uniform,
 )
 
@@ -40,6 +41,7 @@ SAMPLERS = [
     BalancedSampler([0] * 20 + [1, 1, 2], seed=3),
     SubsetSampler(range(4, 15), seed=3),
     BlockSampler([4, 1, 9, 3, 6], window=5, seed=3),
+    BlockSampler([4, 1, 9, 3, 6], window=9, streams=3, seed=3),
 ]
 
 
@@ -220,7 +222,107 @@ def test_classes_that_lie_in_blocks_are_mixed() -> None:
     )
 
 
+def streams_by_definition(
+    lengths: list[int], window: int, streams: int, seed: int, epoch: int
+) -> list[int]:
+    """In plain Python, from the sentences of the docstring."""
+    starts = [sum(lengths[:block]) for block in range(len(lengths))]
+    divided = uniform(len(lengths), seed=seed ^ 0xD1B54A32D192ED03, epoch=0).tolist()
+    placed = [
+        (block, starts[block] + k)
+        for block in sorted(range(len(lengths)), key=lambda block: divided[block])
+        for k in range(lengths[block])
+    ]
+    delays = uniform(len(placed), seed=seed, epoch=epoch).tolist()
+    turn_of = {stream: turn for turn, stream in enumerate(spread(streams).tolist())}
+    begin = 0
+    stretches = []  # of each stream: its blocks, each a list of samples
+    for stream in range(streams):
+        end = begin + len(range(turn_of[stream], len(placed), streams))
+        blocks = itertools.groupby(placed[begin:end], key=lambda one: one[0])
+        stretches.append([[sample for _, sample in block] for _, block in blocks])
+        begin = end
+    numbers = iter(
+        uniform(sum(map(len, stretches)), seed=seed ^ 0x9E3779B97F4A7C15, epoch=epoch).tolist()
+    )
+    late = iter(int(one * max(1, window // streams)) for one in delays)
+    order = [-1] * len(placed)
+    for stream, stretch in enumerate(stretches):
+        shuffled = sorted((next(numbers), block) for block in stretch)
+        row = [sample for _, block in shuffled for sample in block]
+        keys = [at + next(late) for at in range(len(row))]
+        mixed = sorted(range(len(row)), key=keys.__getitem__)
+        order[turn_of[stream] :: streams] = [row[at] for at in mixed]
+    return order
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_streams_come_by_turns_as_they_are_defined(seed: int) -> None:
+    draw = random.Random(seed)
+    lengths = [draw.randint(1, 12) for _ in range(draw.randint(1, 40))]
+    for streams in (2, 3, 16):
+        window = draw.choice([1, 20, 50, 10**6])
+        sampler = BlockSampler(lengths, window=window, streams=streams, seed=seed)
+        for epoch in (0, 3):
+            order = sampler.order(epoch).tolist()
+            assert order == streams_by_definition(lengths, window, streams, seed, epoch)
+            assert sorted(order) == list(range(sum(lengths)))
+
+
+@pytest.mark.parametrize("streams", [1, 2, 3, 5, 8, 16, 48])
+def test_places_in_a_row_are_spread_over_the_streams(streams: int) -> None:
+    """Of any places in a row each half of the streams has as many as the other, to two."""
+    stream_of = spread(streams)
+    assert sorted(stream_of.tolist()) == list(range(streams))
+    turns = stream_of.repeat(3)
+    for first, count in itertools.product(range(streams), range(1, streams + 1)):
+        low = int((turns[first : first + count] < streams / 2).sum())
+        assert abs(low - count / 2) <= 2
+
+
+def test_streams_have_blocks_of_their_own_in_all_epochs() -> None:
+    """One block more for each edge between two streams, which lies within a block."""
+    lengths = [10 + block % 7 for block in range(300)]
+    of_block = torch.repeat_interleave(torch.arange(300), torch.tensor(lengths))
+    sampler = BlockSampler(lengths, window=200, streams=16, seed=5)
+    found: list[list[set[int]]] = []
+    for epoch in range(3):
+        blocks = of_block[sampler.order(epoch)]
+        found.append([set(blocks[turn::16].tolist()) for turn in range(16)])
+        assert 300 <= sum(map(len, found[-1])) <= 315
+    assert found[0] == found[1] == found[2]
+    orders = [sampler.order(epoch).tolist() for epoch in range(2)]
+    assert orders[0] != orders[1]
+    for world in (2, 4, 8):
+        ranks = [
+            BlockSampler(lengths, window=200, streams=16, seed=5, rank=rank, world=world)
+            for rank in range(world)
+        ]
+        read = [len({*of_block[torch.tensor(list(rank))].tolist()}) for rank in ranks]
+        assert sum(read) <= 300 + world - 1
+        assert max(read) - min(read) < 20
+
+
+def test_as_many_blocks_are_in_use_as_without_streams() -> None:
+    labels = torch.arange(20_000) // 2000
+
+    def facts(streams: int) -> tuple[int, float]:
+        order = BlockSampler([50] * 400, window=4000, streams=streams, seed=2).order(0)
+        places = torch.arange(20_000)
+        first = torch.full((400,), 10**9).scatter_reduce(0, order // 50, places, "amin")
+        last = torch.zeros(400, dtype=torch.int64).scatter_reduce(0, order // 50, places, "amax")
+        in_use = [int(((first <= at) & (last >= at)).sum()) for at in range(0, 20_000, 500)]
+        classes = [len(set(labels[batch].tolist())) for batch in order.split(64)]
+        return max(in_use), sum(classes) / len(classes)
+
+    (plain, classes), (divided, other) = facts(1), facts(16)
+    assert divided < 1.2 * plain
+    assert other > classes - 0.1
+
+
 @pytest.mark.parametrize(("lengths", "window"), [([], 1), ([3, 0], 1), ([3], 0), ([[3]], 1)])
 def test_blocks_that_are_none_are_refused(lengths: list[int], window: int) -> None:
     with pytest.raises(ValueError, match="must be"):
         BlockSampler(lengths, window=window)
+    with pytest.raises(ValueError, match="streams must be at least 1, got 0"):
+        BlockSampler([3], window=1, streams=0)

@@ -1,11 +1,13 @@
 """`--shuffle-window`: one order for a file, its shards, workers and resumes; where it is refused."""
 
 import io
+import json
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -16,7 +18,7 @@ from flambeau.data.pack.pack import pack
 from flambeau.data.pack.shard_plan import Split
 from flambeau.data.sources.open_data import open_parts, open_source
 from flambeau.data.sources.sample_blocks import block_lengths
-from flambeau.data.sources.source import SubsetSource, hold_out, image_sizes
+from flambeau.data.sources.source import SubsetSource, hold_out, image_blocks
 from flambeau.data.sources.wide_source import WideSource
 from flambeau.errors import InputError
 from flambeau.trainer.parts import epoch_order
@@ -42,30 +44,54 @@ def packed(folder: Path, name: str, **split: Any) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["tar", "rec", "tfrecord"])
-def test_sizes_are_those_of_the_images(folder: Path, ending: str) -> None:
+def test_blocks_are_those_of_the_files(
+    folder: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of what is held out, so that no block is read for two of another division."""
+    monkeypatch.setattr("flambeau.data.sources.sample_blocks.BLOCK_BYTES", 4000)
     source, _ = open_parts(packed(folder, f"a.{ending}", shards=4))
-    sizes = image_sizes(source)
-    assert sizes is not None
-    assert [len(one) for one in sizes] == [15] * 4
-    stored = [source.read(index) for index in range(NUM)]
-    assert np.concatenate(sizes).tolist() == [len(one) for one in stored]
-    kept, held = hold_out(source)
-    for part in (kept, held):
-        sizes = image_sizes(part)
-        assert sizes is not None
-        assert len(sizes) == 4
-        of_part = [part.read(index) for index in range(len(part))]
-        assert np.concatenate(sizes).tolist() == [len(one) for one in of_part]
-    assert image_sizes(SubsetSource(source, torch.tensor([3, 1]))) is None
-    assert image_sizes(open_source(folder, source.classes)) is None
+    blocks = image_blocks(source)
+    assert blocks is not None
+    sizes = [len(source.read(index)) for index in range(NUM)]
+    assert blocks.tolist() == block_lengths(np.array(sizes), np.array([15] * 4)).tolist()
+    assert len(blocks) > 4
+    of_block = np.repeat(np.arange(len(blocks)), blocks)
+    names = list(source.names)
+    for part in hold_out(source):
+        blocks = image_blocks(part)
+        assert blocks is not None
+        numbers = of_block[[names.index(name) for name in part.names]]
+        assert blocks.tolist() == np.unique(numbers, return_counts=True)[1].tolist()
+    assert image_blocks(SubsetSource(source, torch.tensor([3, 1]))) is None
+    assert image_blocks(open_source(folder, source.classes)) is None
+
+
+def test_small_row_groups_are_blocks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They can only be fetched whole; larger ones are mixed in parts, which stay in the cache."""
+    packed(folder, "a.parquet")
+    table = pq.read_table("a.parquet")
+    pq.write_table(table, "a.parquet", row_group_size=25)
+    source, _ = open_parts(Path("a.parquet"))
+    found = image_blocks(source)
+    assert found is not None
+    assert found.tolist() == [25, 25, 10]
+    sizes = np.array([len(source.read(index)) for index in range(NUM)])
+    monkeypatch.setattr(
+        "flambeau.data.sources.sample_blocks.BLOCK_BYTES", sizes[50:].sum() // 4 + 1
+    )
+    found = image_blocks(open_parts(Path("a.parquet"))[0])
+    assert found is not None
+    larger = block_lengths(sizes[:50], np.array([25, 25]))
+    assert len(larger) > 8
+    assert found.tolist() == [*larger, 10]
 
 
 def test_images_of_16_bits_lie_in_blocks_too(folder: Path) -> None:
     plain, _ = open_parts(packed(folder, "a.tar", shards=2))
-    sizes, same = image_sizes(plain), image_sizes(WideSource(plain, "uint16"))
-    assert sizes is not None
+    blocks, same = image_blocks(plain), image_blocks(WideSource(plain, "uint16"))
+    assert blocks is not None
     assert same is not None
-    assert [one.tolist() for one in same] == [one.tolist() for one in sizes]
+    assert same.tolist() == blocks.tolist()
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -106,12 +132,29 @@ def test_a_window_is_one_order_for_workers_and_resumes(
     other = weights_of("two", data, workers=2)
     assert all(torch.equal(expected[name], other[name]) for name in expected)
     orders = [
-        epoch_order.epoch_sampler(Settings(shuffle_window=window), open_parts(data)[0])  # type: ignore[arg-type]
+        epoch_order.epoch_sampler(
+            Settings(shuffle_window=window),  # type: ignore[arg-type]
+            open_parts(data)[0],
+            streams=16,
+        )
         for window in (8, 0, None)
     ]
     assert orders[1] is None and orders[2] is None and orders[0] is not None
     assert orders[0].order(0).tolist() != orders[0].order(1).tolist()
     assert "shuffle_window = 8" in Path("one/config.toml").read_text()
+
+
+def test_a_run_in_the_order_of_another_version_is_refused(folder: Path) -> None:
+    """Such a run has no `shuffle_streams` in dataset.json: its order had one stream."""
+    data = packed(folder, "a.tar")
+    weights_of("run", data, epochs=1)
+    facts = Path("run/dataset.json")
+    described = json.loads(facts.read_text())
+    assert described["shuffle_streams"] == 16
+    del described["shuffle_streams"]
+    facts.write_text(json.dumps(described))
+    with pytest.raises(InputError, match="in the order of another version"):
+        train(out="run", extend="1ep")
 
 
 def test_where_it_has_no_effect_it_is_refused(folder: Path) -> None:
@@ -126,7 +169,7 @@ def test_where_it_has_no_effect_it_is_refused(folder: Path) -> None:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    assert image_sizes(open_parts(Path("a.tar"))[0]) is not None
+    assert image_blocks(open_parts(Path("a.tar"))[0]) is not None
 
 
 class Remote:
@@ -137,7 +180,7 @@ class Remote:
     def __init__(self, count: int, *, has_sizes: bool = True) -> None:
         self._count = count
         if has_sizes:
-            self.image_sizes = (np.ones(count, np.int64),)
+            self.image_sizes = np.ones(count, np.int64)
 
     def __len__(self) -> int:
         return self._count

@@ -11,7 +11,14 @@ from flambeau.data.datasets.decoded_images import NUMPY_TYPES, DecodedImages, No
 from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading
-from flambeau.data.sources.source import Source, fetch_ahead, fetches_ahead, mask_of, pixel_kind
+from flambeau.data.sources.source import (
+    Source,
+    fetch_ahead,
+    fetches_ahead,
+    image_blocks,
+    mask_of,
+    pixel_kind,
+)
 from flambeau.data.sources.targets import task_of
 from flambeau.data.transforms.auto_augment import Augmentation
 from flambeau.data.transforms.crops import TrainingCrop, eval_image, train_image
@@ -87,6 +94,7 @@ class ImageDataset(SeededDataset):
             # A new pool: its threads start when they are needed, and none should exist at a fork.
             self._pool = DecodePool(threads)
         self.fetches_ahead = self._kept is None and fetches_ahead(source)
+        self.in_blocks = image_blocks(source) is not None
 
     def __len__(self) -> int:
         return len(self.source)

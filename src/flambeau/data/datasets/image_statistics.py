@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import numpy as np
 from PIL import Image
 
-from flambeau.data.sources.source import Source, pixel_kind
+from flambeau.data.sources.source import Source, image_blocks, pixel_kind
+from flambeau.data.sources.store_files import read_alone
 from flambeau.data.sources.wide_source import COLORS, of_kind
 from flambeau.errors import DecodeError, InputError
 from flambeau.images.decode import Picture, Stored, decode
@@ -129,9 +130,14 @@ def _sampled(source: Source, limit: int, measure: Callable[[Stored], T]) -> list
     results: dict[int, T] = {}
     problems: dict[int, str] = {}
 
+    blocks = image_blocks(source)
+    is_sparse = blocks is not None and len(blocks) >= count
+
     def work(number: int) -> None:
         try:
-            results[number] = measure(source.read(indices[number]))
+            with read_alone() if is_sparse else contextlib.nullcontext():
+                data = source.read(indices[number])
+            results[number] = measure(data)
         except OSError as error:
             problems[number] = why_unreadable(error)
         except DecodeError as error:

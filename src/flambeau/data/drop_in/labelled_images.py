@@ -13,7 +13,7 @@ from flambeau.data.sources.source import (
     Source,
     fetch_ahead,
     fetches_ahead,
-    image_sizes,
+    image_blocks,
     pixel_kind,
     stacked_channels,
 )
@@ -41,6 +41,7 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
         targets: of each image: (N,) int64, of several labels or numbers (N, K) float32.
         window: see `sampler`; 0 for a permutation.
         fetches_ahead: whether `fetch_ahead` has an effect.
+        in_blocks: whether neighbours are parts of one file, and so are read together best.
 
     Raises:
         InputError: the images have masks, or other pixels than color and grey of 8 bits.
@@ -61,7 +62,8 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
                 "Write a Dataset that reads them, and give that"
             )
         self.window = (default_window(source) or 0) if window is None else window
-        if self.window and image_sizes(source) is None:
+        self.in_blocks = image_blocks(source) is not None
+        if self.window and not self.in_blocks:
             raise InputError(
                 f"shuffle_window = {window} is for images in .tar, .rec, .tfrecord, .parquet and .arrow "
                 f"files, here or in a store, and {source.describe(0)} is none of them: leave it out"

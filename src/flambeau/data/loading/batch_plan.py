@@ -50,6 +50,8 @@ class BatchPlan(Sampler[BatchPart]):
     Args:
         order: from an epoch, the indices of its samples, (length,) int64.
         repeats: an index may come several times in an epoch.
+        stream_of: of an order whose places come by turns from streams; see `BlockSampler`. The samples of a
+            forward pass are grouped by stream, so that a rank, whose share is a slice, reads few of them.
         epoch, position: where to begin: an epoch, and samples of it that are already consumed.
         skip: forward passes of the first global batch that are consumed too.
     """
@@ -65,10 +67,12 @@ class BatchPlan(Sampler[BatchPart]):
         position: int,
         skip: int = 0,
         epochs: int | None,
+        stream_of: Indices | None = None,
     ) -> None:
         self._layout, self._order, self._length = layout, order, length
         self._epoch, self._position, self._epochs = epoch, position, epochs
         self._repeats, self._skip = repeats, skip
+        self._stream_of = stream_of
 
     def __iter__(self) -> Iterator[BatchPart]:
         epoch = self._epoch
@@ -81,11 +85,20 @@ class BatchPlan(Sampler[BatchPart]):
             while position < self._length:
                 stop = min(position + size, self._length)
                 for cut in itertools.islice(self._layout.cut(position, stop), skip, None):
-                    low, high = cut.low, cut.high
-                    yield BatchPart(epoch, order[low:high], draws[low:high], stop - position, cut)
+                    chosen = self._grouped(order, cut.low, cut.high)
+                    yield BatchPart(epoch, order[chosen], draws[chosen], stop - position, cut)
                 position = stop
                 skip = 0
             epoch, position = epoch + 1, 0
+
+    def _grouped(self, order: Indices, low: int, high: int) -> slice | Indices:
+        """The places of a forward pass, by stream if there are several."""
+        if self._stream_of is None:
+            return slice(low, high)
+        places = np.arange(low, high)
+        # By index within a stream: where two ranks share one, most of its blocks are of one of them alone.
+        streams = self._stream_of[places % len(self._stream_of)]
+        return places[np.lexsort((order[low:high], streams))]
 
 
 class AnnouncedPlan(Sampler[BatchPart]):

@@ -1,8 +1,8 @@
 """Batches in an order that depends on (seed, epoch, length) alone, from any position on.
 
 The order of an epoch is a permutation; a global batch is a slice of it, a micro-batch a slice of the global
-batch, and each rank reads a slice of the micro-batch. Ranks and workers change who reads a sample, never its
-batch or its augmentation.
+batch, and each rank reads a slice of the micro-batch, which is grouped by stream where the order has several.
+Ranks and workers change who reads a sample, never its batch or its augmentation.
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from flambeau.data.loading.batch_samples import count_samples
 from flambeau.data.loading.micro_batch import MicroBatch, wait_before_fork
 from flambeau.data.loading.read_ahead import ReadAhead
 from flambeau.data.loading.seeded_dataset import SeededDataset
+from flambeau.data.loading.stream_order import InStreams
 from flambeau.data.loading.workers.processes import (
     Restarts,
     Workers,
@@ -164,6 +165,11 @@ class Loader:
             return sample_order(self.length, seed=self._seed, epoch=epoch).numpy()
         return np.arange(self.length)
 
+    def _stream_of(self) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+        """The stream of each place, modulo their number, of an order that has several."""
+        found = self._sampler.stream_of if isinstance(self._sampler, InStreams) else None
+        return None if found is None or len(found) == 1 else found.numpy()
+
     def stream(
         self, *, epoch: int, position: int, epochs: int | None = None
     ) -> Iterator[MicroBatch]:
@@ -180,6 +186,7 @@ class Loader:
                 position=position,
                 skip=skip,
                 epochs=None if last is None else last - epoch,
+                stream_of=self._stream_of(),
             )
             try:
                 for micro in self._micro_batches(plan):

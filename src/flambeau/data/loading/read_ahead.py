@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.data.loading.batch_plan import Order
+from flambeau.data.loading.seeded_dataset import SeededDataset
+from flambeau.data.loading.stream_order import NeighboursByTurns
 
 
 @runtime_checkable
@@ -14,9 +16,11 @@ class ReadAhead(Protocol):
 
     Attributes:
         fetches_ahead: whether `fetch_ahead` has an effect.
+        in_blocks: whether neighbours are parts of one file, and so are read together best.
     """
 
     fetches_ahead: bool
+    in_blocks: bool
 
     def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
         """Told which samples come next, in order; False if these are enough for now."""
@@ -31,3 +35,9 @@ class ReadAhead(Protocol):
 def own_order(data: Any, seed: int) -> Order | None:
     """The order that a data set asks for; None if it leaves that open."""
     return data.sampler(seed) if isinstance(data, ReadAhead) else None
+
+
+def evaluation_order(data: Any) -> Order | None:
+    """The order in which ranks evaluate a data set, each its own blocks; None: that of the data."""
+    is_own = isinstance(data, SeededDataset | ReadAhead)
+    return NeighboursByTurns(len(data)) if is_own and data.in_blocks else None

@@ -21,6 +21,9 @@ class SeededDataset(Dataset[Any]):
     fetches_ahead = False
     """Whether `fetch_ahead` has an effect."""
 
+    in_blocks = False
+    """Whether neighbours are parts of one file, and so are read together best."""
+
     def __len__(self) -> int:
         raise NotImplementedError
 

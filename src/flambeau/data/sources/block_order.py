@@ -1,9 +1,7 @@
 """The order in two levels of images that are read in blocks: whether it is the default, and its sampler."""
 
-import numpy as np
-
-from flambeau.data.sources.sample_blocks import block_lengths
-from flambeau.data.sources.source import Source, fetches_ahead, image_sizes
+from flambeau.data.loading.stream_order import STREAMS
+from flambeau.data.sources.source import Source, fetches_ahead, image_blocks
 from flambeau.recipes.data.samplers import BlockSampler
 
 WINDOW = 16_384
@@ -14,13 +12,12 @@ def default_window(source: Source) -> int | None:
     """The window of many images in a store; None to shuffle all of them."""
     # Where the window would hold all of them at once, nothing is won.
     is_large = fetches_ahead(source) and len(source) > 2 * WINDOW
-    return WINDOW if is_large and image_sizes(source) is not None else None
+    return WINDOW if is_large and image_blocks(source) is not None else None
 
 
 def block_sampler(source: Source, *, window: int, seed: int) -> BlockSampler | None:
     """Draws the images of a source block by block; None if they are no parts of files."""
-    sizes = image_sizes(source)
-    if sizes is None:
+    lengths = image_blocks(source)
+    if lengths is None:
         return None
-    lengths = np.concatenate([block_lengths(one, np.array([len(one)])) for one in sizes])
-    return BlockSampler(lengths, window=window, seed=seed)
+    return BlockSampler(lengths, window=window, streams=STREAMS, seed=seed)

@@ -73,7 +73,7 @@ class RecordSource:
     def _read_targets(self, path: Path, labelled: bool, choice: TargetChoice) -> str:
         """Set the targets of all records; returns what identifies them."""
         labels = [0] * len(self)
-        self.image_sizes = (np.zeros(len(self), np.int64),)
+        self.image_sizes = np.zeros(len(self), np.int64)
         if labelled:
             marks = Counter[int]()
             values = [self._value(index, marks) for index in range(len(self))]
@@ -101,7 +101,7 @@ class RecordSource:
                 f"{self.describe(index)}: {error}\nExpected an IRHeader and an image in each record"
             ) from error
         marks[header.id2] += 1
-        self.image_sizes[0][index] = len(image)
+        self.image_sizes[index] = len(image)
         return label_value(header.label)
 
     def _class(self, value: Value, index: int, width: int | None) -> int:

@@ -9,6 +9,10 @@ BLOCK_BYTES = 8 << 20
 """About the size of a block: large enough that the latency of a request costs little."""
 
 
+MAX_GROUP_BLOCKS = 4
+"""Of a row group that counts as one block, at most; chosen: `flambeau pack` writes 100 images into each."""
+
+
 def block_lengths(sizes: NDArray[Any], shard_lengths: NDArray[Any]) -> NDArray[np.int64]:
     """The number of samples in each block, in order.
 
@@ -27,4 +31,23 @@ def block_lengths(sizes: NDArray[Any], shard_lengths: NDArray[Any]) -> NDArray[n
             edges = np.flatnonzero(np.diff(number, prepend=-1))
             lengths.append(np.diff(edges, append=count).astype(np.int64))
         start += count
+    return np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
+
+
+def group_blocks(sizes: NDArray[Any], group_lengths: NDArray[Any]) -> NDArray[np.int64]:
+    """As `block_lengths`, of a file whose groups of samples can only be fetched whole: small ones are blocks.
+
+    Args:
+        sizes: (N,) bytes of each sample.
+        group_lengths: the number of samples of each group; their sum is N.
+    """
+    ends = np.cumsum(group_lengths)
+    total = np.concatenate([[0], np.cumsum(sizes)])
+    lengths = [
+        np.array([count])
+        if total[end] - total[end - count] <= MAX_GROUP_BLOCKS * BLOCK_BYTES
+        else block_lengths(sizes[end - count : end], np.array([count]))
+        for end, count in zip(ends.tolist(), np.asarray(group_lengths).tolist(), strict=True)
+        if count
+    ]
     return np.concatenate(lengths) if lengths else np.zeros(0, np.int64)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.masks.mask_file import IGNORED, Mask
+from flambeau.data.sources.sample_blocks import block_lengths
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import (
     groups_of,
@@ -160,10 +161,17 @@ def parts_of(source: Source) -> Sequence[str] | None:
     return parts
 
 
-def image_sizes(source: Source) -> tuple[NDArray[np.int64], ...] | None:
-    """The bytes of each image as it is stored, in a row for each file; None if they are no parts of files."""
-    sizes: tuple[NDArray[np.int64], ...] | None = getattr(source, "image_sizes", None)
-    return sizes
+def image_blocks(source: Source) -> NDArray[np.int64] | None:
+    """The number of images in each run of neighbours that are read together best, in order.
+
+    None if the images are no parts of files. A source that is such a file has the bytes of its images as
+    `image_sizes`, and one of other blocks than the default ones has `image_blocks`.
+    """
+    blocks: NDArray[np.int64] | None = getattr(source, "image_blocks", None)
+    sizes: NDArray[np.int64] | None = getattr(source, "image_sizes", None)
+    if blocks is None and sizes is not None:
+        return block_lengths(sizes, np.array([len(sizes)]))
+    return blocks
 
 
 def fetch_ahead(source: Source, indices: NDArray[np.int64]) -> bool:
@@ -283,13 +291,16 @@ class SubsetSource(PassedMasks):
         return self._indices
 
     @property
-    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
-        sizes = image_sizes(self._source)
+    def image_blocks(self) -> NDArray[np.int64] | None:
+        blocks = image_blocks(self._source)
         chosen = self._indices.numpy()
-        if sizes is None or (np.diff(chosen) < 1).any():  # not the neighbours that are in the files
+        if (
+            blocks is None or (np.diff(chosen) < 1).any()
+        ):  # not the neighbours that are in the files
             return None
-        ends = np.searchsorted(chosen, np.cumsum([len(one) for one in sizes]))
-        return tuple(np.split(np.concatenate(sizes)[chosen], ends[:-1]))
+        # What is left of the blocks, so that none is read for two of another division.
+        lengths = np.diff(np.searchsorted(chosen, np.cumsum(blocks)), prepend=0)
+        return lengths[lengths > 0]
 
     def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
         return fetch_ahead(self._source, self._indices.numpy()[indices])
@@ -392,9 +403,9 @@ class ConcatSource(PassedMasks):
         return self._parts
 
     @property
-    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
-        found = [image_sizes(part) for part in self._parts]
-        return None if None in found else tuple(one for sizes in found for one in sizes or ())
+    def image_blocks(self) -> NDArray[np.int64] | None:
+        found = [blocks for part in self._parts if (blocks := image_blocks(part)) is not None]
+        return np.concatenate(found) if len(found) == len(self._parts) else None
 
     def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
         starts = np.array(self._starts)

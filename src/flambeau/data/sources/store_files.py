@@ -3,6 +3,8 @@
 N: samples, F: files of each: its image, and its mask if it has one.
 """
 
+import contextlib
+import contextvars
 import functools
 import hashlib
 import itertools
@@ -24,6 +26,22 @@ from flambeau.data.stores.fetch_ahead import FetchAhead
 from flambeau.data.stores.store import StoreFault, changed, store
 
 _GAP = 1 << 16  # bytes between two images that are fetched along, rather than by a second request
+
+
+_alone: contextvars.ContextVar[bool] = contextvars.ContextVar("alone", default=False)
+
+
+@contextlib.contextmanager
+def read_alone() -> Iterator[None]:
+    """Within it files of shards in a store are fetched without the rest of their blocks, if that can be.
+
+    For some images out of all blocks, of which every rank fetches only its own.
+    """
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 class StoreFiles:
@@ -66,7 +84,9 @@ class StoreFiles:
         if len(self._sizes) and self._sizes.min() < 0:
             self._sizes = np.maximum(self._sizes, 0)
         lengths = np.array([len(self._sizes)]) if rows is None else rows.lengths
-        self.blocks = block_lengths(self._sizes.sum(1), lengths)
+        # With masks, within the blocks of the images alone, from which the order of an epoch is made.
+        within = lengths if len(places) == 1 else block_lengths(self._sizes[:, 0], lengths)
+        self.blocks = block_lengths(self._sizes.sum(1), within)
         self._ends = np.cumsum(self.blocks)
         self._group_ends = np.cumsum(lengths)
         self._keys: dict[int, str] = {}
@@ -83,12 +103,27 @@ class StoreFiles:
         if inline is not None:
             return inline
         block = self._block_of(index)
+        if _alone.get() and not cache_of(self._cache).holds(self._key(block)):
+            data = self._fetched_alone(index, column)
+            if data is not None:
+                return data
         first = self._samples(block).start
         start = int(self._sizes[first:index].sum() + self._sizes[index, :column].sum())
         until = store().deadline()
         return _process(self._cache).cache.read(
             self._key(block), start, size, lambda: self._fetched(block, until), until=until
         )
+
+    def _fetched_alone(self, index: int, column: int) -> bytes | None:
+        """A file without the rest of its block; None if that cannot be, or other bytes arrive."""
+        if self._rows is not None:
+            return None
+        file = index, column
+        start = int(self._offsets[file])
+        data = store().read(self._address, start, self._end(file), until=store().deadline())
+        if self._packed is not None and self._packed[file]:
+            data = inflated(memoryview(data), int(self._sizes[file]))
+        return data if zlib.crc32(data) == int(self._crcs[file]) else None
 
     def fetch_ahead(self, indices: NDArray[Any]) -> bool:
         """Begin to fetch the blocks of these samples, in their order; False if enough are under way."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.masks.masked_source import MaskedSource, Masks
+from flambeau.data.sources.sample_blocks import group_blocks
 from flambeau.data.sources.shard_index import MaskPart, ShardPart
 from flambeau.data.sources.store_files import StoreFiles
 from flambeau.data.sources.target_names import TaskName
@@ -28,7 +29,7 @@ class StoreShard:
 
     Attributes:
         files: the images, and the masks if there are any.
-        image_sizes: see `image_sizes`.
+        image_sizes, image_blocks: see `image_blocks`.
         groups, parts: what a table says of each image; None if it does not.
     """
 
@@ -54,7 +55,9 @@ class StoreShard:
         )
         sizes = part.images.sizes
         has_bad = bool(len(part) and sizes.min() < 0)
-        self.image_sizes = (np.maximum(sizes, 0) if has_bad else sizes,)
+        self.image_sizes = np.maximum(sizes, 0) if has_bad else sizes
+        if part.rows is not None:
+            self.image_blocks = group_blocks(self.image_sizes, part.rows.lengths)
 
     @property
     def names(self) -> Sequence[str]:

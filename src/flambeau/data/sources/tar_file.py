@@ -88,7 +88,7 @@ class TarSource:
             self.masks = {name: kept[name] for name in kept if name.startswith("mask_")}
             self._files = split_texts(kept["names"])
             self._reader = _reader_of(path, _index_in(kept, self._files))
-            self.image_sizes = (kept["sizes"],)
+            self.image_sizes = kept["sizes"]
             endings = Counter(f".{name}" for name in split_texts(kept["left_out"]))
             self.left_out = (LeftOut(_printable(str(path)), endings),)
             self.by_folder = bool(kept["by_folder"])

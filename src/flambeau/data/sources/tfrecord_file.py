@@ -133,7 +133,7 @@ class TFRecordSource:
             )
             self._reader = TFRecordReader(path, kept["offsets"].tolist())
             self._spans, self._shapes, self._names = kept["spans"], kept["shapes"], kept["names"]
-            self.image_sizes = (np.diff(self._spans.astype(np.int64), axis=1)[:, 0],)
+            self.image_sizes = np.diff(self._spans.astype(np.int64), axis=1)[:, 0]
             facts = self._other_targets(path, kept, choice) if labelled else None
             if labelled:
                 refuse_separator(path, choice, self.separator)

@@ -17,7 +17,7 @@ from flambeau.data.sources.source import (
     content_sample,
     fetch_ahead,
     file_of,
-    image_sizes,
+    image_blocks,
     left_out,
     pixel_kind,
     stacked_channels,
@@ -64,8 +64,8 @@ class WideSource(PassedMasks):
         return (self.plain,)
 
     @property
-    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
-        return image_sizes(self.plain)
+    def image_blocks(self) -> NDArray[np.int64] | None:
+        return image_blocks(self.plain)
 
     def fetch_ahead(self, indices: NDArray[Any]) -> bool:
         return fetch_ahead(self.plain, indices)

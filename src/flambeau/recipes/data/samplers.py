@@ -20,6 +20,8 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 _GAMMA = 0x9E3779B97F4A7C15
+_DIVIDING = 0xD1B54A32D192ED03
+"""Makes another seed of one: of the streams of a BlockSampler; chosen, odd."""
 _PIECE = 1 << 16
 """Samples of a BlockSampler that are sorted at once, at least; 2**18 take 30 MB more and no less time."""
 
@@ -179,59 +181,150 @@ class BlockSampler(EpochSampler):
     A sample comes at most `window` places earlier or later than where the random order of the blocks puts it,
     so that the blocks of about two windows are in use at the same time.
 
+    With `streams` the blocks are divided at random, for all epochs, into so many streams of equally many
+    samples, each with a part of the window, from which the samples of an epoch come by turns. Machines that
+    read streams of their own read blocks of their own: where `world` divides `streams`, each rank does.
+
     Args:
         lengths: (B,) integers of at least 1, the number of samples of each block, in the order of the data.
-        window: at least 1; a number far above that of the samples makes a whole shuffle.
+        window: at least 1; a number far above that of the samples makes a whole shuffle of each stream.
+        streams: at least 1; the number of samples in two of them differs by at most one.
+
+    Attributes:
+        stream_of: (streams,) int64, the stream of each place in an epoch's order, modulo `streams`. Any
+            places in a row are spread evenly over the streams.
 
     Raises:
-        ValueError: no blocks, an empty one, or no window.
+        ValueError: no blocks, an empty one, no window, or no stream.
 
     Example:
         >>> order = BlockSampler([3, 3, 3], window=1).order(epoch=0).tolist()
         >>> sorted(order) == list(range(9)), order[0] % 3, order[1] - order[0]
         (True, 0, 1)
+        >>> halves = [BlockSampler([5] * 8, window=9, streams=2, rank=k, world=2) for k in range(2)]
+        >>> blocks = [{index // 5 for index in half} for half in halves]
+        >>> len(blocks[0]), len(blocks[1]), blocks[0] & blocks[1]
+        (4, 4, set())
     """
 
     def __init__(
-        self, lengths: Any, *, window: int, seed: int = 0, rank: int = 0, world: int = 1
+        self,
+        lengths: Any,
+        *,
+        window: int,
+        streams: int = 1,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
-        self._lengths = torch.as_tensor(lengths, dtype=torch.int64).cpu()
-        if self._lengths.dim() != 1 or not len(self._lengths) or int(self._lengths.min()) < 1:
+        blocks = torch.as_tensor(lengths, dtype=torch.int64).cpu()
+        if blocks.dim() != 1 or not len(blocks) or int(blocks.min()) < 1:
             raise ValueError("lengths must be one row of integers of at least 1")
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
-        super().__init__(int(self._lengths.sum()), seed=seed, rank=rank, world=world)
-        self._window = window
+        if streams < 1:
+            raise ValueError(f"streams must be at least 1, got {streams}")
+        super().__init__(int(blocks.sum()), seed=seed, rank=rank, world=world)
+        self._window = max(1, window // streams)
+        self.stream_of = spread(streams)
+        self._edges = stream_edges(self._length, self.stream_of)
+        self._starts, self._lengths = self._divided(blocks)
+        ends = self._lengths.cumsum(0)
+        # Of each stream: the first of its blocks; a block across an edge is two.
+        self._firsts = torch.searchsorted(ends, self._edges, right=True).tolist()
+
+    def _divided(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """The first sample and the number of samples of each block, stream after stream."""
+        starts = lengths.cumsum(0) - lengths
+        if len(self.stream_of) == 1:
+            return starts, lengths
+        numbers = uniform(len(lengths), seed=self._seed ^ _DIVIDING, epoch=0)
+        by_number = torch.argsort(numbers, stable=True)
+        starts, lengths = starts[by_number], lengths[by_number]
+        ends = lengths.cumsum(0)
+        cuts = torch.cat([ends - lengths, self._edges[:-1]]).unique()
+        of = torch.searchsorted(ends, cuts, right=True)
+        of, cuts = of[of < len(ends)], cuts[of < len(ends)]
+        first = starts[of] + cuts - (ends - lengths)[of]
+        return first, torch.diff(cuts, append=ends[-1:])
 
     def order(self, epoch: int) -> Tensor:
         # The numbers of the blocks are others than those of the samples.
-        blocks = torch.argsort(
-            uniform(len(self._lengths), seed=self._seed ^ _GAMMA, epoch=epoch), stable=True
-        )
+        numbers = uniform(len(self._lengths), seed=self._seed ^ _GAMMA, epoch=epoch)
+        edges = self._edges.tolist()
+        order = torch.empty(self._length, dtype=torch.int64)
+        for turn, stream in enumerate(self.stream_of.tolist()):
+            low, high = self._firsts[stream : stream + 2]
+            blocks = low + torch.argsort(numbers[low:high], stable=True)
+            if len(blocks):
+                order[turn :: len(self.stream_of)] = self._mixed(blocks, edges[stream], epoch)
+        return order
+
+    def _mixed(self, blocks: Tensor, first_number: int, epoch: int) -> Tensor:
+        """The samples of some blocks, mixed within the window; `first_number` is of their random numbers."""
         lengths = self._lengths[blocks]
         ends = lengths.cumsum(0)
-        moved = (self._lengths.cumsum(0) - self._lengths)[blocks] - (ends - lengths)
-        order = torch.empty(self._length, dtype=torch.int64)
+        moved = self._starts[blocks] - (ends - lengths)
+        length = int(ends[-1])
+        order = torch.empty(length, dtype=torch.int64)
         keys = samples = order[:0]
         num_done = 0
         # No key is below its place, so that what is below the next piece can be sorted before that is drawn:
         # the memory is that of a piece and of the window, and the order that of one sort of all.
         size = max(_PIECE, self._window)
-        for first in range(0, self._length, size):
-            last = min(first + size, self._length)
+        for first in range(0, length, size):
+            last = min(first + size, length)
             places = torch.arange(first, last)
-            delays = (_uniform(first, last, self._seed, epoch) * self._window).long()
-            keys = torch.cat([keys, places + delays])
+            drawn = _uniform(first_number + first, first_number + last, self._seed, epoch)
+            keys = torch.cat([keys, places + (drawn * self._window).long()])
             samples = torch.cat(
                 [samples, places + moved[torch.searchsorted(ends, places, right=True)]]
             )
             by_key = torch.argsort(keys, stable=True)
             keys, samples = keys[by_key], samples[by_key]
-            ready = int(torch.searchsorted(keys, last)) if last < self._length else len(keys)
+            ready = int(torch.searchsorted(keys, last)) if last < length else len(keys)
             order[num_done : num_done + ready] = samples[:ready]
             keys, samples = keys[ready:], samples[ready:]
             num_done += ready
         return order
+
+
+def spread(count: int) -> Tensor:
+    """The numbers below `count`, of which any few in a row are spread evenly: van der Corput's sequence.
+
+    Args:
+        count: at least 1.
+
+    Returns:
+        (count,) int64 on the CPU.
+
+    Example:
+        >>> spread(8).tolist()
+        [0, 4, 2, 6, 1, 5, 3, 7]
+    """
+    width = max(1, (count - 1).bit_length())
+    mirrored = [int(f"{number:0{width}b}"[::-1], 2) for number in range(count)]
+    return torch.tensor(mirrored).argsort().argsort()
+
+
+def stream_edges(length: int, stream_of: Tensor) -> Tensor:
+    """Where streams begin and end whose samples come by turns: an epoch's place `p` is of `p % streams`.
+
+    Args:
+        length: number of samples, at least 0.
+        stream_of: as `spread` makes it.
+
+    Returns:
+        (streams + 1,) int64 on the CPU, the first 0 and the last `length`.
+
+    Example:
+        >>> stream_edges(5, spread(2)).tolist()
+        [0, 3, 5]
+    """
+    counts = torch.zeros(len(stream_of) + 1, dtype=torch.int64)
+    for turn, stream in enumerate(stream_of.tolist()):
+        counts[stream + 1] = len(range(turn, length, len(stream_of)))
+    return counts.cumsum(0)
 
 
 class SubsetSampler(EpochSampler):

@@ -10,6 +10,7 @@ from flambeau.errors import json_object, why_no_json
 
 _MAX_BYTES = 2**22  # result.json has 0.2 kB; dataset.json names every class; a manifest every file
 _MAX_CHANNELS = 1024  # MAX_CHANNELS of the images
+_MAX_STREAMS = 1024
 _NAMES = {
     "classes",
     "channels",
@@ -130,6 +131,8 @@ def _is_what_a_run_writes(name: str, value: Any, facts: Mapping[str, Any]) -> bo
         return type(value) is int and 1 <= value <= _MAX_CHANNELS
     if name in ("train_samples", "val_samples"):
         return type(value) is int and 0 <= value < 10**18
+    if name == "shuffle_streams":
+        return type(value) is int and 1 <= value <= _MAX_STREAMS
     if name == "class_weights":
         is_list = isinstance(value, list) and len(value) == len(facts["classes"])
         return value is None or (is_list and all(type(one) in (int, float) for one in value))

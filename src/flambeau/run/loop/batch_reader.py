@@ -16,6 +16,7 @@ from flambeau.data.loading.batch_layout import Layout, layout_of
 from flambeau.data.loading.batch_plan import Order
 from flambeau.data.loading.loader import Loader, ReadOptions, is_dataset
 from flambeau.data.loading.micro_batch import MicroBatch
+from flambeau.data.loading.read_ahead import evaluation_order
 from flambeau.data.loading.user_dataloader import UserDataLoader
 from flambeau.data.loading.workers.processes import Restarts
 from flambeau.data.wrap import Batches
@@ -142,6 +143,8 @@ class BatchReader:
         # An evaluation exchanges no gradients: a rank without samples can skip the batch.
         keeps_empty = not evaluates or self._sharded
         if is_dataset(data):
+            if evaluates and (self._parts is not None or self._ranks.world > 1):
+                sampler = evaluation_order(data)
             layout = layout_of(
                 self._batch_size,
                 accumulate=accumulate,

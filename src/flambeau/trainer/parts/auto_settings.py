@@ -8,6 +8,7 @@ import torch
 
 from flambeau.data.datasets.image_dataset import SMALL_SIDE
 from flambeau.data.datasets.image_statistics import mean_std, probe
+from flambeau.data.loading.stream_order import STREAMS
 from flambeau.data.sources.source import (
     Source,
     content_sample,
@@ -247,6 +248,7 @@ def _facts(settings: ResolvedSettings, train: Source, val: Source, *, channels: 
         train_content=content_sample(train),
         val_content=content_sample(val),
         train_names=names_digest(train),
+        shuffle_streams=STREAMS,
     )
 
 

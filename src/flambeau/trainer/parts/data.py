@@ -69,6 +69,7 @@ class DataFacts:
         whole_images: whether an evaluation shows images whole, where a task does not always do so.
         mask_values: the number of each class in masks.
         thresholds: the probability from which on each label is predicted, once a run has chosen them.
+        shuffle_streams: of the order by blocks, where a run has that; 1 in runs of earlier versions.
     """
 
     classes: list[str]
@@ -94,6 +95,7 @@ class DataFacts:
     whole_images: bool = False
     mask_values: list[int] | None = None
     thresholds: list[float] | None = None
+    shuffle_streams: int = 1
 
     @property
     def task(self) -> Task:

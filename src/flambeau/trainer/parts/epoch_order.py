@@ -1,7 +1,8 @@
 """In which order the images of an epoch are drawn."""
 
+from flambeau.data.loading.stream_order import STREAMS
 from flambeau.data.sources.block_order import block_sampler, default_window
-from flambeau.data.sources.source import Source, image_sizes
+from flambeau.data.sources.source import Source, image_blocks
 from flambeau.errors import InputError
 from flambeau.recipes.data.samplers import EpochSampler
 from flambeau.trainer.parts.class_weights import balanced_sampler
@@ -17,7 +18,7 @@ def shuffle_window(settings: Settings, train: Source) -> int | None:
     """
     if settings.shuffle_window is None:
         return default_window(train) if settings.balance == "none" else None
-    if settings.shuffle_window and image_sizes(train) is None:
+    if settings.shuffle_window and image_blocks(train) is None:
         raise InputError(
             f"shuffle_window = {settings.shuffle_window} is for images in .tar, .rec, .tfrecord, .parquet "
             f"and .arrow files, here or in a store, and {train.describe(0)} is none of them: leave it out"
@@ -25,10 +26,24 @@ def shuffle_window(settings: Settings, train: Source) -> int | None:
     return settings.shuffle_window
 
 
-def epoch_sampler(settings: ResolvedSettings, train: Source) -> EpochSampler | None:
-    """What draws the images of an epoch; None: a whole shuffle, each image once."""
+def epoch_sampler(
+    settings: ResolvedSettings, train: Source, *, streams: int
+) -> EpochSampler | None:
+    """What draws the images of an epoch; None: a whole shuffle, each image once.
+
+    Args:
+        streams: of the order by blocks of this run.
+
+    Raises:
+        InputError: the run began in another order, or on data of another kind.
+    """
     if not settings.shuffle_window:
         return balanced_sampler(settings, train.labels)
+    if streams != STREAMS:
+        raise InputError(
+            f"this run draws images block by block (shuffle_window = {settings.shuffle_window}) in the order "
+            "of another version of flambeau\nContinue it with that version, or begin a new run"
+        )
     sampler = block_sampler(train, window=settings.shuffle_window, seed=settings.seed)
     if sampler is None:  # the data lie elsewhere than when the run began
         raise InputError(

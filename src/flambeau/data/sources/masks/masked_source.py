@@ -30,7 +30,7 @@ from flambeau.data.sources.source import (
     content_sample,
     fetch_ahead,
     file_of,
-    image_sizes,
+    image_blocks,
     left_out,
     parts_of,
     pixel_kind,
@@ -217,8 +217,8 @@ class MaskedSource:
         return content_sample(self.images)
 
     @property
-    def image_sizes(self) -> tuple[NDArray[np.int64], ...] | None:
-        return image_sizes(self.images)
+    def image_blocks(self) -> NDArray[np.int64] | None:
+        return image_blocks(self.images)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -16,6 +16,7 @@ from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.index_cache import joined, split_texts
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.masks.masked_source import MaskedSource
+from flambeau.data.sources.sample_blocks import group_blocks
 from flambeau.data.sources.tables.columns import Columns, choose_columns
 from flambeau.data.sources.tables.mask_columns import mask_columns, masked_table
 from flambeau.data.sources.tables.split_columns import SplitColumns, split_columns
@@ -44,12 +45,13 @@ class ArrowSource:
         image: the column of images; None: found.
         split: the columns of groups and parts.
         alone: no file beside the table is read: a row without bytes and with a path is refused.
+        row_groups: (G,) rows of each row group of a Parquet file.
 
     Attributes:
         groups, parts: see `SplitColumns`.
         column: the part of the schema with the bytes of the images, as Parquet names it.
         is_copied: the images are read from another file than the table.
-        image_sizes: see `image_sizes`.
+        image_sizes, image_blocks: see `image_blocks`.
         names: the paths if all are different, else the numbers of the rows.
     """
 
@@ -64,6 +66,7 @@ class ArrowSource:
         image: str | None = None,
         split: SplitColumns = _NO_SPLIT,
         alone: bool = False,
+        row_groups: NDArray[np.int64] | None = None,
     ) -> None:
         self._path = path
         self.groups, self.parts = split.groups, split.parts
@@ -79,7 +82,9 @@ class ArrowSource:
             self._starts, self._sizes, self._paths = table.starts, table.sizes, table.paths
             self.column = table.columns.image + ".bytes" * table.columns.is_struct
             self.is_copied = self._data != path
-            self.image_sizes = (np.maximum(self._sizes, 0),)
+            self.image_sizes = np.maximum(self._sizes, 0)
+            if row_groups is not None:
+                self.image_blocks = group_blocks(self.image_sizes, row_groups)
             if alone:
                 self._refuse_paths()
             if targets is None:

@@ -18,6 +18,7 @@ from flambeau.data.sources.masks.masked_source import MaskedSource
 from flambeau.data.sources.tables.arrow_file import ArrowSource, damaged_table
 from flambeau.data.sources.tables.columns import Columns, choose_columns, other_columns
 from flambeau.data.sources.tables.mask_columns import mask_columns, masked_table
+from flambeau.data.sources.tables.row_groups import group_lengths
 from flambeau.data.sources.tables.split_columns import SplitColumns, split_columns
 from flambeau.data.sources.tables.target_cells import other_targets
 from flambeau.data.sources.targets import FOUND, TargetChoice
@@ -62,6 +63,7 @@ def open_parquet(
     schema = parquet.schema_arrow
     masks = mask_columns(schema, path, choice) if labelled else None
     targets = None
+    row_groups = group_lengths(parquet.metadata)
     split = SplitColumns()
     if labelled:
         split = split_columns(path, schema, all_rows(path, parquet), choice)
@@ -78,6 +80,7 @@ def open_parquet(
                 image=column,
                 split=split,
                 alone=copies is not None,
+                row_groups=row_groups,
             )
 
         return masked_table(path, masks, choice, opened)
@@ -93,6 +96,7 @@ def open_parquet(
         targets=targets,
         split=split,
         alone=copies is not None,
+        row_groups=row_groups,
     )
 
 

@@ -46,14 +46,18 @@ def packed_groups(path: Path, columns: tuple[str, ...]) -> RowGroups:
     """The row groups of a local file, which was read before."""
     parquet = extra("pyarrow.parquet", what=f"{path}")
     metadata = parquet.read_metadata(path)
-    groups = range(metadata.num_row_groups)
     with path.open("rb") as file:
         size = file.seek(-_TAIL, io.SEEK_END) + _TAIL
         length = int.from_bytes(file.read(4), "little")
         start = file.seek(size - _TAIL - length)
         crc = zlib.crc32(file.read())
-    lengths = np.array([metadata.row_group(group).num_rows for group in groups], np.int64)
-    return RowGroups(columns, lengths, start, size - start, crc)
+    return RowGroups(columns, group_lengths(metadata), start, size - start, crc)
+
+
+def group_lengths(metadata: Any) -> NDArray[np.int64]:
+    """(G,) rows of each row group, of pyarrow's metadata of a file."""
+    groups = range(metadata.num_row_groups)
+    return np.array([metadata.row_group(group).num_rows for group in groups], np.int64)
 
 
 def unpacked_rows(

@@ -1,0 +1,41 @@
+"""Orders whose samples come by turns from streams, of which each rank of a run reads a few."""
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from flambeau.recipes.data.samplers import spread, stream_edges
+
+STREAMS = 16
+"""A power of 2, as most batches and numbers of machines are. Each stream has blocks of its own in use: with
+more streams the first batch would wait for more blocks."""
+
+
+@runtime_checkable
+class InStreams(Protocol):
+    """An order in streams; see `BlockSampler`.
+
+    Attributes:
+        stream_of: (streams,) int64 on the CPU, the stream of each place of an epoch, modulo `streams`.
+    """
+
+    stream_of: torch.Tensor
+
+
+class NeighboursByTurns:
+    """Samples in streams that are runs of neighbours: an evaluation of which each rank reads some runs."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self.stream_of = spread(STREAMS)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def order(self, epoch: int) -> torch.Tensor:
+        """(len,) int64 on the CPU: indices of samples, the same in all epochs."""
+        edges = stream_edges(self._length, self.stream_of).tolist()
+        order = torch.empty(self._length, dtype=torch.int64)
+        for turn, stream in enumerate(self.stream_of.tolist()):
+            order[turn::STREAMS] = torch.arange(edges[stream], edges[stream + 1])
+        return order
