@@ -552,7 +552,7 @@ def test_a_missing_path_names_its_nearest_sibling(tmp_path):
     assert "does not exist" in complaint(open_source, tmp_path / "phots", ["a"])
 
 
-@pytest.mark.parametrize("name", ["photos.zip", "x.idx", "one.png"])
+@pytest.mark.parametrize("name", ["photos.7z", "x.idx", "one.png"])
 def test_a_file_of_another_type(tmp_path, name):
     put(tmp_path / name)
     message = complaint(open_sources, tmp_path / name)
