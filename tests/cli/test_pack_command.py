@@ -128,7 +128,7 @@ def test_bad_images_are_listed(flambeau: Any, photos: Path) -> None:
         ("photos a.rec --encode keep --resize 9", ["--encode keep leaves images as they are"]),
         ("photos a.rec --encode gif", ["--encode"]),
         ("photos a.rec --workers 0", ["--workers must be at least 1"]),
-        ("photos a.zip", ["nothing can be packed into .zip"]),
+        ("photos a.7z", ["nothing can be packed into .7z"]),
         ("photo a.rec", ["photo does not exist; did you mean photos?"]),
         ("photos a.npy", ["an array holds images of one size", "--center-crop"]),
         ("photos a.rec --seed 3", ["--seed has no effect without --shuffle: leave it out"]),

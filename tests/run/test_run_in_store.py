@@ -12,8 +12,14 @@ from torch.utils.data import TensorDataset
 import flambeau
 from flambeau.cli.command import main
 from flambeau.errors import InputError
-from flambeau.run.folder.store_run import folder_and_mirror, run_here, working_folder
+from flambeau.run.folder.store_run import (
+    folder_and_mirror,
+    is_run_in_store,
+    run_here,
+    working_folder,
+)
 from flambeau.run.run import Run
+from object_server import Fault, serving
 
 pytest.importorskip("fsspec")
 
@@ -141,3 +147,14 @@ def test_what_is_refused(tmp_path: Path, address: str, capsys: pytest.CaptureFix
         assert f"{address} holds no run" in capsys.readouterr().err
     assert main(["runs", f"file://{tmp_path}/bucket/runs"]) == 2
     assert "is an address in a store" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_shard_is_no_run_where_a_store_does_not_say_what_is_not_there(
+    tmp_path: Path, status: int
+) -> None:
+    """S3 answers with 403 for a missing object to whom it does not show lists."""
+    (tmp_path / "data").mkdir()
+    with serving(tmp_path / "data") as server:
+        server.fault = lambda request: Fault(status=status)
+        assert not is_run_in_store(f"{server.url}/pets.tar")

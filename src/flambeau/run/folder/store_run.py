@@ -54,11 +54,11 @@ def in_store(folder: Path, mirror: str | None) -> str | None:
 
 def is_run_in_store(address: str) -> bool:
     """Whether a run lies at an address."""
-    from flambeau.data.stores.store import Missing, store
+    from flambeau.data.stores.store import Denied, Missing, store
 
     try:
         return bool(store().facts(f"{address_of(address).rstrip('/')}/config.toml").size)
-    except Missing:
+    except (Missing, Denied):  # as some stores say of what is not there
         return False
 
 
