@@ -110,6 +110,10 @@ def test_commands_and_python_read_a_run_by_its_address(
     assert main(["diff", address, f"{tmp_path}/bucket/runs/mine", "--json"]) == 0
     assert (tmp_path / "report.html").exists() and (tmp_path / "made").is_dir()
     assert not working_folder(address).exists()  # who reads makes no folder to train in
+    for flag in ("--weights", "--teacher"):
+        assert main(["train", flag, address, "--out", f"run{flag}", *SETTINGS]) == 0
+        shown = (tmp_path / f"run{flag}" / "config.toml").read_text()
+        assert f'{flag[2:]} = "{address}"' in shown
     found = flambeau.load(address)
     assert found.trained.model.state_dict().keys()
 

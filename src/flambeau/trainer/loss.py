@@ -1,7 +1,6 @@
 """The loss of `flambeau train`: normalize, erase, mix, call the network and its teacher."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -177,7 +176,7 @@ def make_teacher(
             "start again with --fresh or another --out"
         )
     # `check_teacher_code` has asked whether its code may run.
-    trained = load_trained(Path(teacher), trust=True, say=lambda text: None)
+    trained = load_trained(teacher, trust=True, say=lambda text: None)
     return AdaptedTeacher(
         trained,
         facts,

@@ -27,6 +27,7 @@ from flambeau.provenance import Permission
 from flambeau.run.folder.json_file import dataset_facts, json_file
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.folder.store_run import run_here
 from flambeau.run.loop.model_builder import model_file_sha256
 from flambeau.trainer.parts.class_weights import class_weights
 from flambeau.trainer.parts.device import pick_device
@@ -365,7 +366,7 @@ def noise_targets(data: ImageDataset | DeviceDataset, size: int, device: torch.d
 def check_teacher_code(teacher: str | None, *, trust: bool, say: Callable[[str], object]) -> None:
     """Ask for permission to run the file of code that the teacher's folder names as its model."""
     if teacher is not None:
-        folder = RunFolder(Path(teacher))
+        folder = RunFolder(run_here(teacher))
         stored = (folder.read_config() or {}) if folder.path.is_dir() else {}  # refused later
         folder.permission(stored, trust=trust, say=say).ask_for(stored, "model", "builder")
 
@@ -373,7 +374,7 @@ def check_teacher_code(teacher: str | None, *, trust: bool, say: Callable[[str],
 def teacher_sha256(teacher: str | None) -> str | None:
     if teacher is None:
         return None
-    folder = RunFolder(Path(teacher))
+    folder = RunFolder(run_here(teacher))
     if not folder.path.is_dir() or folder.read_config() is None or published(folder) is None:
         raise InputError(f"teacher = {teacher!r} is not the folder of a finished run")
     return hashlib.sha256(folder.weights.read_bytes()).hexdigest()

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,6 +15,7 @@ from flambeau.recipes.models.freezing import count_frozen, freeze
 from flambeau.recipes.models.layer_decay import group_table, layerwise_lr
 from flambeau.recipes.models.param_groups import param_groups
 from flambeau.recipes.training.muon import hidden_matrices
+from flambeau.run.folder.store_run import run_here
 from flambeau.terminal import printable
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import MOMENTUM
@@ -29,7 +29,7 @@ def load_weights(model: nn.Module, path: str, *, needs: str | None = None) -> st
     """Start a model from the matching weights of a file or run; nothing in the file is run.
 
     Args:
-        path: anything that `flambeau convert` reads.
+        path: anything that `flambeau convert` reads, or the address of a run.
         needs: a tensor of the model without which the others are of no use.
 
     Returns:
@@ -38,7 +38,7 @@ def load_weights(model: nn.Module, path: str, *, needs: str | None = None) -> st
     Raises:
         InputError: no such weights, they cover less than half of the model, or do not fit what it needs.
     """
-    weights = open_weights(Path(path))
+    weights = open_weights(run_here(path))
     tensors = plain_names(weights.tensors)
     # Infinity can be intended, as in a mask.
     bad = [n for n, t in tensors.items() if t.is_floating_point() and t.float().isnan().any()]
