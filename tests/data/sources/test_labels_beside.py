@@ -12,7 +12,7 @@ from PIL import Image
 
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.data.sources.open_data import open_parts, open_source, open_sources
-from flambeau.data.sources.source import Source, left_out_counts, left_out_lines
+from flambeau.data.sources.source import Source, left_out, left_out_counts, left_out_lines
 from flambeau.data.sources.targets import task_of
 from flambeau.errors import InputError
 
@@ -217,3 +217,18 @@ def test_training_says_which_columns_it_does_not_read(tmp_path: Path, flambeau: 
     (tmp_path / "list.csv").write_text(f"path,label,weight\n{rows}")
     answer = flambeau("check", tmp_path / "list.csv")
     assert "list.csv: columns that are not read: weight" in answer.out
+
+
+@pytest.mark.parametrize("name", ["data.yaml", "classes.txt", "Class_Names", "labels.txt", "a.xml"])
+def test_a_file_beside_class_folders_that_may_hold_labels_or_names_is_counted(
+    tmp_path: Path, name: str
+) -> None:
+    for label in ("cat", "dog"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "1.png").write_bytes(png(1))
+    (tmp_path / "README.md").write_text("of no class")
+    (source, _) = open_parts(tmp_path)
+    assert not sum(sum(one.counts.values()) for one in left_out(source))
+    (tmp_path / name).write_text("dog\ncat\n")
+    (source, _) = open_parts(tmp_path)
+    assert [dict(one.counts) for one in left_out(source)] == [{Path(name).suffix: 1}]

@@ -23,7 +23,18 @@ IMAGE_SUFFIXES = tuple(sorted(ending for endings in ENDINGS.values() for ending 
 # Names that say nothing, or another format than many of such files are of: their first bytes decide.
 _UNSURE_SUFFIXES = ("", ".heic", ".heif", ".image", ".img", ".jfi", ".jif", ".jp2", ".jxl")
 _TABLE_SUFFIXES = (".csv", ".tsv", ".lst")
-_LABEL_SUFFIXES = (*_TABLE_SUFFIXES, ".json", ".jsonl", ".mat", ".parquet", ".xls", ".xlsx", ".xml")
+_LABEL_SUFFIXES = (
+    *_TABLE_SUFFIXES,
+    ".json",
+    ".jsonl",
+    ".mat",
+    ".parquet",
+    ".xls",
+    ".xlsx",
+    ".xml",
+    ".yaml",
+    ".yml",
+)
 _AMBIGUOUS = ("", "BMP", "PPM")  # begin with two letters, as a text may
 
 
@@ -51,7 +62,8 @@ class FolderSource:
         others = LeftOut(_printable(root))
         beside = [entry for entry in _entries(root) if not _is_folder(entry)]
         for entry in beside:
-            if _suffix(entry) in _LABEL_SUFFIXES or "label" in entry.name.lower():
+            is_text = "label" in entry.name.lower() or "class" in entry.name.lower()
+            if _suffix(entry) in _LABEL_SUFFIXES or is_text:
                 others.add(_suffix(entry), Path(entry.path))
         loose = sorted(entry.name for entry in beside if _is_image(entry))
         if loose:
