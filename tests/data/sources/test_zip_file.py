@@ -55,7 +55,12 @@ def test_a_zipped_folder_has_the_labels_of_the_folder(
     tmp_path: Path, method: int, parts: bool
 ) -> None:
     files = photos("train/") | photos("val/", 3) if parts else photos()
-    others = {"__MACOSX/pets/cat/._cat.0.bmp": b"x", "pets/.DS_Store": b"x", "pets/notes.txt": b"x"}
+    hidden = {
+        "__MACOSX/pets/cat/._cat.0.bmp": b"x",
+        "pets/.DS_Store": b"x",
+        "pets/.old/a/1.bmp": b"x",
+    }
+    others = {**hidden, "pets/notes.txt": b"x"}
     path = put(tmp_path / "a.zip", files | others, method)
     folder = unzipped(path)
     for near, far in zip(open_sources(path), open_sources(folder / "pets"), strict=True):

@@ -88,7 +88,7 @@ def index_zip(path: Path) -> ZipIndex:
         array("Q", [row[3] for row in rows]),
         array("Q", [one.file_size for one in members]),
         array("Q", [one.compress_size for one in members]),
-        array("B", [one.compress_type != zipfile.ZIP_STORED for one in members]),
+        array("B", map(_is_packed, members)),
         array("Q", [one.CRC for one in members]),
     )
 
@@ -100,10 +100,11 @@ def _is_mixed(keys: Sequence[str]) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and extension, in lower case, of a file; None for hidden files and those without a dot."""
+    """Key and extension, in lower case, of a file; None for what is hidden, and names without a dot."""
     folder, slash, last = name.rpartition("/")
-    stem, dot, ending = last.rpartition(".")
-    if not stem.strip(".") or not dot or not ending or last[0] == "." or name.startswith(_MAC):
+    stem, _, ending = last.rpartition(".")
+    is_hidden = any(part[:1] == "." and part.strip(".") for part in name.split("/"))
+    if not stem.strip(".") or not ending or is_hidden or name.startswith(_MAC):
         return None
     first, _, second = stem.rpartition(".")
     if first and mask_in([f"{second}.{ending}".lower()]) is not None:
@@ -120,7 +121,7 @@ def _require_readable(member: zipfile.ZipInfo, path: Path) -> None:
             f"{name} is compressed by method {member.compress_type}, not by deflate (8); unpack it and "
             "zip it again, best with zip -0, as images do not get smaller"
         )
-    most = member.compress_size if not _is_packed(member) else MOST_PACKED * member.compress_size
+    most = member.compress_size * (MOST_PACKED if _is_packed(member) else 1)
     if member.file_size > most + SLACK or member.file_size > _MOST:
         raise ShardError(
             f"{name} would have {member.file_size} bytes, more than can be in its "
