@@ -15,7 +15,6 @@ Not for data without a length.
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -279,9 +278,8 @@ class BlockSampler(EpochSampler):
             places = torch.arange(first, last)
             drawn = _uniform(first_number + first, first_number + last, self._seed, epoch)
             keys = torch.cat([keys, places + (drawn * self._window).long()])
-            of = np.searchsorted(
-                ends.numpy(), places.numpy(), side="right"
-            )  # torch would use threads
+            # torch would use threads here, too.
+            of = ends.numpy().searchsorted(places.numpy(), side="right")
             samples = torch.cat([samples, places + moved[torch.from_numpy(of)]])
             by_key = torch.argsort(keys, stable=True)
             keys, samples = keys[by_key], samples[by_key]
