@@ -20,11 +20,11 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from provenance import commit, cpu_model, record  # beside this script
+from remote_stream import server
 
 BUCKET, BLOCK_IMAGES, SHARDS = "bench", 70, 8
 STREAMS = (1, 16)
@@ -54,18 +54,6 @@ def make_store(folder: Path, count: int) -> tuple[int, int]:
         words = ["pack", photos, f"{folder / BUCKET}/made.tar", "--shards", f"{SHARDS}"]
         assert flambeau.cli.command.main(words) == 0
     return sum(path.stat().st_size for path in (folder / BUCKET).glob("*.tar")), alone
-
-
-@contextlib.contextmanager
-def server(folder: Path) -> Iterator[str]:
-    script = Path(__file__).with_name("s3_server.py")
-    command = [sys.executable, script, folder]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.terminate()
 
 
 def bytes_of(url: str) -> int:
@@ -176,7 +164,7 @@ def main() -> None:
         folder = Path(place)
         size, alone = make_store(folder, told.images)
         block_bytes = BLOCK_IMAGES * alone // told.images
-        with server(folder) as url:
+        with server(folder, "plain") as url:
             for nodes in map(int, told.nodes.split(",")):
                 for streams in STREAMS:
                     for holds, share in (("all", 2.0), ("share", 1.1 / nodes)):

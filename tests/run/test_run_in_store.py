@@ -1,5 +1,7 @@
 """A run whose folder is an address: trained here in a folder, read from a copy, continued elsewhere."""
 
+import json
+import os
 import shutil
 from pathlib import Path
 
@@ -136,6 +138,23 @@ def test_a_copy_for_reading_follows_the_run(tmp_path: Path, address: str) -> Non
     gone = {path for path in before - after if path.name == "manifest.json"}
     assert gone and not any((bucket / path).exists() for path in gone)
     assert (copy / "mine.txt").exists()
+
+
+def test_a_run_that_names_files_elsewhere_removes_none(tmp_path: Path, address: str) -> None:
+    """Neither by an object called like our own list, nor by such a list that a kill has left."""
+    train(address, until=6)
+    victim = tmp_path / "mine.txt"
+    victim.write_text("of the user")
+    copy = run_here(address)
+    lies = json.dumps({os.path.relpath(victim, copy): [1, ""], f"{victim}": [1, ""]})
+    bucket = tmp_path / "bucket" / "runs" / "mine"
+    for folder in (bucket, copy):
+        (folder / ".copied.json").write_text(lies)
+    (bucket / ".lock").mkdir()
+    (bucket / ".lock" / "a").write_text("x")
+    run_here(address)
+    assert victim.read_text() == "of the user"
+    assert not (copy / ".lock").exists()
 
 
 def test_what_is_refused(tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:

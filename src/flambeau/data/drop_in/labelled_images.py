@@ -65,8 +65,8 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
         self.in_blocks = image_blocks(source) is not None
         if self.window and not self.in_blocks:
             raise InputError(
-                f"shuffle_window = {window} is for images in .tar, .rec, .tfrecord, .parquet and .arrow "
-                f"files, here or in a store, and {source.describe(0)} is none of them: leave it out"
+                f"shuffle_window = {window} is for images in .tar, .zip, .rec, .tfrecord, .parquet and "
+                f".arrow files, here or in a store, and {source.describe(0)} is none of them: leave it out"
             )
         self.classes = source.classes
         self.targets: Tensor = source.labels

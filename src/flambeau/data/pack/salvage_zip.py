@@ -9,13 +9,19 @@ from flambeau.data.sources.zip_members import UnfitZip, ZipReader, index_zip
 from flambeau.recipes.data.tar_shards import ShardError
 
 
-def walk_zip(path: Path) -> Iterator[ScannedRecord]:
-    """Samples and damage of a zip, in the order in which they are read."""
+def walk_zip(path: Path, *, recovery: str) -> Iterator[ScannedRecord]:
+    """Samples and damage of a zip, in the order in which they are read.
+
+    Args:
+        recovery: what may help where its list of files is damaged.
+    """
     try:
         reader = ZipReader(path, index_zip(path))
     except ShardError as error:
         problem = str(error).removeprefix(str(path)).lstrip(":, ")
-        yield ScannedRecord("the file", None, damage=problem, whole=isinstance(error, UnfitZip))
+        is_unfit = isinstance(error, UnfitZip)
+        damage = problem if is_unfit else f"{problem}; {recovery}"
+        yield ScannedRecord("the file", None, damage=damage, whole=is_unfit)
         return
     yield from sample_records(lambda read: _samples(reader, read))
 

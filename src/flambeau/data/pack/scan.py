@@ -43,9 +43,7 @@ def scan(path: Path, kind: str) -> Iterator[ScannedRecord]:
         yield ScannedRecord("the file", None, damage=f"this is {other}", whole=True)
         return
     if kind == "zip":
-        for record in walk_zip(path):
-            tool = f"; {RECOVERY[kind]}" if record.name == "the file" and not record.whole else ""
-            yield record._replace(damage=f"{record.damage}{tool}" if record.damage else None)
+        yield from walk_zip(path, recovery=RECOVERY[kind])
         return
     if kind in ("parquet", "arrow"):
         try:

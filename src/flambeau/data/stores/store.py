@@ -295,10 +295,13 @@ class _EachOnce(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         text = record.getMessage()
         is_new = text not in self._seen
+        if len(self._seen) == _MOST_SEEN:  # texts with names of objects are many
+            self._seen.clear()
         self._seen.add(text)
         return is_new
 
 
+_MOST_SEEN = 1000
 _EACH_ONCE = _EachOnce()
 
 

@@ -327,7 +327,11 @@ def _files_here(folder: Path) -> Iterator[str]:
 
 
 def files_there(address: str, store: Store) -> list[str]:
-    """The names of all files of a mirror, relative to it."""
+    """The names of all files of a mirror, relative to it; without hidden ones, which are of no run.
+
+    Raises:
+        InputError: there are far too many, or a name leads out of the folder.
+    """
     found: list[str] = []
     waiting = [address]
     while waiting:
@@ -338,10 +342,14 @@ def files_there(address: str, store: Store) -> list[str]:
                 found.append(one.removeprefix(f"{address}/"))
             if len(found) + len(waiting) > _MOST_FILES:
                 raise InputError(f"{address} holds more files than any run")
-    parts = [name.split("/") for name in found]
-    if any(part in ("", ".", "..") for names in parts for part in names):
+    if any(map(leads_elsewhere, found)):
         raise InputError(f"{address} holds a file with a name that leads elsewhere")
-    return sorted(found)
+    return sorted(name for name in found if not any(part[0] == "." for part in name.split("/")))
+
+
+def leads_elsewhere(name: str) -> bool:
+    """Whether the name of a file may lead out of its folder."""
+    return any(part in ("", ".", "..") for part in name.split("/"))
 
 
 def _step_folders_there(address: str, store: Store) -> set[str]:

@@ -135,10 +135,12 @@ def _copy(folder: Path, address: str, source: "Store") -> None:
 
 
 def _known(folder: Path) -> dict[str, Any]:
+    from flambeau.run.folder.mirror import leads_elsewhere
+
     with contextlib.suppress(OSError, ValueError, RecursionError):
         known = json.loads((folder / _KNOWN).read_bytes(), object_pairs_hook=json_object)
         if isinstance(known, dict):
-            return known
+            return {name: mark for name, mark in known.items() if not leads_elsewhere(name)}
     return {}
 
 

@@ -20,8 +20,9 @@ def shuffle_window(settings: Settings, train: Source) -> int | None:
         return default_window(train) if settings.balance == "none" else None
     if settings.shuffle_window and image_blocks(train) is None:
         raise InputError(
-            f"shuffle_window = {settings.shuffle_window} is for images in .tar, .rec, .tfrecord, .parquet "
-            f"and .arrow files, here or in a store, and {train.describe(0)} is none of them: leave it out"
+            f"shuffle_window = {settings.shuffle_window} is for images in .tar, .zip, .rec, .tfrecord, "
+            f".parquet and .arrow files, here or in a store, and {train.describe(0)} is none of them: "
+            "leave it out"
         )
     return settings.shuffle_window
 
@@ -48,7 +49,7 @@ def epoch_sampler(
     if sampler is None:  # the data lie elsewhere than when the run began
         raise InputError(
             f"this run draws images block by block (shuffle_window = {settings.shuffle_window}), and "
-            f"{train.describe(0)} is in no .tar, .rec, .tfrecord, .parquet or .arrow file\n"
+            f"{train.describe(0)} is in no .tar, .zip, .rec, .tfrecord, .parquet or .arrow file\n"
             "Name the data as they were packed"
         )
     return sampler
