@@ -28,7 +28,7 @@ FILES = sorted(PurePosixPath(path.relative_to(SRC)) for path in SRC.rglob("*.py"
 RECIPES = [path for path in FILES if path.parts[0] == "recipes" and path.stem != "__init__"]
 
 # The doors of the package; a class stands for its __init__.
-DOORS = {"Run", "fast", "wrap", "train", "_train", "load", "evaluate", "export"}
+DOORS = {"Run", "fast", "wrap", "train", "_train", "load", "evaluate", "export", "sweep"}
 
 IMPORT_NAMES = {"pillow": "PIL"}  # where the name to install is not the name to import
 
@@ -74,6 +74,7 @@ EVERYTHING = frozenset(
         "compare",
         "inspection",
         "exports",
+        "experiments",
         "tune",
         "cli",
     }
@@ -87,6 +88,7 @@ BELOW_RUN = EVERYTHING - {
     "compare",
     "inspection",
     "exports",
+    "experiments",
     "tune",
     "cli",
 }
@@ -145,6 +147,7 @@ FLOORS = {
     "compare": Floor(BELOW_TRAINER | {"trainer", "compare"}),
     "inspection": Floor(BELOW_TRAINER | {"trainer", "compare", "inspection"}),
     "exports": Floor(BELOW_TRAINER | {"trainer", "exports"}),
+    "experiments": Floor(BELOW_TRAINER | {"trainer", "experiments"}),
     "tune": Floor(BELOW_TRAINER | {"trainer", "inspection", "tune"}),
     "cli": Floor(EVERYTHING, packages=frozenset(), light=True),
     "__main__.py": Floor(frozenset({"cli"}), packages=frozenset(), light=True),
@@ -193,6 +196,15 @@ STOREYS = {
         {"model_catalog.py", "receptive_field.py", "watched_forward.py"},
         {"named_model.py", "model_summary.py", "graph_breaks.py", "lr_range_picture.py"},
         {"graphs"},
+    ],
+    "experiments": [
+        {"space.py", "spread.py", "plan.py", "claim.py", "trained_value.py"},
+        {"job.py"},
+        {"proposals.py", "sweep_folder.py", "worker.py", "worker_process.py"},
+        {"optuna_log.py"},
+        {"sweeper.py"},
+        {"result.py", "description.py"},
+        {"api.py"},
     ],
     "tune": [{"watch"}, {"doctor"}, {"step", "search"}],
 }

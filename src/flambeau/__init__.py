@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from flambeau.data.fast import fast
     from flambeau.data.wrap import wrap
     from flambeau.errors import DamagedData, InputError, WorkerLost
+    from flambeau.experiments.api import sweep
     from flambeau.exports.api import export
     from flambeau.parallel.preemption import Preempted
     from flambeau.provenance import UntrustedCode
@@ -36,6 +37,7 @@ __all__ = [
     "export",
     "fast",
     "load",
+    "sweep",
     "train",
     "wrap",
 ]
@@ -54,6 +56,7 @@ _FILES = {
     "export": "flambeau.exports.api",
     "fast": "flambeau.data.fast",
     "load": "flambeau.trainer.api",
+    "sweep": "flambeau.experiments.api",
     "train": "flambeau.trainer.api",
     "wrap": "flambeau.data.wrap",
 }

@@ -22,6 +22,7 @@ _EXTRAS = {
     "gcsfs": "gs",
     "adlfs": "az",
     "matplotlib": "plot",
+    "optuna": "sweep",
     "pynvml": "gpu",
     "segmentation_models_pytorch": "smp",
 }

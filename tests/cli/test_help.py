@@ -175,7 +175,7 @@ def test_zh_is_a_flag_of_train_alone(flambeau: Any) -> None:
         ("train --warmup -5%", "warmup must be a duration such as '5%' (% of the run)"),
         (
             "train --stop-within -5s",
-            "stop_within must be seconds such as '30s', or '5min', got '-5s'",
+            "stop_within must be a time such as '30s', '5min' or '8h', got '-5s'",
         ),
         ("train --optimizer adam --betas -0.9,0.9", "betas must be"),
         ("train --lr -1", "lr must be above 0, got -1"),

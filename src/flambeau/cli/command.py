@@ -28,8 +28,9 @@ from flambeau.version import __version__
 
 # In the order of the help.
 VERBS = (
-    "train", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict", "evaluate",
-    "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus", "completion",
+    "train", "sweep", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict",
+    "evaluate", "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus",
+    "completion",
 )  # fmt: skip
 # Those that compute in this process; others measure, or start programs of the user's.
 _COMPUTING = "train", "predict", "evaluate", "features"
@@ -39,6 +40,10 @@ _EXIT_CODES = {
         1: "a data worker was lost: the same command goes on; --replay-step: the step was not bad",
         71: "memory ran out in one of several processes: the same command goes on",
         75: "stopped and saved: the same command goes on",
+    },
+    "sweep": {
+        1: "no trial was trained to its end",
+        75: "stopped, and every run saved: the same command goes on",
     },
     "launch": {
         1: "a process has failed; the last line names it",

@@ -47,15 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     if "RANK" in os.environ:
         # Torch's sockets print warnings on lost peers and unknown hosts; the watchdog reports what matters.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    given = {name: getattr(arguments, name) for name in FIELDS if hasattr(arguments, name)}
     if arguments.replay_step is not None:
-        return _replay(arguments, given)
+        return _replay(arguments, _flags(arguments))
     _check_trial(arguments)
     if arguments.out == "":
         raise InputError("--out is empty; name a folder")
-    if arguments.config is not None:
-        given = _with_file(arguments.config, given, trust=arguments.trust)
-    given = with_preset(given)
+    given = with_preset(given_settings_of(arguments))
     folder, mirror = folder_and_mirror(arguments.out or "", given.get("mirror"))
     if mirror is not None:
         given["mirror"] = mirror
@@ -86,6 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     finally:
         FLAG.restore(run)
+
+
+def _flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in FIELDS if hasattr(arguments, name)}
+
+
+def given_settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a command line of `train`, with those of its --config."""
+    given = _flags(arguments)
+    if arguments.config is None:
+        return given
+    return _with_file(arguments.config, given, trust=arguments.trust)
 
 
 def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.compare.recorded_facts import RecordedFacts
+from flambeau.data.sources.fold_name import parse_fold
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source, mask_of
 from flambeau.data.sources.targets import TargetChoice, target_texts, task_of
@@ -70,6 +71,7 @@ def _choice(settings: Mapping[str, Any]) -> TargetChoice:
         settings.get("label_separator"),
         group=settings.get("group"),
         split=settings.get("split"),
+        fold=parse_fold(str(fold)) if (fold := settings.get("fold")) is not None else None,
         ignore_index=settings.get("ignore_index"),
     )
 

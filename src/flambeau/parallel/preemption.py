@@ -1,6 +1,7 @@
 """A flag that signals set to ask a run to stop; the run checks it between steps. No torch here."""
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -8,6 +9,8 @@ import time
 import weakref
 from types import FrameType
 from typing import Any, Final
+
+from flambeau.errors import InputError
 
 EXIT_CODE: Final = 75
 """EX_TEMPFAIL of sysexits.h: the same command, started again, resumes."""
@@ -18,9 +21,24 @@ OUT_OF_MEMORY: Final = 71
 INTERRUPTED: Final = 130
 """The exit code that shells show for a process ended by SIGINT."""
 
+PAUSE_AFTER: Final = "FLAMBEAU_PAUSE_AFTER"
+"""Environment variable: epochs after which a run stops as if it had got SIGTERM, unless it ends there."""
+
 _SIGNALS = [
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT") if hasattr(signal, name)
 ]
+
+
+def pause_after() -> int | None:
+    """The epochs of PAUSE_AFTER; None if it is not set.
+
+    Raises:
+        InputError: it is no number above 0.
+    """
+    text = os.environ.get(PAUSE_AFTER, "")
+    if text and not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise InputError(f"{PAUSE_AFTER} must be a number of epochs above 0, got {text!r:.50}")
+    return int(text) if text else None
 
 
 class Preempted(SystemExit):

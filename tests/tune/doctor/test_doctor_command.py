@@ -191,7 +191,7 @@ def test_words_that_are_none(words: list[str], message: str) -> None:
         (["--rounds", "0", "--", "x.py"], "--rounds must be from 1 to 100000, got 0"),
         (
             ["--budget", "5", "--", "x.py"],
-            "--budget must be seconds such as '30s', or '5min', got '5'",
+            "--budget must be a time such as '30s', '5min' or '8h', got '5'",
         ),
         (["--html", "x.pdf", "--", "x.py"], "--html x.pdf: a report is an HTML file"),
         (["--html", "no/x.html", "--", "x.py"], "--html no/x.html: the folder no does not exist"),

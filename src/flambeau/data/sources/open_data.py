@@ -26,6 +26,7 @@ from flambeau.data.sources.folder import (
     classes_above,
     images_below,
 )
+from flambeau.data.sources.folds import fold_sources
 from flambeau.data.sources.masks.mask_folders import mask_pairs
 from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.open_store import open_address, open_evaluated
@@ -86,7 +87,8 @@ def open_sources(
 ) -> tuple[Source, Source]:
     """The images to train on and those to validate on.
 
-    If DATA have no validation part, a share of each class is held out (see `hold_out`).
+    If DATA have no validation part, a share of each class is held out (see `hold_out`); with a fold of
+    `choice`, the images of that fold.
 
     Args:
         path: a folder with one sub-folder per class, or with train/ and one of val/, valid/, validation/,
@@ -108,7 +110,11 @@ def open_sources(
         _require_images(train)
     kind = kind_of_targets(train)
     kind.require_learnable(train.classes, train.labels, data_text(path))
-    if val is None:
+    if (
+        choice.fold is not None
+    ):  # a part to validate on stays out of it, for an evaluation at the end
+        train, val = fold_sources(train, choice.fold)
+    elif val is None:
         train, val = hold_out(train, share=holdout, seed=seed)
     else:
         kind.require_in_training(train, val)

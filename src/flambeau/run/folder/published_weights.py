@@ -21,7 +21,7 @@ from flambeau.run.folder.json_file import json_file
 from flambeau.run.folder.metrics_log import json_numbers
 from flambeau.run.folder.report_file import write_run_report
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.run.options.run_options import DEFAULT_BEST
+from flambeau.run.options.better_figure import DEFAULT_BEST
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from flambeau.run.folder.json_file import (
     whole_number,
 )
 from flambeau.run.folder.lock import is_locked
+from flambeau.run.options.better_figure import DEFAULT_BEST, better_by_name
 from flambeau.run.options.durations import Duration, parse_duration
 from flambeau.run.options.toml_file import load_toml
 from flambeau.terminal import clock
@@ -149,6 +150,14 @@ class Search:
                 return
 
 
+def mode_of(config: Mapping[str, Any]) -> Literal["max", "min"]:
+    """Whether more or less of the figure `best` of a run is better, by its config.toml."""
+    mode = config.get("best_mode")
+    if mode in ("max", "min"):
+        return "max" if mode == "max" else "min"
+    return better_by_name(str(config.get("best", DEFAULT_BEST))) or "max"
+
+
 def summarize(path: Path, *, name: str) -> RunSummary:
     try:
         config = load_toml(path / "config.toml")
@@ -160,6 +169,14 @@ def summarize(path: Path, *, name: str) -> RunSummary:
         why = "its config.toml is not of a run"
         return RunSummary(path, name, "foreign", why, changed=_changed(path))
     return _Reader(path, name, config).summary()
+
+
+def saved_place(path: Path) -> tuple[int, int]:
+    """Epoch and position (samples of it) of the newest checkpoint of a run; 0, 0 without one."""
+    checkpoints = path / "checkpoints"
+    step = max(_numbered(checkpoints, _CHECKPOINT), default=0)
+    meta = table(json_table(checkpoints / f"step-{step:08d}" / "manifest.json").get("meta"))
+    return whole_number(meta.get("epoch")) or 0, whole_number(meta.get("position")) or 0
 
 
 class _Reader:
@@ -232,7 +249,7 @@ class _Reader:
         evaluations: list[Mapping[str, Any]] = [r for r in self._rows if "images_per_s" not in r]
         evaluations += [table(meta.get("metrics")) for meta in self._metas]
         values = [v for row in evaluations if (v := finite_number(row.get(metric))) is not None]
-        choose = min if self._config.get("best_mode") == "min" else max
+        choose = {"max": max, "min": min}[mode_of(self._config)]
         return choose(values, default=None)
 
     def _samples(self) -> int | None:

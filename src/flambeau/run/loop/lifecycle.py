@@ -4,14 +4,15 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
-from flambeau.parallel.preemption import FLAG
+from flambeau.parallel.preemption import FLAG, PAUSE_AFTER, pause_after
 from flambeau.parallel.ranks import Ranks
 from flambeau.parallel.watchdog.heartbeat import SAVING
 from flambeau.run.folder.checkpointer import Restored
+from flambeau.run.folder.pause_file import write_pause
 from flambeau.run.folder.published_weights import Result, finished
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.loop.memory_guard import MemoryGuard
@@ -43,6 +44,7 @@ class Lifecycle:
     Attributes:
         finalizer: releases what the run holds; None until the run holds anything.
         is_finished: the folder holds a finished run, which is not continued.
+        pause_after: epochs after which the run stops with a checkpoint; None for all.
     """
 
     folder: RunFolder
@@ -57,6 +59,7 @@ class Lifecycle:
     options: RunOptions
     finalizer: "weakref.finalize[[int], object] | None" = None
     is_finished: bool = False
+    pause_after: int | None = field(default_factory=pause_after)
 
     @property
     def is_over(self) -> bool:
@@ -296,10 +299,22 @@ class Lifecycle:
             self.save()
         self.preempt_if_signalled()
 
+    @property
+    def _pause_here(self) -> int | None:
+        """The epochs of PAUSE_AFTER, if they are done and others are left."""
+        epochs = self.pause_after
+        is_between = self.state.position == 0 and not self.is_over
+        return epochs if epochs is not None and is_between and self.state.epoch >= epochs else None
+
     def preempt_if_signalled(self) -> None:
         """Stop with a checkpoint if a signal has arrived; all ranks stop at the same call."""
         signal = self.ranks.stop_signal()
-        if signal is None or self.options.replay_from is not None:
+        if self.options.replay_from is not None:
+            return
+        pause = None if signal is not None else self._pause_here
+        if pause is not None:
+            signal = f"{PAUSE_AFTER}={pause}"
+        if signal is None:
             return
         # Workers first: they were signalled too, and wait only for a while.
         self.loop.stream = None
@@ -307,6 +322,8 @@ class Lifecycle:
             is_due = self.state.step % self.parts.plan.save_every == 0 or self.is_over
             self.save(wait=True, is_planned=is_due)
             self.parts.progress.say_saved(signal, step=self.state.step, folder=self.folder.path)
+        if pause is not None:
+            self.ranks.first(lambda: write_pause(self.folder.path, pause))
         ending = FLAG.answer()
         self.close()
         raise ending

@@ -38,11 +38,11 @@ class Duration:
 
 
 def parse_seconds(text: str, *, name: str) -> float:
-    """Read a time such as '30s' or '5min', in seconds."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(s|min)", str(text).strip())
+    """Read a time such as '30s', '5min' or '8h', in seconds."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)(s|min|h)", str(text).strip())
     if match is None or not float(match[1]):
-        raise InputError(f"{name} must be seconds such as '30s', or '5min', got {text!r}")
-    return float(match[1]) * (60 if match[2] == "min" else 1)
+        raise InputError(f"{name} must be a time such as '30s', '5min' or '8h', got {text!r}")
+    return float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
 
 
 def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:

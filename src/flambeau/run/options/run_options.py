@@ -1,7 +1,6 @@
 """The options of `Run`, apart from model, optimizer and data."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from flambeau.data.stores.address import mirror_address
 from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.run.options.advice import Advice
+from flambeau.run.options.better_figure import DEFAULT_BEST, better_by_name
 from flambeau.run.options.durations import parse_duration, parse_seconds
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import AT_LEAST_1, CONTROL, Range, check_value, option, typed
@@ -21,23 +21,10 @@ from flambeau.run.options.toml_file import as_toml, parse_toml
 from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.user_code import is_function
 
-DEFAULT_BEST = "val_accuracy"
-"""The default figure that chooses the best checkpoint."""
 OnBad = Callable[[Sequence[int]], None]
 """Takes the indices of samples that a data set could not read."""
 Explain = Callable[[Any, Sequence[str], int], Iterable[object]]
 """Takes the data of a batch, the data set's names of its samples, and the number of steps before it."""
-# Words in the name of a metric.
-_LOWER_IS_BETTER = {
-    "loss", "error", "err", "perplexity", "ppl", "mse", "rmse", "mae", "mape", "nll", "bce", "wer", "cer",
-    "fid", "lpips", "kl", "entropy", "divergence", "distance", "brier", "ece", "regret", "negative",
-}  # fmt: skip
-# 'f', 'r' and 'top' are from f1, r2 and top5.
-_HIGHER_IS_BETTER = {
-    "accuracy", "acc", "top", "correct", "auc", "auroc", "precision", "recall", "sensitivity", "specificity",
-    "f", "r", "spearman", "map", "iou", "miou", "dice", "jaccard", "bleu", "rouge", "psnr", "ssim", "score",
-    "kappa", "mcc", "correlation", "likelihood", "reward",
-}  # fmt: skip
 _DURATIONS = {"duration", "extend", "warmup", "checkpoint_every"}  # checked by parse_duration
 
 
@@ -342,11 +329,8 @@ class RunOptions(SharedOptions):
         """
         if self.best_mode is not None:
             return self.best_mode
-        words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.best).lower()))
-        low = not words.isdisjoint(_LOWER_IS_BETTER)
-        high = not words.isdisjoint(_HIGHER_IS_BETTER)
-        if low != high:
-            return "min" if low else "max"
+        if (mode := better_by_name(self.best)) is not None:
+            return mode
         raise InputError(
             f"best = {self.best!r} does not tell whether more or less of it is better: give "
             "best_mode='max' or best_mode='min', or is the name misspelt?"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
+from flambeau.data.sources.fold_name import parse_fold
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import PixelKind, Source, content_sample, pixel_kind, require_unit
 from flambeau.data.sources.target_kinds import KINDS
@@ -244,6 +245,7 @@ def target_choice(settings: Settings) -> TargetChoice:
         settings.label_separator,
         group=settings.group,
         split=settings.split,
+        fold=None if settings.fold is None else parse_fold(settings.fold),
         ignore_index=settings.ignore_index,
     )
 

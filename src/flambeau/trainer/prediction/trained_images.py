@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.data_names import is_named
+from flambeau.data.sources.folds import fold_sources
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import (
     Source,
@@ -58,7 +59,8 @@ def _names_of_training(trained: Trained, source: Source) -> set[Hashable]:
     if len(source) != facts.train_samples + facts.val_samples:
         return set()
     try:
-        here, _ = hold_out(source)
+        fold = target_choice(trained.settings).fold
+        here, _ = hold_out(source) if fold is None else fold_sources(source, fold)
     except InputError:  # it cannot have been split
         return set()
     has_content = facts.train_content in (None, content_sample(here))

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flambeau.data.sources.fold_name import parse_fold
 from flambeau.data.sources.target_names import TASKS
 from flambeau.data.stores.address import mirror_address
 from flambeau.data.stores.block_cache import parse_bytes
@@ -125,6 +126,13 @@ class Settings(SharedOptions):
         "表格中写明 train、val 或 test 的列",
         group="data",
         auto=("a column called split, or like it", "名为 split 或类似的列"),
+    )
+    fold: str | None = option(
+        None,
+        "which fold of a cross-validation is held out, such as 2/5; the others are trained on "
+        "(`flambeau sweep --folds 5` trains all)",
+        "交叉验证中留出哪一折，例如 2/5；其余各折用于训练（`flambeau sweep --folds 5` 训练全部各折）",
+        group="data",
     )
     ignore_index: int | None = option(
         None,
@@ -693,6 +701,8 @@ class Settings(SharedOptions):
             )
         if self.bits not in (None, 8, 16):
             raise InputError(f"bits must be 8 or 16, got {self.bits}")
+        if self.fold is not None:
+            parse_fold(self.fold)
         if self.alternate_flip and self.flip is False:
             raise InputError("alternate_flip has no effect without flip: leave one of them out")
         if self.balance != "none" and self.class_weights == "auto":

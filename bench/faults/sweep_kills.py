@@ -1,0 +1,186 @@
+"""Sweeps that are killed again and again, beside the same sweep that nobody kills.
+
+    python bench/faults/sweep_kills.py [--kills N] [--procs N] [--seed S] [--folder DIR] [--record]
+
+The command `flambeau sweep` over small images, with halving, is started, and after a random time it is killed
+by SIGKILL: the command alone, a worker alone, or all processes at once; until it has got its kills, and then
+to its end. Equal must be: the steps, their settings and figures, and the weights of every run. The line also
+says how many epochs were trained more than once.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from provenance import commit, cpu_model, record
+
+CLASSES = 4
+IMAGES = 40  # per class
+FLAGS = [
+    "--set", "lr=1e-3..1:log", "--set", "mixup=0,0.2", "--set", "batch_size=16,32",
+    "--model", "tiny_convnet", "--epochs", "4", "--halving", "2", "--trials", "10", "--seed", "3",
+]  # fmt: skip
+_LONGEST_S = 6.0  # from a start to its kill
+
+
+def make_images(folder: Path) -> None:
+    """Noise around a color per class: what is learned soon, and not at once."""
+    pixels = np.random.default_rng(0)
+    for number in range(CLASSES):
+        place = folder / f"class{number}"
+        place.mkdir(parents=True)
+        for index in range(IMAGES):
+            shape = pixels.integers(0, 160, (24, 24, 3)) + 24 * number
+            Image.fromarray(shape.clip(0, 255).astype(np.uint8)).save(place / f"{index}.png")
+
+
+def command(data: Path, out: Path, procs: int) -> list[str]:
+    return [
+        sys.executable, "-m", "flambeau", "sweep", str(data), *FLAGS,
+        "--out", str(out), "--procs", str(procs),
+    ]  # fmt: skip
+
+
+def start(data: Path, out: Path, procs: int) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command(data, out, procs),
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def children(pid: int) -> list[int]:
+    """The processes below one, as Linux lists them."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += [int(word) for word in task.read_text().split()]
+        except OSError:
+            continue
+    return [*found, *(below for child in found for below in children(child))]
+
+
+def kill(process: "subprocess.Popen[bytes]", rng: random.Random) -> str:
+    below = children(process.pid)
+    kind = rng.choice(["command", "worker", "all"] if below else ["command"])
+    victims = {
+        "command": [process.pid],
+        "worker": [rng.choice(below)] if below else [],
+        "all": [process.pid, *below],
+    }[kind]
+    for pid in victims:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return kind
+
+
+def storm(data: Path, out: Path, *, kills: int, procs: int, seed: int) -> Counter[str]:
+    """Start and kill until all kills are done, then let it finish."""
+    rng = random.Random(seed)
+    counts: Counter[str] = Counter()
+    process = start(data, out, procs)
+    while sum(counts.values()) < kills:
+        time.sleep(rng.uniform(0.5, _LONGEST_S))
+        if process.poll() is not None:
+            if process.returncode == 0:
+                break  # over before its kills
+            assert process.returncode == -signal.SIGKILL, process.communicate()[1].decode()
+            process = start(data, out, procs)
+            continue
+        kind = kill(process, rng)
+        counts[kind] += 1
+        if kind != "worker":
+            process.wait()
+            process = start(data, out, procs)
+    while process.wait() != 0:
+        process = start(data, out, procs)
+    return counts
+
+
+def outcome(out: Path) -> dict[str, object]:
+    """What must be equal: steps and figures, and the weights of each run."""
+    rows = [json.loads(line) for line in (out / "sweep.jsonl").read_text().splitlines()]
+    steps = [row for row in rows if "trial" in row]
+    results = sorted(
+        (row["step"], row["member"], row.get("value")) for row in rows if "member" in row
+    )
+    weights = {}
+    for run in sorted((out / "trials").iterdir()):
+        newest = max((run / "checkpoints").iterdir())
+        files = [newest / "model.safetensors", run / "model.safetensors"]
+        weights[run.name] = [
+            hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()
+        ]
+    return {"steps": steps, "results": results, "weights": weights}
+
+
+def repeated_epochs(out: Path) -> int:
+    """How many epochs were trained more than once, by the lines of the logs."""
+    times: Counter[tuple[str, str]] = Counter()
+    for log in (out / "logs").iterdir():
+        lines = log.read_text(errors="replace").splitlines()
+        times.update(
+            (log.name, found[0]) for line in lines if (found := re.match(r"epoch \d+", line))
+        )
+    return sum(count - 1 for count in times.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--procs", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="keep everything here")
+    parser.add_argument("--record", action="store_true")
+    arguments = parser.parse_args()
+    folder = arguments.folder or Path(tempfile.mkdtemp(prefix="sweep-kills-"))
+    data = folder / "data"
+    make_images(data)
+    calm = start(data, folder / "calm", 1)
+    assert calm.wait() == 0, calm.communicate()[1].decode()
+    counts = storm(
+        data, folder / "storm", kills=arguments.kills, procs=arguments.procs, seed=arguments.seed
+    )
+    expected, found = outcome(folder / "calm"), outcome(folder / "storm")
+    line = {
+        "bench": "sweep_kills",
+        "kills": dict(counts),
+        "procs": arguments.procs,
+        "seed": arguments.seed,
+        "steps": len(expected["steps"]),  # type: ignore[arg-type]
+        "equal": {name: expected[name] == found[name] for name in expected},
+        "epochs_trained_again": repeated_epochs(folder / "storm"),
+        "torch": version("torch"),
+        "optuna": version("optuna"),
+        "processor": cpu_model(),
+        "commit": commit(),
+    }
+    record(line, __file__, keep=arguments.record)
+    if arguments.folder is None:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Cross-validation: the images of a source in parts of equal size, each of which is validated on once."""
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flambeau.data.sources.fold_name import Fold
+from flambeau.data.sources.source import Source, SubsetSource
+from flambeau.data.sources.targets import groups_of, kind_of_targets, task_of
+from flambeau.errors import InputError
+
+
+def fold_sources(source: Source, fold: Fold) -> tuple[Source, Source]:
+    """The images of all other folds to train on, and those of this one to validate on.
+
+    Raises:
+        InputError: a class or a group does not fit into so many folds.
+    """
+    number, of = fold
+    held = torch.from_numpy(folds_of(source, of) == number - 1)
+    return tuple(SubsetSource(source, part.nonzero()[:, 0]) for part in (~held, held))  # type: ignore[return-value]
+
+
+def folds_of(source: Source, folds: int) -> NDArray[np.int64]:
+    """(N,) int64: the fold of each image, from 0.
+
+    Every fold gets its share of each class: of several labels the rarest one of an image is its class, and
+    numbers are one class. It depends on the names of the images alone, by their hashes. Of a source with
+    groups whole ones are moved: largest first, each to the fold in which the shares of the classes stay most
+    even; exactly as many groups as folds are the folds, in the order of their names.
+
+    Raises:
+        InputError: a class has fewer images, or groups, than there are folds; a group is larger than a fold.
+    """
+    strata = kind_of_targets(source).strata(source.labels)
+    groups = groups_of(source)
+    if task_of(source) == "classification":
+        _require_class_in_each(source, strata, groups, folds)
+    elif len(source) < folds:
+        raise InputError(f"{len(source)} images, and {folds} folds: each needs one")
+    if groups is None:
+        return _by_class(strata, source.names, folds)
+    return _by_group(strata, groups, folds)
+
+
+def _by_class(strata: Sequence[int], names: Sequence[str], folds: int) -> NDArray[np.int64]:
+    found = np.empty(len(strata), np.int64)
+    members: dict[int, list[int]] = {}
+    for index, stratum in enumerate(strata):
+        members.setdefault(stratum, []).append(index)
+    place = 0  # goes on from class to class, so that the sizes of folds differ by one at most
+    for stratum in sorted(members):
+        for index in sorted(members[stratum], key=lambda index: _hash(names[index])):
+            found[index] = place % folds
+            place += 1
+    return found
+
+
+def _by_group(strata: Sequence[int], groups: Sequence[str], folds: int) -> NDArray[np.int64]:
+    sizes = Counter(groups)
+    if len(sizes) < folds:
+        raise InputError(
+            f"{len(sizes)} groups, and {folds} folds: each needs a group; give fewer --folds"
+        )
+    numbers = {stratum: number for number, stratum in enumerate(sorted(set(strata)))}
+    counts = {group: np.zeros(len(numbers)) for group in sizes}
+    for stratum, group in zip(strata, groups, strict=True):
+        counts[group][numbers[stratum]] += 1
+    if len(sizes) == folds:
+        fold_of = {group: fold for fold, group in enumerate(sorted(sizes))}
+    else:
+        _require_fitting(sizes, folds, len(groups))
+        fold_of = _most_even(counts, folds)
+    return np.array([fold_of[group] for group in groups], np.int64)
+
+
+def _most_even(counts: dict[str, NDArray[np.float64]], folds: int) -> dict[str, int]:
+    """The fold of each group, by the images of each class in it."""
+    totals = np.sum([*counts.values()], axis=0)
+    filled = np.zeros((folds, len(totals)))
+    fold_of: dict[str, int] = {}
+    order = sorted(
+        counts, key=lambda group: (-counts[group].max(), -counts[group].sum(), _hash(group))
+    )
+    for group in order:
+        spreads = []
+        for fold in range(folds):
+            filled[fold] += counts[group]
+            spreads.append(((filled / totals).std(0).mean(), filled[fold].sum(), fold))
+            filled[fold] -= counts[group]
+        best = min(spreads)[2]
+        filled[best] += counts[group]
+        fold_of[group] = best
+    return fold_of
+
+
+def _require_fitting(sizes: Counter[str], folds: int, total: int) -> None:
+    largest, size = sizes.most_common(1)[0]
+    if size > math.ceil(total / folds):
+        raise InputError(
+            f"group {largest!r} has {size} of {total} images, more than one of {folds} folds holds: give "
+            "fewer --folds, or as many groups as folds"
+        )
+
+
+def _require_class_in_each(
+    source: Source, strata: Sequence[int], groups: Sequence[str] | None, folds: int
+) -> None:
+    """Refuse a class that some fold would be without."""
+    what = "images" if groups is None else "groups"
+    places: dict[int, set[object]] = {}
+    for index, stratum in enumerate(strata):
+        places.setdefault(stratum, set()).add(index if groups is None else groups[index])
+    for stratum, found in sorted(places.items()):
+        if len(found) < folds:
+            raise InputError(
+                f"class {source.classes[stratum]!r} has {len(found)} {what}, and there are {folds} folds: "
+                "one would be without it; give fewer --folds, or leave the class out"
+            )
+
+
+def _hash(name: str) -> bytes:
+    return hashlib.sha256(name.encode(errors="surrogateescape")).digest()

@@ -1,0 +1,1 @@
+"""Many runs as one experiment."""

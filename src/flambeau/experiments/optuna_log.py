@@ -1,0 +1,34 @@
+"""optuna.log: the trials of a sweep as Optuna keeps them, for its dashboard and its plots."""
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from flambeau.experiments.proposals import Known, distribution, engine, frozen
+from flambeau.experiments.space import Space
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+
+STUDY = "sweep"
+"""Name of the study in the file."""
+
+
+def write_optuna_log(
+    path: Path, space: Space, known: Sequence[Known], *, mode: Literal["max", "min"]
+) -> None:
+    """Write the file anew, whole or not at all; a dashboard that is open reads it when it is reloaded."""
+    optuna = engine()
+    storages = optuna.storages
+    made = path.with_name(f".{path.name}.new")
+    made.unlink(missing_ok=True)
+    distributions = {name: distribution(dimension) for name, dimension in space.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        study = optuna.create_study(
+            storage=storages.JournalStorage(storages.journal.JournalFileBackend(str(made))),
+            study_name=STUDY,
+            direction="maximize" if mode == "max" else "minimize",
+        )
+        study.add_trials([frozen(trial, distributions) for trial in known])
+    write_file(path, made.read_bytes())
+    made.unlink()

@@ -1,0 +1,49 @@
+"""How good a run is that a sweep has trained, from its folder or from what its script printed."""
+
+import math
+from pathlib import Path
+
+from flambeau.run.folder.json_file import finite_number, json_row
+from flambeau.run.folder.pause_file import paused_after
+from flambeau.run.folder.summary import summarize
+
+_TAIL_BYTES = 2**20  # of a log
+
+
+def figure_of(run: Path) -> float | None:
+    """Of a finished run the figure of its published weights, else the best so far; None if it has none."""
+    return summarize(run, name=run.name).best
+
+
+def is_finished(run: Path) -> bool:
+    return summarize(run, name=run.name).state == "finished"
+
+
+def has_paused(run: Path, epochs: int | None) -> bool:
+    """Whether the run has stopped at the end of these epochs, or of more."""
+    return epochs is not None and paused_after(run) >= epochs
+
+
+def figure_in(log: Path, name: str) -> float | None:
+    """The figure in the last line of a log that is a JSON object with this name."""
+    for line in reversed(tail(log)):
+        row = json_row(line)
+        if row is not None and name in row:
+            value = finite_number(row[name])
+            return value if value is not None and math.isfinite(value) else None
+    return None
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that says anything."""
+    lines = [line.strip() for line in tail(log) if line.strip()]
+    return lines[-1].decode(errors="replace")[:300] if lines else ""
+
+
+def tail(log: Path) -> list[bytes]:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
+            return file.read(_TAIL_BYTES).splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,270 @@
+"""`flambeau sweep`, as its user calls it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import flambeau
+from flambeau.run.folder.pause_file import paused_after
+
+SCRIPT = """
+import argparse, json, pathlib, time
+parser = argparse.ArgumentParser()
+for name in ("lr", "sleep"):
+    parser.add_argument(f"--{name}", type=float, default=0.0)
+parser.add_argument("--seed", type=int, default=0)
+given = parser.parse_args()
+if given.lr > 0.9:
+    raise ValueError("the rate is too high")
+with pathlib.Path("starts.txt").open("a") as file:
+    file.write(f"{given.lr}\\n")
+time.sleep(given.sleep)
+print("not JSON")
+print(json.dumps({"val_accuracy": 1 - (given.lr - 0.3) ** 2 + given.seed / 100}))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "curve.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Two classes of twelve dark and twelve bright images."""
+    pixels = np.random.default_rng(0)
+    for number, name in enumerate(("dark", "bright")):
+        place = tmp_path / "images" / name
+        place.mkdir(parents=True)
+        for index in range(12):
+            levels = pixels.integers(0, 120, (16, 16, 3), dtype=np.uint8) + 100 * number
+            Image.fromarray(levels.astype(np.uint8)).save(place / f"{index}.png")
+    return tmp_path / "images"
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "sweep.jsonl").read_text().splitlines()]
+
+
+def test_a_script_is_searched_and_the_sweep_goes_on_where_it_was(
+    flambeau: Any, script: Path
+) -> None:
+    flags = "--set lr=0..0.8 --trials 6 --out found"
+    behind = f"-- {sys.executable} curve.py --lr {{lr}}"
+    done = flambeau("sweep", flags, behind)
+    assert done.code == 0
+    assert "best: trial" in done.out
+    first = rows(Path("found"))
+    assert sum("trial" in row for row in first) == 6
+
+    again = flambeau("sweep", flags, behind)
+    assert again.code == 0
+    assert "going on after 6 results" in again.err
+    assert rows(Path("found")) == first
+    assert len(Path("starts.txt").read_text().splitlines()) == 6
+
+    more = flambeau("sweep", flags.replace("6", "8"), behind)
+    assert more.code == 0
+    assert rows(Path("found"))[:12] == first
+    assert len(Path("starts.txt").read_text().splitlines()) == 8
+
+    other = flambeau("sweep", flags.replace("0.8", "0.7"), behind)
+    assert other.code == 2
+    assert "holds a sweep with another space lr" in other.err
+    assert len(rows(Path("found"))) == 16
+
+
+def test_optuna_reads_the_log(flambeau: Any, script: Path) -> None:
+    optuna = pytest.importorskip("optuna")
+    behind = f"-- {sys.executable} curve.py --lr {{lr}}"
+    flambeau("sweep", "--set lr=0..0.8 --trials 5 --out found", behind)
+    backend = optuna.storages.journal.JournalFileBackend("found/optuna.log")
+    study = optuna.load_study(study_name="sweep", storage=optuna.storages.JournalStorage(backend))
+    ours = {row["step"]: row["value"] for row in rows(Path("found")) if "value" in row}
+    assert [trial.value for trial in study.trials] == [ours[number] for number in range(5)]
+    assert study.best_value == max(ours.values())
+
+
+def test_seeds_have_a_spread(flambeau: Any, script: Path) -> None:
+    behind = f"-- {sys.executable} curve.py --lr {{lr}} --seed {{seed}}"
+    done = flambeau("sweep", "--set lr=0.3,0.31 --seeds 3 --out found", behind)
+    assert done.code == 0
+    assert "no difference seen" not in done.out  # every pair differs by the same
+    assert "95 % by Student's t over 3 seeds" in done.out
+    values = [
+        row["value"] for row in rows(Path("found")) if row.get("step") == 0 and "value" in row
+    ]
+    assert sorted(values) == pytest.approx([1.0, 1.01, 1.02], abs=2e-4)
+
+
+def test_some_failures_are_results_and_nothing_but_failures_is_an_error(
+    flambeau: Any, script: Path
+) -> None:
+    behind = f"-- {sys.executable} curve.py --lr {{lr}}"
+    some = flambeau("sweep", "--set lr=0.95,0.5,0.2 --sampler grid --out some", behind)
+    assert some.code == 0
+    assert "failed: exit code 1: ValueError: the rate is too high" in some.err
+    reasons = [row.get("reason") for row in rows(Path("some")) if "member" in row]
+    assert sum(reason is not None for reason in reasons) == 1
+
+    none = flambeau("sweep", "--set lr=0.95,0.97 --out none", behind)
+    assert none.code == 2
+    assert "ValueError: the rate is too high" in none.err
+    assert all("member" not in row for row in rows(Path("none")))
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("", "nothing to compare"),
+        ("--set lr", "give NAME=LOW..HIGH"),
+        ("--set lrr=1,2", "unknown setting 'lrr'; did you mean 'lr'?"),
+        ("--set lr=-1,0.1", "--set lr=-1: lr must be above 0"),
+        ("--set augment=none,foo", "--set augment=foo: augment must be one of"),
+        ("--set lr=1,2 --lr 3", "lr is searched, and given as well"),
+        ("--set lr=1..2 --sampler grid", "--sampler grid needs values, and lr is a range"),
+        ("--set lr=1..2 --sampler best", "--sampler must be one of"),
+        ("--set seed=1,2", "seed cannot be searched; --seeds 3"),
+        ("--set workers=1,2", "it changes no figure"),
+        ("--set epochs=1,2 --halving", "epochs cannot be searched with halving"),
+        ("--set lr=1..2 --seeds 0", "seeds must be from 1"),
+        ("--folds 1", "folds must be from 2"),
+        ("--folds 3 --fold 1/3", "fold is one of them, and folds are all"),
+        ("--set lr=1..2 --fresh", "leave --fresh out"),
+        ("--set lr=1..2 nowhere", "nowhere does not exist"),
+        ("--set lr=1..2 --", "nothing to run behind --"),
+        ("--set lr=1..2 -- python curve.py", "the command has no {lr} in it"),
+        ("--set lr=1..2 --seeds 2 -- python curve.py {lr}", "the command has no {seed}"),
+        ("--set lr=1..2 --halving -- python curve.py {lr}", "halving a script needs --epochs"),
+        ("--set lr=1..2 --figure strange -- python curve.py {lr}", "give --mode max or --mode min"),
+    ],
+)
+def test_wrong_input(
+    flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = flambeau("sweep", words)
+    assert answer.code == 2
+    assert why in answer.err
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_line_that_is_not_of_a_sweep(flambeau: Any, script: Path) -> None:
+    behind = f"-- {sys.executable} curve.py --lr {{lr}}"
+    flambeau("sweep", "--set lr=0.1,0.2 --out found", behind)
+    journal = Path("found/sweep.jsonl")
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-20])  # torn by a kill: the last result is made again
+    assert flambeau("sweep", "--set lr=0.1,0.2 --out found", behind).code == 0
+    assert len(rows(Path("found"))) == 4
+    journal.write_bytes(whole.replace(b'"trial": 1', b'"trial": -1'))
+    answer = flambeau("sweep", "--set lr=0.1,0.2 --out found", behind)
+    assert answer.code == 2
+    assert "it is not what a sweep writes" in answer.err
+
+
+def test_a_killed_sweep_goes_on_with_the_same_trials(script: Path) -> None:
+    """SIGKILL of the command and of its workers, in turn, until all is done."""
+    behind = [sys.executable, "curve.py", "--lr", "{lr}", "--sleep", "0.3"]
+    flags = ["--set", "lr=0..0.8", "--trials", "6", "--procs", "2"]
+
+    def start(out: str) -> "subprocess.Popen[bytes]":
+        words = [sys.executable, "-m", "flambeau", "sweep", *flags, "--out", out, "--", *behind]
+        return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    assert start("calm").wait() == 0
+    for _ in range(4):
+        process = start("storm")
+        time.sleep(1.2)
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+    assert start("storm").wait() == 0
+
+    def facts(folder: str) -> list[Any]:
+        found = rows(Path(folder))
+        steps = [row for row in found if "trial" in row]
+        return [steps, sorted((row["step"], row["value"]) for row in found if "member" in row)]
+
+    assert facts("storm") == facts("calm")
+
+
+def test_ctrl_c_ends_with_75(script: Path) -> None:
+    behind = [sys.executable, "curve.py", "--lr", "{lr}", "--sleep", "60"]
+    words = [
+        sys.executable,
+        "-m",
+        "flambeau",
+        "sweep",
+        "--set",
+        "lr=0..0.8",
+        "--out",
+        "found",
+        "--",
+    ]
+    process = subprocess.Popen([*words, *behind], stderr=subprocess.PIPE, text=True)
+    while not Path("starts.txt").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate()
+    assert process.returncode == 75
+    assert "the same command goes on" in said
+
+
+def test_a_run_pauses_after_epochs_and_goes_on_to_the_same_bits(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"model": "tiny_convnet", "epochs": 3, "batch_size": 8, "bar": False}
+
+    def train(name: str) -> bytes:
+        flambeau.train(images, out=tmp_path / name, **settings)  # type: ignore[arg-type]
+        return (tmp_path / name / "model.safetensors").read_bytes()
+
+    whole = train("whole")
+    for epochs in (1, 1, 2):
+        monkeypatch.setenv("FLAMBEAU_PAUSE_AFTER", str(epochs))
+        with pytest.raises(flambeau.Preempted):
+            train("paused")
+        assert paused_after(tmp_path / "paused") == epochs
+    monkeypatch.setenv("FLAMBEAU_PAUSE_AFTER", "3")  # where it ends anyway
+    assert train("paused") == whole
+    monkeypatch.setenv("FLAMBEAU_PAUSE_AFTER", "soon")
+    with pytest.raises(
+        flambeau.InputError, match="FLAMBEAU_PAUSE_AFTER must be a number of epochs"
+    ):
+        train("other")
+
+
+@pytest.mark.slow
+def test_halving_over_folds_has_the_bits_of_trainings_alone(images: Path, tmp_path: Path) -> None:
+    space = {"lr": [0.3, 0.01, 1e-5]}
+    settings = {"model": "tiny_convnet", "epochs": 4, "batch_size": 8}
+    out = tmp_path / "sweep"
+    result = flambeau.sweep(
+        images, space=space, out=out, sampler="grid", halving=2, folds=3, at_once=2, **settings
+    )
+    best = result.best
+    assert best is not None
+    assert best.spread is not None
+    assert [trial.state for trial in result.trials].count("halved") >= 1
+    assert all(len(trial.values) == 3 for trial in result.trials)
+    alone = tmp_path / "alone"
+    flambeau.train(images, out=alone, fold="2/3", bar=False, **best.settings, **settings)  # type: ignore[arg-type]
+    assert best.runs[1].name.endswith("fold2")
+    weights = (best.runs[1] / "model.safetensors").read_bytes()
+    assert weights == (alone / "model.safetensors").read_bytes()
+    figures = json.loads((alone / "result.json").read_text())["metrics"]
+    assert best.values[1] == figures[result.figure]
+    assert os.path.exists(out / "best.toml")  # noqa: PTH110
