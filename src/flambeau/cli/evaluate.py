@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from flambeau.cli.reading_flags import (
     add_cache_flags,
     add_flip_tta,
+    add_others,
     add_reading_flags,
     add_trust,
     cache_of_flags,
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what `flambeau train` takes; its validation part counts, if any, and else what the model was "
         "not trained on",
     )
+    add_others(parser)
     add_reading_flags(parser)
     add_cache_flags(parser)
     add_flip_tta(parser)
@@ -65,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=0, skip_bad_images=0)
     with large_import():
-        from flambeau.exports.exported_model import load_model
+        from flambeau.exports.exported_model import load_models
         from flambeau.trainer.api import evaluate
         from flambeau.trainer.evaluation.plot_file import check_plot
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-        from flambeau.trainer.prediction.predictor import Predictor
+        from flambeau.trainer.prediction.predictor import predictor_of
 
     # Check before an hour of work.
     if arguments.out is not None:
@@ -77,7 +79,9 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot is not None:
         check_plot(arguments.plot, force=arguments.force, remedy="--force")
     evaluation = evaluate(
-        Predictor(load_model(Path(arguments.folder), trust=arguments.trust, say=say)),
+        predictor_of(
+            load_models([arguments.folder, *arguments.others], trust=arguments.trust, say=say)
+        ),
         arguments.data,
         image_size=arguments.image_size,
         flip_tta=arguments.flip_tta,

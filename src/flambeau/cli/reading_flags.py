@@ -106,6 +106,19 @@ def add_flip_tta(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_others(parser: argparse.ArgumentParser) -> None:
+    """Further runs that answer together with the first."""
+    parser.add_argument(
+        "--with",
+        dest="others",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="a further run of the same classes; all answer together, by the mean of their probabilities, or "
+        "of their numbers; may be given several times",
+    )
+
+
 def check_at_least(arguments: argparse.Namespace, **least: int) -> None:
     """Refuse numbers that are too small, by the names of their flags.
 

@@ -13,8 +13,8 @@ from flambeau.errors import InputError
 from flambeau.images.decode import size_of
 from flambeau.terminal import CountBar
 from flambeau.trainer.evaluation.answers import Answer
+from flambeau.trainer.prediction.ensemble import Model, members_of, read_model, viewers_of
 from flambeau.trainer.prediction.pixel_remarks import batch_remarks
-from flambeau.trainer.prediction.trained_model import Trained, read_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Sample:
 
 
 def predict(
-    trained: Trained,
+    trained: Model,
     paths: Sequence[Path],
     *,
     top: int = 5,
@@ -69,7 +69,7 @@ def predict(
         return
     source = ConcatSource([one.source for one in given])
     samples = (sample for one in given for sample in _samples(one))
-    loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
+    loader, _ = read_model(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     readable = 0
     with CountBar(len(source), unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):
@@ -81,15 +81,17 @@ def predict(
             readable += len(kept)
             if kept:
                 if readable == len(kept):  # the first batch
-                    for line in batch_remarks(trained, micro.data[0]):
-                        say(line)
+                    for one, pixels in viewers_of(trained, micro.data[0]):
+                        for line in batch_remarks(one, pixels):
+                            say(line)
                 task = trained.facts.task
                 logits = trained.logits(micro.data[0], flip_tta=flip_tta)
                 indices = [int(index) for index in micro.indices if index not in micro.bad]
                 sizes = [size_of(source.read(index)) for index in indices if task.per_pixel]
                 yield from zip(kept, task.answers(logits, sizes, top=top), strict=True)
             bar.update(len(here))
-    for line in page_remarks(source, channels=trained.facts.channels):
+    channels = max(one.facts.channels for one in members_of(trained))
+    for line in page_remarks(source, channels=channels):
         say(line)
     if not readable:
         raise InputError(f"none of the {len(source)} images could be read")

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import safetensors.torch
 import torch
@@ -14,6 +14,7 @@ from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
+from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.source import Source, require_unit
 from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.sources.wide_source import of_kind
@@ -50,6 +51,17 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _Output = TypeVar("_Output")
 
 
+class Batches(Protocol):
+    """What gives batches of images, each image once and in order: `Loader`, or several of them as one."""
+
+    @property
+    def length(self) -> int:
+        """Number of images."""
+
+    def stream(self, *, epoch: int, position: int, epochs: int) -> Iterator[MicroBatch]:
+        """The batches of so many epochs."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """A model in evaluation mode, and what it needs from its run."""
@@ -62,6 +74,8 @@ class Trained:
     has_fixed_size: bool = False
     """It takes only images of this size: an export."""
     resize: EvalResize = None
+    others: tuple[DataFacts, ...] = ()
+    """Of an export of several runs, what the others were trained on."""
 
     @property
     def knows_its_data(self) -> bool:
@@ -217,9 +231,17 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
 
 
 def read_for(
-    trained: Trained, source: Source, *, workers: int, skip_bad_images: int
+    trained: Trained,
+    source: Source,
+    *,
+    workers: int,
+    skip_bad_images: int,
+    bad: BadImages | None = None,
 ) -> tuple[Loader, BadImages]:
     """Batches of a source as the model is evaluated on them, each image once and in order.
+
+    Args:
+        bad: counts the images that are left out; None: one of its own, up to `skip_bad_images`.
 
     Returns:
         The loader, of images (N, C, S, S) uint8 or float32 and labels (N,); and the images that it has left
@@ -240,7 +262,7 @@ def read_for(
         skip_bad=skip_bad_images > 0,
         keep=False,
     )
-    bad = BadImages(None, limit=skip_bad_images)
+    bad = BadImages(None, limit=skip_bad_images) if bad is None else bad
     loader = Loader(
         dataset,
         BatchLayout(BATCH),
@@ -251,7 +273,7 @@ def read_for(
     return loader, bad
 
 
-def readable_batches(loader: Loader, *, progress: bool) -> Iterator[tuple[list[int], Any]]:
+def readable_batches(loader: Batches, *, progress: bool) -> Iterator[tuple[list[int], Any]]:
     """The indices of the readable images of each batch, and its data; `progress` shows a bar."""
     with CountBar(loader.length, unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):
