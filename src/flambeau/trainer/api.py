@@ -71,7 +71,7 @@ class TrainingResult:
     """
 
     folder: Path
-    weights: Literal["ema", "best", "last"]
+    weights: Literal["ema", "best", "last", "soup"]
     step: int
     metrics: Mapping[str, float | None]
 

@@ -340,17 +340,7 @@ class RunOptions(SharedOptions):
         Raises:
             InputError: neither `best_mode` nor the name says it.
         """
-        if self.best_mode is not None:
-            return self.best_mode
-        words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", self.best).lower()))
-        low = not words.isdisjoint(_LOWER_IS_BETTER)
-        high = not words.isdisjoint(_HIGHER_IS_BETTER)
-        if low != high:
-            return "min" if low else "max"
-        raise InputError(
-            f"best = {self.best!r} does not tell whether more or less of it is better: give "
-            "best_mode='max' or best_mode='min', or is the name misspelt?"
-        )
+        return better_of(self.best) if self.best_mode is None else self.best_mode
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "RunOptions":
@@ -396,3 +386,20 @@ def _check_storable(what: str, key: object, value: object) -> None:
         ) from error
     if not is_equal:
         raise InputError(f"{what} holds NaN, which equals nothing: no resume would be recognised")
+
+
+def better_of(best: str) -> Literal["max", "min"]:
+    """Whether higher or lower values of a figure are better, by its name.
+
+    Raises:
+        InputError: the name does not say it.
+    """
+    words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", best).lower()))
+    low = not words.isdisjoint(_LOWER_IS_BETTER)
+    high = not words.isdisjoint(_HIGHER_IS_BETTER)
+    if low != high:
+        return "min" if low else "max"
+    raise InputError(
+        f"best = {best!r} does not tell whether more or less of it is better: give "
+        "best_mode='max' or best_mode='min', or is the name misspelt?"
+    )
