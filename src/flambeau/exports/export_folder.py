@@ -32,6 +32,7 @@ from flambeau.trainer.parts import pixel_models
 from flambeau.trainer.parts.model import OWN_MODELS
 from flambeau.trainer.prediction.ensemble import Ensemble, Model
 from flambeau.trainer.prediction.sample_images import SampleImages
+from flambeau.trainer.settings.settings import teacher_runs
 from flambeau.version import __version__
 
 INDEX = "export.json"
@@ -131,9 +132,11 @@ def _settings(trained: Model) -> dict[str, Any]:
     settings = {**values_of(trained.settings), "data": None}
     if not trained.knows_its_data:  # the others mean nothing
         settings = {name: settings[name] for name in ("model", "image_size", "crop")}
-    for name in ("model", "teacher", "weights", "class_weights"):
+    for name in ("model", "weights", "class_weights"):
         if isinstance(settings.get(name), str):
             settings[name] = PurePath(settings[name]).name
+    teachers = [PurePath(run).name for run in teacher_runs(settings.get("teacher"))]
+    settings["teacher"] = " + ".join(teachers) or None  # no list any more: names may be the same
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -300,7 +300,7 @@ def train(
         layer_decay: factor by which the learning rate falls from each layer to the one before it, such as
             0.75 (above 0 and at most 1).
         teacher: run folder of a teacher model for knowledge distillation: its probabilities are learned
-            together with the labels.
+            together with the labels; of several, such as runs/a,runs/b, their mean.
         teacher_weight: weight of the teacher's probabilities in the loss, up to 1; the labels have the rest
             (None: 0.5; above 0 and at most 1).
         temperature: softmax temperature of teacher and student in distillation (None: 4; above 0).
