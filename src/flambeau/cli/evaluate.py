@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,9 @@ from flambeau.cli.reading_flags import (
     add_trust,
     cache_of_flags,
     check_at_least,
+    say_calibrated,
 )
+from flambeau.errors import InputError
 from flambeau.optional_packages import large_import
 from flambeau.terminal import print_text, say
 
@@ -42,6 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="count the images that the model was trained on, too; without it they are left out",
     )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="of a run of classes: fit the temperature of its probabilities on these images, and keep it in "
+        "the run, for predict, evaluate and export",
+    )
+    parser.add_argument(
+        "--coverage",
+        type=float,
+        metavar="SHARE",
+        help="with --calibrate: let predict name a set of classes that has the right one for this share of "
+        "new images, such as 0.9",
+    )
     parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="write the prediction of each image"
@@ -66,24 +82,32 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=0, skip_bad_images=0)
+    _check_calibrate(arguments)
     with large_import():
         from flambeau.exports.exported_model import load_models
-        from flambeau.trainer.api import evaluate
+        from flambeau.trainer.api import evaluate_model
         from flambeau.trainer.evaluation.plot_file import check_plot
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-        from flambeau.trainer.prediction.predictor import predictor_of
+        from flambeau.trainer.prediction.calibrating import Calibrating, keep_nothing
+        from flambeau.trainer.prediction.ensemble import model_at_size
 
     # Check before an hour of work.
     if arguments.out is not None:
         refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
     if arguments.plot is not None:
         check_plot(arguments.plot, force=arguments.force, remedy="--force")
-    evaluation = evaluate(
-        predictor_of(
-            load_models([arguments.folder, *arguments.others], trust=arguments.trust, say=say)
-        ),
+    folders = [arguments.folder, *arguments.others]
+    model = model_at_size(
+        load_models(folders, trust=arguments.trust, say=say), arguments.image_size
+    )
+    calibrating = (
+        Calibrating.of(model, arguments.folder, arguments.coverage) if arguments.calibrate else None
+    )
+    if calibrating is None:
+        say_calibrated(model)
+    evaluation = evaluate_model(
+        model if calibrating is None else calibrating.trained,
         arguments.data,
-        image_size=arguments.image_size,
         flip_tta=arguments.flip_tta,
         workers=arguments.workers,
         skip_bad_images=arguments.skip_bad_images,
@@ -91,13 +115,41 @@ def _run(arguments: argparse.Namespace) -> int:
         download=arguments.download,
         progress=True,
         say=say,
+        keep=keep_nothing if calibrating is None else calibrating.keep,
     )
+    calibration = None if calibrating is None else calibrating.write()
     try:
-        text = json.dumps(evaluation.as_dict()) if arguments.json else repr(evaluation)
-        print_text(text)
+        figures = evaluation.as_dict()
+        if calibration is not None:
+            figures["calibration"] = asdict(calibration)
+        print_text(json.dumps(figures) if arguments.json else repr(evaluation))
+        for line in [] if calibration is None else calibration.lines():
+            say(line)
     finally:  # also when the reader of a pipe has gone
         _write(evaluation, arguments)
     return 0
+
+
+def _check_calibrate(arguments: argparse.Namespace) -> None:
+    """Refuse flags that do not go with --calibrate, or are without effect."""
+    coverage = arguments.coverage
+    if coverage is not None and not arguments.calibrate:
+        raise InputError("--coverage has no effect without --calibrate: give both, or leave it out")
+    if coverage is not None and not 0 < coverage < 1:
+        raise InputError(f"--coverage must be above 0 and below 1, such as 0.9, got {coverage:g}")
+    if not arguments.calibrate:
+        return
+    given = {
+        "--with": arguments.others,
+        "--all": arguments.all,
+        "--flip-tta": arguments.flip_tta,
+        "--image-size": arguments.image_size,
+    }
+    for flag in (name for name, value in given.items() if value):
+        raise InputError(
+            f"--calibrate and {flag} do not go together: the temperature is kept for one run, as it answers "
+            "without further flags, on images that it was not trained on"
+        )
 
 
 def _write(evaluation: "AnyEvaluation", arguments: argparse.Namespace) -> None:

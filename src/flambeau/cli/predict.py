@@ -15,6 +15,7 @@ from flambeau.cli.reading_flags import (
     add_trust,
     cache_of_flags,
     check_at_least,
+    say_calibrated,
 )
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
@@ -76,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with large_import():
         from flambeau.exports.exported_model import load_models
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-        from flambeau.trainer.prediction.classify_files import predict
+        from flambeau.trainer.prediction.classify_files import predict, set_threshold_of
         from flambeau.trainer.prediction.ensemble import model_at_size
         from flambeau.trainer.prediction.mask_files import MaskFiles
 
@@ -86,6 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     trained = model_at_size(
         load_models(folders, trust=arguments.trust, say=say), arguments.image_size
     )
+    say_calibrated(trained)
     writer = MaskFiles(arguments.masks, arguments.overlays, arguments.force)
     if (arguments.masks or arguments.overlays) and not trained.facts.task.per_pixel:
         raise InputError(
@@ -107,7 +109,9 @@ def _run(arguments: argparse.Namespace) -> int:
     with contextlib.closing(predictions):  # ends its workers in any case
         written = predictions if not trained.facts.task.per_pixel else writer.written(predictions)
         if arguments.out is not None:
-            _write(written, arguments, trained.facts.task.answer_columns(top=arguments.top))
+            columns = trained.facts.task.answer_columns(top=arguments.top)
+            sets = [] if set_threshold_of(trained) is None else ["set"]
+            _write(written, arguments, [*columns, *sets])
             return 0
         for sample, answer in written:
             if arguments.json:

@@ -66,9 +66,17 @@ def example_of(format_name: str, trained: Model, quantize: str | None) -> str:
         'model.load_state_dict(load_file(here / "model.safetensors"))\nmodel.eval().requires_grad_(False)',
         call="x = preprocessing.normalize(preprocessing.prepare(pixels, full_size))\n"
         f"    logits = model(torch.from_numpy(x).to(torch.{dtype}))[0].float()\n"
-        f"    {words.answer} = {words.of_logits}",
+        f"    {words.answer} = {_of_logits(trained)}",
         answer=words.example_lines,
     )
+
+
+def _of_logits(trained: Trained) -> str:
+    """What makes the answer of logits, which the file of weights alone leaves as they are."""
+    text = trained.facts.task.export_words.of_logits
+    if trained.calibration is None:
+        return text
+    return text.replace("logits", f"(logits / {trained.calibration.temperature!r})", 1)
 
 
 def needs_own_class(trained: Model) -> bool:

@@ -93,6 +93,10 @@ def export_run(
         _check_own_loop(run, plan, measuring)
     if trained.settings.qat:
         plan.check_rounded(run)
+    if trained.calibration is not None:
+        say(
+            f"probabilities are calibrated: temperature {trained.calibration.temperature:.4g} is in the graph"
+        )
     model = _together(name, trained, others, trust=trust, say=say)
     run_data = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))
     if measuring.data is None:

@@ -45,6 +45,7 @@ class ServedModel(nn.Module):
         self.resize = ResizedCentre(origin["size"], origin["interpolation"], origin.get("resize"))
         self.network = network
         self.channels = len(mean)
+        self.temperature = float(origin.get("temperature", 1.0))  # none in earlier files
         is_wide = origin.get("pixels", "uint8") != "uint8"  # files of version 0.1 have no such key
         self.dtype = torch.float32 if is_wide else torch.uint8
         # The same products as `normalizer` computes, once.
@@ -67,6 +68,8 @@ class ServedModel(nn.Module):
         x = (self.resize(pixels, full_size) - self.mean) / self.std
         dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
         logits = self.network(x.to(dtype)).float()
+        if self.temperature != 1:
+            logits = logits / self.temperature
         return logits, self.answer(logits, pixels)
 
     def with_network(self, network: nn.Module) -> "ServedModel":
@@ -101,6 +104,7 @@ class ServedEnsemble(ServedModel):
     ) -> None:
         super().__init__(nn.ModuleList(networks), answer, origins[0], answer_name=answer_name)
         self.joint = joint
+        self.temperatures = [float(one.get("temperature", 1.0)) for one in origins]
         scale = 1 if self.dtype == torch.float32 else 255
         for name in ("mean", "std"):
             each = [torch.tensor(one[name]).view(1, -1, 1, 1) * scale for one in origins]
@@ -116,7 +120,9 @@ class ServedEnsemble(ServedModel):
         for number, network in enumerate(self.network):
             x = (resized - means[number]) / stds[number]
             dtype = next((p.dtype for p in network.parameters()), torch.float32)
-            outputs.append(network(x.to(dtype)).float())
+            logits = network(x.to(dtype)).float()
+            temperature = self.temperatures[number]
+            outputs.append(logits if temperature == 1 else logits / temperature)
         logits = self.joint(outputs)
         return logits, self.answer(logits, pixels)
 
@@ -173,6 +179,8 @@ def _served(trained: Trained) -> ServedModel:
         "interpolation": trained.settings.crop,
         "resize": trained.resize,
     }
+    if trained.calibration is not None:
+        origin["temperature"] = trained.calibration.temperature
     network = copy.deepcopy(trained.model).cpu().float().eval()
     task = facts.task
     return ServedModel(network, task.graph_answer, origin, answer_name=task.export_words.answer)

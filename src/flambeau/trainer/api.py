@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
 
 import torch
+from torch import Tensor
 
 from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.data_names import data_text
@@ -525,7 +526,37 @@ def evaluate(
     for name, number in (("workers", workers), ("skip_bad_images", skip_bad_images)):
         if number < 0:
             raise InputError(f"{name} must be at least 0, got {number}")
-    trained = _loaded(run, image_size, trust, say)
+    return evaluate_model(
+        _loaded(run, image_size, trust, say),
+        data,
+        flip_tta=flip_tta,
+        workers=workers,
+        skip_bad_images=skip_bad_images,
+        all_images=all_images,
+        download=download,
+        progress=progress,
+        say=say or terminal_say,
+    )
+
+
+def evaluate_model(
+    trained: Model,
+    data: str | Path,
+    *,
+    flip_tta: bool = False,
+    workers: int = 0,
+    skip_bad_images: int = 0,
+    all_images: bool = False,
+    download: bool = False,
+    progress: bool = False,
+    say: Callable[[str], object] = terminal_say,
+    keep: Callable[[Tensor, Tensor], object] = lambda logits, targets: None,
+) -> AnyEvaluation:
+    """As `evaluate`, of a loaded model.
+
+    Args:
+        keep: takes the outputs and targets of each batch, of a single model.
+    """
     source = open_source(
         Path(data), trained.facts.classes, download=download, choice=trained.choice
     )
@@ -534,9 +565,9 @@ def evaluate(
         *page_remarks(source, channels=max(one.facts.channels for one in members_of(trained))),
         *(line for one in members_of(trained) for line in pixel_remarks(one, source)),
     ):
-        (say or terminal_say)(line)
+        say(line)
     if not trained.knows_its_data:
-        (say or terminal_say)(
+        say(
             f"which images this model was trained on is not known: all {len(source)} of "
             f"{data_text(data)} count"
         )
@@ -559,6 +590,7 @@ def evaluate(
         workers=workers,
         skip_bad_images=skip_bad_images,
         progress=progress,
+        keep=keep,
         num_trained_on=num_trained_on,
         counts_trained_on=all_images,
     )
@@ -572,11 +604,13 @@ def measure(
     workers: int = 0,
     skip_bad_images: int = 0,
     progress: bool = False,
+    keep: Callable[[Tensor, Tensor], object] = lambda logits, targets: None,
     **facts: Any,
 ) -> AnyEvaluation:
     """Like `evaluate`, with a loaded model and a source of its classes.
 
     Args:
+        keep: takes the outputs and targets of each batch, of a single model.
         facts: further fields of the evaluation.
     """
     loader, bad = read_model(trained, source, workers=workers, skip_bad_images=skip_bad_images)
@@ -590,7 +624,9 @@ def measure(
                 counter.update(output, targets[view], indices)
             counters.update(trained.joined(outputs), targets[trained.reference_view], indices)
         else:
-            counters.update(trained.logits(images, flip_tta=flip_tta), targets, indices)
+            logits = trained.logits(images, flip_tta=flip_tta)
+            counters.update(logits, targets, indices)
+            keep(logits, targets)
     if not counters.indices:
         raise InputError(f"no image could be read; the first one is {source.describe(0)}")
     read = {"num_bad": len(bad.names), "flip_tta": flip_tta, **facts}

@@ -375,7 +375,7 @@ def _loaded(
             raise InputError(
                 f"{run} was trained with --qat: the average of rounded weights is not one"
             )
-        loaded.append(one)
+        loaded.append(dataclasses.replace(one, calibration=None))
         shape = _other_shape(loaded[0].model.state_dict(), one.model.state_dict())
         if shape is not None:
             raise InputError(f"{run} cannot be averaged with {runs[0]}: {shape}")

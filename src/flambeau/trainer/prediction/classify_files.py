@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from torch import Tensor
+
 from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
@@ -12,9 +14,10 @@ from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.errors import InputError
 from flambeau.images.decode import size_of
 from flambeau.terminal import CountBar
-from flambeau.trainer.evaluation.answers import Answer
+from flambeau.trainer.evaluation.answers import Answer, Ranking
 from flambeau.trainer.prediction.ensemble import Model, members_of, read_model, viewers_of
 from flambeau.trainer.prediction.pixel_remarks import batch_remarks
+from flambeau.trainer.prediction.trained_model import Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +91,36 @@ def predict(
                 logits = trained.logits(micro.data[0], flip_tta=flip_tta)
                 indices = [int(index) for index in micro.indices if index not in micro.bad]
                 sizes = [size_of(source.read(index)) for index in indices if task.per_pixel]
-                yield from zip(kept, task.answers(logits, sizes, top=top), strict=True)
+                answers = task.answers(logits, sizes, top=top)
+                if (threshold := set_threshold_of(trained)) is not None:
+                    answers = _with_sets(answers, logits, classes, threshold)
+                yield from zip(kept, answers, strict=True)
             bar.update(len(here))
     channels = max(one.facts.channels for one in members_of(trained))
     for line in page_remarks(source, channels=channels):
         say(line)
     if not readable:
         raise InputError(f"none of the {len(source)} images could be read")
+
+
+def set_threshold_of(model: Model) -> float | None:
+    """The least probability of a class in a prediction set; None for a model without such sets."""
+    if not isinstance(model, Trained) or model.calibration is None:
+        return None
+    return model.calibration.threshold
+
+
+def _with_sets(
+    answers: Sequence[Answer], logits: Tensor, classes: Sequence[str], threshold: float
+) -> list[Answer]:
+    """With the classes of at least the threshold, the most probable first."""
+    found: list[Answer] = []
+    for answer, shares in zip(answers, logits.double().softmax(1).cpu(), strict=True):
+        assert isinstance(answer, Ranking)
+        order = shares.argsort(descending=True, stable=True).tolist()
+        chosen = [classes[k] for k in order if float(shares[k]) >= threshold]
+        found.append(Ranking(answer.classes, chosen))
+    return found
 
 
 def _samples(given: Unlabelled) -> Iterator[Sample]:

@@ -40,6 +40,7 @@ from flambeau.trainer.parts.model import (
     shape_of,
 )
 from flambeau.trainer.parts.qat_model import qat_model
+from flambeau.trainer.prediction.calibration import Calibration, stored_calibration
 from flambeau.trainer.prediction.own_loop import as_torchvision, recorded_use
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import FIELDS
@@ -76,6 +77,8 @@ class Trained:
     resize: EvalResize = None
     others: tuple[DataFacts, ...] = ()
     """Of an export of several runs, what the others were trained on."""
+    calibration: Calibration | None = None
+    """By which the logits are divided, of a run of classes that was calibrated."""
 
     @property
     def knows_its_data(self) -> bool:
@@ -99,10 +102,10 @@ class Trained:
         """
         images = images.to(self.device)
         logits: Tensor = self.apply(self.model, images).float()
-        if not flip_tta:
-            return logits
-        mirrored = self.apply(self.model, images.flip(-1)).float()
-        return self.facts.task.mean_of_views(logits, mirrored)
+        if flip_tta:
+            mirrored = self.apply(self.model, images.flip(-1)).float()
+            logits = self.facts.task.mean_of_views(logits, mirrored)
+        return logits if self.calibration is None else logits / self.calibration.temperature
 
     def apply(self, function: Callable[[Tensor], _Output], images: Tensor) -> _Output:
         """Call a function on normalized images, in the precision in which the run evaluates.
@@ -164,6 +167,7 @@ def load_trained(run: str | Path, *, trust: bool = False, say: Callable[[str], N
         device,
         normalizer(facts, device),
         resize=facts.task.eval_resize,
+        calibration=_calibration(folder, facts),
     )
 
 
@@ -192,6 +196,13 @@ def _of_own_loop(
     if device.type == "cuda":
         use_float32(settings.precision, device)
     return Trained(model, settings, facts, device, as_torchvision(facts, device), resize=resize)
+
+
+def _calibration(folder: RunFolder, facts: DataFacts) -> Calibration | None:
+    result = published(folder)
+    if result is None or facts.task_name != "classification":
+        return None
+    return stored_calibration(folder.path, result.sha256)
 
 
 def _weights(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
