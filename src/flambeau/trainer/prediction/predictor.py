@@ -70,7 +70,7 @@ class Predictor:
 
         def batches() -> Iterator[tuple[Tensor, list[Size]]]:
             for at in range(0, len(flat), BATCH):
-                pixels, sizes = self.pixels(flat[at : at + BATCH], at)
+                pixels, sizes = self._pixels(flat[at : at + BATCH], at)
                 yield self.trained.logits(pixels, flip_tta=flip_tta).cpu(), sizes
 
         return self.trained.facts.task.predictions(batches())
@@ -89,7 +89,7 @@ class Predictor:
             InputError, TypeError: as for a call.
         """
         flat = _flat(images)
-        pixels, _ = self.pixels(flat, 0)
+        pixels, _ = self._pixels(flat, 0)
         return self.trained.normalize(pixels.to(self.trained.device))
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Predictor:
             f"{self.image_size} x {self.image_size}, on {trained.device})"
         )
 
-    def pixels(self, images: Sequence[Any], first: int) -> tuple[Tensor, list[Size]]:
+    def _pixels(self, images: Sequence[Any], first: int) -> tuple[Tensor, list[Size]]:
         """(N, C, S, S) uint8, or float32 for a run of such pixels; of masks the size of each image.
 
         Args:
@@ -160,7 +160,7 @@ class EnsemblePredictor:
         def batches() -> Iterator[tuple[Tensor, list[Size]]]:
             for at in range(0, len(flat), BATCH):
                 part = flat[at : at + BATCH]
-                views, sizes = zip(*(reader.pixels(part, at) for reader in readers), strict=True)
+                views, sizes = zip(*(reader._pixels(part, at) for reader in readers), strict=True)
                 yield self.trained.logits(views, flip_tta=flip_tta).cpu(), sizes[0]
 
         return self.trained.facts.task.predictions(batches())
