@@ -163,8 +163,12 @@ def test_the_same_soup_has_the_same_bits(
 ) -> None:
     folder, _ = soup
     assert flambeau("soup", *RUNS, "--out", tmp_path / "again").code == 0
+    assert flambeau("evaluate one photos --calibrate").code == 0  # has no part in it
+    assert flambeau("soup", *RUNS, "--out", tmp_path / "calibrated").code == 0
+    Path("one/calibration.json").unlink()
     for name in ("model.safetensors", "result.json", "soup.json", "config.toml", "evaluation.json"):
-        assert (folder / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+        for other in ("again", "calibrated"):
+            assert (folder / name).read_bytes() == (tmp_path / other / name).read_bytes()
 
 
 def test_it_is_a_finished_run_for_every_command(

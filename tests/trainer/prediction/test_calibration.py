@@ -1,6 +1,7 @@
 """`flambeau evaluate --calibrate`: temperature and prediction sets, and what uses them."""
 
 import contextlib
+import copy
 import csv
 import json
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from PIL import Image
 from scipy.optimize import minimize_scalar
 
 from flambeau import InputError, load, train
+from flambeau.data.sources.open_data import open_sources
 from flambeau.exports import step_figures
+from flambeau.exports.fine_tune import fine_tune
 from flambeau.trainer.prediction.calibration import fitted, set_threshold
 from refused import refused
 
@@ -199,6 +202,19 @@ def test_each_member_of_an_ensemble_is_calibrated(tmp_path: Path, flambeau: Flam
     refused(answer, "--calibrate and --with")
 
 
+def test_a_network_is_fine_tuned_towards_plain_logits(tmp_path: Path, flambeau: Flambeau) -> None:
+    """The graph divides its outputs by the temperature once."""
+    sources = open_sources(Path("photos"))
+    tuned = []
+    for name in ("plain", "calibrated"):
+        trained = load("run").trained
+        assert (trained.calibration is None) == (name == "plain")
+        network = copy.deepcopy(trained.model)
+        tuned.append(fine_tune(network, trained, sources, tmp_path / name, "3st").state_dict())
+        assert flambeau("evaluate run others --calibrate").code == 0
+    torch.testing.assert_close(tuned[0], tuned[1], rtol=0, atol=0)
+
+
 def test_what_is_not_of_these_weights_is_not_used(flambeau: Flambeau) -> None:
     plain = load("run")(FILES[:4]).probabilities
     assert flambeau("evaluate run others --calibrate").code == 0
@@ -212,9 +228,11 @@ def test_what_is_not_of_these_weights_is_not_used(flambeau: Flambeau) -> None:
         {"more": 1},
     ):
         path.write_text(json.dumps({**kept, **other}))
-        assert torch.equal(load("run")(FILES[:4]).probabilities, plain)
+        with pytest.warns(UserWarning, match=r"calibration\.json is of other weights, or damaged"):
+            assert torch.equal(load("run")(FILES[:4]).probabilities, plain)
     path.write_text("{")
-    assert torch.equal(load("run")(FILES[:4]).probabilities, plain)
+    answer = flambeau("predict run", FILES[0])
+    assert answer.code == 0 and "--calibrate` makes it anew" in answer.err
     assert flambeau("verify run").code == 0
 
 

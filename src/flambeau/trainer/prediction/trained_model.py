@@ -40,7 +40,7 @@ from flambeau.trainer.parts.model import (
     shape_of,
 )
 from flambeau.trainer.parts.qat_model import qat_model
-from flambeau.trainer.prediction.calibration import Calibration, stored_calibration
+from flambeau.trainer.prediction.calibration import FILE, Calibration, stored_calibration
 from flambeau.trainer.prediction.own_loop import as_torchvision, recorded_use
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import FIELDS
@@ -167,7 +167,7 @@ def load_trained(run: str | Path, *, trust: bool = False, say: Callable[[str], N
         device,
         normalizer(facts, device),
         resize=facts.task.eval_resize,
-        calibration=_calibration(folder, facts),
+        calibration=_calibration(folder, facts, say),
     )
 
 
@@ -198,11 +198,20 @@ def _of_own_loop(
     return Trained(model, settings, facts, device, as_torchvision(facts, device), resize=resize)
 
 
-def _calibration(folder: RunFolder, facts: DataFacts) -> Calibration | None:
-    result = published(folder)
-    if result is None or facts.task_name != "classification":
+def _calibration(
+    folder: RunFolder, facts: DataFacts, say: Callable[[str], None]
+) -> Calibration | None:
+    """What the run keeps for the weights that were loaded; a line where it keeps something else."""
+    if facts.task_name != "classification" or not (folder.path / FILE).exists():
         return None
-    return stored_calibration(folder.path, result.sha256)
+    result = published(folder)
+    found = None if result is None else stored_calibration(folder.path, result.sha256)
+    if found is None:
+        say(
+            f"{folder.path / FILE} is of other weights, or damaged, and not used: `flambeau evaluate "
+            "--calibrate` makes it anew"
+        )
+    return found
 
 
 def _weights(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
