@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --calibrate: let predict name a set of classes that has the right one for this share of "
         "new images, such as 0.9",
     )
+    parser.add_argument(
+        "--adaptive",
+        action="store_true",
+        help="with --coverage: sets that are larger for hard images and smaller for easy ones",
+    )
     parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
     parser.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="write the prediction of each image"
@@ -101,7 +106,9 @@ def _run(arguments: argparse.Namespace) -> int:
         load_models(folders, trust=arguments.trust, say=say), arguments.image_size
     )
     calibrating = (
-        Calibrating.of(model, arguments.folder, arguments.coverage) if arguments.calibrate else None
+        Calibrating.of(model, arguments.folder, arguments.coverage, adaptive=arguments.adaptive)
+        if arguments.calibrate
+        else None
     )
     if calibrating is None:
         say_calibrated(model)
@@ -135,6 +142,8 @@ def _check_calibrate(arguments: argparse.Namespace) -> None:
     coverage = arguments.coverage
     if coverage is not None and not arguments.calibrate:
         raise InputError("--coverage has no effect without --calibrate: give both, or leave it out")
+    if arguments.adaptive and coverage is None:
+        raise InputError("--adaptive has no effect without --coverage: give both, or leave it out")
     if coverage is not None and not 0 < coverage < 1:
         raise InputError(f"--coverage must be above 0 and below 1, such as 0.9, got {coverage:g}")
     if not arguments.calibrate:

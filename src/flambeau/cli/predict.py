@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with large_import():
         from flambeau.exports.exported_model import load_models
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-        from flambeau.trainer.prediction.classify_files import predict, set_threshold_of
+        from flambeau.trainer.prediction.classify_files import predict, sets_of
         from flambeau.trainer.prediction.ensemble import model_at_size
         from flambeau.trainer.prediction.mask_files import MaskFiles
 
@@ -110,7 +110,7 @@ def _run(arguments: argparse.Namespace) -> int:
         written = predictions if not trained.facts.task.per_pixel else writer.written(predictions)
         if arguments.out is not None:
             columns = trained.facts.task.answer_columns(top=arguments.top)
-            sets = [] if set_threshold_of(trained) is None else ["set"]
+            sets = [] if sets_of(trained) is None else ["set"]
             _write(written, arguments, [*columns, *sets])
             return 0
         for sample, answer in written:

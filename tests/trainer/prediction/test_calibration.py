@@ -152,17 +152,40 @@ def test_sets_cover_what_they_say(tmp_path: Path, flambeau: Flambeau) -> None:
     assert "set" not in json.loads(flambeau("predict run --json", FILES[3]).out)
 
 
+@pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("coverage", [0.8, 0.9, 0.95])
-def test_coverage_of_new_images_over_200_repetitions(coverage: float) -> None:
+def test_coverage_of_new_images_over_200_repetitions(coverage: float, adaptive: bool) -> None:
     generator = torch.Generator().manual_seed(0)
     shares = []
     for _ in range(200):
         logits = 1.5 * torch.randn(1500, 5, generator=generator, dtype=torch.float64)
         labels = torch.multinomial((logits / 1.7).softmax(1), 1, generator=generator)[:, 0]
-        found = fitted(logits[:500], labels[:500], weights_sha256="", coverage=coverage)
-        new = (logits[500:] / found.temperature).softmax(1)
-        shares.append(float((new[range(1000), labels[500:]] >= found.threshold).double().mean()))
+        found = fitted(
+            logits[:500], labels[:500], weights_sha256="", coverage=coverage, adaptive=adaptive
+        )
+        inside = found.sets(logits[500:] / found.temperature)
+        shares.append(float(inside[range(1000), labels[500:]].double().mean()))
     assert abs(np.mean(shares) - coverage) < 0.01
+
+
+def test_adaptive_sets_are_those_of_their_definition(flambeau: Flambeau) -> None:
+    answer = flambeau("evaluate run others --calibrate --coverage 0.85 --adaptive --json")
+    assert answer.code == 0 and "the most probable classes, until" in answer.err
+    kept = json.loads(answer.out)["calibration"]
+    shares = load("run")(FILES).probabilities.double().numpy()
+    sums = []
+    for row, label in zip(shares, LABELS.tolist(), strict=True):
+        sums.append(sum(float(share) for share in row if share > row[label]))
+    assert kept["threshold"] == pytest.approx(sorted(sums)[103 - 1], abs=1e-5)  # ceil(121 * 0.85)
+    rows = [json.loads(line) for line in flambeau("predict run --json", *FILES).out.splitlines()]
+    for row, each in zip(rows, shares, strict=True):
+        order = (-each).argsort()
+        sums_here = each[order].cumsum() - each[order]
+        near = abs(sums_here - kept["threshold"]) < 1e-4
+        expected = ["abc"[k] for k in order[sums_here <= kept["threshold"]]]
+        assert near.any() or row["set"] == expected
+    has_label = sum("abc"[k] in row["set"] for k, row in zip(LABELS.tolist(), rows, strict=True))
+    assert has_label in (102, 103)  # but for the last bit of one
 
 
 def test_the_temperature_of_known_logits_is_found() -> None:
@@ -238,6 +261,7 @@ def test_what_is_not_of_these_weights_is_not_used(flambeau: Flambeau) -> None:
 
 def test_what_cannot_be_calibrated_is_refused(tmp_path: Path, flambeau: Flambeau) -> None:
     refused(flambeau("evaluate run others --coverage 0.9"), "--coverage has no effect")
+    refused(flambeau("evaluate run others --calibrate --adaptive"), "--adaptive has no effect")
     refused(flambeau("evaluate run others --calibrate --coverage 1.5"), "above 0 and below 1")
     refused(flambeau("evaluate run photos --calibrate --all"), "--calibrate and --all")
     refused(flambeau("evaluate run others --calibrate --flip-tta"), "--calibrate and --flip-tta")

@@ -24,16 +24,20 @@ class Calibrating:
         run: its folder.
         weights_sha256: of its weights.
         coverage: of prediction sets, if asked for.
+        adaptive: whether these are adaptive.
     """
 
     trained: Trained
     run: Path
     weights_sha256: str
     coverage: float | None
+    adaptive: bool = False
     _batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: Model, folder: str, coverage: float | None) -> "Calibrating":
+    def of(
+        cls, model: Model, folder: str, coverage: float | None, *, adaptive: bool = False
+    ) -> "Calibrating":
         """For the model of a folder.
 
         Raises:
@@ -56,7 +60,7 @@ class Calibrating:
                 f"{folder} is not finished, and its weights change still: calibrate it afterwards"
             )
         plain = dataclasses.replace(model, calibration=None)
-        return cls(plain, run.path, result.sha256, coverage)
+        return cls(plain, run.path, result.sha256, coverage, adaptive)
 
     def keep(self, logits: Tensor, targets: Tensor) -> None:
         """Keep a batch."""
@@ -69,7 +73,13 @@ class Calibrating:
             InputError: too few images for the coverage.
         """
         logits, labels = (torch.cat(parts) for parts in zip(*self._batches, strict=True))
-        found = fitted(logits, labels, weights_sha256=self.weights_sha256, coverage=self.coverage)
+        found = fitted(
+            logits,
+            labels,
+            weights_sha256=self.weights_sha256,
+            coverage=self.coverage,
+            adaptive=self.adaptive,
+        )
         found.write(self.run)
         return found
 

@@ -3,9 +3,12 @@
 Sources: Guo et al., "On calibration of modern neural networks", ICML 2017, section 4.2 (temperature); Sadinle
 et al., "Least ambiguous set-valued classifiers with bounded error levels", JASA 2019, and Angelopoulos and
 Bates, "A gentle introduction to conformal prediction", 2021 (arXiv:2107.07511), section 1 (sets).
-The score of an image is one minus the probability of its label, and a set has the classes whose score is at
-most a quantile of these. The share of new images whose set has their label is then at least the coverage, on
-average over the images that chose the quantile, if all are drawn alike.
+The score of an image is one minus the probability of its label; or, of adaptive sets (Romano et al.,
+"Classification with valid and adaptive coverage", NeurIPS 2020, without its random numbers), the sum of the
+probabilities of the classes that are more probable than its label: such a set is never empty, and covers at
+least the images whose label is the most probable class. A set has the classes whose score is at most a
+quantile of these. The share of new images whose set has their label is then at least the coverage, on average
+over the images that chose the quantile, if all are drawn alike.
 
 N: images, C: classes.
 """
@@ -16,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flambeau.errors import InputError
@@ -39,7 +43,9 @@ class Calibration:
         loss_before, loss_after: mean cross-entropy of these.
         error_before, error_after: expected calibration error of these, in 15 bins.
         coverage: of prediction sets, if asked for.
-        threshold: a set has the classes of at least this probability.
+        threshold: a set has the classes of at least this probability; an adaptive one those before
+            which the more probable classes have at most this together.
+        adaptive: whether sets are adaptive.
     """
 
     weights_sha256: str
@@ -51,6 +57,7 @@ class Calibration:
     error_after: float
     coverage: float | None = None
     threshold: float | None = None
+    adaptive: bool = False
 
     def lines(self) -> list[str]:
         """For the user."""
@@ -61,19 +68,33 @@ class Calibration:
             "these figures are of the images that chose the temperature: they are not independent",
         ]
         if self.coverage is not None:
-            texts.append(
-                f"sets of classes for {self.coverage:.4g} of all new images: every class of at least "
-                f"{self.threshold:.4f}"
+            which = (
+                f"the most probable classes, until they have more than {self.threshold:.4f} together"
+                if self.adaptive
+                else f"every class of at least {self.threshold:.4f}"
             )
+            texts.append(f"sets of classes for {self.coverage:.4g} of all new images: {which}")
         return texts
 
     def write(self, run: Path) -> None:
         """Write the file of a run, whole or not at all."""
         write_file(run / FILE, json.dumps(asdict(self), indent=2).encode() + b"\n")
 
+    def sets(self, logits: Tensor) -> Tensor:
+        """(N, C) bool: which classes are in the set of each image, from calibrated logits (N, C)."""
+        assert self.threshold is not None
+        return class_scores(logits.double().softmax(1), adaptive=self.adaptive) <= (
+            self.threshold if self.adaptive else 1 - self.threshold
+        )
+
 
 def fitted(
-    logits: Tensor, labels: Tensor, *, weights_sha256: str, coverage: float | None
+    logits: Tensor,
+    labels: Tensor,
+    *,
+    weights_sha256: str,
+    coverage: float | None,
+    adaptive: bool = False,
 ) -> Calibration:
     """Fit temperature and threshold.
 
@@ -82,6 +103,7 @@ def fitted(
         labels: (N,) int64.
         weights_sha256: of its weights.
         coverage: of prediction sets; None: none.
+        adaptive: whether these are adaptive.
 
     Raises:
         InputError: too few images for the coverage.
@@ -97,19 +119,35 @@ def fitted(
         error_before=_error(logits, labels),
         error_after=_error(scaled, labels),
         coverage=coverage,
-        threshold=None if coverage is None else set_threshold(scaled.softmax(1), labels, coverage),
+        threshold=None
+        if coverage is None
+        else set_threshold(scaled.softmax(1), labels, coverage, adaptive=adaptive),
+        adaptive=adaptive,
     )
 
 
-def set_threshold(probabilities: Tensor, labels: Tensor, coverage: float) -> float:
-    """The least probability of a class in a prediction set.
+def class_scores(probabilities: Tensor, *, adaptive: bool) -> Tensor:
+    """(N, C): how far each class is from being in the set of its image."""
+    if not adaptive:
+        return 1 - probabilities
+    ordered = torch.sort(probabilities, dim=1, descending=True, stable=True)
+    before = torch.zeros_like(ordered.values)
+    before[:, 1:] = ordered.values[:, :-1].cumsum(1)
+    return torch.empty_like(before).scatter(1, ordered.indices, before)
 
-    Of N images it is the probability of the label that floor((N + 1) * (1 - coverage)) of them do not exceed.
+
+def set_threshold(
+    probabilities: Tensor, labels: Tensor, coverage: float, *, adaptive: bool = False
+) -> float:
+    """The least probability of a class in a prediction set; of an adaptive one its largest sum.
+
+    Of N images the score of the label exceeds it in floor((N + 1) * (1 - coverage)) - 1.
 
     Args:
         probabilities: (N, C) float64.
         labels: (N,) int64.
         coverage: above 0 and below 1.
+        adaptive: whether sets are adaptive.
 
     Raises:
         InputError: too few images.
@@ -128,8 +166,9 @@ def set_threshold(probabilities: Tensor, labels: Tensor, coverage: float) -> flo
         raise InputError(
             f"{num} images are too few for sets of coverage {coverage:g}: at least {least} are needed"
         )
-    of_label = probabilities.gather(1, labels[:, None])[:, 0].sort().values
-    return float(of_label[rank - 1])
+    scores = class_scores(probabilities, adaptive=adaptive).gather(1, labels[:, None])[:, 0]
+    limit = float(scores.sort(descending=True).values[rank - 1])
+    return limit if adaptive else 1 - limit
 
 
 def stored_calibration(run: Path, weights_sha256: str | None) -> Calibration | None:
@@ -138,9 +177,12 @@ def stored_calibration(run: Path, weights_sha256: str | None) -> Calibration | N
     known = Calibration.__dataclass_fields__
     if kept.keys() != known.keys() or kept["weights_sha256"] != weights_sha256:
         return None
-    numbers = {name: finite_number(kept[name]) for name in known if name != "weights_sha256"}
+    others = ("weights_sha256", "adaptive")
+    numbers = {name: finite_number(kept[name]) for name in known if name not in others}
     lacking = [name for name, value in numbers.items() if value is None]
-    if lacking not in ([], ["coverage", "threshold"]) or not (numbers["temperature"] or 0) > 0:
+    if type(kept["adaptive"]) is not bool or lacking not in ([], ["coverage", "threshold"]):
+        return None
+    if not (numbers["temperature"] or 0) > 0:
         return None
     values: dict[str, Any] = dict(kept)
     return Calibration(**values)

@@ -15,6 +15,7 @@ from flambeau.errors import InputError
 from flambeau.images.decode import size_of
 from flambeau.terminal import CountBar
 from flambeau.trainer.evaluation.answers import Answer, Ranking
+from flambeau.trainer.prediction.calibration import Calibration
 from flambeau.trainer.prediction.ensemble import Model, members_of, read_model, viewers_of
 from flambeau.trainer.prediction.pixel_remarks import batch_remarks
 from flambeau.trainer.prediction.trained_model import Trained
@@ -92,8 +93,8 @@ def predict(
                 indices = [int(index) for index in micro.indices if index not in micro.bad]
                 sizes = [size_of(source.read(index)) for index in indices if task.per_pixel]
                 answers = task.answers(logits, sizes, top=top)
-                if (threshold := set_threshold_of(trained)) is not None:
-                    answers = _with_sets(answers, logits, classes, threshold)
+                if (calibration := sets_of(trained)) is not None:
+                    answers = _with_sets(answers, logits, classes, calibration)
                 yield from zip(kept, answers, strict=True)
             bar.update(len(here))
     channels = max(one.facts.channels for one in members_of(trained))
@@ -103,22 +104,23 @@ def predict(
         raise InputError(f"none of the {len(source)} images could be read")
 
 
-def set_threshold_of(model: Model) -> float | None:
-    """The least probability of a class in a prediction set; None for a model without such sets."""
+def sets_of(model: Model) -> Calibration | None:
+    """What makes prediction sets; None for a model without such sets."""
     if not isinstance(model, Trained) or model.calibration is None:
         return None
-    return model.calibration.threshold
+    return None if model.calibration.threshold is None else model.calibration
 
 
 def _with_sets(
-    answers: Sequence[Answer], logits: Tensor, classes: Sequence[str], threshold: float
+    answers: Sequence[Answer], logits: Tensor, classes: Sequence[str], calibration: Calibration
 ) -> list[Answer]:
-    """With the classes of at least the threshold, the most probable first."""
+    """With the classes of the set of each image, the most probable first."""
     found: list[Answer] = []
-    for answer, shares in zip(answers, logits.double().softmax(1).cpu(), strict=True):
+    sets = calibration.sets(logits).cpu()
+    for answer, row, inside in zip(answers, logits.cpu(), sets, strict=True):
         assert isinstance(answer, Ranking)
-        order = shares.argsort(descending=True, stable=True).tolist()
-        chosen = [classes[k] for k in order if float(shares[k]) >= threshold]
+        order = row.argsort(descending=True, stable=True).tolist()
+        chosen = [classes[k] for k in order if inside[k]]
         found.append(Ranking(answer.classes, chosen))
     return found
 
