@@ -190,7 +190,7 @@ STOREYS = {
         {"trial_training.py"},
         {"dry_run.py", "find_lr.py", "replay_nan_step.py"},
         {"start.py"},
-        {"api.py"},
+        {"api.py", "soup.py"},
     ],
     "inspection": [
         {"model_catalog.py", "receptive_field.py", "watched_forward.py"},

@@ -29,11 +29,11 @@ from flambeau.version import __version__
 # In the order of the help.
 VERBS = (
     "train", "sweep", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict",
-    "evaluate", "export", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus",
+    "evaluate", "export", "soup", "features", "check", "pack", "convert", "verify", "recipes", "env", "gpus",
     "completion",
 )  # fmt: skip
 # Those that compute in this process; others measure, or start programs of the user's.
-_COMPUTING = "train", "predict", "evaluate", "features"
+_COMPUTING = "train", "predict", "evaluate", "soup", "features"
 # For the help of each command, below those of all.
 _EXIT_CODES = {
     "train": {

@@ -2,17 +2,21 @@
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flambeau.cli.reading_flags import (
     add_cache_flags,
     add_flip_tta,
+    add_others,
     add_reading_flags,
     add_trust,
     cache_of_flags,
     check_at_least,
+    say_calibrated,
 )
+from flambeau.errors import InputError
 from flambeau.optional_packages import large_import
 from flambeau.terminal import print_text, say
 
@@ -31,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what `flambeau train` takes; its validation part counts, if any, and else what the model was "
         "not trained on",
     )
+    add_others(parser)
     add_reading_flags(parser)
     add_cache_flags(parser)
     add_flip_tta(parser)
@@ -39,6 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all",
         action="store_true",
         help="count the images that the model was trained on, too; without it they are left out",
+    )
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="of a run of classes: fit the temperature of its probabilities on these images, and keep it in "
+        "the run, for predict, evaluate and export",
+    )
+    parser.add_argument(
+        "--coverage",
+        type=float,
+        metavar="SHARE",
+        help="with --calibrate: let predict name a set of classes that has the right one for this share of "
+        "new images, such as 0.9",
+    )
+    parser.add_argument(
+        "--adaptive",
+        action="store_true",
+        help="with --coverage: sets that are larger for hard images and smaller for easy ones",
     )
     parser.add_argument("--json", action="store_true", help="all figures as one JSON object")
     parser.add_argument(
@@ -64,22 +87,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, workers=0, skip_bad_images=0)
+    _check_calibrate(arguments)
     with large_import():
-        from flambeau.exports.exported_model import load_model
-        from flambeau.trainer.api import evaluate
+        from flambeau.exports.exported_model import load_models
+        from flambeau.trainer.api import evaluate_model
         from flambeau.trainer.evaluation.plot_file import check_plot
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-        from flambeau.trainer.prediction.predictor import Predictor
+        from flambeau.trainer.prediction.calibrating import Calibrating, keep_nothing
+        from flambeau.trainer.prediction.ensemble import model_at_size
 
     # Check before an hour of work.
     if arguments.out is not None:
         refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
     if arguments.plot is not None:
         check_plot(arguments.plot, force=arguments.force, remedy="--force")
-    evaluation = evaluate(
-        Predictor(load_model(Path(arguments.folder), trust=arguments.trust, say=say)),
+    folders = [arguments.folder, *arguments.others]
+    model = model_at_size(
+        load_models(folders, trust=arguments.trust, say=say), arguments.image_size
+    )
+    calibrating = (
+        Calibrating.of(model, arguments.folder, arguments.coverage, adaptive=arguments.adaptive)
+        if arguments.calibrate
+        else None
+    )
+    if calibrating is None:
+        say_calibrated(model)
+    evaluation = evaluate_model(
+        model if calibrating is None else calibrating.trained,
         arguments.data,
-        image_size=arguments.image_size,
         flip_tta=arguments.flip_tta,
         workers=arguments.workers,
         skip_bad_images=arguments.skip_bad_images,
@@ -87,13 +122,43 @@ def _run(arguments: argparse.Namespace) -> int:
         download=arguments.download,
         progress=True,
         say=say,
+        keep=keep_nothing if calibrating is None else calibrating.keep,
     )
+    calibration = None if calibrating is None else calibrating.write()
     try:
-        text = json.dumps(evaluation.as_dict()) if arguments.json else repr(evaluation)
-        print_text(text)
+        figures = evaluation.as_dict()
+        if calibration is not None:
+            figures["calibration"] = asdict(calibration)
+        print_text(json.dumps(figures) if arguments.json else repr(evaluation))
+        for line in [] if calibration is None else calibration.lines():
+            say(line)
     finally:  # also when the reader of a pipe has gone
         _write(evaluation, arguments)
     return 0
+
+
+def _check_calibrate(arguments: argparse.Namespace) -> None:
+    """Refuse flags that do not go with --calibrate, or are without effect."""
+    coverage = arguments.coverage
+    if coverage is not None and not arguments.calibrate:
+        raise InputError("--coverage has no effect without --calibrate: give both, or leave it out")
+    if arguments.adaptive and coverage is None:
+        raise InputError("--adaptive has no effect without --coverage: give both, or leave it out")
+    if coverage is not None and not 0 < coverage < 1:
+        raise InputError(f"--coverage must be above 0 and below 1, such as 0.9, got {coverage:g}")
+    if not arguments.calibrate:
+        return
+    given = {
+        "--with": arguments.others,
+        "--all": arguments.all,
+        "--flip-tta": arguments.flip_tta,
+        "--image-size": arguments.image_size,
+    }
+    for flag in (name for name, value in given.items() if value):
+        raise InputError(
+            f"--calibrate and {flag} do not go together: the temperature is kept for one run, as it answers "
+            "without further flags, on images that it was not trained on"
+        )
 
 
 def _write(evaluation: "AnyEvaluation", arguments: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from flambeau.cli.reading_flags import (
     add_cache_flags,
+    add_others,
     add_trust,
     cache_of_flags,
 )
@@ -21,6 +22,7 @@ _FORMATS = ("torch-export", "onnx", "aoti", "safetensors")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("folder", metavar="RUN", help="folder of the run")
+    add_others(parser)
     add("--out", type=Path, metavar="DIR", required=True, help="folder to make")
     add(
         "--format",
@@ -121,6 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
             allow_slower=arguments.allow_slower,
         ),
         Measuring(arguments.data, arguments.calibrate, arguments.images),
+        others=arguments.others,
         trust=arguments.trust,
         say=say,
     )

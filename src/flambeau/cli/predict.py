@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from flambeau.cli.reading_flags import (
     add_cache_flags,
     add_flip_tta,
+    add_others,
     add_reading_flags,
     add_trust,
     cache_of_flags,
     check_at_least,
+    say_calibrated,
 )
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="classes to name, of a classifier (default: 5)",
     )
+    add_others(parser)
     add_reading_flags(parser)
     add_cache_flags(parser)
     add_flip_tta(parser)
@@ -72,17 +75,19 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.force and not any(files):
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
     with large_import():
-        from flambeau.exports.exported_model import load_model
+        from flambeau.exports.exported_model import load_models
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-        from flambeau.trainer.prediction.classify_files import predict
+        from flambeau.trainer.prediction.classify_files import predict, sets_of
+        from flambeau.trainer.prediction.ensemble import model_at_size
         from flambeau.trainer.prediction.mask_files import MaskFiles
-        from flambeau.trainer.prediction.trained_model import at_size
 
     if arguments.out is not None:
         refuse_existing(arguments.out, suffixes=SUFFIXES, force=arguments.force, remedy="--force")
-    trained = at_size(
-        load_model(Path(arguments.folder), trust=arguments.trust, say=say), arguments.image_size
+    folders = [arguments.folder, *arguments.others]
+    trained = model_at_size(
+        load_models(folders, trust=arguments.trust, say=say), arguments.image_size
     )
+    say_calibrated(trained)
     writer = MaskFiles(arguments.masks, arguments.overlays, arguments.force)
     if (arguments.masks or arguments.overlays) and not trained.facts.task.per_pixel:
         raise InputError(
@@ -104,7 +109,9 @@ def _run(arguments: argparse.Namespace) -> int:
     with contextlib.closing(predictions):  # ends its workers in any case
         written = predictions if not trained.facts.task.per_pixel else writer.written(predictions)
         if arguments.out is not None:
-            _write(written, arguments, trained.facts.task.answer_columns(top=arguments.top))
+            columns = trained.facts.task.answer_columns(top=arguments.top)
+            sets = [] if sets_of(trained) is None else ["set"]
+            _write(written, arguments, [*columns, *sets])
             return 0
         for sample, answer in written:
             if arguments.json:

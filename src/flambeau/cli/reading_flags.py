@@ -4,8 +4,13 @@ import argparse
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flambeau.errors import InputError
+from flambeau.terminal import say
+
+if TYPE_CHECKING:
+    from flambeau.trainer.prediction.ensemble import Model
 
 
 def add_reading_flags(parser: argparse.ArgumentParser) -> None:
@@ -104,6 +109,31 @@ def add_flip_tta(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="average the probabilities of each image and its mirror image; twice the time",
     )
+
+
+def add_others(parser: argparse.ArgumentParser) -> None:
+    """Further runs that answer together with the first."""
+    parser.add_argument(
+        "--with",
+        dest="others",
+        action="append",
+        default=[],
+        metavar="RUN",
+        help="a further run of the same classes; all answer together, by the mean of their probabilities, or "
+        "of their numbers; may be given several times",
+    )
+
+
+def say_calibrated(model: "Model") -> None:
+    """Say that probabilities are at the temperature that an evaluation has fitted."""
+    from flambeau.trainer.prediction.ensemble import members_of
+
+    for one in (member.calibration for member in members_of(model)):
+        if one is None:
+            continue
+        say(
+            f"probabilities are calibrated: temperature {one.temperature:.4g}, fitted on {one.images} images"
+        )
 
 
 def check_at_least(arguments: argparse.Namespace, **least: int) -> None:

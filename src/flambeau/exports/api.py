@@ -18,6 +18,7 @@ from flambeau.data.sources.open_data import open_source
 from flambeau.errors import InputError, in_words_of_python, nearest
 from flambeau.exports.export_run import check_out, write_export
 from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.served_model import why_not_one_graph
 from flambeau.exports.step_figures import StepFigures, as_rows
 from flambeau.exports.steps import ExportPlan, Steps
 from flambeau.html_table import html_table
@@ -26,8 +27,9 @@ from flambeau.run.options.run_options import checked_classes
 from flambeau.terminal import say as terminal_say
 from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.parts.model import check_logits
+from flambeau.trainer.prediction.ensemble import Ensemble, Model
 from flambeau.trainer.prediction.own_loop import as_torchvision, used_as
-from flambeau.trainer.prediction.predictor import Images, Predictor
+from flambeau.trainer.prediction.predictor import EnsemblePredictor, Images, Predictor
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.user_code import first_line
@@ -76,7 +78,7 @@ class ExportResult:
 
 @float32_by_default()
 def export(
-    model: nn.Module | Predictor,
+    model: nn.Module | Predictor | EnsemblePredictor,
     example: Example,
     out: str | Path,
     *,
@@ -98,7 +100,8 @@ def export(
 
     Args:
         model: takes normalized images (N, C, S, S) and gives logits (N, K); exported in evaluation mode, in
-            float32. It does not change. Or what `flambeau.load` returned, which knows the next two.
+            float32. It does not change. Or what `flambeau.load` returned, which knows the next two; of
+            several runs, one graph of all.
         example: images to measure on, the more the better: a path of labelled images as `flambeau evaluate`
             takes it; a batch of your DataLoader, (N, C, S, S) alone or with labels (N,); or a list of image
             files, PIL images or uint8 arrays.
@@ -143,7 +146,10 @@ def export(
     with in_words_of_python(export.__annotations__, (*FORMATS, *_QUANTIZE)):
         _check_plan(plan, calibrate)
         check_out(Path(out))
-        trained = _trained(model, preprocess, classes, format)
+        whole = _trained(model, preprocess, classes, format)
+        if isinstance(whole, Ensemble):
+            plan.check_of_several()
+        trained = whole.reference if isinstance(whole, Ensemble) else whole
         images = _sample(trained, example, "example", most=_MOST)
         ranges = None
         if plan.measures_ranges:
@@ -151,7 +157,8 @@ def export(
                 trained, example if calibrate is None else calibrate, "calibrate", most=RANGE_IMAGES
             )
         subject = "run" if isinstance(model, Predictor) else "model"
-        steps = Steps(trained, plan, images, ranges, None, say or terminal_say, subject)
+        subject = "ensemble" if isinstance(whole, Ensemble) else subject
+        steps = Steps(whole, plan, images, ranges, None, say or terminal_say, subject)
         return ExportResult.of(Path(out), write_export(steps, Path(out)))
 
 
@@ -173,12 +180,22 @@ def _check_plan(plan: ExportPlan, calibrate: object) -> None:
 
 
 def _trained(
-    model: nn.Module | Predictor,
+    model: nn.Module | Predictor | EnsemblePredictor,
     preprocess: Mapping[str, Any] | Callable[..., Any] | None,
     classes: Sequence[str] | None,
     format_name: str,
-) -> Trained:
+) -> Model:
     """The model in the form of that of a run."""
+    if isinstance(model, EnsemblePredictor):
+        why = why_not_one_graph(model.trained)
+        if why is not None:
+            raise InputError(
+                f"these runs do not fit into one graph: {why}\nExport each of them, or train them with the "
+                "same image_size and crop"
+            )
+        for member in model.members:
+            _of_predictor(member, preprocess, classes, format_name)
+        return model.trained
     if isinstance(model, Predictor):
         return _of_predictor(model, preprocess, classes, format_name)
     if not isinstance(model, nn.Module):

@@ -3,6 +3,7 @@
 from torch import nn
 
 from flambeau.trainer.parts.model import OWN_MODELS
+from flambeau.trainer.prediction.ensemble import Model
 from flambeau.trainer.prediction.trained_model import Trained
 
 _HEAD = '''"""Predict on image files: python {name} photo.jpg ...; needs numpy, pillow and {needs}."""
@@ -47,7 +48,7 @@ _PARTS = {
 }
 
 
-def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
+def example_of(format_name: str, trained: Model, quantize: str | None) -> str:
     """The text of example.py for a format."""
     words = trained.facts.task.export_words
     if format_name != "safetensors":
@@ -55,6 +56,7 @@ def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
         parts["call"] = parts["call"].replace("{answer}", words.answer)
         return _HEAD.format(name="example.py", answer=words.example_lines, **parts)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(quantize or "", "float32")
+    assert isinstance(trained, Trained)  # several runs have no class
     packages, (model_import, construction) = _construction(trained)
     return _HEAD.format(
         name="example.py",
@@ -64,12 +66,20 @@ def example_of(format_name: str, trained: Trained, quantize: str | None) -> str:
         'model.load_state_dict(load_file(here / "model.safetensors"))\nmodel.eval().requires_grad_(False)',
         call="x = preprocessing.normalize(preprocessing.prepare(pixels, full_size))\n"
         f"    logits = model(torch.from_numpy(x).to(torch.{dtype}))[0].float()\n"
-        f"    {words.answer} = {words.of_logits}",
+        f"    {words.answer} = {_of_logits(trained)}",
         answer=words.example_lines,
     )
 
 
-def needs_own_class(trained: Trained) -> bool:
+def _of_logits(trained: Trained) -> str:
+    """What makes the answer of logits, which the file of weights alone leaves as they are."""
+    text = trained.facts.task.export_words.of_logits
+    if trained.calibration is None:
+        return text
+    return text.replace("logits", f"(logits / {trained.calibration.temperature!r})", 1)
+
+
+def needs_own_class(trained: Model) -> bool:
     """Whether the class of the model is in the file pixel_models.py, which goes beside the example."""
     return trained.facts.task.per_pixel and not trained.settings.model.startswith("smp:")
 

@@ -30,8 +30,9 @@ from flambeau.recipes.setup.environment import environment
 from flambeau.run.options.option import values_of
 from flambeau.trainer.parts import pixel_models
 from flambeau.trainer.parts.model import OWN_MODELS
+from flambeau.trainer.prediction.ensemble import Ensemble, Model
 from flambeau.trainer.prediction.sample_images import SampleImages
-from flambeau.trainer.prediction.trained_model import Trained
+from flambeau.trainer.settings.settings import teacher_runs
 from flambeau.version import __version__
 
 INDEX = "export.json"
@@ -39,7 +40,7 @@ INDEX = "export.json"
 
 def fill_folder(
     folder: Path,
-    trained: Trained,
+    trained: Model,
     plan: ExportPlan,
     figures: Sequence[StepFigures],
     images: SampleImages,
@@ -77,6 +78,7 @@ def fill_folder(
         "steps": as_rows(figures),
         "settings": _settings(trained),
         "dataset": asdict(trained.facts),
+        **_members(trained),
         "environment": environment(),
         "answers": sampled(classify(pixels, torch.tensor(pixels.shape[1:3]))).tolist(),
     }
@@ -92,7 +94,7 @@ def fill_folder(
     record(index)  # so that what is compiled in it runs without a question, here
 
 
-def _facts_of_outputs(trained: Trained, logits: Tensor, images: SampleImages) -> dict[str, Any]:
+def _facts_of_outputs(trained: Model, logits: Tensor, images: SampleImages) -> dict[str, Any]:
     task = trained.facts.task
     if images.labels is not None:
         return {**task.export_facts(logits, images.labels)}
@@ -100,7 +102,7 @@ def _facts_of_outputs(trained: Trained, logits: Tensor, images: SampleImages) ->
     return {**task.export_facts(logits, None)}
 
 
-def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
+def _write_examples(folder: Path, trained: Model, plan: ExportPlan) -> None:
     """example.py and the files that it needs."""
     write_file(folder / "example.py", example_of(plan.format, trained, plan.quantize).encode())
     beside = [Path(preprocess.__file__)]
@@ -125,18 +127,31 @@ def _write_examples(folder: Path, trained: Trained, plan: ExportPlan) -> None:
         write_file(folder / file.name, text)
 
 
-def _settings(trained: Trained) -> dict[str, Any]:
+def _settings(trained: Model) -> dict[str, Any]:
     """The settings of the run, without folders of this machine: files by their names alone."""
     settings = {**values_of(trained.settings), "data": None}
     if not trained.knows_its_data:  # the others mean nothing
         settings = {name: settings[name] for name in ("model", "image_size", "crop")}
-    for name in ("model", "teacher", "weights", "class_weights"):
+    for name in ("model", "weights", "class_weights"):
         if isinstance(settings.get(name), str):
             settings[name] = PurePath(settings[name]).name
+    teachers = [PurePath(run).name for run in teacher_runs(settings.get("teacher"))]
+    settings["teacher"] = " + ".join(teachers) or None  # no list any more: names may be the same
     return {name: value for name, value in settings.items() if value is not None}
 
 
-def _label_lines(trained: Trained) -> bytes:
+def _members(model: Model) -> dict[str, Any]:
+    """Of an ensemble the settings of each run, and what it was trained on."""
+    if not isinstance(model, Ensemble):
+        return {}
+    return {
+        "members": [
+            {"settings": _settings(one), "dataset": asdict(one.facts)} for one in model.members
+        ]
+    }
+
+
+def _label_lines(trained: Model) -> bytes:
     """A line per class; a line break in a name becomes a space (export.json has the exact names)."""
     return "".join(" ".join(name.split("\n")) + "\n" for name in trained.facts.classes).encode()
 
@@ -149,7 +164,7 @@ def sampled(logits: Tensor) -> Tensor:
     return logits[:, :, :: max(1, height // 8), :: max(1, width // 8)]
 
 
-def check_images(trained: Trained) -> Tensor:
+def check_images(trained: Model) -> Tensor:
     """Two computed images for a comparison of logits: (2, S + 9, S + 23, C) uint8, or levels of 16 bits."""
     size, facts = trained.image_size, trained.facts
     n, y, x, c = torch.meshgrid(

@@ -3,7 +3,7 @@
 import functools
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,12 +13,14 @@ from flambeau.data.sources.wide_source import of_kind
 from flambeau.errors import InputError, require_folder
 from flambeau.exports.export_folder import fill_folder
 from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.served_model import why_not_one_graph
 from flambeau.exports.step_figures import StepFigures
 from flambeau.exports.steps import ExportPlan, Steps
 from flambeau.provenance import named_code
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.folder.store_run import run_here
 from flambeau.trainer.parts.data import open_data
+from flambeau.trainer.prediction.ensemble import Ensemble, Model, ensemble_of
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
 
@@ -56,15 +58,17 @@ def export_run(
     plan: ExportPlan,
     measuring: Measuring = Measuring(),
     *,
+    others: Sequence[str] = (),
     trust: bool = False,
     say: Callable[[str], None],
 ) -> list[StepFigures]:
-    """Export the model of a run.
+    """Export the model of a run, or of several runs as one.
 
     Args:
         run: its folder.
         out: the folder to make.
         plan: format and steps.
+        others: folders of runs that answer together with the first.
         trust: run the code that the run names, even if nothing shows that this user has made it.
         say: takes lines for the user.
 
@@ -78,6 +82,9 @@ def export_run(
     plan.check()
     measuring.check(plan)
     check_out(out)
+    name = str(run)
+    if others:
+        plan.check_of_several()
     run = run_here(run, say)
     stored = RunFolder(run).read_existing()
     FORMATS[plan.format].require(str(stored.get("model", stored.get("builder"))))
@@ -86,11 +93,51 @@ def export_run(
         _check_own_loop(run, plan, measuring)
     if trained.settings.qat:
         plan.check_rounded(run)
+    if trained.calibration is not None:
+        say(
+            f"probabilities are calibrated: temperature {trained.calibration.temperature:.4g} is in the graph"
+        )
+    model = _together(name, trained, others, trust=trust, say=say)
     run_data = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))
+    if measuring.data is None:
+        _say_of_parts(model, say)
     images = read_images(trained, _measured(trained, measuring, run_data), measuring.most)
     ranges = _ranges(trained, measuring, run_data) if plan.measures_ranges else None
     sources = run_data("the run's data back where they were") if plan.trains else None
-    return write_export(Steps(trained, plan, images, ranges, sources, say), out)
+    subject = "ensemble" if others else "run"
+    return write_export(Steps(model, plan, images, ranges, sources, say, subject), out)
+
+
+def _together(
+    name: str,
+    trained: Trained,
+    others: Sequence[str],
+    *,
+    trust: bool,
+    say: Callable[[str], None],
+) -> Model:
+    """The model of a run with those of others, for one graph."""
+    more = [(one, load_trained(run_here(one, say), trust=trust, say=say)) for one in others]
+    model = ensemble_of([(name, trained), *more])
+    why = why_not_one_graph(model) if isinstance(model, Ensemble) else None
+    if why is not None:
+        raise InputError(
+            f"these runs do not fit into one graph: {why}\nExport each of them, or train them with the same "
+            "--image-size and --crop; `flambeau predict` and `evaluate` take them together as they are"
+        )
+    return model
+
+
+def _say_of_parts(model: Model, say: Callable[[str], None]) -> None:
+    """Say that a member may have learned what the export is measured on."""
+    if isinstance(model, Ensemble):
+        held_out = [one.facts.val_fingerprint for one in model.members]
+        odd = [name for name, one in zip(model.names, held_out, strict=True) if one != held_out[0]]
+        if odd:
+            say(
+                f"measured on what {model.names[0]} was evaluated on; {odd[0]} has held out other images, "
+                "and may have learned these"
+            )
 
 
 def check_out(out: Path) -> None:

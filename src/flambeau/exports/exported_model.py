@@ -20,6 +20,7 @@ from flambeau.provenance import Permission, is_recorded
 from flambeau.run.folder.json_file import checked_facts
 from flambeau.run.options.option import values_of
 from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.prediction.ensemble import Model, ensemble_of
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings, settings_for_use
 from flambeau.trainer.settings.settings import FIELDS
@@ -75,6 +76,19 @@ def load_model(path: Path, *, trust: bool = False, say: Callable[[str], None]) -
     return load_trained(path, trust=trust, say=say)
 
 
+def load_models(names: Sequence[str], *, trust: bool = False, say: Callable[[str], None]) -> Model:
+    """The model of a run or of an export; of several, one that answers for all.
+
+    Args:
+        names: folders of runs or of exports.
+        trust, say: as for `load_model`.
+
+    Raises:
+        InputError: as for `load_model`, or the models have learned other things.
+    """
+    return ensemble_of([(name, load_model(Path(name), trust=trust, say=say)) for name in names])
+
+
 def load_export(
     path: Path, *, trust: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Trained:
@@ -102,7 +116,9 @@ def load_export(
         has_fixed_size=True,
     )
     _check_fits(trained, dtype, path / INDEX)
-    trained = dataclasses.replace(trained, resize=_resize(about, size, path / INDEX))
+    trained = dataclasses.replace(
+        trained, resize=_resize(about, size, path / INDEX), others=_others(about, path / INDEX)
+    )
     _report_differences(trained, about.get("answers"), say)
     return trained
 
@@ -153,6 +169,18 @@ def _resize(about: Mapping[str, Any], size: int, index: Path) -> EvalResize:
     if type(shorter) is not int or not size <= shorter <= _LONGEST_SIDE:
         raise InputError(f"{index} was edited: no image is resized to {str(shorter)[:40]} pixels")
     return shorter
+
+
+def _others(about: Mapping[str, Any], index: Path) -> tuple[DataFacts, ...]:
+    """What the members of an ensemble were trained on.
+
+    Raises:
+        InputError: it was edited.
+    """
+    try:
+        return tuple(DataFacts(**checked_facts(one["dataset"])) for one in about.get("members", ()))
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{index} was edited: its members cannot be read") from error
 
 
 def _check_fits(trained: Trained, dtype: torch.dtype, index: Path) -> None:

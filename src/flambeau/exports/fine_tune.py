@@ -1,5 +1,6 @@
 """A short training of a changed network towards the labels and predictions of its run."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,8 @@ def fine_tune(
     Raises:
         InputError: the duration or the data cannot be read.
     """
+    # The network gives plain logits, which the graph divides by the temperature.
+    plain = dataclasses.replace(trained, calibration=None)
     settings = trained.settings
     task = trained.facts.task
     data, _ = datasets(Prepared(settings, trained.facts, *sources))
@@ -61,7 +64,7 @@ def fine_tune(
     for _ in run.epochs():
         for images, targets in run.batches():
             with torch.no_grad():
-                reference = trained.logits(images)
+                reference = plain.logits(images)
             logits = network(trained.normalize(images))
             loss = task.loss(logits, targets, smoothing=0.0, weight=None)
             loss = loss + task.loss_towards(logits, reference)

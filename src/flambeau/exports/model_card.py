@@ -68,6 +68,8 @@ def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures], task: T
     sizes = {"classes": len(about["classes"]), "size": about["image_size"]}
     cpu = _plain(str(about["environment"].get("cpu", "an unnamed processor")))
     model = _plain(str(about["settings"]["model"]))
+    several = len(about.get("members", ()))
+    model = f"{several} models as one, the first {model}" if several else model
     title = f"{model}, {len(about['classes'])} {words.outputs_are}, as {about['format']}"
     head, *rows = as_table(figures)
     first = figures[0].name.partition(",")[0]

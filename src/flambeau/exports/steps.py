@@ -23,8 +23,8 @@ from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
 from flambeau.recipes.compress.prune_channels import prune_channels
 from flambeau.recipes.compress.reparameterize import reparameterize
 from flambeau.trainer.parts.qat_model import is_batchnorm
+from flambeau.trainer.prediction.ensemble import Model, members_of
 from flambeau.trainer.prediction.sample_images import SampleImages
-from flambeau.trainer.prediction.trained_model import Trained
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 INTEGERS = ("int8", "dynamic")
@@ -85,6 +85,18 @@ class ExportPlan:
         if not 0 <= self.min_agreement <= 1:
             raise InputError(f"--min-agreement must be from 0 to 1, got {self.min_agreement:g}")
 
+    def check_of_several(self) -> None:
+        """Raise InputError for steps that do not apply to several runs as one."""
+        flags = {
+            "--prune": self.prune is not None,
+            "--quantize qat": self.quantize == "qat",
+            "--format safetensors": self.format == "safetensors",
+        }
+        for flag in (name for name, given in flags.items() if given):
+            raise InputError(
+                f"{flag} is for one run, and --with makes one graph of several: leave one of them out"
+            )
+
     def check_rounded(self, run: Path) -> None:
         """Raise InputError for steps that do not apply to a run of `flambeau train --qat`."""
         flags = {
@@ -124,7 +136,7 @@ class Steps:
         subject: what is exported, in messages.
     """
 
-    trained: Trained
+    trained: Model
     plan: ExportPlan
     images: SampleImages
     ranges: SampleImages | None
@@ -140,8 +152,9 @@ class Steps:
         """
         model = served(self.trained)
         task = self.trained.facts.task
-        precision = self.trained.settings.precision
-        first = self.subject if precision == "fp32" else f"run, fp32 for {precision}"
+        precision = self._precision
+        own = "run" if self.subject == "model" else self.subject
+        first = self.subject if precision == "fp32" else f"{own}, fp32 for {precision}"
         stage = _eager(first, model)
         batches = self.images.pixels.permute(0, 3, 1, 2).split(32)
         base = torch.cat([self.trained.logits(part).cpu() for part in batches])
@@ -159,7 +172,7 @@ class Steps:
             stage = after
 
         for name, change in self._changes(folder.parent):
-            model = model.with_network(change(model.network))
+            model = model.changed(change)
             measure(_eager(name, model), requested=name == "qat")  # whose speed is that of its file
         format_ = FORMATS[self.plan.format]
         path = folder / format_.file
@@ -173,6 +186,12 @@ class Steps:
             measure(_of_file(self.plan.quantize, path, format_))
             whole.unlink()
         return figures
+
+    @property
+    def _precision(self) -> str:
+        """In which the run was evaluated; of several runs the first that was not in float32."""
+        all_of_them = [one.settings.precision for one in members_of(self.trained)]
+        return next((one for one in all_of_them if one != "fp32"), "fp32")
 
     def _changes(self, scratch: Path) -> list[tuple[str, Callable[[nn.Module], nn.Module]]]:
         side = self.trained.image_size
@@ -227,13 +246,15 @@ class Steps:
 
     def _rounded(self, model: nn.Module, scratch: Path) -> nn.Module:
         assert self.ranges is not None
-        batches = [batch.cpu() for batch in self.ranges.normalized(self.trained)]
+        [trained] = members_of(self.trained)
+        batches = [batch.cpu() for batch in self.ranges.normalized(trained)]
         rounded = fake_quantize(model, batches).model
         return to_integers(self._trained(rounded, scratch))
 
     def _trained(self, network: nn.Module, scratch: Path) -> nn.Module:
         assert self.sources is not None
-        return fine_tune(network, self.trained, self.sources, scratch, self.plan.fine_tune or "1ep")
+        [trained] = members_of(self.trained)  # of several it is refused before
+        return fine_tune(network, trained, self.sources, scratch, self.plan.fine_tune or "1ep")
 
     def _quantize(self, source: Path, target: Path) -> None:
         self.say(f"{self.plan.quantize}: quantizing")
@@ -273,8 +294,8 @@ class Steps:
     def _instead_of(self, step: str) -> str:
         if step in FORMATS:
             return "Take another --format"
-        if step.startswith("run"):
-            precision = self.trained.settings.precision
+        if step.startswith(("run", "ensemble")):
+            precision = self._precision
             return f"The run was evaluated in {precision}, and an export computes in float32"
         return "Leave that step out"
 

@@ -9,9 +9,10 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, overload
 
 import torch
+from torch import Tensor
 
 from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.data_names import data_text
@@ -31,22 +32,32 @@ from flambeau.run.options.option import declares
 from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
+from flambeau.trainer.evaluation.members import MemberFigures
 from flambeau.trainer.parts.device import float32_by_default
+from flambeau.trainer.prediction.ensemble import (
+    Ensemble,
+    Model,
+    ensemble_of,
+    members_of,
+    model_at_size,
+    read_model,
+)
 from flambeau.trainer.prediction.pixel_remarks import pixel_remarks
-from flambeau.trainer.prediction.predictor import Predictor
+from flambeau.trainer.prediction.predictor import EnsemblePredictor, Predictor, predictor_of
 from flambeau.trainer.prediction.trained_images import trained_images
 from flambeau.trainer.prediction.trained_model import (
     Trained,
-    at_size,
     load_trained,
-    read_for,
     readable_batches,
 )
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings
 from flambeau.trainer.settings.stored_settings import canonical, with_preset
 from flambeau.trainer.start import ProgressOptions, start
-from flambeau.trainer.tasks.task import AnyEvaluation
+from flambeau.trainer.tasks.task import AnyEvaluation, Counters
+
+Runs: TypeAlias = list[str] | list[Path] | list[str | Path] | tuple[str | Path, ...]
+"""Folders of several runs."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +72,7 @@ class TrainingResult:
     """
 
     folder: Path
-    weights: Literal["ema", "best", "last"]
+    weights: Literal["ema", "best", "last", "soup"]
     step: int
     metrics: Mapping[str, float | None]
 
@@ -293,7 +304,7 @@ def train(
         layer_decay: factor by which the learning rate falls from each layer to the one before it, such as
             0.75 (above 0 and at most 1).
         teacher: run folder of a teacher model for knowledge distillation: its probabilities are learned
-            together with the labels.
+            together with the labels; of several, such as runs/a,runs/b, their mean.
         teacher_weight: weight of the teacher's probabilities in the loss, up to 1; the labels have the rest
             (None: 0.5; above 0 and at most 1).
         temperature: softmax temperature of teacher and student in distillation (None: 4; above 0).
@@ -416,18 +427,40 @@ def _process_restored() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-@float32_by_default()
+@overload
 def load(
     run: str | Path,
     *,
     image_size: int | None = None,
     trust: bool = False,
     say: Callable[[str], None] | None = None,
-) -> Predictor:
-    """The model of a run, to be called on images.
+) -> Predictor: ...
+
+
+@overload
+def load(
+    run: Runs,
+    *,
+    image_size: int | None = None,
+    trust: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> EnsemblePredictor: ...
+
+
+@float32_by_default()
+def load(
+    run: str | Path | Runs,
+    *,
+    image_size: int | None = None,
+    trust: bool = False,
+    say: Callable[[str], None] | None = None,
+) -> Predictor | EnsemblePredictor:
+    """The model of a run, or several as one, to be called on images.
 
     Args:
         run: folder of a run of `flambeau train`, or of a `Run` with a `builder`; or its address in a store.
+            Or a list of at least two that learned the same classes: the mean of their probabilities, or of
+            their numbers.
         image_size: side of the images for the model, pixels; None for that of the training.
         trust: run the file of code that the folder names for its model, even if nothing shows that you have
             made the folder here; your own runs do not need it.
@@ -435,7 +468,7 @@ def load(
             file of the model. None: standard error, and Python warnings.
 
     Returns:
-        A function of images; see `Predictor`.
+        A function of images; see `Predictor`, and of a list `EnsemblePredictor`.
 
     Raises:
         InputError: not such a run, no weights yet, damaged ones, or a size that the model cannot take.
@@ -445,12 +478,13 @@ def load(
         >>> predictor("cat.jpg")  # doctest: +SKIP
         Predictions('cat' 98.3%)
     """
-    return Predictor(_loaded(run, image_size, trust, say))
+    model = _loaded(run, image_size, trust, say)
+    return predictor_of(model)
 
 
 @float32_by_default()
 def evaluate(
-    run: str | Path | Predictor,
+    run: str | Path | Predictor | EnsemblePredictor | Runs,
     data: str | Path,
     *,
     image_size: int | None = None,
@@ -466,7 +500,8 @@ def evaluate(
     """Measure a model on labelled images, each counted once.
 
     Args:
-        run: folder of a run, or what `load` returned.
+        run: folder of a run, or what `load` returned; a list of folders, as one model: the result has the
+            figures of each, too.
         data: as for `flambeau train`; its validation part is used, if any, and else the images that the
             model was not trained on.
         image_size: as for `load`.
@@ -494,22 +529,54 @@ def evaluate(
     for name, number in (("workers", workers), ("skip_bad_images", skip_bad_images)):
         if number < 0:
             raise InputError(f"{name} must be at least 0, got {number}")
-    trained = _loaded(run, image_size, trust, say)
+    return evaluate_model(
+        _loaded(run, image_size, trust, say),
+        data,
+        flip_tta=flip_tta,
+        workers=workers,
+        skip_bad_images=skip_bad_images,
+        all_images=all_images,
+        download=download,
+        progress=progress,
+        say=say or terminal_say,
+    )
+
+
+def evaluate_model(
+    trained: Model,
+    data: str | Path,
+    *,
+    flip_tta: bool = False,
+    workers: int = 0,
+    skip_bad_images: int = 0,
+    all_images: bool = False,
+    download: bool = False,
+    progress: bool = False,
+    say: Callable[[str], object] = terminal_say,
+    keep: Callable[[Tensor, Tensor], object] = lambda logits, targets: None,
+) -> AnyEvaluation:
+    """As `evaluate`, of a loaded model.
+
+    Args:
+        keep: takes the outputs and targets of each batch, of a single model.
+    """
     source = open_source(
         Path(data), trained.facts.classes, download=download, choice=trained.choice
     )
     for line in (
         *left_out_lines(source),
-        *page_remarks(source, channels=trained.facts.channels),
-        *pixel_remarks(trained, source),
+        *page_remarks(source, channels=max(one.facts.channels for one in members_of(trained))),
+        *(line for one in members_of(trained) for line in pixel_remarks(one, source)),
     ):
-        (say or terminal_say)(line)
+        say(line)
     if not trained.knows_its_data:
-        (say or terminal_say)(
+        say(
             f"which images this model was trained on is not known: all {len(source)} of "
             f"{data_text(data)} count"
         )
-    was_trained_on = trained_images(trained, Path(data), source)
+    was_trained_on = torch.zeros(len(source), dtype=torch.bool)
+    for one in members_of(trained):
+        was_trained_on |= trained_images(one, Path(data), source)
     num_trained_on = int(was_trained_on.sum())
     if num_trained_on and not all_images:
         if num_trained_on == len(source):
@@ -526,56 +593,93 @@ def evaluate(
         workers=workers,
         skip_bad_images=skip_bad_images,
         progress=progress,
+        keep=keep,
         num_trained_on=num_trained_on,
         counts_trained_on=all_images,
     )
 
 
 def measure(
-    trained: Trained,
+    trained: Model,
     source: Source,
     *,
     flip_tta: bool = False,
     workers: int = 0,
     skip_bad_images: int = 0,
     progress: bool = False,
+    keep: Callable[[Tensor, Tensor], object] = lambda logits, targets: None,
     **facts: Any,
 ) -> AnyEvaluation:
     """Like `evaluate`, with a loaded model and a source of its classes.
 
     Args:
+        keep: takes the outputs and targets of each batch, of a single model.
         facts: further fields of the evaluation.
     """
-    loader, bad = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
+    loader, bad = read_model(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     counters = trained.facts.task.counters(trained.device, source)
+    is_joint = isinstance(trained, Ensemble)
+    each = [one.facts.task.counters(one.device, source) for one in members_of(trained) if is_joint]
     for indices, (images, targets) in readable_batches(loader, progress=progress):
-        counters.update(trained.logits(images, flip_tta=flip_tta), targets, indices)
+        if isinstance(trained, Ensemble):
+            outputs = trained.each_logits(images, flip_tta=flip_tta)
+            for counter, output, view in zip(each, outputs, trained.view_of, strict=True):
+                counter.update(output, targets[view], indices)
+            counters.update(trained.joined(outputs), targets[trained.reference_view], indices)
+        else:
+            logits = trained.logits(images, flip_tta=flip_tta)
+            counters.update(logits, targets, indices)
+            keep(logits, targets)
     if not counters.indices:
         raise InputError(f"no image could be read; the first one is {source.describe(0)}")
-    return counters.evaluation(
-        describe=source.describe,
-        num_bad=len(bad.names),
-        image_size=trained.image_size,
-        flip_tta=flip_tta,
-        **facts,
-    )
+    read = {"num_bad": len(bad.names), "flip_tta": flip_tta, **facts}
+    if isinstance(trained, Ensemble):
+        read["members"] = tuple(
+            MemberFigures.of(name, _alone(counter, one, source, read))
+            for name, counter, one in zip(trained.names, each, trained.members, strict=True)
+        )
+    return counters.evaluation(describe=source.describe, image_size=trained.image_size, **read)
+
+
+def _alone(
+    counter: Counters, member: Trained, source: Source, read: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The figures of a member of an ensemble."""
+    evaluation = counter.evaluation(describe=source.describe, image_size=member.image_size, **read)
+    return evaluation.as_dict()
 
 
 def _loaded(
-    run: str | Path | Predictor,
+    run: str | Path | Predictor | EnsemblePredictor | Runs,
     image_size: int | None,
     trust: bool,
     say: Callable[[str], None] | None,
     /,
-) -> Trained:
-    if isinstance(run, Predictor):
-        return at_size(run.trained, image_size)
+) -> Model:
+    if isinstance(run, Predictor | EnsemblePredictor):
+        return model_at_size(run.trained, image_size)
+    runs = [run] if isinstance(run, str | Path) else [*run]
+    if not isinstance(run, str | Path) and len(runs) < 2:
+        raise InputError(
+            f"an ensemble is of at least two runs, got {len(runs)}: give the folder itself"
+        )
     said: list[str] = []
-    folder = run_here(run, terminal_say)
-    trained = load_trained(folder, trust=trust, say=said.append if say is None else say)
+    trained = ensemble_of(
+        [
+            (
+                str(one),
+                load_trained(
+                    run_here(one, terminal_say),
+                    trust=trust,
+                    say=said.append if say is None else say,
+                ),
+            )
+            for one in runs
+        ]
+    )
     for text in said:
         if text.startswith(RUNNING):
             terminal_say(text)
         else:
             warnings.warn(text, stacklevel=4)  # at the caller of load or evaluate
-    return at_size(trained, image_size)
+    return model_at_size(trained, image_size)

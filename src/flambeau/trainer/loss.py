@@ -1,6 +1,6 @@
 """The loss of `flambeau train`: normalize, erase, mix, call the network and its teacher."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,8 @@ from flambeau.recipes.training.mixup import mixup
 from flambeau.trainer.parts.data import DataFacts, teacher_sha256
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
+from flambeau.trainer.settings.settings import teacher_runs
+from flambeau.trainer.tasks.task import Task
 
 _SHOWN = 16  # images of a batch that are kept for the report
 
@@ -36,7 +38,7 @@ class TrainingLoss:
         *,
         device: torch.device,
         normalize: Callable[[Tensor], Tensor],
-        teacher: "AdaptedTeacher | None",
+        teacher: "AdaptedTeacher | SeveralTeachers | None",
     ) -> None:
         self._model, self._settings = model, settings
         self._device = device
@@ -159,10 +161,29 @@ class AdaptedTeacher:
         return self._task.of_shared(logits)
 
 
+class SeveralTeachers:
+    """Teachers that teach as one: the mean of their softened probabilities, or of their numbers.
+
+    Args:
+        teachers: at least two, of one weight and temperature.
+        task: of the student.
+    """
+
+    def __init__(self, teachers: Sequence[AdaptedTeacher], task: Task) -> None:
+        self._teachers, self._task = teachers, task
+        self.weight = teachers[0].weight
+        self.temperature = teachers[0].temperature
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs (N, classes) which, divided by the temperature, have the mean of the probabilities."""
+        softened = [teacher(x).float() / self.temperature for teacher in self._teachers]
+        return self._task.mean_of_models(softened) * self.temperature
+
+
 def make_teacher(
     settings: ResolvedSettings, facts: DataFacts, device: torch.device
-) -> AdaptedTeacher | None:
-    """The teacher of a run, if any, on the device of the training.
+) -> AdaptedTeacher | SeveralTeachers | None:
+    """The teacher of a run, if any, or several as one, on the device of the training.
 
     Raises:
         InputError: not a finished run, of other data, or changed since this run was started.
@@ -176,12 +197,15 @@ def make_teacher(
             "start again with --fresh or another --out"
         )
     # `check_teacher_code` has asked whether its code may run.
-    trained = load_trained(teacher, trust=True, say=lambda text: None)
-    return AdaptedTeacher(
-        trained,
-        facts,
-        image_size=settings.image_size,
-        device=device,
-        weight=weight,
-        temperature=temperature,
-    )
+    teachers = [
+        AdaptedTeacher(
+            load_trained(run, trust=True, say=lambda text: None),
+            facts,
+            image_size=settings.image_size,
+            device=device,
+            weight=weight,
+            temperature=temperature,
+        )
+        for run in teacher_runs(teacher)
+    ]
+    return teachers[0] if len(teachers) == 1 else SeveralTeachers(teachers, facts.task)

@@ -270,6 +270,11 @@ def _stored(given: Mapping[str, Any], folder: RunFolder) -> ResolvedSettings | N
             f"{folder.path} holds a run of a script, not of `flambeau train`\n"
             "Choose another folder with --out, or set this one aside with --fresh"
         )
+    if folder.soup.exists() and given.get("extend") is not None:
+        raise InputError(
+            f"{folder.path} holds the average of several runs, which no training can be continued from\n"
+            f"Begin a new run with it: --weights {folder.path} --out NEW"
+        )
     # Compares even what a machine or an older default had chosen.
     folder.check_same({k: v for k, v in stored.items() if k in given}, Identity(given, FIELDS))
     settings = dataclasses.replace(from_stored(stored, folder.config), **given)

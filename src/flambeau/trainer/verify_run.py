@@ -16,9 +16,9 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import (
     verify_checkpoint,
 )
 from flambeau.run.folder.identity import POWERSGD_FORGETS, changes, exactness_facts
-from flambeau.run.folder.json_file import dataset_facts
+from flambeau.run.folder.json_file import dataset_facts, json_table
 from flambeau.run.folder.metrics_log import crc32_of
-from flambeau.run.folder.published_weights import are_whole, published
+from flambeau.run.folder.published_weights import Result, are_whole, published
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.trainer.parts.data import DataFacts, check_model_file, check_unchanged, open_data
 from flambeau.trainer.parts.device import pick_device, use_threads
@@ -60,6 +60,7 @@ def verify_run(path: Path) -> Verification:
         if not lost and newest is not None and not damaged:
             lost = _added_metrics(folder, newest)
         lost += _unreadable_facts(folder, stored)
+        lost += _unreadable_soup(folder, result)
         lines += [f"DAMAGED: {reason}" for reason in lost]
         lines.append("finished: there is nothing to resume")
         return Verification(lines, good=not damaged and whole is not False and not lost)
@@ -121,6 +122,17 @@ def _unreadable_facts(folder: RunFolder, stored: Mapping[str, Any]) -> list[str]
     except ValueError as error:
         return [f"{folder.dataset.name} cannot be read: {error}"]
     return []
+
+
+def _unreadable_soup(folder: RunFolder, result: Result) -> list[str]:
+    """Why soup.json, which says of which runs the weights are the average, cannot be read."""
+    if result.weights != "soup":
+        return []
+    runs = json_table(folder.soup).get("runs")
+    is_whole = isinstance(runs, list) and all(
+        isinstance(one, dict) and isinstance(one.get("sha256"), str) for one in runs
+    )
+    return [] if is_whole else [f"{folder.soup.name} does not name the runs of this average"]
 
 
 def _lost_metrics(folder: RunFolder, newest: dict[str, Any]) -> list[str]:

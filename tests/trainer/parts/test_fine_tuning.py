@@ -4,6 +4,7 @@ import copy
 import json
 import re
 import shutil
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,17 @@ from torch import Tensor, nn
 
 from flambeau.data.sources.open_data import open_sources
 from flambeau.errors import InputError
+from flambeau.run.run import Run
 from flambeau.trainer.fit import Training, fit, set_up
-from flambeau.trainer.loss import AdaptedTeacher
+from flambeau.trainer.loss import AdaptedTeacher, SeveralTeachers
 from flambeau.trainer.parts.auto_settings import resolve
 from flambeau.trainer.parts.data import DataFacts, Prepared, datasets
 from flambeau.trainer.parts.model import build_model, normalizer
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.trainer.settings.settings import Settings
+from flambeau.trainer.tasks.multilabel import Multilabel
+from flambeau.trainer.tasks.regression import Regression
+from refused import refused
 
 QUICK = "--epochs 2 --batch-size 4 --precision fp32 --warmup 0st --schedule constant"
 MODEL = """
@@ -343,6 +348,89 @@ def test_a_teacher_sees_the_images_as_it_was_trained(
 def test_a_teacher_of_something_else_is_refused(ours: DataFacts, words: str) -> None:
     with pytest.raises(InputError, match=words):
         AdaptedTeacher(trained(["a", "b", "c"], 8), ours, **ASKED)
+
+
+def test_several_teachers_teach_the_mean_of_their_probabilities() -> None:
+    ours = facts(["a", "b", "c"], 0.3)
+    one = AdaptedTeacher(trained(["a", "b", "c"], 8), ours, **ASKED)
+    other = AdaptedTeacher(trained(["c", "a", "b"], 12, 0.2), ours, **ASKED)
+    x = torch.randn(5, 3, 8, 8)
+    temperature = one.temperature
+    student = torch.randn(5, 3)
+    mean = ((one(x) / temperature).softmax(1) + (other(x) / temperature).softmax(1)) / 2
+    both = SeveralTeachers([one, other], ours.task)
+    torch.testing.assert_close((both(x) / temperature).softmax(1), mean)
+    own = (student / temperature).log_softmax(1)
+    expected = F.kl_div(own, mean, reduction="batchmean") * temperature**2
+    loss = ours.task.distillation_loss(student, both(x), temperature=temperature)
+    torch.testing.assert_close(loss, expected)
+    assert (both.weight, both.temperature) == (one.weight, one.temperature)
+
+
+@pytest.mark.parametrize("task", ["labels", "numbers"])
+def test_several_teachers_of_other_tasks(task: str) -> None:
+    z = [torch.randn(4, 3) for _ in range(3)]
+    teachers: list[Any] = [_Says(one) for one in z]
+    kind: Any = {
+        "labels": Multilabel(("a", "b", "c")),
+        "numbers": Regression(("a", "b", "c"), mean=(0.0,) * 3, std=(1.0,) * 3),
+    }[task]
+    got = SeveralTeachers(teachers, kind)(torch.empty(0))
+    if task == "labels":
+        got, z = (got / 4).sigmoid(), [(one / 4).sigmoid() for one in z]
+    torch.testing.assert_close(got, torch.stack(z).mean(0))
+
+
+class _Says:
+    weight = 0.5
+    temperature = 4.0
+
+    def __init__(self, outputs: torch.Tensor) -> None:
+        self.outputs = outputs
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outputs
+
+
+def test_learning_from_several_runs_resumes_exactly(
+    flambeau: Any, images: Path, model_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"--model {model_file}:net"
+    for name, seed in (("one", 1), ("two", 2)):
+        assert flambeau("train", images, QUICK, model, f"--seed {seed} --out {name}").code == 0
+    words = (images, QUICK, model, "--teacher one,two --checkpoint-every 1st")
+    assert flambeau("train", *words, "--out whole").code == 0
+    alone = ("train", images, QUICK, model, "--teacher one --out alone")
+    assert flambeau(*alone).code == 0
+
+    original = Run.step
+
+    def step(self: Run, loss: torch.Tensor) -> None:
+        if self.state.step == 1:
+            raise KeyboardInterrupt
+        original(self, loss)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", step)
+        assert flambeau("train", *words, "--out stopped").code == 130
+    assert flambeau("train", *words, "--out stopped").code == 0
+    weights = [Path(run, "model.safetensors").read_bytes() for run in ("whole", "stopped", "alone")]
+    assert weights[0] == weights[1] != weights[2]
+    config = tomllib.loads(Path("whole/config.toml").read_text())
+    assert config["teacher"] == f"{Path('one').resolve()},{Path('two').resolve()}"
+    assert flambeau("export whole --allow-slower --out shipped").code == 0
+    assert json.loads(Path("shipped/export.json").read_text())["settings"]["teacher"] == "one + two"
+    assert flambeau("predict shipped", images / "val").code == 0
+
+    refused(flambeau("train", *words, "--teacher two,one --out whole"), "teacher")
+    twice = flambeau("train", images, QUICK, model, "--teacher one,one --out x")
+    refused(twice, "teacher must name run folders once each")
+    missing = flambeau("train", images, QUICK, model, "--teacher one,none --out x")
+    refused(missing, "none", "is not the folder of a finished run")
+    damaged = bytearray(Path("two/model.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    Path("two/model.safetensors").write_bytes(damaged)
+    refused(flambeau("train", *words, "--extend 1ep --out whole"), "have changed since")
 
 
 def test_learning_from_a_run(flambeau: Any, images: Path, model_file: Path, tmp_path: Path) -> None:

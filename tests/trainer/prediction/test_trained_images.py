@@ -39,7 +39,7 @@ def trained_on(photos: Path) -> tuple[Any, set[str]]:
         train_content=content_sample(train),
     )
     settings = SimpleNamespace(**vars(Settings(data=str(photos))))
-    trained = SimpleNamespace(facts=facts, settings=settings, choice=FOUND)
+    trained = SimpleNamespace(facts=facts, settings=settings, choice=FOUND, others=())
     return trained, set(train.names)
 
 

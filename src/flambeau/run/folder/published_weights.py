@@ -29,13 +29,14 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        weights: which weights model.safetensors holds: averaged, best, or last.
+        weights: which weights model.safetensors holds: averaged, best, or last; or the mean of those of
+            several runs (`flambeau soup`).
         step: the step that they are from.
         metrics: of the last evaluation of exactly these weights; None where one was not finite.
         sha256: of model.safetensors; None in runs of version 0.1.
     """
 
-    weights: Literal["ema", "best", "last"]
+    weights: Literal["ema", "best", "last", "soup"]
     step: int
     metrics: Mapping[str, float | None]
     sha256: str | None = field(default=None, repr=False)
@@ -203,7 +204,7 @@ def _result(facts: Any) -> Result:
     figures, digest = given.get("metrics"), given.get("sha256")
     is_whole = (
         given.keys() - {"sha256"} == {"weights", "step", "metrics"}
-        and given["weights"] in ("ema", "best", "last")
+        and given["weights"] in ("ema", "best", "last", "soup")
         and type(given["step"]) is int
         and isinstance(figures, dict)
         and all(value is None or type(value) in (int, float) for value in figures.values())

@@ -32,6 +32,7 @@ class RunFolder:
         self.weights = path / "model.safetensors"
         self.result = path / "result.json"
         self.events = path / "events.jsonl"
+        self.soup = path / "soup.json"
         self._lock = RunLock(path)
         self._new_config: bytes | None = None
         self._claimed: tuple[int, int] | None = None

@@ -29,16 +29,23 @@ class Ranking:
     """The most probable classes of an image, as (class, probability), the most probable first."""
 
     classes: Sequence[tuple[str, float]]
+    chosen: Sequence[str] | None = None
+    """The classes of its prediction set, if the run has such sets."""
 
     def as_text(self) -> str:
-        return ", ".join(f"{name} {share:.1%}" for name, share in self.classes)
+        ranked = ", ".join(f"{name} {share:.1%}" for name, share in self.classes)
+        if self.chosen is None:
+            return ranked
+        return f"{ranked}; set: {', '.join(self.chosen) or 'no class'}"
 
     def as_dict(self) -> dict[str, Any]:
         ranked = [{"class": name, "probability": round(share, 6)} for name, share in self.classes]
-        return {"classes": ranked}
+        chosen = {} if self.chosen is None else {"set": [*self.chosen]}
+        return {"classes": ranked, **chosen}
 
     def cells(self) -> list[str]:
-        return [part for name, share in self.classes for part in (name, f"{share:.6f}")]
+        chosen = [] if self.chosen is None else ["|".join(self.chosen)]
+        return [part for name, share in self.classes for part in (name, f"{share:.6f}")] + chosen
 
     @staticmethod
     def columns(num: int) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from flambeau.html_table import html_grid, html_table
 from flambeau.trainer.evaluation.answers import Ranking
 from flambeau.trainer.evaluation.confusion_plot import plot_confusion
+from flambeau.trainer.evaluation.members import MemberFigures, member_rows, members_in_json
 from flambeau.trainer.evaluation.predictions_file import predictions_file
 from flambeau.trainer.evaluation.text_table import finite, four_digits, text_table
 
@@ -98,6 +99,7 @@ class Evaluation:
         classes: figures of each class, in the order of the model's outputs.
         confusion: (C, C) int64 counts on the CPU: rows are the labels, columns the predicted classes.
         predictions: of each image.
+        members: of an ensemble, what each member reaches alone.
     """
 
     loss: float
@@ -118,6 +120,7 @@ class Evaluation:
     predictions: ImagePredictions
     num_trained_on: int = 0
     counts_trained_on: bool = False
+    members: tuple[MemberFigures, ...] = ()
     picture = "confusion matrix"
     """What `plot` draws."""
 
@@ -145,6 +148,7 @@ class Evaluation:
             "auroc": self.auroc,
             "image_size": self.image_size,
             "flip_tta": self.flip_tta,
+            **members_in_json(self.members),
             "classes": [asdict(one) for one in self.classes],
             "confusion": self.confusion.tolist(),
         }
@@ -221,6 +225,7 @@ class Evaluation:
         ]
         if self.auroc is not None:
             rows.append(["AUROC", f"{self.auroc:.4f}"])
+        rows += member_rows(self.members)
         return text_table([], rows, left=2, longest=200)
 
     def _shown(self) -> Sequence[ClassFigures]:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from flambeau.trainer.evaluation.members import MemberFigures, member_rows, members_in_json
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
@@ -15,6 +17,7 @@ class Reading:
         counts_trained_on: they are counted; else they are left out.
         image_size: side of the images as the model saw them, pixels.
         flip_tta: each image and its mirror image were predicted, and the predictions averaged.
+        members: of an ensemble, what each member reaches alone.
     """
 
     num_images: int
@@ -23,6 +26,7 @@ class Reading:
     flip_tta: bool
     num_trained_on: int = 0
     counts_trained_on: bool = False
+    members: tuple[MemberFigures, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -33,6 +37,7 @@ class Reading:
             "counts_trained_on": self.counts_trained_on,
             "image_size": self.image_size,
             "flip_tta": self.flip_tta,
+            **members_in_json(self.members),
         }
 
     def rows(self) -> list[list[str]]:
@@ -44,4 +49,4 @@ class Reading:
         if self.num_trained_on:
             done = "are among them" if self.counts_trained_on else "are left out; --all counts them"
             rows.append(["trained on", f"{self.num_trained_on} {done}"])
-        return rows
+        return [*rows, *member_rows(self.members)]

@@ -33,7 +33,7 @@ from flambeau.run.loop.model_builder import model_file_sha256
 from flambeau.trainer.parts.class_weights import class_weights
 from flambeau.trainer.parts.device import pick_device
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
-from flambeau.trainer.settings.settings import Settings, split_names
+from flambeau.trainer.settings.settings import Settings, split_names, teacher_runs
 from flambeau.trainer.tasks.classification import Classification
 from flambeau.trainer.tasks.multilabel import Multilabel
 from flambeau.trainer.tasks.regression import Regression
@@ -57,7 +57,7 @@ class DataFacts:
         mean, std: per channel, of pixels in [0, 1].
         train_fingerprint, val_fingerprint: hex SHA-256 of what the sources report about themselves.
         model_file_sha256: of FILE.py if the model comes from one, else None.
-        teacher_sha256: of the teacher's weights, if any.
+        teacher_sha256: of the teacher's weights, if any; see the function.
         class_weights: of each class in the loss, unless all are 1.
         pixels: their kind; mean and std of 'float' and 'uint16' are in the unit of the data.
         train_content, val_content: hex SHA-256 of a sample of the files, if the fingerprint is of names and
@@ -366,17 +366,21 @@ def noise_targets(data: ImageDataset | DeviceDataset, size: int, device: torch.d
 
 
 def check_teacher_code(teacher: str | None, *, trust: bool, say: Callable[[str], object]) -> None:
-    """Ask for permission to run the file of code that the teacher's folder names as its model."""
-    if teacher is not None:
-        folder = RunFolder(run_here(teacher))
+    """Ask for permission to run the files of code that the folders of teachers name as their models."""
+    for run in teacher_runs(teacher):
+        folder = RunFolder(run_here(run))
         stored = (folder.read_config() or {}) if folder.path.is_dir() else {}  # refused later
         folder.permission(stored, trust=trust, say=say).ask_for(stored, "model", "builder")
 
 
 def teacher_sha256(teacher: str | None) -> str | None:
-    if teacher is None:
-        return None
-    folder = RunFolder(run_here(teacher))
-    if not folder.path.is_dir() or folder.read_config() is None or published(folder) is None:
-        raise InputError(f"teacher = {teacher!r} is not the folder of a finished run")
-    return hashlib.sha256(folder.weights.read_bytes()).hexdigest()
+    """Of the weights of the teacher; of several, of these in their order. None without one."""
+    digests = []
+    for run in teacher_runs(teacher):
+        folder = RunFolder(run_here(run))
+        if not folder.path.is_dir() or folder.read_config() is None or published(folder) is None:
+            raise InputError(f"teacher = {run!r} is not the folder of a finished run")
+        digests.append(hashlib.sha256(folder.weights.read_bytes()).hexdigest())
+    if len(digests) < 2:
+        return digests[0] if digests else None
+    return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from torch import Tensor
+
 from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.open_data import Unlabelled, open_unlabelled
@@ -12,9 +14,11 @@ from flambeau.data.sources.source import ConcatSource, Source
 from flambeau.errors import InputError
 from flambeau.images.decode import size_of
 from flambeau.terminal import CountBar
-from flambeau.trainer.evaluation.answers import Answer
+from flambeau.trainer.evaluation.answers import Answer, Ranking
+from flambeau.trainer.prediction.calibration import Calibration
+from flambeau.trainer.prediction.ensemble import Model, members_of, read_model, viewers_of
 from flambeau.trainer.prediction.pixel_remarks import batch_remarks
-from flambeau.trainer.prediction.trained_model import Trained, read_for
+from flambeau.trainer.prediction.trained_model import Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Sample:
 
 
 def predict(
-    trained: Trained,
+    trained: Model,
     paths: Sequence[Path],
     *,
     top: int = 5,
@@ -69,7 +73,7 @@ def predict(
         return
     source = ConcatSource([one.source for one in given])
     samples = (sample for one in given for sample in _samples(one))
-    loader, _ = read_for(trained, source, workers=workers, skip_bad_images=skip_bad_images)
+    loader, _ = read_model(trained, source, workers=workers, skip_bad_images=skip_bad_images)
     readable = 0
     with CountBar(len(source), unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):
@@ -81,18 +85,44 @@ def predict(
             readable += len(kept)
             if kept:
                 if readable == len(kept):  # the first batch
-                    for line in batch_remarks(trained, micro.data[0]):
-                        say(line)
+                    for one, pixels in viewers_of(trained, micro.data[0]):
+                        for line in batch_remarks(one, pixels):
+                            say(line)
                 task = trained.facts.task
                 logits = trained.logits(micro.data[0], flip_tta=flip_tta)
                 indices = [int(index) for index in micro.indices if index not in micro.bad]
                 sizes = [size_of(source.read(index)) for index in indices if task.per_pixel]
-                yield from zip(kept, task.answers(logits, sizes, top=top), strict=True)
+                answers = task.answers(logits, sizes, top=top)
+                if (calibration := sets_of(trained)) is not None:
+                    answers = _with_sets(answers, logits, classes, calibration)
+                yield from zip(kept, answers, strict=True)
             bar.update(len(here))
-    for line in page_remarks(source, channels=trained.facts.channels):
+    channels = max(one.facts.channels for one in members_of(trained))
+    for line in page_remarks(source, channels=channels):
         say(line)
     if not readable:
         raise InputError(f"none of the {len(source)} images could be read")
+
+
+def sets_of(model: Model) -> Calibration | None:
+    """What makes prediction sets; None for a model without such sets."""
+    if not isinstance(model, Trained) or model.calibration is None:
+        return None
+    return None if model.calibration.threshold is None else model.calibration
+
+
+def _with_sets(
+    answers: Sequence[Answer], logits: Tensor, classes: Sequence[str], calibration: Calibration
+) -> list[Answer]:
+    """With the classes of the set of each image, the most probable first."""
+    found: list[Answer] = []
+    sets = calibration.sets(logits).cpu()
+    for answer, row, inside in zip(answers, logits.cpu(), sets, strict=True):
+        assert isinstance(answer, Ranking)
+        order = row.argsort(descending=True, stable=True).tolist()
+        chosen = [classes[k] for k in order if inside[k]]
+        found.append(Ranking(answer.classes, chosen))
+    return found
 
 
 def _samples(given: Unlabelled) -> Iterator[Sample]:

@@ -22,6 +22,7 @@ from flambeau.images.all_channels import all_channels
 from flambeau.images.decode import Picture, Stored, decode, size_of
 from flambeau.trainer.evaluation.answers import Size
 from flambeau.trainer.parts.device import float32_by_default
+from flambeau.trainer.prediction.ensemble import Ensemble, Model
 from flambeau.trainer.prediction.trained_model import BATCH, Trained
 
 Images: TypeAlias = "str | Path | Image.Image | NDArray[Any] | Tensor | Sequence[Images]"
@@ -99,7 +100,12 @@ class Predictor:
         )
 
     def _pixels(self, images: Sequence[Any], first: int) -> tuple[Tensor, list[Size]]:
-        """(N, C, S, S) uint8, or float32 for a run of such pixels; of masks the size of each image."""
+        """(N, C, S, S) uint8, or float32 for a run of such pixels; of masks the size of each image.
+
+        Args:
+            images: single ones.
+            first: the number of the first of them, for messages.
+        """
         sizes = list[Size]()
         per_pixel = self.trained.facts.task.per_pixel
         channels = self.trained.facts.channels
@@ -124,6 +130,49 @@ class Predictor:
                 name = image if isinstance(image, str | Path) else f"image {first + k}"
                 raise InputError(f"{name}: {error}") from error
         return x_NHWC.permute(0, 3, 1, 2), sizes
+
+
+class EnsemblePredictor:
+    """Several trained models that answer as one, each with the preprocessing of its run.
+
+    The answer is the mean of their probabilities; of numbers, their mean.
+
+    Args:
+        trained: from `ensemble_of`.
+
+    Attributes:
+        trained: the models with their settings.
+        members: a `Predictor` of each.
+        classes: names, in the order of the outputs.
+    """
+
+    def __init__(self, trained: Ensemble) -> None:
+        self.trained = trained
+        self.members = tuple(map(Predictor, trained.members))
+        self.classes = tuple(trained.facts.classes)
+
+    @float32_by_default()
+    def __call__(self, images: Images, *, flip_tta: bool = False) -> Any:
+        """Predict as `Predictor` does, with the same arguments and answers."""
+        flat = _flat(images)
+        readers = [Predictor(one) for one in self.trained.viewers]
+
+        def batches() -> Iterator[tuple[Tensor, list[Size]]]:
+            for at in range(0, len(flat), BATCH):
+                part = flat[at : at + BATCH]
+                views, sizes = zip(*(reader._pixels(part, at) for reader in readers), strict=True)
+                yield self.trained.logits(views, flip_tta=flip_tta).cpu(), sizes[0]
+
+        return self.trained.facts.task.predictions(batches())
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self.members))
+        return f"EnsemblePredictor({shown})"
+
+
+def predictor_of(model: Model) -> Predictor | EnsemblePredictor:
+    """A function of images, of a model or of several."""
+    return Predictor(model) if isinstance(model, Trained) else EnsemblePredictor(model)
 
 
 def _flat(images: Images) -> list[Any]:

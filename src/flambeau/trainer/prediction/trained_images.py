@@ -1,6 +1,7 @@
 """Which of the images that a model is evaluated on are those that it was trained on."""
 
 import contextlib
+import dataclasses
 import functools
 import os
 from collections.abc import Hashable, Iterable
@@ -44,6 +45,8 @@ def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
     """
     names: Iterable[Hashable] = source.names
     seen = _names_of_training(trained, source)
+    for facts in trained.others:
+        seen |= _names_of_training(dataclasses.replace(trained, facts=facts), source)
     if not seen and _overlaps(trained.settings.data, data):
         train = _training_data(trained)
         names = _files(source)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import safetensors.torch
 import torch
@@ -14,6 +14,7 @@ from flambeau.data.datasets.bad_images import BadImages
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_layout import BatchLayout
 from flambeau.data.loading.loader import Loader, ReadOptions
+from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.data.sources.source import Source, require_unit
 from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.sources.wide_source import of_kind
@@ -39,6 +40,7 @@ from flambeau.trainer.parts.model import (
     shape_of,
 )
 from flambeau.trainer.parts.qat_model import qat_model
+from flambeau.trainer.prediction.calibration import FILE, Calibration, stored_calibration
 from flambeau.trainer.prediction.own_loop import as_torchvision, recorded_use
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import FIELDS
@@ -48,6 +50,17 @@ from flambeau.weights.safetensors_file import read_safetensors
 BATCH = 64  # images per forward pass; chosen, untested
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _Output = TypeVar("_Output")
+
+
+class Batches(Protocol):
+    """What gives batches of images, each image once and in order: `Loader`, or several of them as one."""
+
+    @property
+    def length(self) -> int:
+        """Number of images."""
+
+    def stream(self, *, epoch: int, position: int, epochs: int) -> Iterator[MicroBatch]:
+        """The batches of so many epochs."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +75,10 @@ class Trained:
     has_fixed_size: bool = False
     """It takes only images of this size: an export."""
     resize: EvalResize = None
+    others: tuple[DataFacts, ...] = ()
+    """Of an export of several runs, what the others were trained on."""
+    calibration: Calibration | None = None
+    """By which the logits are divided, of a run of classes that was calibrated."""
 
     @property
     def knows_its_data(self) -> bool:
@@ -85,10 +102,10 @@ class Trained:
         """
         images = images.to(self.device)
         logits: Tensor = self.apply(self.model, images).float()
-        if not flip_tta:
-            return logits
-        mirrored = self.apply(self.model, images.flip(-1)).float()
-        return self.facts.task.mean_of_views(logits, mirrored)
+        if flip_tta:
+            mirrored = self.apply(self.model, images.flip(-1)).float()
+            logits = self.facts.task.mean_of_views(logits, mirrored)
+        return logits if self.calibration is None else logits / self.calibration.temperature
 
     def apply(self, function: Callable[[Tensor], _Output], images: Tensor) -> _Output:
         """Call a function on normalized images, in the precision in which the run evaluates.
@@ -150,6 +167,7 @@ def load_trained(run: str | Path, *, trust: bool = False, say: Callable[[str], N
         device,
         normalizer(facts, device),
         resize=facts.task.eval_resize,
+        calibration=_calibration(folder, facts, say),
     )
 
 
@@ -178,6 +196,22 @@ def _of_own_loop(
     if device.type == "cuda":
         use_float32(settings.precision, device)
     return Trained(model, settings, facts, device, as_torchvision(facts, device), resize=resize)
+
+
+def _calibration(
+    folder: RunFolder, facts: DataFacts, say: Callable[[str], None]
+) -> Calibration | None:
+    """What the run keeps for the weights that were loaded; a line where it keeps something else."""
+    if facts.task_name != "classification" or not (folder.path / FILE).exists():
+        return None
+    result = published(folder)
+    found = None if result is None else stored_calibration(folder.path, result.sha256)
+    if found is None:
+        say(
+            f"{folder.path / FILE} is of other weights, or damaged, and not used: `flambeau evaluate "
+            "--calibrate` makes it anew"
+        )
+    return found
 
 
 def _weights(folder: RunFolder, say: Callable[[str], None]) -> dict[str, Tensor]:
@@ -217,9 +251,17 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
 
 
 def read_for(
-    trained: Trained, source: Source, *, workers: int, skip_bad_images: int
+    trained: Trained,
+    source: Source,
+    *,
+    workers: int,
+    skip_bad_images: int,
+    bad: BadImages | None = None,
 ) -> tuple[Loader, BadImages]:
     """Batches of a source as the model is evaluated on them, each image once and in order.
+
+    Args:
+        bad: counts the images that are left out; None: one of its own, up to `skip_bad_images`.
 
     Returns:
         The loader, of images (N, C, S, S) uint8 or float32 and labels (N,); and the images that it has left
@@ -240,7 +282,7 @@ def read_for(
         skip_bad=skip_bad_images > 0,
         keep=False,
     )
-    bad = BadImages(None, limit=skip_bad_images)
+    bad = BadImages(None, limit=skip_bad_images) if bad is None else bad
     loader = Loader(
         dataset,
         BatchLayout(BATCH),
@@ -251,7 +293,7 @@ def read_for(
     return loader, bad
 
 
-def readable_batches(loader: Loader, *, progress: bool) -> Iterator[tuple[list[int], Any]]:
+def readable_batches(loader: Batches, *, progress: bool) -> Iterator[tuple[list[int], Any]]:
     """The indices of the readable images of each batch, and its data; `progress` shows a bar."""
     with CountBar(loader.length, unit="images", shown=progress) as bar:
         for micro in loader.stream(epoch=0, position=0, epochs=1):

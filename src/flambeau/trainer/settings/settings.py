@@ -6,6 +6,7 @@ Torch is not imported here, so that `--help` answers at once.
 import dataclasses
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from flambeau.data.sources.fold_name import parse_fold
@@ -390,8 +391,9 @@ class Settings(SharedOptions):
     teacher: str | None = option(
         None,
         "run folder of a teacher model for knowledge distillation: its probabilities are "
-        "learned together with the labels",
-        "知识蒸馏中教师模型的运行目录：在学习标签的同时学习它输出的概率",
+        "learned together with the labels; of several, such as runs/a,runs/b, their mean",
+        "知识蒸馏中教师模型的运行目录：在学习标签的同时学习它输出的概率；"
+        "多个（例如 runs/a,runs/b）则学习其平均",
         group="fine-tuning",
     )
     teacher_weight: float | None = option(
@@ -778,6 +780,7 @@ class Settings(SharedOptions):
         if self.target is not None:
             split_names(self.target)
         tracker_list(self.track)
+        teacher_runs(self.teacher)
         parse_betas(self.betas)
         for name in ("teacher_weight", "temperature"):
             if getattr(self, name) is not None and self.teacher is None:
@@ -838,6 +841,25 @@ def split_names(target: str) -> list[str]:
         raise InputError(
             "target must name columns once each, with commas between them, such as age,weight; got "
             f"{target!r}"
+        )
+    return names
+
+
+def teacher_runs(teacher: str | None) -> list[str]:
+    """The folders that `teacher` names: one whose name has a comma, or several with commas between them.
+
+    Raises:
+        InputError: an empty name, or one that stands there twice.
+    """
+    if teacher is None:
+        return []
+    if "," not in teacher or Path(teacher).is_dir():
+        return [teacher]
+    names = [name.strip() for name in teacher.split(",")]
+    if "" in names or len({*names}) < len(names):
+        raise InputError(
+            "teacher must name run folders once each, with commas between them, such as runs/a,runs/b; got "
+            f"{teacher!r}"
         )
     return names
 

@@ -12,7 +12,7 @@ from flambeau.run.options.option import check_value, typed
 from flambeau.run.options.toml_file import load_toml
 from flambeau.run.options.tracker_names import tracker_list
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
-from flambeau.trainer.settings.settings import FIELDS, Settings
+from flambeau.trainer.settings.settings import FIELDS, Settings, teacher_runs
 
 PRESET_FOLDER = Path(__file__).parents[1] / "presets"
 _AnySettings = TypeVar("_AnySettings", bound=Settings)
@@ -95,7 +95,7 @@ def canonical(settings: _AnySettings) -> _AnySettings:
         settings,
         data=_full(settings.data),
         cache=_full(settings.cache),
-        teacher=_full(settings.teacher),
+        teacher=_full_teacher(settings.teacher),
         weights=_full(settings.weights),
         class_weights=_full(settings.class_weights),
         model=model,
@@ -115,6 +115,17 @@ def _full(data: str | None) -> str | None:
     if data is None or data == "auto" or data.startswith(("torchvision:", "hf:")):
         return data
     return str(Path(data).resolve())
+
+
+def _full_teacher(teacher: str | None) -> str | None:
+    runs = [str(_full(run)) for run in teacher_runs(teacher)]
+    odd = next((run for run in runs if "," in run), None)
+    if odd is not None and len(runs) > 1:
+        raise InputError(
+            f"teacher names {odd}, whose path has a comma, and such a folder cannot be one of several: "
+            "rename it"
+        )
+    return ",".join(runs) or None
 
 
 def _check_keys(values: Mapping[str, Any], path: Path, *, why: str = "") -> None:

@@ -169,6 +169,11 @@ class Classification(WholeImage):
         both = torch.logaddexp(outputs.log_softmax(1), mirrored.log_softmax(1))
         return both - math.log(2)
 
+    def mean_of_models(self, outputs: Sequence[Tensor]) -> Tensor:
+        """The logarithm of the mean probabilities."""
+        each = torch.stack([one.float().log_softmax(1) for one in outputs])
+        return each.logsumexp(0) - math.log(len(outputs))
+
     def counters(self, device: torch.device, source: Source) -> "ClassCounters":
         """Confusion matrix, calibration, AUROC and the best classes of each image."""
         return ClassCounters.of(self.classes, device)

@@ -273,6 +273,11 @@ class Multilabel(WholeImage):
         absent = torch.logaddexp(F.logsigmoid(-outputs), F.logsigmoid(-mirrored))
         return there - absent
 
+    def mean_of_models(self, outputs: Sequence[Tensor]) -> Tensor:
+        """The logit of the mean probabilities."""
+        logits = torch.stack([one.float() for one in outputs])
+        return F.logsigmoid(logits).logsumexp(0) - F.logsigmoid(-logits).logsumexp(0)
+
     def counters(self, device: torch.device, source: Source) -> KeptBatches[LabelEvaluation]:
         """The probabilities of each image."""
         return KeptBatches(self._entropies, self._evaluation)

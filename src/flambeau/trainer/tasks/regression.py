@@ -252,6 +252,10 @@ class Regression(WholeImage):
         """The mean of both."""
         return (outputs + mirrored) / 2
 
+    def mean_of_models(self, outputs: Sequence[Tensor]) -> Tensor:
+        """The mean."""
+        return torch.stack([*outputs]).mean(0)
+
     def counters(self, device: torch.device, source: Source) -> KeptBatches[NumberEvaluation]:
         """The numbers of each image."""
         return KeptBatches(self._losses, self._evaluation)

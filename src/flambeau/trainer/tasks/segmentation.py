@@ -316,6 +316,19 @@ class Segmentation:
         both = torch.logaddexp(outputs.log_softmax(1), mirrored.flip(-1).log_softmax(1))
         return both - float(np.log(2))
 
+    def mean_of_models(self, outputs: Sequence[Tensor]) -> Tensor:
+        """The logarithm of the mean probabilities, from logits that are resized to the largest of them."""
+        size = max(one.shape[2:] for one in outputs)
+        each = [
+            one.float()
+            if one.shape[2:] == size
+            else F.interpolate(one.float(), size, mode="bilinear", align_corners=False)
+            for one in outputs
+        ]
+        return torch.stack([one.log_softmax(1) for one in each]).logsumexp(0) - float(
+            np.log(len(each))
+        )
+
     def counters(self, device: torch.device, source: Source) -> "MaskCounters":
         """What is counted of each image at its own size, and the confusion matrix."""
         return MaskCounters(self, source)

@@ -181,6 +181,9 @@ class Task(Protocol):
     def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
         """One output for an image and its mirror image."""
 
+    def mean_of_models(self, outputs: Sequence[Tensor]) -> Tensor:
+        """One output for those of several models, as `shared` gives them; traceable."""
+
     def counters(self, device: torch.device, source: Source) -> Counters:
         """What an evaluation counts.
 

@@ -1,0 +1,88 @@
+"""An evaluation that calibrates its run: `flambeau evaluate --calibrate`."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from flambeau.errors import InputError
+from flambeau.run.folder.published_weights import published
+from flambeau.run.folder.run_folder import RunFolder
+from flambeau.trainer.prediction.calibration import Calibration, fitted
+from flambeau.trainer.prediction.ensemble import Model
+from flambeau.trainer.prediction.trained_model import Trained
+
+
+@dataclass
+class Calibrating:
+    """Keeps the logits of an evaluation, and writes what is fitted on them into the run.
+
+    Attributes:
+        trained: the model, not calibrated.
+        run: its folder.
+        weights_sha256: of its weights.
+        coverage: of prediction sets, if asked for.
+        adaptive: whether these are adaptive.
+    """
+
+    trained: Trained
+    run: Path
+    weights_sha256: str
+    coverage: float | None
+    adaptive: bool = False
+    _batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @classmethod
+    def of(
+        cls, model: Model, folder: str, coverage: float | None, *, adaptive: bool = False
+    ) -> "Calibrating":
+        """For the model of a folder.
+
+        Raises:
+            InputError: no finished run of classes in a folder of this machine.
+        """
+        run = RunFolder(Path(folder))
+        if not isinstance(model, Trained) or model.has_fixed_size or not run.config.is_file():
+            raise InputError(
+                f"{folder} is no folder of a run here, and --calibrate writes its temperature into that: "
+                "calibrate the run, and export it then"
+            )
+        if not model.knows_its_data or model.facts.task_name != "classification":
+            raise InputError(
+                f"{folder} is not a run of `flambeau train` on classes, and --calibrate is for those: its "
+                "temperature divides the logits of one softmax"
+            )
+        result = published(run)
+        if result is None or result.sha256 is None:
+            raise InputError(
+                f"{folder} is not finished, and its weights change still: calibrate it afterwards"
+            )
+        plain = dataclasses.replace(model, calibration=None)
+        return cls(plain, run.path, result.sha256, coverage, adaptive)
+
+    def keep(self, logits: Tensor, targets: Tensor) -> None:
+        """Keep a batch."""
+        self._batches.append((logits.cpu(), targets.cpu()))
+
+    def write(self) -> Calibration:
+        """Fit on all batches, and write the file of the run.
+
+        Raises:
+            InputError: too few images for the coverage.
+        """
+        logits, labels = (torch.cat(parts) for parts in zip(*self._batches, strict=True))
+        found = fitted(
+            logits,
+            labels,
+            weights_sha256=self.weights_sha256,
+            coverage=self.coverage,
+            adaptive=self.adaptive,
+        )
+        found.write(self.run)
+        return found
+
+
+def keep_nothing(logits: Tensor, targets: Tensor) -> None:
+    """For an evaluation that calibrates nothing."""
