@@ -93,6 +93,20 @@ def test_tasks_and_columns(data: Path, flambeau: Flambeau) -> None:
         assert answer.code == 2 and message in answer.err
 
 
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--target", "kind"), "of 2 classes"),
+        (("--target", "size"), "with 1 number each"),
+        (("--target", "tags", "--task", "multilabel"), "of 2 labels"),
+    ],
+)
+def test_the_first_line_says_what_is_learned(
+    data: Path, flambeau: Flambeau, words: tuple[str, ...], what: str
+) -> None:
+    assert flambeau("check", "all.csv", *words).out.startswith(f"20 images {what}: ")
+
+
 def test_an_empty_label_leads_to_the_other_tasks(data: Path, flambeau: Flambeau) -> None:
     Path("some.csv").write_text("path,label\n0.png,a\n1.png,\n2.png,b\n")
     answer = flambeau("train", "some.csv")

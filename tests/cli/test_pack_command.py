@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from flambeau.data.sources.open_data import open_sources
+from flambeau.data.sources.open_data import open_parts
 from flambeau.images.native import kernel
 from flambeau.recipes.data.recordio import RecordReader, unpack
 from refused import refused
@@ -90,7 +90,8 @@ def test_lists(flambeau: Any, photos: Path) -> None:
     refused(flambeau("pack a.tar b --list"), "--list is for a folder of images")
     for name in ("all", "whole"):
         assert Path(f"{name}.classes.txt").read_text(encoding="utf-8") == "ant\nbee\ncat\n"
-    train, val = open_sources(Path("all_train.lst"))
+    train, val = open_parts(Path("all_train.lst"))
+    assert val is not None
     assert (train.classes, len(train), len(val)) == (("ant", "bee", "cat"), 9, 9)
     Path("other.classes.txt").write_text("b\na\n", encoding="utf-8")
     refused(flambeau("pack", photos, "other --list"), "other.classes.txt exists and names other")

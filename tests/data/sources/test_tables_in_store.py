@@ -198,7 +198,7 @@ CHOICES: dict[str, tuple[dict[str, Any], TargetChoice]] = {
     ),
     "a group": ({"patient": [f"p{at // 3}" for at in range(24)]}, TargetChoice(group="patient")),
     "parts": (
-        {"part": ["train", "val", "train"] * 8, "patient": ["x", "y", "x"] * 8},
+        {"part": ["train", "val"] * 12, "patient": ["x", "y"] * 12},
         TargetChoice(split="part", group="patient"),
     ),
 }

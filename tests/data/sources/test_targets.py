@@ -3,6 +3,7 @@
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -194,6 +195,18 @@ REFUSED = {
     "a decimal comma": (
         lines('"1,5"', '"2,5"'), {"task": "regression"}, "'1,5' is no number\nWrite 1.5",
     ),
+    "text in a column that was not said to be of numbers": (
+        lines("20.5", "80.5", "bright", "80.5"), {},
+        r"i2.png \(.*list.csv, line 4\), column label: 'bright' is no number, as most cells of its "
+        "column are\nLeave a missing one empty; if they are names of classes, give --task classification",
+    ),
+    "a decimal comma among points": (
+        lines("1.5", "2.5", '"1,5"'), {"columns": ("label",)}, "'1,5' is no number, .*\nWrite 1.5",
+    ),
+    "a text among numbers with few fractions": (
+        lines("20", "1.5", "31", "unknown"), {}, "'unknown' is no number, as most",
+    ),
+    "infinite among numbers": (lines("1.5", "2.5", "inf"), {}, "'inf' is no number, as most"),
     "infinite": (lines("1.5", "inf"), {"task": "regression"}, "'inf' is no number"),
     "no number": (lines("", ""), {"task": "regression"}, "column 'label' has no number"),
     "always the same": (
@@ -221,11 +234,32 @@ REFUSED = {
     "on all images": (
         lines(*["a"] * 12), {"task": "multilabel"}, "no label is on some images and not on others",
     ),
+    "a class that is only validated on": (
+        lines("a,train", "b,train", "a,val", "c,val", head="path,label,split"), {},
+        r"i3.png \(.*line 5\) is of class 'c', and no image to train on is\nMove one of it",
+    ),
     "a label that is only validated on": (
         lines("a|b,train", "a,train", "b,train", "a|c,val", head="path,label,split"), {},
         r"i3.png \(.*line 5\) has the label 'c', and no image to train on has it",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cells", "choice"),
+    [
+        (("1.5", "2.5", "old") * 8, {"task": "classification"}),
+        (("1.5", "red", "blue") * 8, {}),
+        (("20", "21", "unknown") * 8, {}),
+        (("1.5", "0", "x") * 8, {}),
+    ],
+)
+def test_names_of_classes_may_be_numbers(
+    tmp_path: Path, cells: tuple[str, ...], choice: dict[str, Any]
+) -> None:
+    train, _ = open_sources(table(tmp_path, lines(*cells)), choice=TargetChoice(**choice))
+    assert task_of(train) == "classification"
+    assert {*train.classes} == {*cells}
 
 
 @pytest.mark.parametrize("what", REFUSED)

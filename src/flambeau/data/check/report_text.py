@@ -18,6 +18,7 @@ from flambeau.data.sources.source import (
     pixel_kind,
     stacked_channels,
 )
+from flambeau.data.sources.targets import task_of
 from flambeau.images.channels import shown_text
 from flambeau.terminal import printable
 
@@ -30,7 +31,7 @@ def report_lines(check: DataCheck) -> Iterator[str]:
     count = len(check.source)
     ms = (check.read_s + check.compared_s) / count * 1000
     yield (
-        f"{images_text(count)} of {len(check.train.classes)} classes: {len(check.train):,} to train on, "
+        f"{images_text(count)} {_targets_text(check.train)}: {len(check.train):,} to train on, "
         f"{len(check.val):,} to validate on; {ms:.2g} ms per image"
     )
     yield from left_out_lines(check.source)
@@ -40,6 +41,18 @@ def report_lines(check: DataCheck) -> Iterator[str]:
     for finding in check.findings:
         yield ""
         yield from _finding_lines(finding, check.names)
+
+
+def _targets_text(source: Source) -> str:
+    """What is learned of the images, such as 'of 10 classes'."""
+    num = len(source.classes)
+    task = task_of(source)
+    plural = "" if num == 1 else "s"
+    if task == "multilabel":
+        return f"of {num} label{plural}"
+    if task == "regression":
+        return f"with {num} number{plural} each"
+    return f"of {num} classes"
 
 
 class ReportItem(NamedTuple):

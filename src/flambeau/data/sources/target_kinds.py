@@ -90,7 +90,16 @@ class OneClass:
             )
 
     def require_in_training(self, train: Any, val: Any) -> None:
-        pass  # a line says which classes have no image
+        num = len(train.classes)
+        lost = torch.bincount(val.labels, minlength=num)[:num] > 0
+        lost &= torch.bincount(train.labels, minlength=num)[:num] == 0
+        if lost.any():
+            number = int(lost.nonzero()[0])
+            image = val.describe(int(self.has(val.labels, number).nonzero()[0]))
+            raise InputError(
+                f"{image} is of class {train.classes[number]!r}, and no image to train on is\n"
+                "Move one of it to the training part, or leave it out"
+            )
 
 
 class SeveralLabels:

@@ -23,6 +23,7 @@ _SURE = ("|", ";")  # what no name of a class holds
 _MISSING = ("", "nan", "na", "n/a", "null", "none")  # in lower case, in a column of numbers
 _BITS = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "": math.nan}
 _MOST_CELLS = 1 << 30  # of a table of labels: 4 GiB
+_NEARLY_ALL = 0.75  # of the cells of a column are numbers: the others are mistakes; chosen
 _COARSE = 1e-3  # of a standard deviation: what rounding to float32 may change; chosen
 
 
@@ -243,6 +244,8 @@ def table_targets(
             task = "multilabel"
         elif _has_fractions(cells):
             task = "regression"
+        else:
+            _refuse_text_among_numbers(cells, cell)
     if task == "regression":
         return _numbers(columns, names, cell)
     if task != "multilabel":
@@ -262,6 +265,33 @@ def _has_fractions(cells: Sequence[str]) -> bool:
     numbers = [_number(text) for text in cells if text.lower() not in _MISSING]
     whole = all(value is not None and value.is_integer() for value in numbers)
     return bool(numbers) and None not in numbers and not whole
+
+
+def _refuse_text_among_numbers(cells: Sequence[str], cell: Callable[[int, int], str]) -> None:
+    """InputError for a text in a column that is one of numbers: most have a fraction, or nearly all are some.
+
+    Otherwise each number would silently be a class of its own.
+    """
+    numbers = [_number(text) for text in cells if text.lower() not in _MISSING]
+    known = [value for value in numbers if value is not None]
+    fractions = sum(not value.is_integer() for value in known)
+    nearly_all = fractions > 0 and len(known) >= _NEARLY_ALL * len(numbers)
+    if 2 * fractions <= len(numbers) and not nearly_all:
+        return
+    row = next(
+        row
+        for row, text in enumerate(cells)
+        if text.lower() not in _MISSING and _number(text) is None
+    )
+    raise InputError(
+        f"{cell(row, 0)}: {cells[row]!r:.50} is no number, as most cells of its column are\n"
+        f"{_remedy(cells[row])}; if they are names of classes, give --task classification"
+    )
+
+
+def _remedy(text: str) -> str:
+    comma = re.fullmatch(r"[+-]?\d+,\d+", text)
+    return f"Write {text.replace(',', '.')}" if comma else "Leave a missing one empty"
 
 
 def _number(text: str) -> float | None:
@@ -354,9 +384,7 @@ def _numbers(
         for row, text in enumerate(cells):
             value = math.nan if text.lower() in _MISSING else _number(text)
             if value is None:
-                comma = re.fullmatch(r"[+-]?\d+,\d+", text)
-                remedy = f"Write {text.replace(',', '.')}" if comma else "Leave a missing one empty"
-                raise InputError(f"{cell(row, at)}: {text!r:.50} is no number\n{remedy}")
+                raise InputError(f"{cell(row, at)}: {text!r:.50} is no number\n{_remedy(text)}")
             values.append(value)
         labels[:, at] = number_column(values, f"{cell(0, at)}: column {names[at]!r}")
     return Targets("regression", tuple(names), labels)
