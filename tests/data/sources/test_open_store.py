@@ -302,6 +302,19 @@ def test_what_is_no_shard(
         (packed / "tar" / "a.npz").unlink()
 
 
+def test_folders_of_parts_without_shards_are_named(
+    tmp_path: Path, packed: Path, cache: CacheOptions
+) -> None:
+    for part in ("train", "val"):
+        (tmp_path / "data" / part).mkdir(parents=True)
+        (tmp_path / "data" / part / "notes.txt").write_text("none")
+    with pytest.raises(InputError, match=r"data holds no shards of packed images that are read"):
+        open_sources(Path(f"file://{tmp_path}/data"), cache=cache)
+    (tmp_path / "data/train/a.tar").write_bytes(next(packed.glob("tar/*.tar")).read_bytes())
+    with pytest.raises(InputError, match=r"data/val/ holds no shards of packed images that are"):
+        open_sources(Path(f"file://{tmp_path}/data"), cache=cache)
+
+
 def test_complaints_about_a_shard_name_its_address(tmp_path: Path, cache: CacheOptions) -> None:
     (tmp_path / "odd.tar").write_bytes(b"no tar at all" * 100)
     with serving(tmp_path) as serves, pytest.raises(InputError) as caught:
