@@ -15,13 +15,17 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
+from torchvision import transforms, tv_tensors
+from torchvision.transforms import v2
 
 from flambeau import InputError, Run, wrap
 from flambeau.data.pack.encode_images import Conversion
 from flambeau.data.pack.pack import pack
 from flambeau.data.pack.shard_plan import Split
 from flambeau.data.sources.open_data import open_sources
+from flambeau.data.sources.targets import TargetChoice
 from object_server import ObjectServer, serving
+from same_sources import mask_png, png
 
 NUM = 60
 
@@ -267,13 +271,133 @@ def test_refusals(packed: Path, data: Any, given: dict[str, Any], words: str) ->
         wrap(data, batch_size=4, **given)
 
 
-def test_masks_are_refused(packed: Path) -> None:
+# ---------------------------------------------------------------- masks and other targets
+
+BOTH = v2.Compose(
+    [
+        v2.RandomResizedCrop(16, antialias=True),
+        v2.RandomHorizontalFlip(),
+        v2.PILToTensor(),
+        v2.ToDtype(torch.float32, scale=True),
+    ]
+)
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images and masks of 20 x 24 pixels, of 0, 1, 7 and what is ignored, in each format of shards."""
+    folder = tmp_path_factory.mktemp("scenes")
     for kind in ("images", "masks"):
-        Path("scenes", kind).mkdir(parents=True)
-        for number in range(4):
-            Image.new("L", (8, 8), number).save(f"scenes/{kind}/{number}.png")
-    with pytest.raises(InputError, match="has a mask, and a transform of images alone would not"):
-        wrap("scenes", plain, batch_size=2)
+        (folder / "scenes" / kind).mkdir(parents=True)
+    for number in range(20):
+        (folder / "scenes" / "images" / f"{number:02}.png").write_bytes(png(number))
+        mask = mask_png(number, (0, 1, 7, 255))
+        (folder / "scenes" / "masks" / f"{number:02}.png").write_bytes(mask)
+    for ending in ("tar", "zip", "parquet"):
+        pack(folder / "scenes", folder / f"s.{ending}", Conversion(), Split(shards=2), workers=1)
+    return folder
+
+
+def image_and_mask(image: Image.Image, mask: tv_tensors.Mask) -> tuple[Tensor, Tensor]:
+    assert type(mask) is tv_tensors.Mask
+    return plain(image), mask + torch.zeros((), dtype=torch.uint8)
+
+
+def test_masks_come_with_their_images(scenes: Path) -> None:
+    batches = wrap(scenes / "scenes", image_and_mask, batch_size=20, shuffle=False)
+    assert batches.dataset.classes == ("0", "1", "7")
+    assert batches.dataset.targets.shape == (20, 3)
+    [(images, masks)] = batches
+    assert type(images) is type(masks) is Tensor
+    assert masks.dtype == torch.uint8
+    for number, (image, mask) in enumerate(zip(images, masks, strict=True)):
+        name = f"{number:02}.png"
+        with Image.open(scenes / "scenes" / "images" / name) as stored:
+            assert torch.equal(image, plain(stored))
+        with Image.open(scenes / "scenes" / "masks" / name) as stored:
+            numbers = torch.from_numpy(np.array(stored))
+        positions = torch.where(numbers == 7, 2, numbers)  # the third class
+        assert torch.equal(mask, positions)
+        assert (mask == 255).any()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("ending", ["tar", "zip", "parquet"])
+def test_masks_of_a_store_are_those_of_the_local_file(
+    scenes: Path, workers: int, ending: str
+) -> None:
+    near = epochs_of(wrap(scenes / f"s.{ending}", BOTH, batch_size=6, shuffle_window=9))
+    assert near[0][0].shape == (6, 3, 16, 16)
+    assert near[0][1].shape == (6, 16, 16)
+    with serving(scenes, lists=True) as serves:
+        address = f"{serves.url}/s.{ending}"
+        far = wrap(address, BOTH, batch_size=6, workers=workers, shuffle_window=9)
+        begun = epochs_of(far, 1)
+        assert same(begun, near[: len(begun)])
+        again = wrap(address, BOTH, batch_size=6, shuffle_window=9, cache="another")
+        again.load_state_dict(far.state_dict())
+        assert same(epochs_of(again, 1), near[len(begun) :])
+
+
+def test_image_and_mask_are_cropped_alike(tmp_path: Path) -> None:
+    """A mask that is the image's red channel stays that."""
+    for kind in ("images", "masks"):
+        (tmp_path / "alike" / kind).mkdir(parents=True)
+    for number in range(8):
+        levels = np.kron(np.random.default_rng(number).integers(0, 3, (4, 5)), np.ones((9, 9)))
+        levels = levels.astype(np.uint8)
+        Image.fromarray(np.dstack([levels] * 3)).save(tmp_path / "alike/images" / f"{number}.png")
+        Image.fromarray(levels).save(tmp_path / "alike/masks" / f"{number}.png")
+    steps = v2.Compose([v2.RandomCrop(20), v2.RandomHorizontalFlip(), v2.PILToTensor()])
+    for images, masks in wrap(tmp_path / "alike", steps, batch_size=4):
+        assert torch.equal(images[:, 0], masks)
+
+
+@pytest.mark.parametrize(
+    "transform", [plain, transforms.Compose([transforms.ToTensor()]), nn.Sequential(nn.Identity())]
+)
+def test_a_transform_of_images_alone_is_refused_where_there_are_masks(
+    scenes: Path, transform: Any
+) -> None:
+    with pytest.raises(InputError, match=r"00.png has a mask, and the transform takes an image al"):
+        wrap(scenes / "scenes", transform, batch_size=2)
+
+
+def test_what_is_wrong_with_a_mask_is_named(scenes: Path) -> None:
+    batches = wrap(scenes / "scenes", lambda image, mask: image, batch_size=2)
+    with pytest.raises(InputError, match=r"\d\d.png: the transform of an image and its mask retur"):
+        list(batches)
+    shutil.copytree(scenes / "scenes", "damaged")
+    Path("damaged/masks/03.png").write_bytes(b"no mask")
+    with pytest.raises(InputError, match=r"03.png: its mask .*03.png.*\nRepair or remove it"):
+        list(wrap("damaged", BOTH, batch_size=2))
+    Path("damaged/masks/03.png").write_bytes(mask_png(3, width=9))
+    with pytest.raises(
+        InputError, match=r"03\.png: its mask has 9 x 20 pixels, and the image 24 x "
+    ):
+        list(wrap("damaged", BOTH, batch_size=2))
+
+
+@pytest.mark.parametrize("task", ["multilabel", "regression"])
+def test_several_labels_and_numbers(packed: Path, task: str) -> None:
+    rows = ["path,a,b"]
+    for number, path in enumerate(sorted((packed / "photos").rglob("*.png"))):
+        values = (number % 2, number % 3 == 0) if task == "multilabel" else (number / 7, -number)
+        rows.append(f"{path},{float(values[0])},{float(values[1])}")
+    Path("data.csv").write_text("\n".join(rows))
+    Path("out").mkdir()
+    choice = TargetChoice(task=task, columns=("a", "b"))  # type: ignore[arg-type]
+    split = Split(shards=2)
+    pack(Path("data.csv"), Path("out/p.tar"), Conversion(), split, workers=1, choice=choice)
+    near = wrap("out/p.tar", noisy, batch_size=8)
+    expected = epochs_of(near, 1)
+    assert near.dataset.classes == ("a", "b")
+    assert expected[0][1].dtype == torch.float32
+    assert expected[0][1].shape == (8, 2)
+    with serving(Path("out").absolute(), lists=True) as serves:
+        far = wrap(f"{serves.url}/p.tar", noisy, batch_size=8, workers=1)
+        assert same(epochs_of(far, 1), expected)
+        assert torch.equal(far.dataset.targets, near.dataset.targets)
 
 
 # ---------------------------------------------------------------- Run

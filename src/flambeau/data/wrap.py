@@ -53,8 +53,10 @@ def wrap(
 
     Args:
         dataset: has `len()` and `[i]`; or what `flambeau train` reads: a folder, packed images, or an address
-            such as s3://bucket/pets.tar, whose samples are (transform(image), target).
-        transform: of a path or an address: from an RGB image of PIL to a tensor.
+            such as s3://bucket/pets.tar, whose samples are (transform(image), target); of data with masks
+            transform(image, mask).
+        transform: of a path or an address: from an RGB image of PIL to a tensor; where the data have masks
+            from such an image and torchvision's `tv_tensors.Mask` of it to two tensors.
         batch_size: samples per batch, of all processes together; each process gets its share.
         seed: of order and augmentation.
         workers: processes that read; 0 reads in this one.

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from flambeau.cli.command import main
 from flambeau.data.sources import sample_blocks, shard_index
@@ -22,6 +23,7 @@ from flambeau.data.sources.shard_index import read_index, write_index
 from flambeau.data.sources.source import Source, fetch_ahead, fetches_ahead, mask_problem
 from flambeau.data.sources.store_shards import StoreShard
 from flambeau.data.sources.targets import TargetChoice
+from flambeau.data.sources.wide_source import found_format, of_kind
 from flambeau.data.stores.block_cache import CacheOptions
 from flambeau.data.stores.store import Missing, StoreFault
 from flambeau.errors import DamagedData, InputError
@@ -300,6 +302,19 @@ def test_what_is_no_shard(
         (packed / "tar" / "a.npz").unlink()
 
 
+def test_folders_of_parts_without_shards_are_named(
+    tmp_path: Path, packed: Path, cache: CacheOptions
+) -> None:
+    for part in ("train", "val"):
+        (tmp_path / "data" / part).mkdir(parents=True)
+        (tmp_path / "data" / part / "notes.txt").write_text("none")
+    with pytest.raises(InputError, match=r"data holds no shards of packed images that are read"):
+        open_sources(Path(f"file://{tmp_path}/data"), cache=cache)
+    (tmp_path / "data/train/a.tar").write_bytes(next(packed.glob("tar/*.tar")).read_bytes())
+    with pytest.raises(InputError, match=r"data/val/ holds no shards of packed images that are"):
+        open_sources(Path(f"file://{tmp_path}/data"), cache=cache)
+
+
 def test_complaints_about_a_shard_name_its_address(tmp_path: Path, cache: CacheOptions) -> None:
     (tmp_path / "odd.tar").write_bytes(b"no tar at all" * 100)
     with serving(tmp_path) as serves, pytest.raises(InputError) as caught:
@@ -445,6 +460,61 @@ def test_other_targets(
             same(one, other)
         heads = [one.name for one in serves.requests if one.method == "HEAD"]
         assert not [name for name in heads if name.endswith(f"-of-00002.{kind}")]
+
+
+@pytest.mark.parametrize("has_index", [True, False], ids=["packed", "foreign"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_of_16_bits_and_of_many_channels(
+    tmp_path: Path, cache: CacheOptions, kind: str, has_index: bool
+) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    draw = np.random.default_rng(0)
+    for number in range(12):
+        folders = [tmp_path / name / "ab"[number % 2] for name in ("deep", "bands")]
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+        deep = draw.integers(0, 1 << 16, (20, 24), np.uint16)
+        Image.fromarray(deep).save(folders[0] / f"{number}.{('png', 'tif')[number // 2 % 2]}")
+        bands = draw.integers(0, 1 << 16, (20, 24, 5), np.uint16)
+        tifffile.imwrite(
+            folders[1] / f"{number}.tif", bands, photometric="minisblack", planarconfig="contig"
+        )
+    for name, stacked in (("deep", None), ("bands", 5)):
+        out = tmp_path / f"packed_{name}"
+        out.mkdir()
+        assert main(["pack", f"{tmp_path / name}", f"{out}/p.{kind}", "--shards", "2"]) == 0
+        near = open_sources(out / f"p.{kind}")
+        with serving(out, lists=True) as serves:
+            if not has_index:
+                serves.fault = without_index
+            far = open_sources(Path(f"{serves.url}/p.{kind}"), cache=cache)
+            for one, other in zip(far, near, strict=True):
+                same(one, other)
+                assert found_format(one) == found_format(other) == ("uint16", stacked)
+                wide = [of_kind(source, "uint16", stacked) for source in (one, other)]
+                for at in range(len(other)):
+                    pixels = [np.asarray(source.read(at)) for source in wide]
+                    assert pixels[1].dtype == np.float32
+                    assert pixels[1].max() > 255
+                    np.testing.assert_array_equal(*pixels)
+
+
+def test_a_training_on_images_of_16_bits_in_a_store(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for number in range(20):
+        folder = tmp_path / "deep" / "ab"[number % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(draw.integers(0, 1 << 16, (33, 40), np.uint16)).save(
+            folder / f"{number}.png"
+        )
+    assert main(["pack", f"{tmp_path}/deep", f"{tmp_path}/p.tar", "--shards", "2"]) == 0
+    how = ["--bits", "16", "--epochs", "1", "--image-size", "32", "--model", "small_convnet"]
+    for run, data in (("near", f"{tmp_path}/p.tar"), ("far", f"file://{tmp_path}/p.tar")):
+        assert main(["train", data, "--out", f"{tmp_path}/{run}", "--device", "cpu", *how]) == 0
+        facts = json.loads((tmp_path / run / "dataset.json").read_text())
+        assert facts["mean"][0] > 1000  # in levels of 16 bits
+    weights = [(tmp_path / run / "model.safetensors").read_bytes() for run in ("near", "far")]
+    assert weights[0] == weights[1]
 
 
 def test_parts_by_the_names_of_shards_and_by_folders(

@@ -1,11 +1,13 @@
 """Images of a path or an address, and their targets, as a map-style data set for a loop of one's own."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from flambeau.data.sources.block_order import block_sampler, default_window
@@ -14,6 +16,7 @@ from flambeau.data.sources.source import (
     fetch_ahead,
     fetches_ahead,
     image_blocks,
+    mask_of,
     pixel_kind,
     stacked_channels,
 )
@@ -33,28 +36,34 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
     Of torchvision's transforms `fast` runs those that it knows.
 
     Args:
-        transform: from an RGB image of PIL, upright, to what a sample holds.
+        transform: from an RGB image of PIL, upright, to what a sample holds. Of images with masks it also
+            gets the mask, torchvision's `tv_tensors.Mask` (H, W) uint8 of positions in `classes`, 255 for
+            none, and what it returns is the sample.
         window: see `sampler`; None: by the place and the number of the images.
 
     Attributes:
         classes: names of the classes, labels or columns of numbers.
-        targets: of each image: (N,) int64, of several labels or numbers (N, K) float32.
+        targets: of each image: (N,) int64, of several labels or numbers (N, K) float32; of masks the share
+            of the pixels of each class.
         window: see `sampler`; 0 for a permutation.
         fetches_ahead: whether `fetch_ahead` has an effect.
         in_blocks: whether neighbours are parts of one file, and so are read together best.
 
     Raises:
-        InputError: the images have masks, or other pixels than color and grey of 8 bits.
+        InputError: the images have other pixels than color and grey, or masks that the transform does not
+            take.
     """
 
     def __init__(
         self, source: Source, transform: Callable[[Any], Any], *, window: int | None = None
     ) -> None:
         self._source, self._transform = source, transform
-        if task_of(source) == "segmentation":
+        self._has_masks = task_of(source) == "segmentation"
+        if self._has_masks and not _takes_two(transform):
             raise InputError(
-                f"{source.describe(0)} has a mask, and a transform of images alone would not change it\n"
-                "Train on masks with `flambeau train`, or write a Dataset that reads both"
+                f"{source.describe(0)} has a mask, and the transform takes an image alone\n"
+                "Give one that takes both, transform(image, mask), and returns both, as "
+                "torchvision.transforms.v2.Compose does"
             )
         if pixel_kind(source) != "uint8" or stacked_channels(source) is not None:
             raise InputError(
@@ -90,10 +99,10 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
         return len(self._source)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """An image and its target.
+        """An image and its target; with masks what the transform returns.
 
         Raises:
-            InputError: the image cannot be read.
+            InputError: the image cannot be read, or its mask.
             IndexError: there is no such image.
         """
         # Torchvision, two seconds of a start, is not loaded where nothing is read this way.
@@ -103,14 +112,39 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
         if not -len(self) <= index < len(self):
             raise IndexError(f"there is no image {index}: there are {len(self)}")
         index %= len(self)
-        target = self.targets[index]
         try:
             image = open_upright(self._read(index))
+            inputs = (image, self._mask(index, image.size)) if self._has_masks else (image,)
             with taking_over():
-                sample = self._transform(image)
+                sample = self._transform(*inputs)
         except DecodeError as error:
             raise InputError(f"{self.describe(index)}: {error}\nRepair or remove it") from error
+        if self._has_masks:
+            return self._image_and_mask(index, sample)
+        target = self.targets[index]
         return sample, target.clone() if target.dim() else int(target)
+
+    def _mask(self, index: int, size: tuple[int, int]) -> Any:
+        from torchvision import tv_tensors
+
+        mask = mask_of(self._source, index)
+        assert mask is not None
+        if mask.shape != size[::-1]:
+            raise DecodeError(
+                f"its mask has {mask.shape[1]} x {mask.shape[0]} pixels, and the image "
+                f"{size[0]} x {size[1]}"
+            )
+        return tv_tensors.Mask(torch.from_numpy(mask.copy()))
+
+    def _image_and_mask(self, index: int, sample: Any) -> tuple[Any, Any]:
+        if not isinstance(sample, tuple | list) or len(sample) != 2:
+            raise InputError(
+                f"{self.describe(index)}: the transform of an image and its mask returned "
+                f"{type(sample).__name__}, and not these two\nReturn (image, mask)"
+            )
+        image, mask = sample
+        # A plain tensor, which all of torch takes, and which is collated with other plain ones.
+        return image, mask.as_subclass(Tensor) if isinstance(mask, Tensor) else mask
 
     def _read(self, index: int) -> Stored:
         try:
@@ -119,3 +153,17 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
             remedy = disk_remedy(error.errno)
             advice = f"\n{remedy} and run it again" if remedy else "\nRepair or remove it"
             raise InputError(f"{self.describe(index)}: {why_unreadable(error)}{advice}") from error
+
+
+def _takes_two(transform: Callable[..., Any]) -> bool:
+    """Whether a function can be called with an image and its mask, as far as it says."""
+    called = transform.forward if isinstance(transform, nn.Module) else transform
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # of a function in C
+        return True
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return False
+    return True

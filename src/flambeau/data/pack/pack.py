@@ -41,6 +41,7 @@ from flambeau.data.pack.shard_plan import (
     written_classes,
     written_values,
 )
+from flambeau.data.pack.single_objects import AT_ONCE, SingleObjectSource
 from flambeau.data.pack.store_output import StoreOutput
 from flambeau.data.pack.writers import (
     Label,
@@ -123,6 +124,8 @@ def pack(
     require_package(kind)
     _check_encoding(how.encode, kind)
     parts = named_parts(src, kind, download=download, choice=choice)
+    if isinstance(parts[0][1], SingleObjectSource):
+        workers = max(workers, AT_ONCE)
     _check_crop(parts, how)
     units = units_of(parts, dst, split)
     remarks = remarks_on_parts(parts, kind)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flambeau.data.pack.label_vectors import VectorRecords, has_vectors
+from flambeau.data.pack.single_objects import open_single_objects
 from flambeau.data.sources.data_names import data_text
 from flambeau.data.sources.escaped_names import folder_names
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.masks.mask_file import IGNORED
 from flambeau.data.sources.open_data import open_parts
+from flambeau.data.sources.open_store import SingleObjects
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING, endings_of
 from flambeau.data.sources.packed_targets import TargetHead
 from flambeau.data.sources.source import Source, left_out_lines, mask_values, pixel_kind
@@ -121,7 +123,7 @@ def named_parts(
         kind: the format to make, as from `target_kind`, or 'list'.
     """
     try:
-        train, val = open_parts(src, download=download, choice=choice)
+        train, val = _opened(src, download=download, choice=choice)
     except InputError as error:
         if choice != FOUND or not has_vectors(src):
             raise
@@ -150,6 +152,13 @@ def named_parts(
             "Return 8-bit ones to pack them: (x * 255).round().clip(0, 255) as uint8 of pixels in 0 .. 1"
         )
     return [("", train)] if val is None else [("train", train), ("val", val)]
+
+
+def _opened(src: Path, *, download: bool, choice: TargetChoice) -> tuple[Source, Source | None]:
+    try:
+        return open_parts(src, download=download, choice=choice)
+    except SingleObjects:
+        return open_single_objects(src, choice)
 
 
 def written_classes(source: Source) -> tuple[str, ...]:

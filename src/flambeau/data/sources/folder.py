@@ -62,8 +62,7 @@ class FolderSource:
         others = LeftOut(_printable(root))
         beside = [entry for entry in _entries(root) if not _is_folder(entry)]
         for entry in beside:
-            is_text = "label" in entry.name.lower() or "class" in entry.name.lower()
-            if _suffix(entry) in _LABEL_SUFFIXES or is_text:
+            if may_hold_labels(entry.name):
                 others.add(_suffix(entry), Path(entry.path))
         loose = sorted(entry.name for entry in beside if _is_image(entry))
         if loose:
@@ -162,6 +161,12 @@ class FileSet:
 
     def read(self, index: int) -> bytes:
         return self.file_at(index).read_bytes()
+
+
+def may_hold_labels(name: str) -> bool:
+    """Whether a file beside images may say their classes, by its name."""
+    is_table = os.path.splitext(name)[1].lower() in _LABEL_SUFFIXES  # noqa: PTH122
+    return is_table or "label" in name.lower() or "class" in name.lower()
 
 
 def class_folders(root: Path) -> list[Path]:

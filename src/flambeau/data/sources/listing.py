@@ -49,6 +49,8 @@ _PATH = (
     "img",
     "imgpath",
     "imgname",
+    "url",
+    "imageurl",
     "路径",
     "文件",
     "文件名",
@@ -126,6 +128,7 @@ class ListingSource:
             image without a label, or with several in a .lst, is of class ''; labels that could not be trained
             on are class names as they are.
         whole_folder: what it does not list of its folder counts as left out.
+        are_here: False for a listing whose images are in a store, and are read there.
         choice: the task and the columns of its targets.
 
     Attributes:
@@ -142,12 +145,13 @@ class ListingSource:
         *,
         labelled: bool = True,
         whole_folder: bool = False,
+        are_here: bool = True,
         choice: TargetChoice = FOUND,
     ) -> None:
         self.path = path.absolute()
         with _opened(path) as file:
             columns, records = _columns_and_records(path, file, choice, labelled=labelled)
-            rows = list(_rows(path, columns, records, labelled=labelled))
+            rows = list(_rows(path, columns, records, labelled=labelled, are_here=are_here))
         self._lines = array("Q", [row.line for row in rows])
         self.names: tuple[str, ...] = tuple(row.name for row in rows)
         self.task: TaskName = "classification"
@@ -163,7 +167,8 @@ class ListingSource:
         self.parts = tuple(row.part for row in rows) if rows[0].part else None
         has_groups = columns is not None and columns.group is not None
         self.groups = tuple(row.group for row in rows) if has_groups else None
-        self._require_any()
+        if are_here:
+            self._require_any()
         unread = () if columns is None else columns.unread
         self.left_out: tuple[LeftOut, ...] = (LeftOut(str(path), columns=unread),)
         if whole_folder:
@@ -378,7 +383,12 @@ def _only_indicators(
 
 
 def _rows(
-    path: Path, columns: _Columns | None, records: Iterator[_Record], *, labelled: bool
+    path: Path,
+    columns: _Columns | None,
+    records: Iterator[_Record],
+    *,
+    labelled: bool,
+    are_here: bool,
 ) -> Iterator[_Row]:
     """The images of a listing; repeated paths are refused if there are labels."""
     seen: dict[str, int] = {}
@@ -393,7 +403,7 @@ def _rows(
             raise InputError(f"{where} has no path\nExpected an image and its class")
         if _CONTROL.search("".join((name, *row.targets))):
             raise InputError(f"{where} has a line break or control character in a value\nRemove it")
-        if "://" in name:
+        if "://" in name and are_here:
             raise InputError(f"{where} is a URL: {name}\nDownload the images and list their paths")
         first = seen.setdefault(os.path.normpath(name), row.line) if labelled else row.line
         if first != row.line:

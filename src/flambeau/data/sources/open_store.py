@@ -10,6 +10,7 @@ import functools
 import hashlib
 import re
 import secrets
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import IO, NamedTuple, NoReturn, cast
 
 from flambeau.data.sources.class_names_file import class_name_files
+from flambeau.data.sources.folder import IMAGE_SUFFIXES
 from flambeau.data.sources.listing import split
 from flambeau.data.sources.masks.masked_source import MaskedSource
 from flambeau.data.sources.packed_formats import FORMATS, endings_of
@@ -41,8 +43,9 @@ from flambeau.data.sources.shard_index import (
 from flambeau.data.sources.source import ConcatSource, Source, parts_of
 from flambeau.data.sources.store_files import cache_of
 from flambeau.data.sources.store_shards import StoreShard, masked_shard
+from flambeau.data.sources.tables.columns import NamesFiles
 from flambeau.data.sources.targets import FOUND, TargetChoice, as_learned
-from flambeau.data.stores.address import address_of, beside, expanded, folder_of, name_of
+from flambeau.data.stores.address import WRITABLE, address_of, beside, expanded, folder_of, name_of
 from flambeau.data.stores.block_cache import CacheOptions, chosen_cache
 from flambeau.data.stores.store import Denied, Missing, ObjectFacts, store
 from flambeau.errors import InputError
@@ -58,7 +61,26 @@ _OTHER_FILES = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".jpg", ".jpeg", ".
 _LONGEST_S = 3600.0  # that another process may take for the index of a shard
 _AT_ONCE = 4  # foreign shards that are read for their index; each needs its size of disk meanwhile
 
+_NUM_SHARDS = 16  # in the advice for single images; of most sets some 100 MB to some GB each
+
 Opened = tuple[Source, Source | None]
+
+
+class SingleObjects(InputError):
+    """Images in a store that are objects of their own, which `flambeau pack` alone reads."""
+
+
+def _single_objects(address: str, what: str) -> SingleObjects:
+    name = Path(name_of(address.rstrip("/"))).stem or "images"
+    is_bucket = folder_of(address).endswith("//")
+    goal = f"{name}.tar"
+    if address.partition(":")[0] in WRITABLE and not is_bucket:
+        goal = beside(address.rstrip("/"), goal)
+    command = shlex.join(["flambeau", "pack", address, goal, "--shards", f"{_NUM_SHARDS}"])
+    return SingleObjects(
+        f"{address} {what}, and a training would wait for a request for each\n"
+        f"Pack them once, and train on what it makes: {command}"
+    )
 
 
 def open_address(
@@ -275,18 +297,34 @@ class _Opener:
             train = next((below[name] for name in TRAIN_FOLDERS if name in below), None)
             val = next((below[name] for name in VAL_FOLDERS if name in below), None)
             if train is not None and val is not None:
-                self.says_parts = True
-                return tuple(  # type: ignore[return-value]
-                    self._checked(self._shards_among(self._listed(one))) for one in (train, val)
-                )
+                parts = [self._shards_among(self._listed(one)) for one in (train, val)]
+                if any(parts):
+                    self.says_parts = True
+                    return self._of_part(train, parts[0]), self._of_part(val, parts[1])
             if len(below) == 1:
                 shards = self._shards_among(self._listed(next(iter(below.values()))))
+        if not shards and self._holds_images(listed):
+            raise _single_objects(folder, "holds images one by one")
+        return self._divided(self._of_part(address, shards))
+
+    def _of_part(self, folder: str, shards: list[str]) -> list[str]:
+        """The shards that were found in a folder; InputError for none."""
         if not shards:
             raise InputError(
-                f"{address} holds no shards of packed images that are read from a store\n"
+                f"{folder} holds no shards of packed images that are read from a store\n"
                 f"Expected {_endings()}; anything else: copy it to a disk first"
             )
-        return self._divided(self._checked(shards))
+        return self._checked(shards)
+
+    def _holds_images(self, listed: Sequence[str]) -> bool:
+        """Whether images lie here, or in the first folders below: of classes, perhaps within train/."""
+        level = listed
+        for _ in range(3):
+            if any(Path(name_of(one)).suffix.lower() in IMAGE_SUFFIXES for one in level):
+                return True
+            folders = [one for one in level if one.endswith("/")]
+            level = [one for folder in folders[:2] for one in self._listed(folder)]
+        return False
 
     def _shards_among(self, listed: Sequence[str]) -> list[str]:
         names = [one for one in listed if not name_of(one).startswith(".")]
@@ -321,6 +359,8 @@ class _Opener:
         return shards
 
     def _refuse(self, address: str) -> NoReturn:
+        if kind_of_name(name_of(address)) == "listing":
+            raise _single_objects(address, "names images one by one")
         raise InputError(
             f"{address} is not of a format that is read from a store: {_endings()}\n"
             "Copy it to a disk first, or make shards: flambeau pack SRC NAME.tar --shards N"
@@ -432,6 +472,8 @@ class _Opener:
                 for part in index.parts:
                     StoreShard(shard, part, self._cache).files.keep(content_of(path, opened, part))
                 return index
+        except NamesFiles as error:
+            raise _single_objects(shard, "names images one by one") from error
         except OSError as error:
             raise InputError(
                 f"{shard} cannot be put into {cache.path}, to be read once for its index: "

@@ -183,9 +183,6 @@ def index_shard(path: Path, opened: tuple[Source, Source | None], *, where: str)
 
     Args:
         where: the name of the shard in messages.
-
-    Raises:
-        InputError: it has other pixels than those of 8 bits.
     """
     whole = _unsplit(opened)
     if whole is not None:
@@ -214,11 +211,8 @@ def _unsplit(opened: tuple[Source, Source | None]) -> tuple[MaskedSource, list[s
 
 
 def _part(path: Path, source: Source, where: str, parts: Sequence[str] | None) -> ShardPart:
-    if pixel_kind(source) != "uint8":
-        raise InputError(
-            f"{where} has pixels of more than 8 bits, which are not read from a store yet\n"
-            "Copy the shards to a disk, and name those"
-        )
+    # The files are of any depth: what their pixels become is decided where they are read.
+    assert pixel_kind(source) == "uint8", where
     # As a source names its file: a relative path stays one in some of them.
     start = re.compile("|".join(map(re.escape, (str(path.absolute()), str(path)))))
     masked = source if isinstance(source, MaskedSource) else None

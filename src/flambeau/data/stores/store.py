@@ -158,6 +158,10 @@ class Store:
 
     def listed(self, folder: str) -> list[str]:
         """The addresses of what lies in a folder, by name; those of folders end in a slash."""
+        return [address for address, _ in self.listed_sizes(folder)]
+
+    def listed_sizes(self, folder: str) -> list[tuple[str, int]]:
+        """As `listed`, with the bytes of each; 0 for folders, and where the store does not say."""
         entries = self._tried(folder, lambda fs: fs.ls(_inside(folder), detail=True), "_ls")
         scheme = folder.partition("://")[0]
         found = []
@@ -166,7 +170,9 @@ class Store:
             if name == _inside(folder).rstrip("/"):
                 continue
             address = name if "://" in name else f"{scheme}://{name}"
-            found.append(address + "/" * (entry.get("type") == "directory"))
+            is_folder = entry.get("type") == "directory"
+            size = 0 if is_folder else int(entry.get("size") or 0)
+            found.append((address + "/" * is_folder, size))
         return sorted(found)
 
     def put(self, path: Path, address: str) -> None:

@@ -5,6 +5,7 @@ bytes and path are those of Hugging Face datasets 5.2 (`datasets.Image`, `datase
 """
 
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +26,30 @@ LABELS = (
     "fine_label",
     "class_name",
 )
+NAMES_OF_FILES = (
+    "path",
+    "filepath",
+    "file_path",
+    "file",
+    "filename",
+    "file_name",
+    "image",
+    "image_path",
+    "image_file",
+    "image_name",
+    "img",
+    "img_path",
+    "url",
+    "image_url",
+)
+"""Columns of text that name image files, as `listing` reads them in a .csv."""
+
 _SHOWN = 8  # columns that a message names
 _USER_FUNCTION = "Rename one, or return the images from a function of your own: FILE.py:FUNCTION"
+
+
+class NamesFiles(InputError):
+    """A table that names image files instead of holding them."""
 
 
 class Columns(NamedTuple):
@@ -132,6 +155,13 @@ def image_columns(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any]
 def _image(pa: Any, types: Mapping[str, Any], features: Mapping[str, Any], path: Path) -> str:
     candidates = image_columns(pa, types, features)
     if not candidates:
+        strings = pa.types.is_string, pa.types.is_large_string
+        texts = [name for name, kind in types.items() if any(is_it(kind) for is_it in strings)]
+        if path.suffix.lower() == ".parquet" and column_named(texts, NAMES_OF_FILES) is not None:
+            raise NamesFiles(
+                f"{path} names image files, and does not hold them (found: {_outline(types)})\n"
+                f"Write it as a .csv of these columns, and name that: {_as_csv(path)}"
+            )
         raise InputError(
             f"{path} has no column of images (found: {_outline(types)})\n"
             "Expected image files, as binary or as struct<bytes, path> as Hugging Face writes them"
@@ -189,3 +219,12 @@ def column_named(columns: Iterable[str], known: Sequence[str]) -> str | None:
 def _outline(types: Mapping[str, Any]) -> str:
     words = [f"{name} {kind!s:.40}" for name, kind in list(types.items())[:_SHOWN]]
     return ", ".join(words) + ", ..." * (len(types) > _SHOWN)
+
+
+def _as_csv(path: Path) -> str:
+    """The command that writes a Parquet file as text beside it."""
+    code = (
+        "from pyarrow import csv, parquet; "
+        f"csv.write_csv(parquet.read_table({str(path)!r}), {str(path.with_suffix('.csv'))!r})"
+    )
+    return shlex.join(["python", "-c", code])
