@@ -241,6 +241,7 @@ def make_soup(
     ]
     figure = first.settings.best
     better = better_by_name(figure)
+    assert better is not None  # each figure of `best` has a word that says it
 
     ingredients = []
     for run, folder, state in zip(runs, folders, states, strict=True):
