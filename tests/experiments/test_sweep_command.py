@@ -109,9 +109,7 @@ def test_seeds_have_a_spread(flambeau: Any, script: Path) -> None:
     assert sorted(values) == pytest.approx([1.0, 1.01, 1.02], abs=2e-4)
 
 
-def test_some_failures_are_results_and_nothing_but_failures_is_an_error(
-    flambeau: Any, script: Path
-) -> None:
+def test_some_failures_are_results_and_only_failures_an_error(flambeau: Any, script: Path) -> None:
     behind = f"-- {sys.executable} curve.py --lr {{lr}}"
     some = flambeau("sweep", "--set lr=0.95,0.5,0.2 --sampler grid --out some", behind)
     assert some.code == 0
