@@ -37,7 +37,7 @@ def is_exception(name: str) -> bool:
 
 def test_the_doors_and_nothing_else() -> None:
     exceptions = {name for name in flambeau.__all__ if is_exception(name)}
-    doors = {"Run", "RunOptions", "evaluate", "export", "fast", "load", "train", "wrap"}
+    doors = {"Run", "RunOptions", "evaluate", "export", "fast", "load", "sweep", "train", "wrap"}
     assert set(flambeau.__all__) - exceptions == doors
     assert exceptions == {
         "DamagedData",

@@ -150,7 +150,14 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
         "head_lr",
     }
     unused |= {"crop_scale", "class_weights"}  # of photos, of uneven classes
-    unused |= {"target", "label_separator", "group", "split", "ignore_index"}  # of tables, of masks
+    unused |= {
+        "target",
+        "label_separator",
+        "group",
+        "split",
+        "fold",
+        "ignore_index",
+    }  # of tables, folds, masks
     unused |= {"cache", "cache_size"}  # of a store
     # Of another schedule or optimizer.
     unused |= {"patience", "plateau_factor", "gamma", "milestones", "betas", "muon_others_lr"}

@@ -102,8 +102,10 @@ _WORDS_BY_SENTENCE = {
     "dropout belongs to the model": "--drop --drop-rate --dropout",
     "DATA may be FILE.py:FUNCTION, which gives any part of them": "--fraction --limit-train-batches "
     "--max-samples --max-train-samples --overfit-batches --subset",
-    "flambeau train has nothing like it": "--clip-mode --cooldown-epochs --folds --kfold --max-time "
-    "--opt-eps --ratio --swa --vflip",
+    "flambeau sweep --folds 5 trains all folds, and --fold 2/5 one of them": "--folds --kfold",
+    "flambeau train has nothing like it": "--clip-mode --cooldown-epochs --max-time "
+    "--opt-eps --ratio --vflip",
+    "flambeau soup averages the weights of runs, and --ema those of one": "--swa",
     "flambeau launch starts processes on several machines": "--dist-backend --dist-url --nnodes "
     "--num-nodes",
 }

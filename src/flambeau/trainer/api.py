@@ -242,8 +242,8 @@ def train(
         group: column of the table that says which images stay on one side of the hold-out, such as those of a
             patient.
         split: column of the table that says train, val or test (None: a column called split, or like it).
-        fold: which fold of a cross-validation is held out, such as 2/5; the others are trained on (`flambeau
-            sweep folds 5` trains all).
+        fold: which fold of a cross-validation is held out, such as 2/5; the others are trained on (flambeau
+            sweep trains all).
         ignore_index: the number in masks of pixels that count in no loss and no figure (None: 255, unless it
             has a name; from 0 to 255).
         channels: channels of the images: 1 makes grey and 3 color of any image, another number keeps all that

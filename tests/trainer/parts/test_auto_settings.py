@@ -97,7 +97,13 @@ def test_nothing_is_left_open() -> None:
     # Without effect on this schedule and optimizer.
     of_others = {"patience", "plateau_factor", "gamma", "milestones", "betas"}
     of_others |= {"crop_scale", "class_weights"}  # these images are moved, and of even classes
-    of_others |= {"target", "label_separator", "group", "split"}  # of tables
+    of_others |= {
+        "target",
+        "label_separator",
+        "group",
+        "split",
+        "fold",
+    }  # of tables, of several runs
     of_others |= {"ignore_index"}  # of masks
     of_others |= {"cache", "cache_size"}  # of a store
     of_others |= {

@@ -131,8 +131,9 @@ class Settings(SharedOptions):
     fold: str | None = option(
         None,
         "which fold of a cross-validation is held out, such as 2/5; the others are trained on "
-        "(`flambeau sweep --folds 5` trains all)",
-        "交叉验证中留出哪一折，例如 2/5；其余各折用于训练（`flambeau sweep --folds 5` 训练全部各折）",
+        "([flambeau sweep](sweep.md#seeds-and-folds) trains all)",
+        "交叉验证中留出哪一折，例如 2/5；其余各折用于训练"
+        "（[flambeau sweep](sweep.md#多个种子与交叉验证) 训练全部各折）",
         group="data",
     )
     ignore_index: int | None = option(
