@@ -35,9 +35,9 @@ CLASSES = 4
 IMAGES = 40  # per class
 FLAGS = [
     "--set", "lr=1e-3..1:log", "--set", "mixup=0,0.2", "--set", "batch_size=16,32",
-    "--model", "tiny_convnet", "--epochs", "4", "--halving", "2", "--trials", "10", "--seed", "3",
+    "--model", "tiny_convnet", "--epochs", "4", "--halving", "2", "--trials", "24", "--seed", "3",
 ]  # fmt: skip
-_LONGEST_S = 6.0  # from a start to its kill
+_LONGEST_S = 5.0  # from a start to its kill
 
 
 def make_images(folder: Path) -> None:
@@ -102,7 +102,7 @@ def storm(data: Path, out: Path, *, kills: int, procs: int, seed: int) -> Counte
     counts: Counter[str] = Counter()
     process = start(data, out, procs)
     while sum(counts.values()) < kills:
-        time.sleep(rng.uniform(0.5, _LONGEST_S))
+        time.sleep(rng.uniform(1.5, _LONGEST_S))
         if process.poll() is not None:
             if process.returncode == 0:
                 break  # over before its kills

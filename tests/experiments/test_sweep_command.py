@@ -1,7 +1,7 @@
 """`flambeau sweep`, as its user calls it."""
 
+import csv
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -265,4 +265,12 @@ def test_halving_over_folds_has_the_bits_of_trainings_alone(images: Path, tmp_pa
     assert weights == (alone / "model.safetensors").read_bytes()
     figures = json.loads((alone / "result.json").read_text())["metrics"]
     assert best.values[1] == figures[result.figure]
-    assert os.path.exists(out / "best.toml")  # noqa: PTH110
+    assert (out / "best.toml").exists()
+    text = (out / f"out_of_fold-{best.number:04d}.csv").read_text(encoding="utf-8")
+    held = list(csv.DictReader(text.splitlines()))
+    assert len({row["path"] for row in held}) == len(held) == 24
+    right = [row["label"] == row["predicted"] for row in held if row["fold"] == "2/3"]
+    assert sum(right) / len(right) == pytest.approx(figures["val_accuracy"])
+    written = json.loads((out / "figures.json").read_text())[str(best.number)]["figures"]
+    assert written["val_accuracy"]["values"][1] == figures["val_accuracy"]
+    assert {"val_loss", "val_accuracy"} <= written.keys()

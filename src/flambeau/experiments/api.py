@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from flambeau.errors import nearest
 from flambeau.experiments.description import Described, Wanted, describe
+from flambeau.experiments.out_of_fold import write_figures, write_out_of_fold
 from flambeau.experiments.result import SweepResult, result_of
 from flambeau.experiments.space import Value
 from flambeau.experiments.sweep_folder import SweepFolder
@@ -126,6 +127,11 @@ def run_sweep(
     if result.best is not None and experiment.command is None:
         settings = {**experiment.settings, **result.best.settings}
         write_file(folder.path / "best.toml", as_toml(settings))
+        if len(experiment.members) > 1:
+            write_figures(folder.path / "figures.json", result.trials, experiment)
+        if experiment.folds and is_over:
+            path = folder.path / f"out_of_fold-{result.best.number:04d}.csv"
+            write_out_of_fold(path, result.best, experiment, say=say)
     return result
 
 

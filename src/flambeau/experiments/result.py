@@ -89,14 +89,14 @@ def _beside_best(trial: Trial, best: Trial, experiment: Experiment) -> Trial:
     if trial is best or best.spread is None or trial.state != "whole" or trial.value is None:
         return trial
     seen = no_difference_seen(
-        _by_fold(trial.values, experiment),
-        _by_fold(best.values, experiment),
+        by_fold(trial.values, experiment),
+        by_fold(best.values, experiment),
         folds=experiment.folds > 0,
     )
     return replace(trial, is_best_seen=seen)
 
 
-def _by_fold(values: Sequence[float], experiment: Experiment) -> list[float]:
+def by_fold(values: Sequence[float], experiment: Experiment) -> list[float]:
     """One figure per fold, the mean over its seeds; without folds one per seed."""
     count = len(experiment.members) // (experiment.folds or len(experiment.members))
     return [fmean(values[at : at + count]) for at in range(0, len(values), count)]
@@ -128,7 +128,7 @@ def _trial(
         records.settings(number),
         found[done[-1].step].value if done and state != "failed" else None,
         tuple(values),
-        spread_of(_by_fold(values, experiment), folds=experiment.folds > 0)
+        spread_of(by_fold(values, experiment), folds=experiment.folds > 0)
         if len(values) > 1
         else None,
         experiment.rules.rungs[done[-1].rung] if done else 0,
