@@ -90,3 +90,12 @@ def test_all_of_a_small_space_are_tried_once() -> None:
         known.append(Known(settings, {1: 0.0}, "whole"))
     assert len({str(sorted(one.settings.items())) for one in known}) == 6
     assert size({**space, "c": Dimension(low=0, high=1)}) is None
+
+
+def test_whole_numbers_are_finite_in_number_too() -> None:
+    space = parsed(n="1..3", floats=False)
+    known: list[Known] = []
+    for _ in range(size(space) or 0):
+        settings = propose(space, known, sampler="random", seed=1, mode="max")
+        known.append(Known(settings, {1: 0.0}, "whole"))
+    assert sorted(one.settings["n"] for one in known) == [1, 2, 3]

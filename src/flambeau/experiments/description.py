@@ -273,7 +273,7 @@ def _parsed(space: Mapping[str, str | Sequence[Value]], **how: Any) -> dict[str,
 
 def _accepted(space: Space, given: Mapping[str, Any]) -> dict[str, Value]:
     """The first combination of the space that is not refused."""
-    for some in combinations(space):
+    for some in combinations(space, ends=True):
         try:
             Settings(**{**given, **some})
         except InputError:

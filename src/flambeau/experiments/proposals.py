@@ -122,7 +122,7 @@ def check_sampler(sampler: str, space: Space) -> None:
     """
     if sampler not in SAMPLERS:
         raise InputError(f"--sampler must be one of {', '.join(SAMPLERS)}; got {sampler!r:.50}")
-    ranges = [name for name, dimension in space.items() if not dimension.values]
+    ranges = [name for name, dimension in space.items() if dimension.every_value is None]
     if sampler == "grid" and ranges:
         raise InputError(
             f"--sampler grid needs values, and {ranges[0]} is a range: list them, such as "

@@ -37,6 +37,13 @@ class Dimension:
         """All values, or the two ends."""
         return self.values or (self.low, self.high)
 
+    @property
+    def every_value(self) -> Sequence[Value] | None:
+        """All that there are; None if they are not finite in number."""
+        if self.values:
+            return self.values
+        return range(int(self.low), int(self.high) + 1) if self.is_whole else None
+
     def holds(self, value: object) -> bool:
         if self.values:
             return any(type(value) is type(own) and value == own for own in self.values)
@@ -46,7 +53,8 @@ class Dimension:
     def __str__(self) -> str:
         if self.values:
             return ", ".join(map(shown, self.values))
-        return f"{self.low:g} to {self.high:g}{' (log)' if self.is_log else ''}"
+        kind = ", whole numbers" if self.is_whole else ""
+        return f"{self.low:g} to {self.high:g}{kind}{', log' if self.is_log else ''}"
 
 
 Space = Mapping[str, Dimension]
@@ -121,19 +129,19 @@ def _value(word: str) -> Value:
     return word
 
 
-def combinations(space: Space) -> Iterator[dict[str, Value]]:
-    """All of a space without ranges; of one with ranges, those of their ends."""
+def combinations(space: Space, *, ends: bool = False) -> Iterator[dict[str, Value]]:
+    """All of a finite space; with `ends`, of each range its two ends alone."""
     names = list(space)
-    for values in itertools.product(*(space[name].examples for name in names)):
-        yield dict(zip(names, values, strict=True))
+    values = [space[name].examples if ends else space[name].every_value or () for name in names]
+    for chosen in itertools.product(*values):
+        yield dict(zip(names, chosen, strict=True))
 
 
 def size(space: Space) -> int | None:
-    """The number of combinations; None if there are ranges, or too many."""
-    if any(not dimension.values for dimension in space.values()):
-        return None
-    count = math.prod(len(dimension.values) for dimension in space.values())
-    return count if count <= _MAX_COUNTED else None
+    """The number of combinations; None if it is not finite, or too large to go through."""
+    counts = [one.every_value for one in space.values()]
+    count = math.prod(0 if values is None else len(values) for values in counts)
+    return count if 0 < count <= _MAX_COUNTED else None
 
 
 def check_space(space: Space, accept: Callable[[Mapping[str, Value]], object]) -> None:
@@ -147,7 +155,7 @@ def check_space(space: Space, accept: Callable[[Mapping[str, Value]], object]) -
     """
     missing = {(name, value) for name in space for value in space[name].examples}
     why: dict[tuple[str, Value], InputError] = {}
-    for combination in itertools.islice(combinations(space), _MAX_TRIED):
+    for combination in itertools.islice(combinations(space, ends=True), _MAX_TRIED):
         try:
             accept(combination)
         except InputError as error:
