@@ -243,14 +243,15 @@ def _report(result: "SweepResult", described: "Described", *, as_json: bool) -> 
         why = "" if failed is None else f"; the first failed so: {failed.reason}"
         print_text(f"no trial was trained to its end{why}")
         return
-    print_text(f"best: trial {best.number} ({best.words}), {result.figure} {best.value:.4f}")
+    words = f" ({best.words})" if best.words else ""
+    print_text(f"best: trial {best.number}{words}, {result.figure} {best.value:.4f}")
     if described.experiment.command is None:
         run = shlex.quote(str(best.runs[0]))
-        print_text(f"its run: {run}")
+        others = f"    and {len(best.runs) - 1} beside it" if len(best.runs) > 1 else ""
+        print_text(f"its run: {run}{others}")
         print_text(f"next: flambeau predict {run} IMAGE...")
-        print_text(
-            f"      flambeau train --config {shlex.quote(str(result.folder / 'best.toml'))} --out NEW"
-        )
+        file = shlex.quote(str(result.folder / "best.toml"))
+        print_text(f"      flambeau train --config {file} --out NEW")
 
 
 def _cells(trial: "Trial", *, has_spread: bool) -> list[str | None]:

@@ -139,7 +139,8 @@ def _first_lines(described: Described, folder: SweepFolder) -> list[str]:
     experiment = described.experiment
     rules = experiment.rules
     runs = len(experiment.members)
-    what = f"{rules.trials} trials" + (f" of {runs} runs" if runs > 1 else "")
+    what = "1 trial" if rules.trials == 1 else f"{rules.trials} trials"
+    what += f" of {runs} runs" if runs > 1 else ""
     halving = (
         f", compared after {', '.join(map(str, rules.rungs))} epochs"
         if len(rules.rungs) > 1
