@@ -167,10 +167,18 @@ def test_a_line_that_is_not_of_a_sweep(flambeau: Any, script: Path) -> None:
     journal.write_bytes(whole[:-20])  # torn by a kill: the last result is made again
     assert flambeau("sweep", "--set lr=0.1,0.2 --out found", behind).code == 0
     assert len(rows(Path("found"))) == 4
-    journal.write_bytes(whole.replace(b'"trial": 1', b'"trial": -1'))
-    answer = flambeau("sweep", "--set lr=0.1,0.2 --out found", behind)
-    assert answer.code == 2
-    assert "it is not what a sweep writes" in answer.err
+    for before, after in (
+        (b'"trial": 1', b'"trial": -1'),
+        (b'"rung": 0', b'"rung": 7'),
+        (b'{"lr": 0.2}', b'{"lr": 0.3}'),  # no value of the search
+        (b'{"lr": 0.2}', b'{"lr": 0.2, "model": "elsewhere.py:f"}'),  # code that no one has named
+        (b'{"lr": 0.2}', b'{"model": "elsewhere.py:f"}'),
+    ):
+        assert before in whole
+        journal.write_bytes(whole.replace(before, after))
+        answer = flambeau("sweep", "--set lr=0.1,0.2 --out found", behind)
+        assert answer.code == 2
+        assert "it is not what a sweep writes" in answer.err
 
 
 def test_a_killed_sweep_goes_on_with_the_same_trials(script: Path) -> None:

@@ -113,7 +113,9 @@ def run_sweep(
         Preempted: a signal came.
     """
     experiment = described.experiment
-    folder = SweepFolder((out or described.folder).resolve())
+    folder = SweepFolder(
+        (out or described.folder).resolve(), experiment.space, rungs=len(experiment.rules.rungs)
+    )
     folder.begin(described.content)
     for line in _first_lines(described, folder):
         say(line)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError
-from flambeau.experiments.space import Value
+from flambeau.experiments.space import Space, Value
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.run.folder.json_file import json_row
 from flambeau.run.options.toml_file import as_toml, load_toml
@@ -73,10 +73,17 @@ class Records:
 
 
 class SweepFolder:
-    """Args: path, made if it is missing."""
+    """The files of a sweep, which may come from elsewhere: what they say is checked against the command.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: made if it is missing.
+        space: a line with other settings, or other values of these, is refused.
+        rungs: how many there are.
+    """
+
+    def __init__(self, path: Path, space: Space, *, rungs: int) -> None:
         self.path = path
+        self._space, self._rungs = space, rungs
         self.records = Records()
         self._read_bytes = 0
 
@@ -206,7 +213,7 @@ class SweepFolder:
     def _add(self, line: bytes) -> None:
         row = json_row(line) or {}
         records = self.records
-        decided = _decided_step(row, len(records.steps))
+        decided = self._decided(row)
         result = _result(row, len(records.steps))
         if decided is not None:
             records.steps.append(decided)
@@ -219,18 +226,24 @@ class SweepFolder:
                 "in another folder with --out"
             )
 
-
-def _decided_step(row: Mapping[str, Any], number: int) -> DecidedStep | None:
-    numbers = [row.get(name) for name in ("step", "trial", "rung", "seen")]
-    settings = row.get("settings")
-    is_right = (
-        row.keys() - {"settings"} == {"step", "trial", "rung", "seen"}
-        and all(type(one) is int and 0 <= one < 2**31 for one in numbers)
-        and row["step"] == number
-        and (settings is None) == (row["rung"] > 0)
-        and (settings is None or isinstance(settings, dict))
-    )
-    return DecidedStep(**row) if is_right else None
+    def _decided(self, row: Mapping[str, Any]) -> DecidedStep | None:
+        """The step of a line; None if it is not one that this sweep can have decided here."""
+        numbers = [row.get(name) for name in ("step", "trial", "rung", "seen")]
+        if row.keys() - {"settings"} != {"step", "trial", "rung", "seen"} or not all(
+            type(one) is int and 0 <= one < 2**31 for one in numbers
+        ):
+            return None
+        step = DecidedStep(**{"settings": None, **row})
+        begun = sum(one.rung == 0 for one in self.records.steps)
+        settings = step.settings
+        is_right = step.step == len(self.records.steps) and step.rung < self._rungs
+        if step.rung:
+            return step if is_right and settings is None and step.trial < begun else None
+        is_ours = isinstance(settings, Mapping) and settings.keys() == self._space.keys()
+        if not is_right or settings is None or not is_ours or step.trial != begun:
+            return None
+        holds = all(one.holds(settings[name]) for name, one in self._space.items())
+        return step if holds else None
 
 
 def _result(row: Mapping[str, Any], num_steps: int) -> MemberResult | None:
