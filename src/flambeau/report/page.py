@@ -11,6 +11,7 @@ from flambeau.report import panels, target_panels
 from flambeau.report.evaluated import Evaluated
 from flambeau.report.markup import escaped, frame, heading, row
 from flambeau.report.reported_run import Chart, ReportedRun, Series, charts, seed_groups, thinned
+from flambeau.report.slices_panel import slices
 from flambeau.report.svg import element
 
 ASSETS = Path(__file__).parent / "assets"
@@ -78,6 +79,7 @@ def _sections(
         shown["first_batch"] = panels.first_batch(one, words) if one.first_batch else ""
         shown["events"] = panels.events(one, words) if one.events else ""
         shown["model"] = panels.model(one, words) if one.model else ""
+    shown["slices"] = slices(runs, differing(runs), words) if one is None else ""
     shown["settings"] = _settings(runs, words)
     checked = panels.findings(answers, words) if answers and answers.findings else ""
     shown["data"] = checked + _nested(runs, "data", words)

@@ -7,6 +7,9 @@ ENGLISH = {
     "curves": "Curves",
     "figures": "Results",
     "settings": "Settings",
+    "slices": "Settings and figure",
+    "slices_caption": "{figure} (upwards) of each run against each setting that differs; of a run that is "
+    "not finished, its last value. Seeds and folds are drawn at the same place.",
     "environment": "Environment",
     "data": "Data",
     "run": "run",
@@ -102,6 +105,9 @@ CHINESE = {
     "curves": "曲线",
     "figures": "结果",
     "settings": "设置",
+    "slices": "设置与指标",
+    "slices_caption": "各运行的 {figure}（纵向）与每个不同的设置；未完成的运行取其最后一个值。"
+    "不同种子和不同折画在同一位置。",
     "environment": "环境",
     "data": "数据",
     "run": "运行",
