@@ -23,6 +23,7 @@ import time
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -147,6 +148,40 @@ def repeated_epochs(out: Path) -> int:
     return sum(count - 1 for count in times.values())
 
 
+def optuna_alone(seed: int) -> dict[str, int]:
+    """Optuna's own resume: a study of 15 trials that a new process continues with the same seed.
+
+    How many of the 15 trials after it propose what an earlier one has, and how many are those of a study that
+    nobody stopped.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+    def objective(trial: Any) -> float:
+        rate = trial.suggest_float("lr", 1e-3, 1.0, log=True)
+        return (rate - 0.1) ** 2 + trial.suggest_float("mixup", 0.0, 0.4)
+
+    def study(storage: Any, trials: int) -> list[dict[str, float]]:
+        sampler = optuna.samplers.RandomSampler(seed=seed)
+        made = optuna.create_study(
+            storage=storage, sampler=sampler, study_name="a", load_if_exists=True
+        )
+        made.optimize(objective, n_trials=trials)
+        return [trial.params for trial in made.trials]
+
+    calm = study(None, 30)
+    with tempfile.TemporaryDirectory() as folder:
+        file = optuna.storages.journal.JournalFileBackend(f"{folder}/journal.log")
+        study(optuna.storages.JournalStorage(file), 15)
+        stopped = study(optuna.storages.JournalStorage(file), 15)
+    later = range(15, 30)
+    return {
+        "repeated": sum(stopped[number] in stopped[:number] for number in later),
+        "as_if_not_stopped": sum(stopped[number] == calm[number] for number in later),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
@@ -172,6 +207,7 @@ def main() -> None:
         "steps": len(expected["steps"]),  # type: ignore[arg-type]
         "equal": {name: expected[name] == found[name] for name in expected},
         "epochs_trained_again": repeated_epochs(folder / "storm"),
+        "optuna_alone_of_15": optuna_alone(arguments.seed),
         "torch": version("torch"),
         "optuna": version("optuna"),
         "processor": cpu_model(),
