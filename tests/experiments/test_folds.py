@@ -1,15 +1,19 @@
 """Folds of a cross-validation, beside scikit-learn's."""
 
+import json
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.model_selection import StratifiedGroupKFold
 
+import flambeau
 from flambeau.data.sources.fold_name import parse_fold
-from flambeau.data.sources.folds import fold_sources, folds_of
+from flambeau.data.sources.folds import fold_sources, folds_of, subset_of
+from flambeau.data.sources.targets import TargetChoice
 from flambeau.errors import InputError
 
 
@@ -103,3 +107,31 @@ def test_every_image_is_held_out_once(tmp_path: Path) -> None:
         assert len(train) + len(val) == 36
         held += val.names
     assert sorted(held) == sorted(source.names)
+
+
+def test_subsets_lie_in_each_other_and_have_their_share_of_each_class() -> None:
+    source = Named([0] * 60 + [1] * 20 + [2] * 3)
+    shares = (0.05, 0.1, 0.5, 1.0)
+    found = [subset_of(source, TargetChoice(subset=share)) for share in shares]  # type: ignore[arg-type]
+    names = [{*one.names} for one in found]
+    assert names[0] < names[1] < names[2] < names[3] == {*source.names}
+    assert found[2].labels.bincount().tolist() == [30, 10, 2]
+    assert found[0].labels.bincount().tolist() == [3, 1, 1]
+
+
+def test_a_run_on_a_subset_is_evaluated_on_what_it_has_not_seen(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(40):
+        place = tmp_path / "images" / "ab"[number % 2]
+        place.mkdir(parents=True, exist_ok=True)
+        levels = rng.integers(0, 99, (16, 16, 3), dtype=np.uint8) + 99 * (number % 2)
+        Image.fromarray(levels.astype(np.uint8)).save(place / f"{number}.png")
+    images = tmp_path / "images"
+    run = tmp_path / "run"
+    flambeau.train(images, out=run, model="tiny_convnet", epochs=1, subset=0.25, bar=False)
+    facts = json.loads((run / "dataset.json").read_text())
+    assert (facts["train_samples"], facts["val_samples"]) == (
+        8,
+        4,
+    )  # a quarter of 18 and 18, rounded
+    assert flambeau.evaluate(run, images).num_images == 40 - facts["train_samples"]

@@ -101,7 +101,7 @@ _WORDS_BY_SENTENCE = {
     "--eval-size is the side of evaluated images": "--crop-pct",
     "dropout belongs to the model": "--drop --drop-rate --dropout",
     "DATA may be FILE.py:FUNCTION, which gives any part of them": "--fraction --limit-train-batches "
-    "--max-samples --max-train-samples --overfit-batches --subset",
+    "--max-samples --overfit-batches",
     "flambeau sweep --folds 5 trains all folds, and --fold 2/5 one of them": "--folds --kfold",
     "flambeau train has nothing like it": "--clip-mode --cooldown-epochs --max-time "
     "--opt-eps --ratio --vflip",

@@ -71,6 +71,7 @@ def _choice(settings: Mapping[str, Any]) -> TargetChoice:
         settings.get("label_separator"),
         group=settings.get("group"),
         split=settings.get("split"),
+        subset=settings.get("subset"),
         fold=parse_fold(str(fold)) if (fold := settings.get("fold")) is not None else None,
         ignore_index=settings.get("ignore_index"),
     )

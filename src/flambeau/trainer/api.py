@@ -139,6 +139,7 @@ def train(
     group: str | None = None,
     split: str | None = None,
     fold: str | None = None,
+    subset: float | None = None,
     ignore_index: int | None = None,
     channels: int | None = None,
     bits: int | None = None,
@@ -244,6 +245,8 @@ def train(
         split: column of the table that says train, val or test (None: a column called split, or like it).
         fold: which fold of a cross-validation is held out, such as 2/5; the others are trained on (flambeau
             sweep trains all).
+        subset: share of the training images that is trained on, of each class; smaller shares lie in larger
+            ones (None: all; above 0 and at most 1).
         ignore_index: the number in masks of pixels that count in no loss and no figure (None: 255, unless it
             has a name; from 0 to 255).
         channels: channels of the images: 1 makes grey and 3 color of any image, another number keeps all that

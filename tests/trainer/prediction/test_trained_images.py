@@ -13,6 +13,7 @@ from flambeau.cli.command import main
 from flambeau.data.sources.open_data import open_source, open_sources
 from flambeau.data.sources.source import Source, content_sample, names_digest
 from flambeau.data.sources.targets import FOUND
+from flambeau.trainer.parts.data import target_choice
 from flambeau.trainer.prediction.trained_images import trained_images
 from flambeau.trainer.settings.settings import Settings
 
@@ -28,9 +29,10 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def trained_on(photos: Path) -> tuple[Any, set[str]]:
+def trained_on(photos: Path, **given: Any) -> tuple[Any, set[str]]:
     """What a run on these images knows of them, and what it was trained on."""
-    train, val = open_sources(photos)
+    settings = Settings(data=str(photos), **given)
+    train, val = open_sources(photos, choice=target_choice(settings))
     facts = SimpleNamespace(
         train_samples=len(train),
         val_samples=len(val),
@@ -38,8 +40,13 @@ def trained_on(photos: Path) -> tuple[Any, set[str]]:
         train_names=names_digest(train),
         train_content=content_sample(train),
     )
-    settings = SimpleNamespace(**vars(Settings(data=str(photos))))
-    trained = SimpleNamespace(facts=facts, settings=settings, choice=FOUND, others=())
+    trained = SimpleNamespace(
+        facts=facts,
+        settings=SimpleNamespace(**vars(settings)),
+        choice=FOUND,
+        others=(),
+        knows_its_data=True,
+    )
     return trained, set(train.names)
 
 
@@ -109,3 +116,32 @@ def test_other_images(photos: Path) -> None:
     shutil.copytree(photos, photos.parent / "others")
     (photos.parent / "others" / "cat" / "0.png").rename(photos.parent / "others" / "cat" / "x.png")
     assert seen(trained, photos.parent / "others") == set()  # the content of a copy is not compared
+
+
+@pytest.mark.parametrize(
+    "given", [{"fold": "2/4"}, {"subset": 0.5}, {"fold": "1/3", "subset": 0.2}]
+)
+def test_folds_and_subsets(photos: Path, given: Any) -> None:
+    trained, names = trained_on(photos, **given)
+    assert 4 <= len(names) < 36
+    assert seen(trained, photos) == names
+    assert seen(trained, photos.rename(photos.with_name("moved"))) == names
+
+
+@pytest.mark.parametrize("given", [{}, {"subset": 0.5}])
+def test_the_packed_file_that_has_another_to_validate_on(photos: Path, given: Any) -> None:
+    """Both are files of their own, and the records of both are numbered."""
+    pair = photos.parent / "pair"
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            shutil.copytree(photos / name, photos.parent / part / name)
+    pair.mkdir()
+    for part, copies in (("train", 2), ("val", 1)):
+        source = photos.parent / part
+        for number in range(copies - 1):
+            Image.new("RGB", (8, 8), (number, 9, 9)).save(source / "cat" / "more.png")
+        assert main(["pack", str(source), str(pair / f"a_{part}.rec")]) == 0
+    trained, names = trained_on(pair / "a_train.rec", **given)
+    assert len(names) == (20 if given else 41)
+    assert seen(trained, pair / "a_train.rec") == names
+    assert not seen(trained, pair / "a_val.rec")

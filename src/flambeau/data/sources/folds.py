@@ -4,14 +4,15 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from flambeau.data.sources.fold_name import Fold
-from flambeau.data.sources.source import Source, SubsetSource
-from flambeau.data.sources.targets import groups_of, kind_of_targets, task_of
+from flambeau.data.sources.source import Source, SubsetSource, hold_out
+from flambeau.data.sources.targets import TargetChoice, groups_of, kind_of_targets, task_of
 from flambeau.errors import InputError
 
 
@@ -24,6 +25,34 @@ def fold_sources(source: Source, fold: Fold) -> tuple[Source, Source]:
     number, of = fold
     held = torch.from_numpy(folds_of(source, of) == number - 1)
     return tuple(SubsetSource(source, part.nonzero()[:, 0]) for part in (~held, held))  # type: ignore[return-value]
+
+
+def split(source: Source, choice: TargetChoice, **how: Any) -> tuple[Source, Source]:
+    """What a source without a part to validate on is divided into: the fold of `choice`, else `hold_out`.
+
+    Args:
+        how: of `hold_out`.
+    """
+    if choice.fold is not None:
+        return fold_sources(source, choice.fold)
+    return hold_out(source, **how)
+
+
+def subset_of(source: Source, choice: TargetChoice) -> Source:
+    """The share of the images that `choice` names, at least one of each class; smaller ones lie in larger.
+
+    It depends on the names of the images alone, by other hashes than those of `hold_out`.
+    """
+    if choice.subset is None or choice.subset == 1.0:
+        return source
+    members: dict[int, list[int]] = {}
+    for index, stratum in enumerate(kind_of_targets(source).strata(source.labels)):
+        members.setdefault(stratum, []).append(index)
+    kept: list[int] = []
+    for found in members.values():
+        count = max(1, round(len(found) * choice.subset))
+        kept += sorted(found, key=lambda index: _hash(f"subset {source.names[index]}"))[:count]
+    return SubsetSource(source, torch.tensor(sorted(kept)))
 
 
 def folds_of(source: Source, folds: int) -> NDArray[np.int64]:

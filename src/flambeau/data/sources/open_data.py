@@ -26,7 +26,7 @@ from flambeau.data.sources.folder import (
     classes_above,
     images_below,
 )
-from flambeau.data.sources.folds import fold_sources
+from flambeau.data.sources.folds import split, subset_of
 from flambeau.data.sources.masks.mask_folders import mask_pairs
 from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.open_store import open_address, open_evaluated
@@ -42,7 +42,7 @@ from flambeau.data.sources.path_format import (
     shards_in,
     shards_of,
 )
-from flambeau.data.sources.source import HELD_OUT, ConcatSource, Source, SubsetSource, hold_out
+from flambeau.data.sources.source import HELD_OUT, ConcatSource, Source, SubsetSource
 from flambeau.data.sources.tables.hugging_face import open_hub
 from flambeau.data.sources.targets import (
     FOUND,
@@ -110,17 +110,13 @@ def open_sources(
         _require_images(train)
     kind = kind_of_targets(train)
     kind.require_learnable(train.classes, train.labels, data_text(path))
-    if (
-        choice.fold is not None
-    ):  # a part to validate on stays out of it, for an evaluation at the end
-        train, val = fold_sources(train, choice.fold)
-    elif val is None:
-        train, val = hold_out(train, share=holdout, seed=seed)
+    if val is None or choice.fold is not None:  # with folds a part to validate on is for the end
+        train, val = split(train, choice, share=holdout, seed=seed)
     else:
         kind.require_in_training(train, val)
     if not groups_may_cross:
         _require_apart(train, val)
-    return train, val
+    return subset_of(train, choice), val
 
 
 def _require_apart(train: Source, val: Source) -> None:

@@ -38,6 +38,7 @@ class TargetChoice:
         group: the column of a table that says which images stay together, such as those of a patient.
         split: the column that says train, val or test; None: one of a usual name, if there is one.
         fold: which part of the training images is held out, from 1, and of how many; None: see `hold_out`.
+        subset: the share of the training images that is trained on; None: all.
         ignore_index: the number in masks that counts as nothing; None: 255, unless that has a name.
         mask_classes: number and name of each class in masks, if a file does not say them; none: found.
         of_others: the data are others than those that these are for: what they have no columns for is left
@@ -50,6 +51,7 @@ class TargetChoice:
     group: str | None = None
     split: str | None = None
     fold: tuple[int, int] | None = None
+    subset: float | None = None
     ignore_index: int | None = None
     mask_classes: tuple[tuple[int, str], ...] = ()
     of_others: bool = False

@@ -246,6 +246,7 @@ def target_choice(settings: Settings) -> TargetChoice:
         group=settings.group,
         split=settings.split,
         fold=None if settings.fold is None else parse_fold(settings.fold),
+        subset=settings.subset,
         ignore_index=settings.ignore_index,
     )
 

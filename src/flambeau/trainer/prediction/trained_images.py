@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from flambeau.data.sources.data_names import is_named
-from flambeau.data.sources.folds import fold_sources
-from flambeau.data.sources.open_data import open_sources
+from flambeau.data.sources.folds import split, subset_of
+from flambeau.data.sources.open_data import EMBEDDED, open_sources
 from flambeau.data.sources.source import (
     Source,
+    SubsetSource,
     content_sample,
     file_of,
-    hold_out,
     names_digest,
 )
 from flambeau.data.stores.address import is_address
@@ -34,8 +34,9 @@ def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
     """Which images of a source the model was trained on.
 
     They are recognized where the source is all that the run has split into two parts, wherever it lies now,
-    and where its files are in the folder or the listing that the run names. Of data that have changed since
-    then those count that the same rule takes for training: an image more or less moves one other at most.
+    where its files are in the folder or the listing that the run names, and where it is the packed file that
+    the run names. Of data that have changed since then those count that the same rule takes for training: an
+    image more or less moves one other at most.
 
     Args:
         data: what was opened as `source`, with the classes of the model.
@@ -47,10 +48,13 @@ def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
     seen = _names_of_training(trained, source)
     for facts in trained.others:
         seen |= _names_of_training(dataclasses.replace(trained, facts=facts), source)
-    if not seen and _overlaps(trained.settings.data, data):
+    if not seen and _overlaps(_recorded(trained), data):
         train = _training_data(trained)
         names = _files(source)
         seen = {file for file in _files(train) if file is not None} if train is not None else set()
+        if not seen and train is not None:  # packed: its images have names alone
+            names = source.names
+            seen = _names_there(train, source)
     if not seen:
         return torch.zeros(len(source), dtype=torch.bool)
     return torch.tensor([name in seen for name in names])
@@ -59,11 +63,11 @@ def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
 def _names_of_training(trained: Trained, source: Source) -> set[Hashable]:
     """Names of the training images in a source that is what the run has split; none if it is not."""
     facts = trained.facts
-    if len(source) != facts.train_samples + facts.val_samples:
+    choice = target_choice(trained.settings)
+    if choice.subset is None and len(source) != facts.train_samples + facts.val_samples:
         return set()
     try:
-        fold = target_choice(trained.settings).fold
-        here, _ = hold_out(source) if fold is None else fold_sources(source, fold)
+        here = subset_of(split(source, choice)[0], choice)
     except InputError:  # it cannot have been split
         return set()
     has_content = facts.train_content in (None, content_sample(here))
@@ -76,12 +80,28 @@ def _names_of_training(trained: Trained, source: Source) -> set[Hashable]:
 
 def _training_data(trained: Trained) -> Source | None:
     """The data that the run names, if they are files of this disk and still there."""
-    recorded = trained.settings.data
+    recorded = _recorded(trained)
     if recorded is None or is_named(Path(recorded)) or is_function(recorded):
         return None
     with contextlib.suppress(InputError, OSError):
         return open_sources(Path(recorded), choice=target_choice(trained.settings))[0]
     return None
+
+
+def _recorded(trained: Trained) -> str | None:
+    """The data that the run names; None if it is not known."""
+    if trained.settings.data is None and trained.knows_its_data:
+        return str(EMBEDDED)
+    return trained.settings.data
+
+
+def _names_there(train: Source, source: Source) -> set[Hashable]:
+    """Names of the training images, if all are in a source, and some of them as the same bytes or pixels."""
+    place = {name: index for index, name in enumerate(source.names)}
+    if len(place) < len(source) or any(name not in place for name in train.names):
+        return set()
+    beside = SubsetSource(source, torch.tensor([place[name] for name in train.names]))
+    return {*train.names} if _begin_alike(train, beside) else set()
 
 
 def _begin_alike(one: Source, other: Source) -> bool:

@@ -136,6 +136,14 @@ class Settings(SharedOptions):
         "（[flambeau sweep](sweep.md#多个种子与交叉验证) 训练全部各折）",
         group="data",
     )
+    subset: float | None = option(
+        None,
+        "share of the training images that is trained on, of each class; smaller shares lie in larger ones",
+        "参与训练的训练图像的比例，按类别分别选取；较小的比例包含在较大的比例之中",
+        group="data",
+        auto=("all", "全部"),
+        range=SHARE_ABOVE_0,
+    )
     ignore_index: int | None = option(
         None,
         "the number in masks of pixels that count in no loss and no figure",
