@@ -1,11 +1,14 @@
 """What a model says of one image: as text, as JSON, and as cells of a table."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flambeau.html_table import html_grid
 
 Size = tuple[int, int]
 """Height and width of an image as it is stored."""
@@ -135,3 +138,13 @@ class MaskAnswer:
     def columns() -> list[str]:
         """The names of its cells: the class of most pixels, and its share of them."""
         return ["largest_class", "share"]
+
+
+_IN_NOTEBOOK = 20  # answers
+
+
+def answers_table(texts: Iterable[str]) -> str:
+    """HTML of what a model says of each image, by its number, for a notebook; of many the first."""
+    rows = [[number, text] for number, text in enumerate(itertools.islice(texts, _IN_NOTEBOOK + 1))]
+    more = [["...", ""]] if len(rows) > _IN_NOTEBOOK else []
+    return html_grid(["image", "answer"], [*rows[:_IN_NOTEBOOK], *more])

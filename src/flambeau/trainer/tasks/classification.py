@@ -25,7 +25,7 @@ from flambeau.run.loop.sample_results import (
     evaluation_facts,
     results_of_classes,
 )
-from flambeau.trainer.evaluation.answers import Ranking, Size
+from flambeau.trainer.evaluation.answers import Ranking, Size, answers_table
 from flambeau.trainer.evaluation.evaluation_result import ClassFigures, Evaluation, ImagePredictions
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
@@ -243,6 +243,10 @@ class Predictions:
         """(class, probability) of each image."""
         for [best] in self.top(1):
             yield best
+
+    def _repr_html_(self) -> str:
+        pairs = (", ".join(f"{name} {share:.1%}" for name, share in best) for best in self.top(3))
+        return answers_table(pairs)
 
     def __repr__(self) -> str:
         shown = [f"{name!r} {share:.1%}" for name, share in list(self)[:10]]

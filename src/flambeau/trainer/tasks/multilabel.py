@@ -17,7 +17,7 @@ from torch import Tensor
 from flambeau.data.sources.source import Source
 from flambeau.data.sources.targets import separator_of
 from flambeau.run.loop.sample_results import SampleResultsMetric
-from flambeau.trainer.evaluation.answers import LabelAnswer, Size
+from flambeau.trainer.evaluation.answers import LabelAnswer, Size, answers_table
 from flambeau.trainer.evaluation.label_evaluation import (
     LabelEvaluation,
     LabelPredictions,
@@ -371,6 +371,9 @@ class LabelAnswers:
     def __iter__(self) -> Iterator[LabelAnswer]:
         """The answer of each image."""
         return iter(label_answers(self.probabilities, self.thresholds, self.names))
+
+    def _repr_html_(self) -> str:
+        return answers_table(answer.as_text() for answer in self)
 
     def __repr__(self) -> str:
         shown = [repr(answer.as_text()) for answer in [*self][:10]]

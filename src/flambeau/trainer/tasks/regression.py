@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flambeau.data.sources.source import Source
 from flambeau.run.loop.sample_results import SampleResultsMetric
-from flambeau.trainer.evaluation.answers import NumberAnswer, Size
+from flambeau.trainer.evaluation.answers import NumberAnswer, Size, answers_table
 from flambeau.trainer.evaluation.number_evaluation import NumberEvaluation, NumberPredictions
 from flambeau.trainer.evaluation.number_figures import figures_of_column, mean_figure
 from flambeau.trainer.evaluation.reading import Reading
@@ -345,6 +345,9 @@ class NumberAnswers:
         """The answer of each image."""
         for row in self.values.tolist():
             yield NumberAnswer(dict(zip(self.names, row, strict=True)))
+
+    def _repr_html_(self) -> str:
+        return answers_table(answer.as_text() for answer in self)
 
     def __repr__(self) -> str:
         shown = [repr(answer.as_text()) for answer in [*self][:10]]

@@ -19,7 +19,7 @@ from flambeau.data.sources.masks.mask_file import IGNORED
 from flambeau.data.sources.source import Source, mask_of, mask_values
 from flambeau.data.transforms.crops import EvalResize
 from flambeau.run.loop.sample_results import SampleResultsMetric
-from flambeau.trainer.evaluation.answers import MaskAnswer, Size
+from flambeau.trainer.evaluation.answers import MaskAnswer, Size, answers_table
 from flambeau.trainer.evaluation.mask_evaluation import MaskEvaluation, MaskPredictions
 from flambeau.trainer.evaluation.mask_figures import (
     MaskCounts,
@@ -448,6 +448,9 @@ class MaskAnswers:
     def __iter__(self) -> Iterator[MaskAnswer]:
         """The answer of each image."""
         return iter(self.answers)
+
+    def _repr_html_(self) -> str:
+        return answers_table(answer.as_text() for answer in self)
 
     def __repr__(self) -> str:
         shown = [repr(answer.as_text()) for answer in self.answers[:10]]
