@@ -115,6 +115,8 @@ class SweepFolder:
         config = self.path / "sweep.toml"
         for name in ("trials", "logs", "claims"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
+        if config.exists():  # first: the journal of another sweep reads as a damaged one
+            self._check_same(self._stored(config), described, config)
         with self.locked():
             if not config.exists():
                 if self.journal.exists():
