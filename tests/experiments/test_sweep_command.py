@@ -181,6 +181,25 @@ def test_a_line_that_is_not_of_a_sweep(flambeau: Any, script: Path) -> None:
         assert "it is not what a sweep writes" in answer.err
 
 
+def test_a_folder_that_holds_something_else_stays_as_it_is(flambeau: Any, script: Path) -> None:
+    behind = f"-- {sys.executable} curve.py --lr {{lr}}"
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("mine")
+    Path("file").write_text("mine")
+    for out, why in (("mine", "holds 'notes.txt', and no sweep"), ("file", "is no folder")):
+        answer = flambeau("sweep", f"--set lr=0.1,0.2 --out {out}", behind)
+        assert answer.code == 2
+        assert why in answer.err
+    assert [one.name for one in Path("mine").iterdir()] == ["notes.txt"]
+
+
+def test_a_sweep_is_not_made_within_its_data(flambeau: Any, images: Path) -> None:
+    answer = flambeau("sweep", images, "--set lr=0.1,0.2 --out", images / "sweep")
+    assert answer.code == 2
+    assert "would lie within the data" in answer.err
+    assert sorted(one.name for one in images.iterdir()) == ["bright", "dark"]
+
+
 def test_a_killed_sweep_goes_on_with_the_same_trials(script: Path) -> None:
     """SIGKILL of the command and of its workers, in turn, until all is done."""
     behind = [sys.executable, "curve.py", "--lr", "{lr}", "--sleep", "0.3"]

@@ -18,6 +18,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.run.options.durations import parse_seconds
 from flambeau.run.options.toml_file import as_toml
 from flambeau.terminal import say as terminal_say
+from flambeau.trainer.settings.default_folder import check_outside
 from flambeau.trainer.settings.settings import FIELDS
 
 
@@ -116,6 +117,7 @@ def run_sweep(
     folder = SweepFolder(
         (out or described.folder).resolve(), experiment.space, rungs=len(experiment.rules.rungs)
     )
+    check_outside(folder.path, experiment.settings.get("data"))
     folder.begin(described.content)
     for line in _first_lines(described, folder):
         say(line)
@@ -150,6 +152,7 @@ def _first_lines(described: Described, folder: SweepFolder) -> list[str]:
     )
     lines = [f"{what} by {experiment.figure} ({rules.mode}){halving}; in {folder.path}"]
     lines += [f"  {name}: {dimension}" for name, dimension in experiment.space.items()]
+    lines.append(f"what each run prints is in {folder.path / 'logs'}")
     done = len(folder.records.results)
     if done:
         lines.append(f"going on after {done} results")

@@ -21,6 +21,8 @@ from flambeau.run.options.toml_file import as_toml, load_toml
 
 _MAX_BYTES = 2**26  # of sweep.jsonl: a sweep of 1,000 trials has 1 MB
 _MAY_CHANGE = ("trials",)
+_FOLDERS = ("trials", "logs", "claims")
+_LOCK = ".sweep-lock"
 
 
 @dataclass(frozen=True)
@@ -113,19 +115,27 @@ class SweepFolder:
             InputError: it holds another one, or something else.
         """
         config = self.path / "sweep.toml"
-        for name in ("trials", "logs", "claims"):
-            (self.path / name).mkdir(parents=True, exist_ok=True)
         if config.exists():  # first: the journal of another sweep reads as a damaged one
             self._check_same(self._stored(config), described, config)
+        elif self.path.exists():
+            self._check_empty()
+        for name in _FOLDERS:
+            (self.path / name).mkdir(parents=True, exist_ok=True)
         with self.locked():
-            if not config.exists():
-                if self.journal.exists():
-                    raise InputError(
-                        f"{self.path} has a sweep.jsonl and no sweep.toml: choose another --out"
-                    )
+            if config.exists():
+                self._check_same(self._stored(config), described, config)
+            else:
                 write_file(config, as_toml(described))
-                return
-            self._check_same(self._stored(config), described, config)
+
+    def _check_empty(self) -> None:
+        """Refuse a folder that holds something of its user; what a killed start has left is none of it."""
+        if not self.path.is_dir():
+            raise InputError(f"{self.path} is no folder: choose another --out")
+        others = sorted({one.name for one in self.path.iterdir()} - {*_FOLDERS, _LOCK})
+        if others:
+            raise InputError(
+                f"{self.path} holds {others[0]!r:.100}, and no sweep: choose another folder with --out"
+            )
 
     def _check_same(
         self, stored: dict[str, Any], described: Mapping[str, Any], config: Path
@@ -161,7 +171,7 @@ class SweepFolder:
         """
         import fcntl
 
-        with (self.path / ".sweep-lock").open("ab") as lock:
+        with (self.path / _LOCK).open("ab") as lock:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX)
             except OSError as error:

@@ -14,7 +14,6 @@ from flambeau.data.sources.data_names import check_download
 from flambeau.data.sources.source import left_out_lines
 from flambeau.data.sources.targets import task_of
 from flambeau.data.sources.wide_source import of_kind
-from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
 from flambeau.parallel.ranks import Ranks, join_ranks
 from flambeau.provenance import named_code
@@ -45,7 +44,7 @@ from flambeau.trainer.parts.data import (
 )
 from flambeau.trainer.parts.optimizer import without_compiler
 from flambeau.trainer.parts.pixel_lines import pixel_lines
-from flambeau.trainer.settings.default_folder import EMBEDDED_NAME
+from flambeau.trainer.settings.default_folder import EMBEDDED_NAME, check_outside
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import BY_FLAGS, FIELDS, Settings, parse_batch_size
 from flambeau.trainer.settings.stored_settings import from_stored
@@ -101,7 +100,7 @@ def start(
         if mirror is not None and not is_trial:
             ranks.first(lambda: _fetch_mirrored(folder, mirror, fresh=fresh, say=say))
         stored = None if fresh else ranks.first(lambda: _stored(given, run_folder))
-        ranks.first(lambda: _check_outside(folder, (stored or settings).data))
+        ranks.first(lambda: check_outside(folder, (stored or settings).data))
         resumed = None if stored is None else given
         ranks.first(
             lambda: _check_code(stored or settings, resumed, run_folder, trust=trust, say=say)
@@ -303,14 +302,6 @@ def _check_code(
         folder.permission(stored, trust=trust, say=say).ask_for(stored, *unnamed)
     elif named_code(stored):
         folder.record_made_here()
-
-
-def _check_outside(folder: Path, data: str | None) -> None:
-    if data is not None and not is_address(data) and folder.resolve().is_relative_to(data):
-        raise InputError(
-            f"the run folder {folder} would lie within the data {data}, as one more class of them; "
-            "name another one with --out"
-        )
 
 
 def _report_start(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.data.stores.address import is_address, name_of
+from flambeau.errors import InputError
 from flambeau.trainer.settings.settings import FIELDS, Settings
 
 EMBEDDED_NAME = "fashion-mnist"
@@ -41,3 +42,12 @@ def default_folder(settings: Settings, given: Mapping[str, Any]) -> Path:
     if kept:
         name += "-" + hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
     return Path("runs") / name
+
+
+def check_outside(folder: Path, data: str | None) -> None:
+    """Refuse a run folder within the folder of its data."""
+    if data is not None and not is_address(data) and folder.resolve().is_relative_to(data):
+        raise InputError(
+            f"the run folder {folder} would lie within the data {data}, as one more class of them; "
+            "name another one with --out"
+        )
