@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import flambeau
 from flambeau.run.folder.pause_file import paused_after
+from flambeau.run.folder.summary import saved_place
+from flambeau.run.loop.recorder import Recorder
 
 SCRIPT = """
 import argparse, json, pathlib, time
@@ -52,6 +55,10 @@ def images(tmp_path: Path) -> Path:
             levels = pixels.integers(0, 120, (16, 16, 3), dtype=np.uint8) + 100 * number
             Image.fromarray(levels.astype(np.uint8)).save(place / f"{index}.png")
     return tmp_path / "images"
+
+
+def rates(file: str) -> list[str]:
+    return Path(file).read_text().splitlines()
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -239,13 +246,16 @@ def test_ctrl_c_ends_with_75(script: Path) -> None:
         "found",
         "--",
     ]
-    process = subprocess.Popen([*words, *behind], stderr=subprocess.PIPE, text=True)
-    while not Path("starts.txt").exists():
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 75
-    assert "the same command goes on" in said
+    for starts in (1, 2):  # a script that knows no checkpoint has not failed: it begins again
+        process = subprocess.Popen([*words, *behind], stderr=subprocess.PIPE, text=True)
+        while not (Path("starts.txt").exists() and len(rates("starts.txt")) == starts):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate()
+        assert process.returncode == 75
+        assert "the same command goes on" in said
+        assert all("member" not in row for row in rows(Path("found")))
+    assert len({*rates("starts.txt")}) == 1
 
 
 def test_a_run_pauses_after_epochs_and_goes_on_to_the_same_bits(
@@ -270,6 +280,24 @@ def test_a_run_pauses_after_epochs_and_goes_on_to_the_same_bits(
         flambeau.InputError, match="FLAMBEAU_PAUSE_AFTER must be a number of epochs"
     ):
         train("other")
+
+
+def test_a_pause_saves_however_little_time_a_stop_would_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Recorder, "has_time_to_save", lambda *_, **__: False)
+    monkeypatch.setenv("FLAMBEAU_PAUSE_AFTER", "2")
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.TensorDataset(torch.ones(8, 2))
+    run = flambeau.Run(
+        tmp_path / "run", model, optimizer, data, duration="4ep", checkpoint_every="4ep", bar=False
+    )
+    with pytest.raises(flambeau.Preempted):
+        for _ in run.epochs():
+            for (points,) in run.batches():
+                run.step(model(points).square().mean())
+    assert saved_place(tmp_path / "run") == (2, 0)
 
 
 @pytest.mark.slow

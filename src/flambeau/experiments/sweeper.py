@@ -308,6 +308,8 @@ class Sweeper:
     def _stop(self) -> NoReturn:
         """Answer a signal: all runs save themselves, and the process ends."""
         self._stop_workers()
+        with self.folder.locked():
+            self._write_optuna_log()
         self.say(f"stopped; the same command goes on with the sweep in {self.folder.path}")
         raise FLAG.answer()
 
@@ -329,12 +331,12 @@ class Sweeper:
         try:
             yield
         finally:
-            with self.folder.locked():
-                self._write_optuna_log()
             for worker in self._workers:
                 worker.stop()
             for worker in self._workers:
                 worker.end(patience_s=60.0)
+        with self.folder.locked():
+            self._write_optuna_log()
 
 
 def outcomes(records: Records, num_members: int) -> dict[int, Outcome]:

@@ -1,22 +1,11 @@
-"""How good a run is that a sweep has trained, from its folder or from what its script printed."""
+"""What came of a run of a sweep: whether it has paused, and what its script printed."""
 
-import math
 from pathlib import Path
 
 from flambeau.run.folder.json_file import finite_number, json_row
 from flambeau.run.folder.pause_file import paused_after
-from flambeau.run.folder.summary import summarize
 
 _TAIL_BYTES = 2**20  # of a log
-
-
-def figure_of(run: Path) -> float | None:
-    """Of a finished run the figure of its published weights, else the best so far; None if it has none."""
-    return summarize(run, name=run.name).best
-
-
-def is_finished(run: Path) -> bool:
-    return summarize(run, name=run.name).state == "finished"
 
 
 def has_paused(run: Path, epochs: int | None) -> bool:
@@ -29,8 +18,7 @@ def figure_in(log: Path, name: str) -> float | None:
     for line in reversed(tail(log)):
         row = json_row(line)
         if row is not None and name in row:
-            value = finite_number(row[name])
-            return value if value is not None and math.isfinite(value) else None
+            return finite_number(row[name])
     return None
 
 

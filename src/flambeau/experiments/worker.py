@@ -13,24 +13,19 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn, TextIO
 
 from flambeau.errors import InputError
 from flambeau.experiments.claim import Claim
 from flambeau.experiments.job import Answer, Job
-from flambeau.experiments.trained_value import (
-    figure_in,
-    figure_of,
-    has_paused,
-    is_finished,
-    last_words,
-)
+from flambeau.experiments.trained_value import figure_in, has_paused, last_words
 from flambeau.optional_packages import large_import
 from flambeau.parallel.preemption import EXIT_CODE, PAUSE_AFTER, Preempted
 from flambeau.run.folder.lock import is_locked
 from flambeau.run.folder.pause_file import paused_after
+from flambeau.run.folder.summary import summarize
 from flambeau.terminal import say
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -88,10 +83,10 @@ def _trained(job: Job, log: TextIO) -> Answer:
         except Exception as error:
             traceback.print_exc()
             return _failed(f"{type(error).__name__}: {error}")
-    value = figure_of(job.run)
-    if value is None:
+    trained = summarize(job.run, name=job.run.name)
+    if trained.best is None:
         return _failed("no evaluation has a finite figure to choose by")
-    return Answer("done", value, is_finished(job.run))
+    return Answer("done", trained.best, trained.state == "finished")
 
 
 def _script_run(job: Job, command: tuple[str, ...], log: TextIO, *, claim_fd: int) -> Answer:
@@ -107,16 +102,22 @@ def _script_run(job: Job, command: tuple[str, ...], log: TextIO, *, claim_fd: in
         pass_fds=[claim_fd],
         start_new_session=True,
     )
-    with _forwarding(signal.SIGTERM, process):
+    with _forwarding(signal.SIGTERM, process) as was_forwarded:
         code = process.wait()
-    if code == EXIT_CODE and not has_paused(job.run, job.epochs):
-        return Answer("stopped")
+    is_stopped = code == EXIT_CODE and not has_paused(job.run, job.epochs)
+    if is_stopped or (was_forwarded() and code not in (0, EXIT_CODE)):
+        return Answer(
+            "stopped"
+        )  # however a script ends that knows no checkpoint, it has not failed
     if code not in (0, EXIT_CODE):
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
         has_begun = paused_after(job.run) > 0 or code < 0
         return _failed(f"{ended}: {last_words(job.log)}", is_refused=not has_begun)
     has_run = (job.run / "config.toml").exists()
-    value = figure_of(job.run) if has_run else figure_in(job.log, job.figure)
+    if has_run:
+        value = summarize(job.run, name=job.run.name).best
+    else:
+        value = figure_in(job.log, job.figure)
     if value is None:
         printed = f'it has printed no line of JSON with a finite "{job.figure}"'
         why = f"the run in {job.run} has no finite figure" if has_run else printed
@@ -155,14 +156,21 @@ def _output_to(log: TextIO) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _forwarding(number: signal.Signals, process: "subprocess.Popen[bytes]") -> Iterator[None]:
+def _forwarding(
+    number: signal.Signals, process: "subprocess.Popen[bytes]"
+) -> Iterator[Callable[[], bool]]:
+    """Meanwhile a signal to this process goes to the script; yields a function that says whether one has."""
+    times = 0
+
     def forward(_: int, __: FrameType | None) -> None:
+        nonlocal times
+        times += 1
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
 
     before = signal.signal(number, forward)
     try:
-        yield
+        yield lambda: times > 0
     finally:
         signal.signal(number, before)
 

@@ -318,7 +318,8 @@ class Lifecycle:
             return
         # Workers first: they were signalled too, and wait only for a while.
         self.loop.stream = None
-        if self.recorder.has_time_to_save(another=self.loop.saved_step != self.state.step):
+        another = self.loop.saved_step != self.state.step
+        if pause is not None or self.recorder.has_time_to_save(another=another):
             is_due = self.state.step % self.parts.plan.save_every == 0 or self.is_over
             self.save(wait=True, is_planned=is_due)
             self.parts.progress.say_saved(signal, step=self.state.step, folder=self.folder.path)
