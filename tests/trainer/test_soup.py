@@ -227,6 +227,8 @@ def test_what_cannot_be_averaged_is_refused(root: Path, tmp_path: Path, flambeau
     refused(flambeau("soup one accuracy --out", out), "best is val_accuracy")
     refused(flambeau("soup one nowhere --out", out), "nowhere does not exist")
     refused(flambeau("soup one two --out one"), "one exists")
+    refused(flambeau("soup one two --out photos/soup"), "would lie within the data")
+    assert not Path("photos/soup").exists()
     copy = tmp_path / "copy"
     shutil.copytree("two", copy)
     facts = json.loads((copy / "dataset.json").read_text())

@@ -46,6 +46,7 @@ from flambeau.trainer.prediction.trained_model import (
     read_for,
     readable_batches,
 )
+from flambeau.trainer.settings.default_folder import check_outside
 from flambeau.version import __version__
 
 _NORM_IMAGES = 10_000
@@ -137,7 +138,7 @@ class Soup:
 
 
 @dataclass(frozen=True)
-class _Kitchen:
+class _Averaging:
     """What all candidates share: the model to put weights into, and the data."""
 
     trained: Trained
@@ -234,8 +235,9 @@ def make_soup(
     folders = [RunFolder(run_here(run, say)) for run in runs]
     loaded = _loaded(runs, folders, trust=trust, say=say)
     first = loaded[0]
+    check_outside(out, first.settings.data)
     train, val = _data(runs[0], folders[0], first, trust=trust, say=say)
-    kitchen = _Kitchen(first, train, val, workers)
+    averaging = _Averaging(first, train, val, workers)
     states = [
         {name: tensor.cpu() for name, tensor in one.model.state_dict().items()} for one in loaded
     ]
@@ -245,14 +247,14 @@ def make_soup(
 
     ingredients = []
     for run, folder, state in zip(runs, folders, states, strict=True):
-        value = kitchen.candidate([state]).figures[figure]
+        value = averaging.candidate([state]).figures[figure]
         ingredients.append(Ingredient(run, _sha256(folder.weights), value))
         say(f"{run}: {figure} {value:.4f}")
-    uniform = kitchen.candidate(states)
+    uniform = averaging.candidate(states)
     say(f"uniform, the average of all {len(runs)}: {figure} {uniform.figures[figure]:.4f}")
     by_run = dict(zip(runs, states, strict=True))
     order = [one.run for one in _sorted(ingredients, better)]
-    greedy, inside = _greedy(kitchen, [(run, by_run[run]) for run in order], figure, better, say)
+    greedy, inside = _greedy(averaging, [(run, by_run[run]) for run in order], figure, better, say)
     together = uniform.figures[figure]
     chosen = greedy.figures[figure]
     soup = Soup(
@@ -273,7 +275,7 @@ def make_soup(
 
 
 def _greedy(
-    kitchen: _Kitchen,
+    averaging: _Averaging,
     ranked: Sequence[tuple[str, Mapping[str, Tensor]]],
     figure: str,
     better: Literal["max", "min"],
@@ -283,9 +285,9 @@ def _greedy(
     (best, state), *others = ranked
     inside = [best]
     states = [state]
-    now = kitchen.candidate(states)
+    now = averaging.candidate(states)
     for run, state in others:
-        tried = kitchen.candidate([*states, state])
+        tried = averaging.candidate([*states, state])
         before = now.figures[figure]
         after = tried.figures[figure]
         if not _is_better(before, after, better) and after == after:
