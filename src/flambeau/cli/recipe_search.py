@@ -15,7 +15,7 @@ import math
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
@@ -28,6 +28,7 @@ _ANSWERS = "errors_and_old_names.md"  # each row of its tables answers one quest
 # Both chosen on the questions of the tests.
 _WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
 _ANSWER = 1.3  # times, of a row that answers one question
+_SHORTEST_MESSAGE = 3  # words
 _SYNONYM = 0.8  # what a word counts that the query only means
 # A list of words, not one per line.
 _STOP_WORDS = frozenset(
@@ -73,14 +74,14 @@ class Entry:
         kind: 'recipe', 'page' or 'flag'.
         name: of the recipe, the page with its anchor, or the flag.
         texts: by field (name, title, links, body), what is searched.
-        is_answer: whether it is a row that answers one question, rather than a text.
+        messages: the words of the error messages that a row answers; None of anything but such a row.
     """
 
     kind: str
     name: str
     line: str
     texts: dict[str, list[str]] = field(default_factory=dict, repr=False)
-    is_answer: bool = False
+    messages: list[list[str]] | None = None
 
     def add(self, where: str, text: str) -> None:
         """Add a text to one of its fields."""
@@ -127,6 +128,7 @@ class Index:
             for entry in self._entries
         ]
         lengths = [counts.get("body", Counter()).total() for counts in self._counts]
+        self._plain = [_plain_text(entry) for entry in self._entries]
         average = sum(lengths) / len(lengths) or 1.0
         self._lengths = [length / average for length in lengths]
         held = Counter(
@@ -136,34 +138,42 @@ class Index:
             word: math.log(1 + len(self._entries) / (num + 0.5)) for word, num in held.items()
         }
 
-    def search(self, words: str, *, min_share: float = 0.0) -> list[Entry]:
-        """The matching entries, the best first.
+    def search(self, words: str, *, min_share: float = 0.0, top: int | None = None) -> list[Entry]:
+        """The matching entries, the best first; those whose error message stands in the words before all.
 
         What no page knows costs nothing: a misspelt word counts as the nearest known one, another as none.
 
         Args:
+            top: how many at most.
             min_share: of the known part of the query, by weight, that a result has at least.
         """
         concepts = self._concepts(words)
         total = sum(concept.weight for concept in concepts)
         phrase = " ".join(words.lower().split())
-        known = {word for concept in concepts for part in concept.alternatives for word in part}
+        query = _message_words(words)
+        asked = {word for concept in concepts for part in concept.alternatives for word in part}
+        weights = {word: self._weight_of[word] for word in asked}
         scored = []
-        for entry, counts, length in zip(self._entries, self._counts, self._lengths, strict=True):
+        for number, entry in enumerate(self._entries):
+            counts = self._counts[number]
+            length = self._lengths[number]
             points = [self._points(concept, counts, length) for concept in concepts]
             held = sum(c.weight for c, one in zip(concepts, points, strict=True) if one)
             if not held or held < min_share * total:
                 continue
             score = sum(points) * (held / total) ** 2
-            if entry.is_answer:
+            matched = 0
+            if entry.messages is not None:
                 score *= _ANSWER
-            if len(concepts) > 1 and phrase in _plain_text(entry):
+                matched = _longest_message(entry.messages, query)
+            if len(concepts) > 1 and phrase in self._plain[number]:
                 score *= 2.5  # the exact phrase; chosen like the weights
-            weights = {word: self._weight_of.get(word, 0.0) for word in known}
-            line = _best_line(entry, weights) if entry.kind == "page" else entry.line
-            scored.append((score, replace(entry, line=line)))
-        scored.sort(key=lambda pair: (-pair[0], pair[1].name))
-        return [entry for _, entry in scored]
+            scored.append((matched, score, entry))
+        scored.sort(key=lambda row: (-row[0], -row[1], row[2].name))
+        return [
+            replace(entry, line=_best_line(entry, weights)) if entry.kind == "page" else entry
+            for *_, entry in scored[:top]
+        ]
 
     def _concepts(self, words: str) -> list[_Concept]:
         groups, rest = _synonyms_in(words)
@@ -238,6 +248,21 @@ def _points(word: str, fields: dict[str, Counter[str]], length: float) -> float:
             half = 1.2 * (0.25 + 0.75 * length) if where == "body" else 0.5
             points += _WEIGHTS[where] * times / (times + half)
     return points
+
+
+def _message_words(text: str) -> list[str]:
+    """The words of a message without its numbers and names of files."""
+    return re.findall(r"[a-z_]{2,}", text.lower())
+
+
+def _longest_message(messages: Iterable[list[str]], words: Sequence[str]) -> int:
+    """The number of words of the longest message that stands in a text, in its order; 0 for none."""
+    longest = 0
+    for message in messages:
+        rest = iter(words)
+        if len(message) >= _SHORTEST_MESSAGE and all(word in rest for word in message):
+            longest = max(longest, len(message))
+    return longest
 
 
 def _best_line(entry: Entry, weight_of: Mapping[str, float]) -> str:
@@ -415,8 +440,10 @@ def _answers(sections: Iterable[Entry]) -> Iterator[Entry]:
         rows = [line for line in lines if line.startswith("| ") and _LINK.search(line)]
         part.texts["body"] = [line for line in lines if line not in rows]
         for row in rows:
-            entry = Entry("page", part.name, part.line, is_answer=True)
-            entry.add("title", row.split("|")[1])
+            cell = row.split("|")[1]
+            messages = [_message_words(text) for text in re.findall(r"`([^`]+)`", cell)]
+            entry = Entry("page", part.name, part.line, messages=messages)
+            entry.add("title", cell)
             entry.add("body", row)
             yield entry
 

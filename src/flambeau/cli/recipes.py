@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _search(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1)
     words = " ".join(arguments.query)
-    results = Index(chinese=arguments.zh or is_chinese(words)).search(words)[: arguments.top]
+    results = Index(chinese=arguments.zh or is_chinese(words)).search(words, top=arguments.top)
     if not results:
         hint = nearest(words, [path.stem for path in recipe_files()])
         say(f"flambeau: nothing found for {words!r}{hint}")
