@@ -74,6 +74,7 @@ class Entry:
         kind: 'recipe', 'page' or 'flag'.
         name: of the recipe, the page with its anchor, or the flag.
         texts: by field (name, title, links, body), what is searched.
+        title: of a result that was found: the headings of the page.
         messages: the words of the error messages that a row answers; None of anything but such a row.
     """
 
@@ -82,6 +83,7 @@ class Entry:
     line: str
     texts: dict[str, list[str]] = field(default_factory=dict, repr=False)
     messages: list[list[str]] | None = None
+    title: str = ""
 
     def add(self, where: str, text: str) -> None:
         """Add a text to one of its fields."""
@@ -171,7 +173,11 @@ class Index:
             scored.append((matched, score, entry))
         scored.sort(key=lambda row: (-row[0], -row[1], row[2].name))
         return [
-            replace(entry, line=_best_line(entry, weights)) if entry.kind == "page" else entry
+            replace(
+                entry,
+                title=entry.line if entry.kind == "page" else entry.name,
+                line=_best_line(entry, weights) if entry.kind == "page" else entry.line,
+            )
             for *_, entry in scored[:top]
         ]
 
