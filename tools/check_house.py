@@ -204,7 +204,7 @@ STOREYS = {
         {"optuna_log.py"},
         {"sweeper.py"},
         {"result.py", "description.py"},
-        {"out_of_fold.py"},
+        {"out_of_fold.py", "stored_sweep.py"},
         {"api.py"},
     ],
     "tune": [{"watch"}, {"doctor"}, {"step", "search"}],
