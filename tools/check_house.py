@@ -203,6 +203,7 @@ STOREYS = {
         {"proposals.py", "sweep_folder.py", "worker.py", "worker_process.py"},
         {"optuna_log.py"},
         {"sweeper.py"},
+        {"importance.py"},
         {"result.py", "description.py"},
         {"out_of_fold.py", "stored_sweep.py"},
         {"api.py"},

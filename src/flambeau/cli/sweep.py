@@ -236,6 +236,8 @@ def _report(result: "SweepResult", described: "Described", *, as_json: bool) -> 
         print_text(f"intervals: {shown.how}")
     if len(rows) > _SHOWN:
         print_text(f"and {len(rows) - _SHOWN} more: --json prints all")
+    for line in result.importance.lines() if result.importance and len(rows) > 1 else []:
+        print_text(line)
     if not result.is_over:
         print_text("the time of --budget is over: the same command goes on")
     best = result.best
