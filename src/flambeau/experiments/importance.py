@@ -1,8 +1,9 @@
 """How much each searched setting matters for the figure, and whether that is more than chance shows.
 
 Source: Watanabe et al., "PED-ANOVA: efficiently quantifying hyperparameter importance in arbitrary
-subspaces", IJCAI 2023, as Optuna has it: how the best trials differ from all in each setting. Its shares add up to 1 also
-where no setting matters, so each is compared with those of the same trials with their figures shuffled.
+subspaces", IJCAI 2023, as Optuna has it: how the best trials differ from all in each setting. Its shares add
+up to 1 also where no setting matters, so each is compared with those of the same trials with their figures
+shuffled.
 """
 
 import inspect

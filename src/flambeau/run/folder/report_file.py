@@ -50,7 +50,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         "step": None if summary.step is None else f"{summary.step}/{summary.steps or '?'}",
         summary.metric or "best": None if summary.best is None else f"{summary.best:.4f}",
         "largest class": None if largest is None else "{1:.4f} ({0})".format(*largest),
-        "test": _looked_at(json_table(folder / "test.json")),
+        "test": looked_at(json_table(folder / "test.json")),
         "time": None if summary.seconds is None else clock(summary.seconds),
         "memory": None if memory is None else f"{memory / 2**20:.0f} MiB",
     }
@@ -75,7 +75,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
     )
 
 
-def _looked_at(record: Mapping[str, Any]) -> str | None:
+def looked_at(record: Mapping[str, Any]) -> str | None:
     """What the first look at the images that the run keeps for a test has found, and how many there were."""
     looks = record.get("looks")
     if not isinstance(looks, list) or not looks or not isinstance(looks[0], dict):
@@ -84,9 +84,8 @@ def _looked_at(record: Mapping[str, Any]) -> str | None:
     value, low, high = (finite_number(look.get(name)) for name in ("value", "low", "high"))
     if value is None:
         return None
-    interval = "" if low is None or high is None else f" ({low:.4f} to {high:.4f})"
-    times = "" if len(looks) == 1 else f", touched: {len(looks)}"
-    return f"{look.get('figure')} {value:.4f}{interval}, n = {look.get('images')}{times}"
+    interval = "" if low is None or high is None else f" (95 %: {low:.4f} to {high:.4f})"
+    return f"{look.get('figure')} {value:.4f}{interval}, n = {look.get('images')}, touched: {len(looks)}"
 
 
 def link_to(run: ReportedRun, folder: Path, page_folder: Path) -> ReportedRun:

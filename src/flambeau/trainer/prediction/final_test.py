@@ -21,6 +21,7 @@ from flambeau.errors import InputError
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.run.folder.json_file import json_table
 from flambeau.run.folder.run_folder import RunFolder
+from flambeau.run.folder.summary import sweep_of
 from flambeau.trainer.evaluation.evaluation_result import Evaluation
 from flambeau.trainer.evaluation.label_evaluation import LabelEvaluation
 from flambeau.trainer.evaluation.label_figures import average_precisions, mean_of_known
@@ -65,9 +66,7 @@ def run_to_test(run: str | Path) -> Path:
 def looks_file(run: Path) -> Path:
     """Where looks at the test images of a run are recorded: in its folder, or in that of its sweep."""
     folder = run.resolve()
-    sweep = folder.parent.parent
-    is_trial = folder.parent.name == "trials" and (sweep / "sweep.toml").is_file()
-    return (sweep if is_trial else folder) / FILE
+    return (sweep_of(folder) or folder) / FILE
 
 
 def looks_in(path: Path) -> list[dict[str, Any]]:
