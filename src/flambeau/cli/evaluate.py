@@ -83,8 +83,8 @@ def _add_purposes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibrate",
         action="store_true",
-        help="of a run of classes: fit the temperature of its probabilities on these images, and keep it in "
-        "the run, for predict, evaluate and export",
+        help="of a run of classes, or of several by --with: fit the temperature of the probabilities on "
+        "these images, and keep it in the run, for predict, evaluate and export",
     )
     parser.add_argument(
         "--coverage",
@@ -136,7 +136,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if calibrating is None:
         say_calibrated(model)
     evaluation = _evaluated(arguments, model, folders, calibrating)
-    calibration = None if calibrating is None else calibrating.write()
+    calibration = None if calibrating is None else calibrating.write(say=say)
     try:
         figures = evaluation.as_dict()
         if calibration is not None:
@@ -198,14 +198,13 @@ def _check_calibrate(arguments: argparse.Namespace) -> None:
     if not arguments.calibrate:
         return
     given = {
-        "--with": arguments.others,
         "--all": arguments.all,
         "--flip-tta": arguments.flip_tta,
         "--image-size": arguments.image_size,
     }
     for flag in (name for name, value in given.items() if value):
         raise InputError(
-            f"--calibrate and {flag} do not go together: the temperature is kept for one run, as it answers "
+            f"--calibrate and {flag} do not go together: the temperature is kept for a run as it answers "
             "without further flags, on images that it was not trained on"
         )
 

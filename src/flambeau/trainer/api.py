@@ -26,7 +26,7 @@ from flambeau.recipes.setup.determinism import COMPILER_VARIABLE, use_determinis
 from flambeau.recipes.setup.float32_precision import float32_precision_kept
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.run.folder.store_run import folder_and_mirror, run_here
+from flambeau.run.folder.store_run import folder_and_mirror, mirror_again, run_here
 from flambeau.run.loop.evaluation_mode import generators_restored
 from flambeau.run.loop.training_thread import training_here
 from flambeau.run.options.option import declares
@@ -638,6 +638,8 @@ def evaluate_test(
         progress=progress,
     )
     record_look(file, runs, evaluation)
+    if file.parent == runs[0].resolve():
+        mirror_again(runs[0], say=say)
     for line in look_lines(file):
         say(line)
     return evaluation
@@ -659,7 +661,7 @@ def evaluate_model(
     """As `evaluate`, of a loaded model.
 
     Args:
-        keep: takes the outputs and targets of each batch, of a single model.
+        keep: takes the outputs and targets of each batch; of several models the joint outputs.
     """
     source = open_source(
         Path(data), trained.facts.classes, download=download, choice=trained.choice
@@ -724,7 +726,7 @@ def measure(
     """Like `evaluate`, with a loaded model and a source of its classes.
 
     Args:
-        keep: takes the outputs and targets of each batch, of a single model.
+        keep: takes the outputs and targets of each batch; of several models the joint outputs.
         facts: further fields of the evaluation.
     """
     loader, bad = read_model(trained, source, workers=workers, skip_bad_images=skip_bad_images)
@@ -736,7 +738,9 @@ def measure(
             outputs = trained.each_logits(images, flip_tta=flip_tta)
             for counter, output, view in zip(each, outputs, trained.view_of, strict=True):
                 counter.update(output, targets[view], indices)
-            counters.update(trained.joined(outputs), targets[trained.reference_view], indices)
+            joint = trained.joined(outputs)
+            counters.update(joint, targets[trained.reference_view], indices)
+            keep(joint, targets[trained.reference_view])
         else:
             logits = trained.logits(images, flip_tta=flip_tta)
             counters.update(logits, targets, indices)

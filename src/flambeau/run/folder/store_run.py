@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flambeau.data.stores.address import address_of, is_address, mirror_address, name_of
 from flambeau.data.stores.block_cache import CacheOptions
 from flambeau.errors import InputError, json_object
+from flambeau.run.folder.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from flambeau.data.stores.store import Store
@@ -60,6 +61,17 @@ def is_run_in_store(address: str) -> bool:
         return bool(store().facts(f"{address_of(address).rstrip('/')}/config.toml").size)
     except (Missing, Denied):  # as some stores say of what is not there
         return False
+
+
+def mirror_again(folder: Path, *, say: Callable[[str], object]) -> None:
+    """Bring what a command has added to a finished run to its mirror, if it has one."""
+    mirror = (RunFolder(folder).read_config() or {}).get("mirror")
+    if not isinstance(mirror, str):
+        return
+    from flambeau.run.folder.mirror import Mirror
+
+    say(f"the mirror {mirror} gets it, too")
+    Mirror(folder, mirror, say=say).close()
 
 
 def run_here(run: str | Path, say: Callable[[str], object] = lambda _: None) -> Path:
