@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from flambeau.data.stores.address import address_of, is_address, mirror_address, name_of
 from flambeau.data.stores.block_cache import CacheOptions
 from flambeau.errors import InputError, json_object
-from flambeau.run.folder.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from flambeau.data.stores.store import Store
@@ -65,6 +64,8 @@ def is_run_in_store(address: str) -> bool:
 
 def mirror_again(folder: Path, *, say: Callable[[str], object]) -> None:
     """Bring what a command has added to a finished run to its mirror, if it has one."""
+    from flambeau.run.folder.run_folder import RunFolder
+
     mirror = (RunFolder(folder).read_config() or {}).get("mirror")
     if not isinstance(mirror, str):
         return
