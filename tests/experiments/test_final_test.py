@@ -170,6 +170,13 @@ def test_a_changed_test_ends_a_resume_and_a_look(flambeau: Any, images: Path) ->
         ("evaluate run --test --all", "--test and --all do not go together"),
         ("evaluate images --test", "images is no folder of a run here"),
         ("sweep images --set test=10%,20%", "test cannot be searched"),
+        ("sweep images --set lr=0.1,0.2 --test 0.1", "flambeau: test must be a share"),
+        ("sweep images --set lr=0.1,0.2 --test nothing", "nothing does not exist"),
+        ("sweep images --set lr=0.1,0.2 --test images", "is what is trained or validated on"),
+        (
+            "sweep images --folds 3 --momentum 7",
+            "flambeau: momentum must be at least 0 and below 1",
+        ),
         ("train images --test 0.1", "such as 10%"),
     ],
 )
@@ -181,6 +188,7 @@ def test_wrong_input(flambeau: Any, images: Path, words: str, said: str) -> None
     assert done.code == 2
     assert said in done.err
     assert len(done.err.splitlines()) <= 2
+    assert not Path("runs").exists()
 
 
 def test_a_run_without_one(flambeau: Any, images: Path) -> None:
@@ -284,3 +292,13 @@ def test_an_estimate_of_several_labels() -> None:
     assert found.high is not None
     assert found.low < found.value < found.high
     assert found.high - found.low < 0.2
+
+
+def test_one_group_cannot_be_kept(flambeau: Any, images: Path) -> None:
+    rows = ["path,label,site"]
+    for path in images.rglob("*.png"):
+        rows.append(f"images/{path.relative_to(images)},{path.parent.name},here")
+    Path("all.csv").write_text("\n".join(rows) + "\n")
+    done = flambeau("train all.csv --group site --test 10%")
+    assert done.code == 2
+    assert "none can be held out to test on" in done.err

@@ -300,10 +300,11 @@ def _resolved(settings: Settings, *, whole_epochs: bool) -> tuple[str, int]:
 
     with large_import():
         from flambeau.trainer.parts.auto_settings import resolve
-        from flambeau.trainer.parts.data import open_data
+        from flambeau.trainer.parts.data import open_data, with_test
 
     train, val = open_data(settings)
-    resolved, _ = resolve(settings, train, val)
+    resolved, facts = resolve(settings, train, val)
+    with_test(facts, resolved, train, val)  # refuses a test part that is none
     duration = parse_duration(resolved.duration, name="duration")
     if duration.unit != "ep" or duration.amount != int(duration.amount):
         if whole_epochs:

@@ -42,7 +42,7 @@ def part_to_test(source: Source, choice: TargetChoice) -> Source:
 
 def _tested(source: Source, share: float) -> tuple[Source, Source]:
     """As `hold_out`, by other hashes than those of the images to validate on."""
-    return hold_out(source, share=share, seed=_TEST_SEED)
+    return hold_out(source, share=share, seed=_TEST_SEED, purpose="test")
 
 
 def split(source: Source, choice: TargetChoice, **how: Any) -> tuple[Source, Source]:
@@ -159,15 +159,16 @@ def _require_class_in_each(
     source: Source, strata: Sequence[int], groups: Sequence[str] | None, folds: int
 ) -> None:
     """Refuse a class that some fold would be without."""
-    what = "images" if groups is None else "groups"
+    what = "image" if groups is None else "group"
     places: dict[int, set[object]] = {}
     for index, stratum in enumerate(strata):
         places.setdefault(stratum, set()).add(index if groups is None else groups[index])
     for stratum, found in sorted(places.items()):
         if len(found) < folds:
+            count = f"{len(found)} {what}{'' if len(found) == 1 else 's'}"
             raise InputError(
-                f"class {source.classes[stratum]!r} has {len(found)} {what}, and there are {folds} folds: "
-                "one would be without it; give fewer --folds, or leave the class out"
+                f"class {source.classes[stratum]!r} has {count}, and there are {folds} folds: one would be "
+                "without it; give fewer --folds, or leave the class out"
             )
 
 
