@@ -30,6 +30,7 @@ from flambeau.trainer.tasks.task import AnyEvaluation
 
 FILE = "test.json"
 _Z = 1.959964  # of the normal distribution: 95 % lie between -z and z
+_ALONE = "as if each image were drawn by itself; several of one patient or place make it too narrow"
 _RESAMPLES = 400  # of the bootstrap; chosen
 _FEW = 30  # images for which an interval by the normal distribution says little
 
@@ -177,7 +178,7 @@ def estimate(evaluation: AnyEvaluation) -> Estimate:
     count = evaluation.num_images
     if isinstance(evaluation, Evaluation):
         low, high = wilson(evaluation.accuracy, count)
-        how = "Wilson's, of images drawn one by one; of groups of images it is too narrow"
+        how = f"by Wilson, {_ALONE}"
         return Estimate("accuracy", evaluation.accuracy, low, high, how)
     if isinstance(evaluation, LabelEvaluation):
         said = evaluation.predictions
@@ -211,7 +212,7 @@ def _mean(figure: str, values: Tensor) -> Estimate:
         return Estimate(figure, mean, None, None, f"none: {len(known)} images have the figure")
     half = _Z * float(known.std()) / math.sqrt(len(known))
     few = f"; {len(known)} images are few for it" if len(known) < _FEW else ""
-    how = f"of a mean of images drawn one by one; of groups of images it is too narrow{few}"
+    how = f"of a mean, {_ALONE}{few}"
     return Estimate(figure, mean, mean - half, mean + half, how)
 
 
@@ -226,8 +227,5 @@ def _mean_average_precision(probabilities: Tensor, labels: Tensor) -> Estimate:
         torch.tensor([0.025, 0.975]).double()
     )
     low, high = ends.tolist()
-    how = (
-        f"the middle 95 % of {_RESAMPLES} resamples of the images (bootstrap); of groups of images it is too "
-        "narrow"
-    )
+    how = f"the middle 95 % of {_RESAMPLES} resamples (bootstrap), {_ALONE}"
     return Estimate("map", value, low, high, how)
