@@ -167,6 +167,7 @@ def test_a_changed_test_ends_a_resume_and_a_look(flambeau: Any, images: Path) ->
         ("evaluate run images --again", "--again has no effect without --test"),
         ("evaluate run --test --again", "--again has no effect: the test images were not"),
         ("evaluate run --test --calibrate", "--test and --calibrate do not go together"),
+        ("evaluate run --test --download", "--test and --download do not go together"),
         ("evaluate run --test --all", "--test and --all do not go together"),
         ("evaluate images --test", "images is no folder of a run here"),
         ("sweep images --set test=10%,20%", "test cannot be searched"),
@@ -189,6 +190,18 @@ def test_wrong_input(flambeau: Any, images: Path, words: str, said: str) -> None
     assert said in done.err
     assert len(done.err.splitlines()) <= 2
     assert not Path("runs").exists()
+
+
+def test_what_a_test_from_python_does_not_take(images: Path) -> None:
+    flambeau.train(images, out="run", test="20%", bar=False, **FAST)
+    for given in ({"all_images": True}, {"download": True}, {"image_size": 8}):
+        with pytest.raises(InputError, match="as it was trained"):
+            flambeau.evaluate("run", test=True, **given)
+    with pytest.raises(InputError, match="no effect without test=True"):
+        flambeau.evaluate("run", images, again=True)
+    with pytest.raises(InputError, match="name the data"):
+        flambeau.evaluate("run")
+    assert not Path("run/test.json").exists()
 
 
 def test_a_run_without_one(flambeau: Any, images: Path) -> None:

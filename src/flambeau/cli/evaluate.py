@@ -224,6 +224,7 @@ def _check_test(arguments: argparse.Namespace) -> None:
         "--with": arguments.others,
         "--all": arguments.all,
         "--image-size": arguments.image_size,
+        "--download": arguments.download,
         "--calibrate": arguments.calibrate,
     }
     for flag in (name for name, value in given.items() if value):

@@ -550,9 +550,10 @@ def evaluate(
         if number < 0:
             raise InputError(f"{name} must be at least 0, got {number}")
     if test:
-        if not isinstance(run, str | Path) or all_images or image_size is not None:
+        if not isinstance(run, str | Path) or all_images or download or image_size is not None:
             raise InputError(
-                "test=True is of the folder of one run, as it was trained: leave all_images, image_size out"
+                "test=True is of the folder of one run, as it was trained: leave all_images, image_size and "
+                "download out"
             )
         folder = run_to_test(run)
         return evaluate_test(
