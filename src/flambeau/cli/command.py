@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
     """Says in two lines what is wrong, and which flag or command was probably meant."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """A word such as -1ep after a flag is its value, which argparse would take for another flag."""
+        """A word such as -1ep after a flag is its value; one that may be left out may stand behind flags."""
         words = list(args or ())
         if not any(
             action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions
@@ -82,7 +82,13 @@ class _Parser(argparse.ArgumentParser):
                 takes_one = flag in known and known[flag].nargs is None
                 if takes_one and re.match("-[^-]", value) and value not in known:
                     words[index : index + 2] = [f"{flag}={value}"]
-        return super().parse_known_args(words, namespace)
+        found, rest = super().parse_known_args(words, namespace)
+        for action in self._actions:  # argparse before Python 3.12 leaves it out behind a flag
+            is_open = getattr(found, action.dest, action.default) == action.default
+            may_stand = not action.option_strings and action.nargs == "?" and is_open
+            if may_stand and rest and not rest[0].startswith("-"):
+                setattr(found, action.dest, rest.pop(0))
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         message = message.replace("invalid int value:", "must be a whole number, got")

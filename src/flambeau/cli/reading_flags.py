@@ -128,8 +128,9 @@ def say_calibrated(model: "Model") -> None:
     """Say that probabilities are at the temperature that an evaluation has fitted."""
     from flambeau.trainer.prediction.ensemble import members_of
 
-    for one in (member.calibration for member in members_of(model)):
-        if one is None:
+    several = [] if len(members_of(model)) == 1 else [model.calibration]
+    for one in (*(member.calibration for member in members_of(model)), *several):
+        if one is None or one.temperature == 1:  # of an export, whose graph has divided by it
             continue
         say(
             f"probabilities are calibrated: temperature {one.temperature:.4g}, fitted on {one.images} images"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.compare.recorded_facts import RecordedFacts
-from flambeau.data.sources.fold_name import parse_fold
+from flambeau.data.sources.fold_name import parse_fold, parse_test
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source, mask_of
 from flambeau.data.sources.targets import TargetChoice, target_texts, task_of
@@ -73,6 +73,7 @@ def _choice(settings: Mapping[str, Any]) -> TargetChoice:
         split=settings.get("split"),
         subset=settings.get("subset"),
         fold=parse_fold(str(fold)) if (fold := settings.get("fold")) is not None else None,
+        test=parse_test(str(test)) if (test := settings.get("test")) is not None else None,
         ignore_index=settings.get("ignore_index"),
     )
 

@@ -20,6 +20,7 @@ from flambeau.provenance import named_code
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.folder.store_run import run_here
 from flambeau.trainer.parts.data import open_data
+from flambeau.trainer.prediction.classify_files import sets_of
 from flambeau.trainer.prediction.ensemble import Ensemble, Model, ensemble_of
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
@@ -98,6 +99,11 @@ def export_run(
             f"probabilities are calibrated: temperature {trained.calibration.temperature:.4g} is in the graph"
         )
     model = _together(name, trained, others, trust=trust, say=say)
+    if sets_of(model) is not None and plan.changes_answers:
+        say(
+            "the sets of classes are left out: their coverage was measured with the answers of the run, and "
+            "--prune and --quantize change these"
+        )
     run_data = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))
     if measuring.data is None:
         _say_of_parts(model, say)

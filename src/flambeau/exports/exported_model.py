@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from flambeau.exports.export_folder import INDEX, check_images, sampled
 from flambeau.exports.formats.all_formats import FORMATS
 from flambeau.exports.formats.classifier import Classifier, ModelFormat
 from flambeau.provenance import Permission, is_recorded
-from flambeau.run.folder.json_file import checked_facts
+from flambeau.run.folder.json_file import checked_facts, finite_number
 from flambeau.run.options.option import values_of
 from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.prediction.calibration import Calibration
 from flambeau.trainer.prediction.ensemble import Model, ensemble_of
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings, settings_for_use
@@ -117,7 +119,10 @@ def load_export(
     )
     _check_fits(trained, dtype, path / INDEX)
     trained = dataclasses.replace(
-        trained, resize=_resize(about, size, path / INDEX), others=_others(about, path / INDEX)
+        trained,
+        resize=_resize(about, size, path / INDEX),
+        others=_others(about, path / INDEX),
+        calibration=_sets(about, path / INDEX),
     )
     _report_differences(trained, about.get("answers"), say)
     return trained
@@ -169,6 +174,31 @@ def _resize(about: Mapping[str, Any], size: int, index: Path) -> EvalResize:
     if type(shorter) is not int or not size <= shorter <= _LONGEST_SIDE:
         raise InputError(f"{index} was edited: no image is resized to {str(shorter)[:40]} pixels")
     return shorter
+
+
+def _sets(about: Mapping[str, Any], index: Path) -> Calibration | None:
+    """What makes prediction sets of the answers, whose temperature is in the graph.
+
+    Raises:
+        InputError: it was edited.
+    """
+    sets = about.get("sets")
+    if sets is None:
+        return None
+    names = ("coverage", "threshold", "images")
+    numbers = {name: finite_number(sets.get(name)) for name in names if isinstance(sets, dict)}
+    is_adaptive = sets.get("adaptive") if isinstance(sets, dict) else None
+    if None in numbers.values() or type(is_adaptive) is not bool:
+        raise InputError(f"{index} was edited: its sets of classes cannot be read")
+    return Calibration(
+        "",
+        1.0,
+        int(numbers["images"] or 0),
+        *(math.nan,) * 4,
+        coverage=numbers["coverage"],
+        threshold=numbers["threshold"],
+        adaptive=is_adaptive,
+    )
 
 
 def _others(about: Mapping[str, Any], index: Path) -> tuple[DataFacts, ...]:

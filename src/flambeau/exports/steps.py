@@ -113,6 +113,11 @@ class ExportPlan:
             )
 
     @property
+    def changes_answers(self) -> bool:
+        """Whether a step makes a network with other answers, for which no coverage was measured."""
+        return self.prune is not None or self.quantize is not None
+
+    @property
     def measures_ranges(self) -> bool:
         """Whether a step measures ranges for int8."""
         return self.quantize in ("int8", "qat")

@@ -39,8 +39,10 @@ from flambeau.trainer.parts.data import (
     Prepared,
     check_cache,
     check_teacher_code,
+    check_test,
     check_unchanged,
     open_data,
+    with_test,
 )
 from flambeau.trainer.parts.optimizer import without_compiler
 from flambeau.trainer.parts.pixel_lines import pixel_lines
@@ -215,6 +217,11 @@ def _open(
         facts = ranks.first(lambda: DataFacts.read(folder.dataset))
     else:
         resolved, facts = ranks.first(lambda: resolve(settings, train, val))
+    kept = wanted.test is not None
+    if kept and stored is None:
+        facts = ranks.first(lambda: with_test(facts, resolved, train, val))
+    elif kept:
+        ranks.first(lambda: bool(check_test(facts, resolved)))
     train, val = (of_kind(source, facts.pixels, facts.channels) for source in (train, val))
     moved = None if stored is None else ranks.first(lambda: _moved(folder, stored.data))
     ranks.each(lambda: check_unchanged(facts, train, val, settings=resolved, moved=moved))

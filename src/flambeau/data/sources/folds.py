@@ -15,6 +15,8 @@ from flambeau.data.sources.source import Source, SubsetSource, hold_out
 from flambeau.data.sources.targets import TargetChoice, groups_of, kind_of_targets, task_of
 from flambeau.errors import InputError
 
+_TEST_SEED = 1  # of the hashes; the images to validate on have 0
+
 
 def fold_sources(source: Source, fold: Fold) -> tuple[Source, Source]:
     """The images of all other folds to train on, and those of this one to validate on.
@@ -25,6 +27,22 @@ def fold_sources(source: Source, fold: Fold) -> tuple[Source, Source]:
     number, of = fold
     held = torch.from_numpy(folds_of(source, of) == number - 1)
     return tuple(SubsetSource(source, part.nonzero()[:, 0]) for part in (~held, held))  # type: ignore[return-value]
+
+
+def without_test(source: Source, choice: TargetChoice) -> Source:
+    """The images that may be trained or validated on: without those that `choice` keeps for a test."""
+    return source if choice.test is None else _tested(source, choice.test)[0]
+
+
+def part_to_test(source: Source, choice: TargetChoice) -> Source:
+    """The images that `without_test` leaves out."""
+    assert choice.test is not None
+    return _tested(source, choice.test)[1]
+
+
+def _tested(source: Source, share: float) -> tuple[Source, Source]:
+    """As `hold_out`, by other hashes than those of the images to validate on."""
+    return hold_out(source, share=share, seed=_TEST_SEED, purpose="test")
 
 
 def split(source: Source, choice: TargetChoice, **how: Any) -> tuple[Source, Source]:
@@ -141,15 +159,16 @@ def _require_class_in_each(
     source: Source, strata: Sequence[int], groups: Sequence[str] | None, folds: int
 ) -> None:
     """Refuse a class that some fold would be without."""
-    what = "images" if groups is None else "groups"
+    what = "image" if groups is None else "group"
     places: dict[int, set[object]] = {}
     for index, stratum in enumerate(strata):
         places.setdefault(stratum, set()).add(index if groups is None else groups[index])
     for stratum, found in sorted(places.items()):
         if len(found) < folds:
+            count = f"{len(found)} {what}{'' if len(found) == 1 else 's'}"
             raise InputError(
-                f"class {source.classes[stratum]!r} has {len(found)} {what}, and there are {folds} folds: "
-                "one would be without it; give fewer --folds, or leave the class out"
+                f"class {source.classes[stratum]!r} has {count}, and there are {folds} folds: one would be "
+                "without it; give fewer --folds, or leave the class out"
             )
 
 

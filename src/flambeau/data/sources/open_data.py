@@ -26,7 +26,7 @@ from flambeau.data.sources.folder import (
     classes_above,
     images_below,
 )
-from flambeau.data.sources.folds import split, subset_of
+from flambeau.data.sources.folds import split, subset_of, without_test
 from flambeau.data.sources.masks.mask_folders import mask_pairs
 from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.open_store import open_address, open_evaluated
@@ -88,7 +88,7 @@ def open_sources(
     """The images to train on and those to validate on.
 
     If DATA have no validation part, a share of each class is held out (see `hold_out`); with a fold of
-    `choice`, the images of that fold.
+    `choice`, the images of that fold. The share to test on of `choice` is in neither.
 
     Args:
         path: a folder with one sub-folder per class, or with train/ and one of val/, valid/, validation/,
@@ -110,16 +110,17 @@ def open_sources(
         _require_images(train)
     kind = kind_of_targets(train)
     kind.require_learnable(train.classes, train.labels, data_text(path))
+    train = without_test(train, choice)
     if val is None or choice.fold is not None:  # with folds a part to validate on is for the end
         train, val = split(train, choice, share=holdout, seed=seed)
     else:
         kind.require_in_training(train, val)
     if not groups_may_cross:
-        _require_apart(train, val)
+        require_apart(train, val)
     return subset_of(train, choice), val
 
 
-def _require_apart(train: Source, val: Source) -> None:
+def require_apart(train: Source, val: Source, purpose: str = "validate") -> None:
     """Refuse a group with images on both sides."""
     groups = groups_of(train)
     others = groups_of(val)
@@ -129,7 +130,7 @@ def _require_apart(train: Source, val: Source) -> None:
     for index, group in enumerate(others):
         if group in first:
             raise InputError(
-                f"{val.describe(index)} is to validate on and of the group {group!r}, as is "
+                f"{val.describe(index)} is to {purpose} on and of the group {group!r}, as is "
                 f"{train.describe(first[group])} to train on\nKeep a group on one side, or leave --group out"
             )
 

@@ -512,7 +512,9 @@ HELD_OUT = 0.1
 """The share of each class that is held out of data without a validation part; chosen."""
 
 
-def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple[Source, Source]:
+def hold_out(
+    source: Source, *, share: float = HELD_OUT, seed: int = 0, purpose: str = "validate"
+) -> tuple[Source, Source]:
     """Split a source into two, class by class, by the hashes of its images' names.
 
     Images with several labels are split by the rarest label of each, those with numbers as one class.
@@ -520,6 +522,9 @@ def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple
     The smallest hashes of a class are held out, and a hash depends on the seed and the image's name alone:
     adding or removing an image moves at most one other image of its class to the other part.
     Of a source with groups whole ones are held out, by the hashes of their names, until they have the share.
+
+    Args:
+        purpose: what the part is for, in a message.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share to hold out must be above 0 and below 1, got {share}")
@@ -536,8 +541,8 @@ def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple
                 held_groups.add(one)
         if not held_groups:
             raise InputError(
-                f"all images are of one group, {groups[0]!r}, so none can be held out to validate on\n"
-                "Name another column as --group, or give a part to validate on"
+                f"all images are of one group, {groups[0]!r}, so none can be held out to {purpose} on\n"
+                f"Name another column as --group, or give a part to {purpose} on"
             )
         held = torch.tensor([name in held_groups for name in groups])
         return SubsetSource(source, (~held).nonzero()[:, 0]), SubsetSource(
@@ -554,7 +559,7 @@ def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple
             held[sorted(of_class, key=hashes.__getitem__)[:count]] = True
     if not held.any():
         raise InputError(
-            f"no class has two images, so none can be held out to validate on (the first image is "
+            f"no class has two images, so none can be held out to {purpose} on (the first image is "
             f"{source.describe(0)})\nAdd images, or give a folder with train/ and val/"
         )
     return SubsetSource(source, (~held).nonzero()[:, 0]), SubsetSource(source, held.nonzero()[:, 0])

@@ -39,6 +39,7 @@ class TargetChoice:
         split: the column that says train, val or test; None: one of a usual name, if there is one.
         fold: which part of the training images is held out, from 1, and of how many; None: see `hold_out`.
         subset: the share of the training images that is trained on; None: all.
+        test: the share of the training images that is kept for a test, before any other split; None: none.
         ignore_index: the number in masks that counts as nothing; None: 255, unless that has a name.
         mask_classes: number and name of each class in masks, if a file does not say them; none: found.
         of_others: the data are others than those that these are for: what they have no columns for is left
@@ -52,6 +53,7 @@ class TargetChoice:
     split: str | None = None
     fold: tuple[int, int] | None = None
     subset: float | None = None
+    test: float | None = None
     ignore_index: int | None = None
     mask_classes: tuple[tuple[int, str], ...] = ()
     of_others: bool = False

@@ -129,14 +129,14 @@ def _is_what_a_run_writes(name: str, value: Any, facts: Mapping[str, Any]) -> bo
         return all(one is not None and (one > 0 or name == "mean") for one in numbers)
     if name == "channels":
         return type(value) is int and 1 <= value <= _MAX_CHANNELS
-    if name in ("train_samples", "val_samples"):
+    if name in ("train_samples", "val_samples", "test_samples"):
         return type(value) is int and 0 <= value < 10**18
     if name == "shuffle_streams":
         return type(value) is int and 1 <= value <= _MAX_STREAMS
     if name == "class_weights":
         is_list = isinstance(value, list) and len(value) == len(facts["classes"])
         return value is None or (is_list and all(type(one) in (int, float) for one in value))
-    if name in ("train_content", "val_content", "train_names"):
+    if name in ("train_content", "val_content", "train_names", "test_fingerprint"):
         return value is None or isinstance(value, str)
     if name not in _NAMES | {"teacher_sha256", "pixels"}:
         return True  # written by a later version

@@ -73,7 +73,7 @@ def fetch(folder: Path, address: str, *, fresh: bool = False, is_copy: bool = Fa
 class Mirror:
     """Keeps the mirror of a run up to date until it is closed."""
 
-    def __init__(self, folder: Path, address: str, *, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, address: str, *, say: Callable[[str], object]) -> None:
         self._say = say
         self._process = subprocess.Popen(
             _command("follow", str(folder), mirror_address(address)),

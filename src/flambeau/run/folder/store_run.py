@@ -62,6 +62,19 @@ def is_run_in_store(address: str) -> bool:
         return False
 
 
+def mirror_again(folder: Path, *, say: Callable[[str], object]) -> None:
+    """Bring what a command has added to a finished run to its mirror, if it has one."""
+    from flambeau.run.folder.run_folder import RunFolder
+
+    mirror = (RunFolder(folder).read_config() or {}).get("mirror")
+    if not isinstance(mirror, str):
+        return
+    from flambeau.run.folder.mirror import Mirror
+
+    say(f"the mirror {mirror} gets it, too")
+    Mirror(folder, mirror, say=say).close()
+
+
 def run_here(run: str | Path, say: Callable[[str], object] = lambda _: None) -> Path:
     """The folder of a run: a path as it is; of one in a store a copy here, brought up to date.
 

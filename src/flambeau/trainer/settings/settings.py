@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flambeau.data.sources.fold_name import parse_fold
+from flambeau.data.sources.fold_name import parse_fold, parse_test
 from flambeau.data.sources.target_names import TASKS
 from flambeau.data.stores.address import mirror_address
 from flambeau.data.stores.block_cache import parse_bytes
@@ -143,6 +143,14 @@ class Settings(SharedOptions):
         group="data",
         auto=("all", "全部"),
         range=SHARE_ABOVE_0,
+    )
+    test: str | None = option(
+        None,
+        "images that are neither trained nor validated on, kept for [one test at the end]"
+        "(sweep.md#a-test-part-that-the-search-never-sees): a share of each class such as 10%, or other data",
+        "既不用于训练也不用于验证、留作[最后一次测试](sweep.md#搜索从不接触的测试部分)的图像："
+        "每类的一个比例，例如 10%，或另外的数据",
+        group="data",
     )
     ignore_index: int | None = option(
         None,
@@ -714,6 +722,8 @@ class Settings(SharedOptions):
             raise InputError(f"bits must be 8 or 16, got {self.bits}")
         if self.fold is not None:
             parse_fold(self.fold)
+        if self.test is not None:
+            parse_test(self.test)
         if self.alternate_flip and self.flip is False:
             raise InputError("alternate_flip has no effect without flip: leave one of them out")
         if self.balance != "none" and self.class_weights == "auto":

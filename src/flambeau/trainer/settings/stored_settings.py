@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flambeau.data.sources.fold_name import parse_test
 from flambeau.data.stores.address import address_of, is_address
 from flambeau.errors import InputError, nearest, unreadable
 from flambeau.run.options.durations import parse_duration
@@ -95,6 +96,7 @@ def canonical(settings: _AnySettings) -> _AnySettings:
         settings,
         data=_full(settings.data),
         cache=_full(settings.cache),
+        test=_full_test(settings.test),
         teacher=_full_teacher(settings.teacher),
         weights=_full(settings.weights),
         class_weights=_full(settings.class_weights),
@@ -115,6 +117,11 @@ def _full(data: str | None) -> str | None:
     if data is None or data == "auto" or data.startswith(("torchvision:", "hf:")):
         return data
     return str(Path(data).resolve())
+
+
+def _full_test(test: str | None) -> str | None:
+    share = None if test is None else parse_test(test)
+    return _full(test) if share is None else f"{100 * share:g}%"
 
 
 def _full_teacher(teacher: str | None) -> str | None:

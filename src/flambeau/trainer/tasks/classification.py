@@ -217,10 +217,13 @@ class Predictions:
     Attributes:
         names: of all classes, in the order of the model's outputs.
         logits: (N, C) float32 on the CPU.
+        sets: the classes of the prediction set of each image, the most probable first; None unless
+            `flambeau evaluate --calibrate --coverage` has chosen such sets.
     """
 
     names: tuple[str, ...]
     logits: Tensor
+    sets: tuple[tuple[str, ...], ...] | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
