@@ -28,13 +28,13 @@ from flambeau.data.sources.folder import (
 )
 from flambeau.data.sources.folds import split, subset_of
 from flambeau.data.sources.masks.mask_folders import mask_pairs
-from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.open_store import open_address, open_evaluated
 from flambeau.data.sources.packed_formats import endings_of
 from flambeau.data.sources.path_format import (
     TRAIN_FOLDERS,
     VAL_FOLDERS,
     kind_of,
+    labels_beside,
     open_masked,
     open_path,
     open_shards,

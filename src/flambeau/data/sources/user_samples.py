@@ -18,8 +18,7 @@ from flambeau.errors import DecodeError
 from flambeau.images.channels import channels_axis
 from flambeau.images.decode import Stored
 from flambeau.images.exif_orientation import UPRIGHT, info_orientation, turn_upright
-from flambeau.images.float_pixels import float_to_uint8
-from flambeau.images.pixels import MAX_CHANNELS
+from flambeau.images.pixels import MAX_CHANNELS, float_to_uint8
 
 Label = int | str
 """The number of a class, or its name."""

@@ -20,6 +20,7 @@ the whole job; then all ranks end. The thread also carries the agreement on wher
 
 import atexit
 import contextlib
+import faulthandler
 import json
 import os
 import sys
@@ -36,7 +37,6 @@ from torch.distributed.distributed_c10d import Store
 
 from flambeau.parallel.watchdog.failure_detector import PACE, Failure, FailureDetector, Member, Pace
 from flambeau.parallel.watchdog.heartbeat import ProgressTracker
-from flambeau.parallel.watchdog.stack_dump import STACK_DUMP
 from flambeau.parallel.watchdog.stop_agreement import StopAgreement
 from flambeau.parallel.watchdog.store_client import StoreClient, StoreLost
 from flambeau.terminal import print_text
@@ -395,3 +395,46 @@ def _say(text: str) -> None:
     descriptor = sys.__stderr__.fileno() if sys.__stderr__ else 2
     start = "\n" if os.isatty(descriptor) else ""  # after a progress bar
     os.write(descriptor, f"{start}{text}\n".encode())
+
+
+class StackDump:
+    """Prints the stacks of all threads to standard error, unless postponed in time.
+
+    By a timer of C, for when native code holds the GIL, so that no Python thread can print.
+
+    It does not end the process: it cannot tell a hanging process from one that was suspended as long.
+    """
+
+    def __init__(self) -> None:
+        self._is_armed = self._is_registered = False
+        self._lock = threading.Lock()
+
+    def arm(self, after_s: float) -> None:
+        """Print after this time, unless `arm` or `disarm` is called before."""
+        if not self._is_registered:
+            self._is_registered = True
+            release = self._lock.release
+            os.register_at_fork(
+                before=self._before_fork, after_in_parent=release, after_in_child=release
+            )
+        with self._lock:
+            self._is_armed = True
+            faulthandler.dump_traceback_later(after_s, file=2)
+
+    def disarm(self) -> None:
+        with self._lock:
+            self._cancel()
+
+    def _before_fork(self) -> None:
+        """At its exit a forked child would wait for the timer's thread, which it does not have."""
+        self._lock.acquire()
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._is_armed:
+            self._is_armed = False
+            faulthandler.cancel_dump_traceback_later()
+
+
+STACK_DUMP: Final = StackDump()
+"""The only one of this process: faulthandler has a single timer."""

@@ -33,10 +33,13 @@ from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.export_words import ExportWords
-from flambeau.trainer.tasks.kept_batches import KeptBatches
-from flambeau.trainer.tasks.known_share import known_facts, mean_of_known_targets
 from flambeau.trainer.tasks.task import joined
-from flambeau.trainer.tasks.whole_image import WholeImage
+from flambeau.trainer.tasks.whole_image import (
+    KeptBatches,
+    WholeImage,
+    known_facts,
+    mean_of_known_targets,
+)
 
 _MARGIN = 0.05
 _FOCUS = {True: 1.0, False: 4.0}  # exponents of labels that are there, and of those that are not

@@ -21,10 +21,14 @@ from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.export_words import ExportWords
-from flambeau.trainer.tasks.kept_batches import KeptBatches
-from flambeau.trainer.tasks.known_share import constants, known_facts, mean_of_known_targets
 from flambeau.trainer.tasks.task import joined
-from flambeau.trainer.tasks.whole_image import WholeImage
+from flambeau.trainer.tasks.whole_image import (
+    KeptBatches,
+    WholeImage,
+    constants,
+    known_facts,
+    mean_of_known_targets,
+)
 
 _LOSSES: dict[str, Callable[..., Tensor]] = {
     "mse": F.mse_loss,

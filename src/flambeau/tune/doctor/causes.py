@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.recipes.setup.environment import usable_cpus
-from flambeau.tune.doctor.asked_values import computes_what_it_asks_for
 from flambeau.tune.doctor.formatting import Cause, at_line, compiled_anew, line_with_source, percent
 from flambeau.tune.doctor.outside_sampler import COMPANION, PRODUCER
+from flambeau.tune.doctor.script_statements import computes_what_it_asks_for
 from flambeau.tune.doctor.shares import (
     PHASES,
     DataWork,

@@ -19,8 +19,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from flambeau.tune.doctor.evaluation_lines import evaluation_lines
-from flambeau.tune.doctor.script_statements import asks_for_batch, is_in_evaluation, is_in_producer
+from flambeau.tune.doctor.script_statements import (
+    asks_for_batch,
+    evaluation_lines,
+    is_in_evaluation,
+    is_in_producer,
+)
 from flambeau.tune.watch.code_origin import origin_of_file
 from flambeau.tune.watch.outside import ANSWER, SHORT, STACKS_READ, WAIT
 from flambeau.tune.watch.plan import write_whole
