@@ -217,7 +217,6 @@ CASES = {
     "recipes/compress/test_prune_channels.py::test_networks_with_other_activations": 1,
     "recipes/compress/test_reparameterize.py::test_models_of_timm": 1,
     "recipes/debugging/test_gradient_flow.py::test_picture": 0,
-    "recipes/memory/test_inplace_abn.py::test_a_resnet_of_timm_with_relu": 0,
     "recipes/memory/test_memory_budget.py::test_choice_is_the_best_of_all_subsets": 0,
     "recipes/memory/test_memory_budget.py::test_predicted_peak_is_real_and_within_the_budget": 0,
     "recipes/memory/test_memory_budget.py::test_the_optimizer_is_counted_once_for_all_choices": 1,
