@@ -27,12 +27,10 @@ class StoredChannels(NamedTuple):
     """What the header of an image says of its channels.
 
     Attributes:
-        channels: as they are stored, an alpha among them.
         are_no_color: whether they are more than grey or color and an alpha.
         may_be_alpha: nothing says whether the last of its four channels is an alpha.
         is_wide: 16 bits per level of grey or color.
         has_wide_samples: 16 bits per sample, where all channels are read.
-        pages: of a TIFF of one channel, which are channels where so many are wanted.
     """
 
     channels: int
@@ -74,13 +72,11 @@ def stored_channels(data: Stored) -> StoredChannels:
 
 
 def all_channels(data: Stored, count: int) -> NDArray[Any]:
-    """The samples of an image that has so many channels or pages, upright; an alpha is a channel.
+    """The samples (H, W, count) of an image that has so many channels or pages, upright; an alpha is a
+    channel.
 
-    Returns:
-        (H, W, count) uint8 or uint16, or float32 if the image was given so; perhaps a view of it.
-
-    Raises:
-        DecodeError: damaged, or another number of channels.
+    uint8, uint16, or float32 if the image was given so; perhaps a view. DecodeError: damaged, or another
+    number of channels.
     """
     if isinstance(data, np.ndarray):
         Picture(data)  # refuses other shapes and types
@@ -146,20 +142,11 @@ def _num_pages(image: Image.Image) -> int:
 
 
 def _channels_of_pages(image: Image.Image, count: int) -> NDArray[Any]:
-    """The pages of a TIFF side by side, turned upright, as microscopes and ImageJ write them.
+    """The pages of a TIFF that was just opened side by side, upright, (H, W, count); as microscopes and
+    ImageJ write them.
 
     Nothing in a file says whether its pages are channels or images of their own, so they are read as channels
-    only where so many are wanted.
-
-    Args:
-        image: just opened, with so many pages.
-
-    Returns:
-        (H, W, count) uint8 or uint16.
-
-    Raises:
-        DecodeError: pages that differ in size or depth, or more pixels than are allowed.
-        UnsupportedImage: a page that is not grey, or of a kind that is not read.
+    only where so many are wanted. Pages must be grey, and all of one size and depth.
     """
     assert isinstance(image, TiffImageFile)
     if image.width * image.height * count > MAX_PIXELS:

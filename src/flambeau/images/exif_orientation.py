@@ -48,12 +48,7 @@ def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
 
 
 def info_orientation(info: Mapping[Any, Any]) -> int:
-    """The orientation, 1 to 8, from the `info` of an image opened by Pillow; a PNG must be loaded before.
-
-    Example:
-        >>> info_orientation({"xmp": b"<tiff:Orientation>8</tiff:Orientation>"})
-        8
-    """
+    """The orientation, 1 to 8, from the `info` of an image opened by Pillow; a PNG must be loaded before."""
     exif, raw = info.get("exif"), info.get("Raw profile type exif")
     # Written by ImageMagick: empty, name, length, hexadecimal digits.
     if exif is None and isinstance(raw, str):
@@ -101,13 +96,7 @@ def swaps_sides(orientation: int) -> bool:
 
 
 def turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
-    """Stored pixels (H, W, C) as a view that is upright.
-
-    Example:
-        >>> import numpy as np
-        >>> turn_upright(np.arange(6).reshape(2, 3, 1), 6)[:, :, 0].tolist()
-        [[3, 0], [4, 1], [5, 2]]
-    """
+    """Stored pixels (H, W, C) as a view that is upright."""
     if swaps_sides(orientation):
         pixels = pixels.swapaxes(0, 1)
     rows, columns = _mirrored(orientation)
@@ -115,12 +104,7 @@ def turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
 
 
 def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
-    """The box in the stored image of a box in the upright one.
-
-    Example:
-        >>> stored_box((0, 0, 1, 2), 6, height=3, width=2)
-        (0, 0, 2, 1)
-    """
+    """The box in the stored image of a box in the upright one."""
     top, left, h, w = box
     rows, columns = _mirrored(orientation)
     top = height - top - h if rows else top

@@ -43,8 +43,6 @@ class Stack(NamedTuple):
     """What the tags of a file say that `samples` reads.
 
     Attributes:
-        height, width: pixels, as they are stored.
-        bits: 8 or 16, of each sample.
         has_more_channels: they are more than grey or color and an alpha.
     """
 
@@ -59,9 +57,8 @@ class Stack(NamedTuple):
 def read_header(data: bytes) -> Stack | None:
     """The header of a TIFF of several grey or RGB samples per pixel; None for any other image.
 
-    Raises:
-        UnsupportedImage: one with more channels than grey or color and an alpha, which cannot be read, or
-            that claims more samples than are read or than its bytes can hold.
+    UnsupportedImage: one with more channels than can be read, or that claims more samples than its bytes can
+    hold.
     """
     if not data.startswith(tuple(PREFIXES)) or data.startswith(b"MM\0\x2b"):
         return None
@@ -83,13 +80,8 @@ def read_header(data: bytes) -> Stack | None:
 
 
 def samples(data: bytes, stack: Stack) -> NDArray[Any]:
-    """All samples of a file, upright.
-
-    Returns:
-        (height, width, channels) uint8 or uint16.
-
-    Raises:
-        ValueError, OSError and others of Pillow: damaged.
+    """All samples of a file, upright, (height, width, channels) uint8 or uint16; any error of Pillow if it is
+    damaged.
     """
     kind = Kind(stack.tags)
     if not kind.is_separate:

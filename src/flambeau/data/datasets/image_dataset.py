@@ -106,7 +106,6 @@ class ImageDataset(SeededDataset):
     Args:
         skip_bad: continue after an image that cannot be read or decoded. In training it is replaced by the
             next readable one of the source, with its own seed; in evaluation it is left out.
-        crop: of training images; its interpolation is also that of evaluation.
         augmentation: of training images, after crop and flip; the floating-point pixels of a user's function
             are only moved.
         keep: keep decoded small images; False if each is read only once, so that the first batch does not
@@ -164,10 +163,6 @@ class ImageDataset(SeededDataset):
 
     def batch(self, indices: Tensor, seeds: Tensor) -> tuple[tuple[Tensor, Tensor], Sequence[int]]:
         """Make one batch.
-
-        Args:
-            indices: (N,) int64, positions in the source.
-            seeds: (N,) int64, one per sample; not used in evaluation.
 
         Returns:
             ((images, targets), bad): images (N, C, S, S) of `dtype`, channels_last in memory; targets (N,)

@@ -71,8 +71,6 @@ class Loader:
         dataset: a SeededDataset, or any map-style Dataset. For the latter the global generators of torch,
             NumPy and random are seeded before each sample, so that it depends on (seed, epoch, index) alone;
             where a sampler repeats an index within an epoch, also on the number of the repetition.
-        sampler: its `order(epoch)` replaces the permutation.
-        on_bad: called, in this process, with the indices that a batch could not read.
     """
 
     def __init__(

@@ -43,9 +43,7 @@ def _has_state(kind: type) -> bool:
 class LoaderPlace:
     """The place of a loader in the stream of a run.
 
-    Args:
-        say: called with a line on what a resume cannot promise.
-        restores: False where each process has batches of its own, of which a checkpoint holds one alone.
+    `restores`: False where each process has batches of its own, of which a checkpoint holds one alone.
     """
 
     def __init__(self, loader: Any, *, say: Callable[[str], None], restores: bool) -> None:
@@ -81,8 +79,7 @@ class LoaderPlace:
     def enter(self, epoch: int, position: int) -> int:
         """Prepare the loader for the batches from a place on; returns how many it leaves out by itself.
 
-        Raises:
-            InputError: the loader cannot go back within this process.
+        InputError: it cannot go back within this process.
         """
         place = epoch, position
         saved = None

@@ -38,12 +38,6 @@ class UserDataLoader:
     Args:
         gather: gives what each rank calls it with, in their order; to see that all read the same.
         say: called with a line on what a resume cannot promise.
-
-    Attributes:
-        place: where the loader stands, for checkpoints.
-
-    Raises:
-        InputError: no batches, or samplers that share the data in a way that is not this job's.
     """
 
     def __init__(

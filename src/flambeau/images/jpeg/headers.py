@@ -40,18 +40,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-    """The header of a JPEG of 8 bits, grey or in three colors, Huffman-coded.
-
-    Returns:
-        None for everything else: no JPEG, a damaged header, CMYK, 12 bits, lossless, arithmetic coding.
-
-    Example:
-        >>> import numpy as np, simplejpeg
-        >>> data = simplejpeg.encode_jpeg(np.zeros((30, 50, 3), np.uint8), colorsubsampling="420")
-        >>> header = read_header(data)
-        >>> header.height, header.width, header.unit_height, header.sequential
-        (30, 50, 16, True)
-    """
+    """The header of a JPEG of 8 bits, grey or in three colors, Huffman-coded; None for everything else."""
     frame = 0
     scan = 0
     exif = b""
