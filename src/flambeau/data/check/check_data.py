@@ -45,12 +45,8 @@ _FEW = 5  # images of a class that are hardly enough to learn from; chosen
 
 @dataclass(frozen=True)
 class DataCheck:
-    """The result of `check_data`.
-
-    Attributes:
-        source: the images of `train`, then those of `val`.
-        is_val: (N,) bool.
-        leaked: numbers within `val` of the images that training shows, too.
+    """The result for the images of `train`, then those of `val`; `leaked`: numbers within `val` that training
+    shows, too.
     """
 
     train: Source
@@ -94,8 +90,7 @@ def check_data(
 ) -> DataCheck:
     """Read every image once, compare all with each other, and check classes and names, relative to `path`.
 
-    Args:
-        train, val: as `open_sources` opens them, so that `val` holds what is held out of `train`.
+    `train` and `val` are as `open_sources` opens them, so that `val` holds what is held out of `train`.
     """
     format_ = found_format(train)
     train, val = (of_kind(source, *format_) for source in (train, val))

@@ -45,10 +45,8 @@ def write_listing(
     *,
     group: str | None = None,
 ) -> int:
-    """Write path, targets, group and split of all images except `drop`; the whole file or nothing.
-
-    Args:
-        group: the name of the column of groups.
+    """Write path, targets, the column `group` and split of all images except `drop`; the whole file or
+    nothing.
     """
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]

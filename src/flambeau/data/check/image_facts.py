@@ -43,7 +43,6 @@ class ImageFacts:
 
     Attributes:
         width, height: (N,) int32 pixels, upright.
-        is_grey: (N,) bool, stored without color.
         spread: (N,) float32, standard deviation of the levels 0 .. 255, of the channel where it is greatest.
         darkest: (N,) uint8: 99 % of the levels of each channel are at least this.
         brightest: (N,) uint8: 99 % of the levels of each channel are at most this.
@@ -51,7 +50,6 @@ class ImageFacts:
         pixel_hash: (N,) uint64 of size and decoded pixels.
         small: (N, SIDE, SIDE) uint8, the whole image in grey, stretched to a square.
         chroma: (N, 2) float32, mean Cb and Cr.
-        problems: by number, why an image cannot be read.
     """
 
     width: NDArray[np.int32]
@@ -141,8 +139,7 @@ def read_each(
 ) -> None:
     """Read images on several threads, and record why one of them cannot be read.
 
-    Args:
-        note: gets the number of an image and its stored form; may raise what is wrong with it.
+    `note` gets the number of an image and its stored form, and may raise what is wrong with it.
     """
 
     def work(position: int) -> None:

@@ -82,8 +82,7 @@ def near_pairs(
 ) -> list[NearPair]:
     """The pairs of images that show the same picture, each once.
 
-    Args:
-        small: (N, SIDE, SIDE) grey; images that hardly vary are not compared.
+    `small`: (N, SIDE, SIDE) grey; images that hardly vary are not compared.
     """
     pictures = torch.from_numpy(small)
     blocks = range(0, len(pictures), _BLOCK)

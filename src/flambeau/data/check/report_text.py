@@ -66,11 +66,10 @@ class ReportItem(NamedTuple):
 def quick_findings(
     train: Source, val: Source, path: Path | None, *, seconds: float
 ) -> list[ReportItem]:
-    """Findings at little cost: on classes, names, and images almost without decoding them.
+    """Findings at little cost, of `check_data`: on classes, names (with a path), and images almost without
+    decoding them.
 
-    Args:
-        train, val, path: as in `check_data`; without a path names are not checked.
-        seconds: about how long the images may take; a last line counts those that were not read.
+    Images may take about so many `seconds`; a last line counts those that were not read.
     """
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)

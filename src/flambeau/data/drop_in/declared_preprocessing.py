@@ -81,14 +81,10 @@ class Preprocessing:
 
     @classmethod
     def of(cls, given: "Mapping[str, Any] | Callable[..., Any]") -> "Preprocessing":
-        """What a user has given.
+        """What a user has given: a dict of the attributes, or torchvision's or timm's transform of an
+        evaluation.
 
-        Args:
-            given: a dict of the attributes, or the transform of torchvision or timm by which the images of an
-                evaluation are made.
-
-        Raises:
-            InputError: a value out of range, or a transform that this cannot express.
+        InputError: a value out of range, or a transform that this cannot express.
         """
         if isinstance(given, Preprocessing):
             return given

@@ -18,13 +18,10 @@ from flambeau.errors import InputError
 
 
 def table_of_transform(transform: Any, *, example: str) -> dict[str, Any]:
-    """What a transform of torchvision or timm does, as the fields of `Preprocessing`.
+    """What a transform of torchvision or timm does, as the fields of `Preprocessing`; InputError if it is of
+    no usual kind.
 
-    Args:
-        example: of what a user can say instead, for an error.
-
-    Raises:
-        InputError: it is none of the usual kind.
+    `example`: what a user can say instead, for the error.
     """
     try:
         return _table(transform)
@@ -87,11 +84,7 @@ def _flat(transform: Any) -> list[Any]:
 
 
 def _note(one: Any, found: dict[str, Any]) -> None:
-    """Add what one transform does.
-
-    Raises:
-        _Unknown: it is unknown, or in an unusual place.
-    """
+    """Add what one transform does; _Unknown: it is unknown, or in an unusual place."""
     name = type(one).__name__
     if is_one_of(one, v1.Resize, v2.Resize) and not {"resize", "crop", "floats"} & found.keys():
         filter_ = filter_name(one.interpolation)

@@ -37,12 +37,8 @@ _BITS = 5  # of a character of COCO's text, with one more that says whether the 
 
 @dataclass(frozen=True)
 class CocoMasks:
-    """What `masks_of_coco` has written.
-
-    Attributes:
-        table: a file with the columns path and mask.
-        names: the file of the names of the classes.
-        images: how many it lists.
+    """What `masks_of_coco` has written: a table with the columns path and mask, the file of names; how many
+    it lists.
     """
 
     table: Path
@@ -61,10 +57,6 @@ def masks_of_coco(src: Path, dst: Path, *, show: bool = False) -> CocoMasks:
         src: the file of polygons; images lie beside it, or in a folder called images or like its last word
             beside it or its folder, as train2017/ for annotations/instances_train2017.json.
         dst: NAME.csv.
-
-    Raises:
-        InputError: DST exists, or SRC is no such file, names an image that is not there or has another size,
-            or has a polygon that is none.
     """
     require_folder(dst)
     content, digest = _read(src)

@@ -116,8 +116,7 @@ def _parts(path: Path) -> list[Source]:
 def walk_zip(path: Path, *, recovery: str) -> Iterator[ScannedRecord]:
     """Samples and damage of a zip, in the order in which they are read.
 
-    Args:
-        recovery: what may help where its list of files is damaged.
+    `recovery`: what may help where its list of files is damaged.
     """
     try:
         reader = ZipReader(path, index_zip(path))

@@ -24,17 +24,11 @@ _NEXT = "next.png"
 
 
 class UnfinishedMasks:
-    """The masks of the table NAME.csv, which become the folder NAME_masks.
+    """The masks of the table NAME.csv, which become the folder NAME_masks; the table is written after all of
+    them.
 
-    Args:
-        table: NAME.csv, which is written after all masks, and makes them complete.
-        source: changes with whatever decides what the masks are.
-
-    Attributes:
-        folder: NAME_masks.
-
-    Raises:
-        InputError: the table is there, or the folder, and no earlier start from this source has made it.
+    `source` changes with whatever decides what the masks are. InputError: the table is there, or the folder,
+    and no earlier start from this source has made it.
     """
 
     def __init__(self, table: Path, source: str) -> None:

@@ -66,7 +66,6 @@ class FileReport:
     """The result for one file.
 
     Attributes:
-        path: of the file, or its address in a store.
         checksums: a DST.pack.json, or an index, has a checksum of each image.
         absent: a sentence for each array with absent parts, which read as the fill value.
         not_read: records that are undamaged, but unsupported or of another kind.

@@ -39,11 +39,9 @@ Label = int | float | Tensor | bytes
 
 
 class Record(NamedTuple):
-    """One image to be written into a file.
+    """One image to be written; `label`: the number of its class, its label vector, or its mask as a file.
 
-    Attributes:
-        label: the number of its class, its label vector, or its mask as a file.
-        class_name: the name of that class; '' if the label is no class.
+    `class_name` is '' if the label is no class.
     """
 
     key: str

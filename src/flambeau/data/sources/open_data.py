@@ -97,12 +97,7 @@ def open_sources(
             `open_named`, in $FLAMBEAU_DATA or ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or
             hf:NAME:CONFIG of Hugging Face;
             an address of shards in a store (see `open_address`); None: the embedded Fashion-MNIST.
-        choice: which targets of the data are meant.
         groups_may_cross: a group with images on both sides is not refused.
-        cache: of data in a store.
-
-    Returns:
-        Training and validation source, both with the classes of the training source.
     """
     path = EMBEDDED if path is None else path
     train, val = open_parts(path, download=download, choice=choice, cache=cache)
@@ -192,7 +187,6 @@ def open_source(
     Args:
         path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
             or packed images; of data with a validation part only that is used.
-        choice: which targets of the data are meant: those of the model.
 
     Returns:
         A source with exactly these classes; some may have no image.

@@ -73,11 +73,7 @@ def as_metadata(head: TargetHead) -> dict[bytes, bytes]:
 
 
 def of_metadata(metadata: Mapping[bytes, bytes] | None, path: Path) -> TargetHead | None:
-    """The inverse of `as_metadata`; None if there is none.
-
-    Raises:
-        DamagedData: it is no such text.
-    """
+    """The inverse of `as_metadata`; None if there is none. DamagedData: it is no such text."""
     data = (metadata or {}).get(_KEY)
     if data is None:
         return None

@@ -107,14 +107,9 @@ def open_path(
 ) -> tuple[Source, Source | None]:
     """The images of a path, or those to train on and those to validate on if the data say which are which.
 
-    Args:
-        path: a file of a format, a folder of shards of one, the whole name of such shards, a folder with a
-            metadata.csv of labels, one of images and masks, or one with one sub-folder per class.
-        labelled: False ignores labels: all packed images are of class ''.
-        choice: which targets are meant.
-
-    Raises:
-        InputError: data that have no such targets, or cannot be read.
+    A path is a file of a format, a folder of shards of one, the whole name of such shards, a folder with a
+    metadata.csv of labels, one of images and masks, or one with one sub-folder per class. `labelled` False
+    ignores labels: all packed images are of class ''.
     """
     kind = kind_of(path)
     if kind is not None:
@@ -137,8 +132,7 @@ def open_shard(
 ) -> tuple[Source, Source | None]:
     """As `open_path`, of one file of several: a column that says the parts divides all of them together.
 
-    Args:
-        copies: the folder of what is made to read it; no file but the class names beside it is read.
+    What is made to read it lies in the folder `copies`; no file but the class names beside it is read.
     """
     return _open_kind(path, str(kind_of(path)), labelled, choice, copies)
 

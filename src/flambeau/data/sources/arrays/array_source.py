@@ -344,9 +344,7 @@ def classes_and_labels(
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
-    Args:
-        names: the class names in the file, if it has any. A classes file beside it has priority: users can
-            write it to correct them.
+    A classes file beside the arrays has priority over the names in them: users can write it to correct those.
     """
     if names is None or len(names.shape) != 1 or classes_file(path).exists():
         return named_labels(labels, path, describe)
