@@ -28,7 +28,9 @@ _MOST_CHUNKS = 1 << 16
 
 
 class PngHeader(NamedTuple):
-    """The header of a common PNG; `pieces`: begin and end, in the file, of each piece of the deflated pixels."""
+    """The header of a common PNG; `pieces`: begin and end, in the file, of each piece of the
+    deflated pixels.
+    """
 
     height: int
     width: int

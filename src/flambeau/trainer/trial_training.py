@@ -19,10 +19,8 @@ def trial_training(
     replay_from: Path | None = None,
     micro_batch: int | Literal["auto"] | None = None,
 ) -> Iterator[Training]:
-    """A silent training that is ready to start; closed at the end, and its folder removed.
-
-    Args:
-        replay_from: a checkpoint folder of the run; None starts at its beginning.
+    """A silent training that is ready to start, perhaps from a checkpoint; closed at the end, and its folder
+    removed.
     """
     ranks = join_ranks()
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-trial-"))

@@ -45,9 +45,6 @@ class MemoryGuard:
 
     One of several ranks cannot repeat a batch, because the others wait for it in a collective call: all are
     started again instead, from the newest checkpoint.
-
-    Args:
-        folder: the run folder; None in a replay, which writes nothing.
     """
 
     def __init__(
@@ -73,8 +70,7 @@ class MemoryGuard:
     def around(self) -> Iterator[None]:
         """Around the forward pass, loss and step of a batch, or the forward pass of an evaluation.
 
-        Raises:
-            InputError: smaller micro-batches do not help or are impossible.
+        InputError: smaller micro-batches do not help or are impossible.
         """
         loop = self._loop
         is_evaluation = loop.evaluated is not None
@@ -208,9 +204,8 @@ class MemoryGuard:
     def evaluated_parts(self, micro: MicroBatch, loader: object) -> Iterator[object]:
         """The data of an evaluation's batch, in parts that fit; a part that does not fit is cut and repeated.
 
-        Raises:
-            InputError: one sample alone does not fit, or the batch cannot be cut.
-            MicroBatchHalved: a sharded model needs all ranks for each part.
+        InputError: one sample alone does not fit, or the batch cannot be cut. MicroBatchHalved: a sharded
+        model needs all ranks for each part.
         """
         loop = self._loop
         reader = self._parts.reader
@@ -329,9 +324,7 @@ def inputs_of(data: Any) -> Tensor | None:
 def memory_table(state: ResumableState, parts: RunParts, inputs: Tensor | None) -> str:
     """Parameters, gradients, optimizer state and activations of a forward pass, in MiB, by module.
 
-    Args:
-        inputs: of the model, on the meta device; without them, or where the model fails on that device, the
-            column of activations is left out.
+    Without inputs on the meta device, or where the model fails on it, the column of activations is left out.
     """
     kept: Mapping[str, int] = {}
     if inputs is not None and parts.shards is None:

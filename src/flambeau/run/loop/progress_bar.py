@@ -38,11 +38,8 @@ def _verdict(data_wait: float, waits: CpuWaits | None) -> str:
 
 
 class ProgressBar:
-    """One bar over all steps of a run on standard error, with lines above it.
-
-    Args:
-        shown: False hides the bar; lines are still printed.
-        silent: no lines either.
+    """One bar over all steps of a run on standard error, unless it is not `shown`, with lines above it,
+    unless `silent`.
     """
 
     def __init__(self, *, shown: bool, silent: bool = False) -> None:
@@ -267,10 +264,8 @@ class NewestLoss:
         self._arrived: torch.Event | None = None
 
     def read(self, losses: Sequence[Tensor]) -> float | None:
-        """The mean of the last losses, or of slightly earlier ones; None where nothing new is known.
-
-        Args:
-            losses: 0-d, float32, on the device.
+        """The mean of the last losses (0-d, float32), or of slightly earlier ones; None where nothing new is
+        known.
         """
         value = self._arrived_value()
         if not losses or time.perf_counter() < self._due or self._arrived is not None:

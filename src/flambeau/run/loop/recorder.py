@@ -85,11 +85,7 @@ class Recorder:
         self._log_before_evaluations: dict[int, tuple[int, int]] = {}
 
     def claim(self) -> None:
-        """Make the folder or continue it; from here on no other process writes there.
-
-        Raises:
-            InputError: a run of another identity, or another process trains there.
-        """
+        """Make the folder or continue it; from here on no other process writes there."""
         facts = {
             **environment(),
             "exactness": self.exactness,
@@ -238,11 +234,7 @@ class Recorder:
         self.show_evaluation(figures)
 
     def note_predictions(self, describe: Callable[[int], str]) -> None:
-        """Write evaluation.json, if the loop has logged `predictions` of the weights to publish.
-
-        Args:
-            describe: what the image at a position is called.
-        """
+        """Write evaluation.json, if the loop has logged `predictions` of the weights to publish."""
         logged = self._parts.metrics.predictions
         if self._evaluation_file is None or logged is None or logged.facts is None:
             return
@@ -302,13 +294,10 @@ class Recorder:
             self._metrics_log.sync()
 
     def has_time_to_save(self, *, another: bool) -> bool:
-        """Whether a checkpoint can be on the disk within `stop_within` of the signal; a message says if not.
+        """Whether a checkpoint can be on the disk within `stop_within` of the signal, on all ranks; a message
+        says if not.
 
-        Args:
-            another: a new one is needed; else that of this step is being written or done.
-
-        Returns:
-            The same on all ranks.
+        `another`: a new one is needed; else that of this step is being written or done.
         """
         if self._options.stop_within is None or not another:
             return True
@@ -338,11 +327,7 @@ class Recorder:
             self._progress.emit({"event": "checkpoint", "path": path})
 
     def newest(self, *, upto: int | None = None) -> Restored | None:
-        """The newest whole checkpoint, if any, the same on all ranks.
-
-        Args:
-            upto: leave out those of later steps.
-        """
+        """The newest whole checkpoint, if any, not of steps later than `upto`; the same on all ranks."""
         newest = None if upto is None else checkpoint_name(upto)
 
         def restore() -> Restored | None:
@@ -449,13 +434,9 @@ def checkpoint_name(step: int) -> str:
 
 
 def model_parts(model: nn.Module) -> dict[str, Any]:
-    """Its class and parameter counts, and those of its children.
+    """Its class and parameter counts, and those of its children, at most 40, as JSON.
 
-    Args:
-        model: may share parameters, be sharded, or have parameters without a shape yet.
-
-    Returns:
-        JSON: `class`, `parameters`, `trained`, and `parts`, at most 40 of [name, class, parameters, trained].
+    The model may share parameters, be sharded, or have parameters without a shape yet.
     """
 
     def count(module: nn.Module) -> tuple[int, int]:

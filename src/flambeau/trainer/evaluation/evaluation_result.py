@@ -44,9 +44,7 @@ class ImagePredictions:
     """The predictions of each evaluated image, in the order of the data.
 
     Attributes:
-        names: of the classes.
         indices: (N,) int64, positions in the data.
-        labels: (N,) int64 classes.
         ranked: (N, K) int64, the most probable classes; K is 5, or C if that is less.
         probabilities: (N, K) float32, of these.
         describe: returns the name of the image at a position: its path, or its file and position in it.
@@ -154,11 +152,7 @@ class Evaluation:
         }
 
     def save_predictions(self, path: str | Path, *, force: bool = False) -> None:
-        """Write a CSV file with a row per image; see `predictions_file`.
-
-        Raises:
-            InputError: the file exists and not `force`.
-        """
+        """Write a CSV file with a row per image; see `predictions_file`."""
         columns = ["path", "label", *Ranking.columns(self.predictions.ranked.shape[1])]
         with predictions_file(Path(path), columns, force=force) as add:
             for image, label, pairs in self.predictions:
@@ -169,11 +163,7 @@ class Evaluation:
         self.plot_confusion(path, force=force)
 
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
-        """Draw the confusion matrix; see `flambeau.trainer.evaluation.confusion_plot`.
-
-        Raises:
-            InputError: matplotlib is missing, another ending than .png, .pdf or .svg, or the file exists.
-        """
+        """Draw the confusion matrix; see `flambeau.trainer.evaluation.confusion_plot`."""
         names = [one.name for one in self.classes]
         plot_confusion(self.confusion, names, Path(path), force=force)
 

@@ -12,7 +12,6 @@ class MemberFigures:
     """What one member reaches alone on the same images.
 
     Attributes:
-        run: its folder.
         image_size: side of the images as it saw them, pixels.
         figures: by their names in JSON.
     """

@@ -43,11 +43,7 @@ _SEARCH_STEPS = 60  # each leaves 0.62 of the interval: far below what a data se
 
 @dataclass(frozen=True)
 class Classification(WholeImage):
-    """The task of `flambeau train`; see `Task` for what the methods are for.
-
-    Attributes:
-        classes: names, in the order of the logits.
-    """
+    """The task of `flambeau train`; see `Task` for what the methods are for."""
 
     classes: tuple[str, ...]
 
@@ -211,12 +207,7 @@ class Classification(WholeImage):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Predictions:
-    """What a model says of N images.
-
-    Attributes:
-        names: of all classes, in the order of the model's outputs.
-        logits: (N, C) float32 on the CPU.
-    """
+    """What a model says of N images: logits (N, C) float32 on the CPU, and the names in their order."""
 
     names: tuple[str, ...]
     logits: Tensor
@@ -280,12 +271,7 @@ class ClassCounters:
 
     @classmethod
     def of(cls, names: tuple[str, ...], device: torch.device) -> "ClassCounters":
-        """Those of an evaluation that begins.
-
-        Args:
-            names: of the classes.
-            device: of the model.
-        """
+        """Those of an evaluation that begins."""
         table_device = device if len(names) <= _ON_DEVICE else torch.device("cpu")
         return cls(
             names,
@@ -365,17 +351,11 @@ def _class_figures(name: str, number: int, each: dict[str, list[Any]]) -> ClassF
 
 
 def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The T at which softmax(logits / T) has the least cross-entropy.
+    """The T from 0.05 to 20 at which softmax(logits / T) has the least cross-entropy; above 1 if the model is
+    too sure.
 
     The cross-entropy is convex in 1 / T, so a golden-section search finds it.
     Source: Guo et al., "On calibration of modern neural networks", ICML 2017, section 4.2.
-
-    Args:
-        logits: (N, K) float.
-        labels: (N,) int64.
-
-    Returns:
-        T from 0.05 to 20; above 1 where the model is too sure of itself.
 
     Example:
         >>> import torch

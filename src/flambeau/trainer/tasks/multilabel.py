@@ -53,7 +53,6 @@ class Multilabel(WholeImage):
     """Several labels per image; see `Task` for what the methods are for.
 
     Attributes:
-        labels: names, in the order of the logits.
         thresholds: the probability from which on a label is predicted; None: one half.
         known: the share of the training images of which each label is known; None: all.
         kind: the loss of the training; evaluations use the binary cross-entropy in any case.
@@ -337,11 +336,8 @@ class Multilabel(WholeImage):
 
 @dataclass(frozen=True)
 class LabelResults:
-    """One evaluation, in the order of the data; all on the CPU.
-
-    Attributes:
-        indices: (N,) int64, positions in the data.
-        targets, probabilities: (N, K) float32.
+    """One evaluation, in the order of the data; all on the CPU: targets and probabilities (N, K), positions
+    (N,).
     """
 
     indices: Tensor
@@ -351,12 +347,8 @@ class LabelResults:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LabelAnswers:
-    """What a model says of N images.
-
-    Attributes:
-        names: of the K labels, in the order of the model's outputs.
-        probabilities: (N, K) float32 on the CPU.
-        thresholds: (K,) float32; a label is predicted from its threshold on.
+    """What a model says of N images: probabilities (N, K) on the CPU; a label is predicted from its
+    threshold, (K,), on.
     """
 
     names: tuple[str, ...]
@@ -384,15 +376,10 @@ class LabelAnswers:
 
 
 def asymmetric_losses(logits: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
-    """The asymmetric loss of each label, (N, K).
+    """The asymmetric loss of each label, (N, K), of logits and targets in [0, 1].
 
     Easy labels that are not there count little: their probability is lowered by a margin, and their loss is
-    multiplied by its fourth power.
-
-    Args:
-        logits: (N, K) float32.
-        targets: (N, K) in [0, 1].
-        weight: (K,) of labels that are there; None weighs all alike.
+    multiplied by its fourth power. `weight`, (K,), is that of labels that are there.
     """
     share = logits.sigmoid()
     lowered = (share - _MARGIN).clamp(min=0)

@@ -47,7 +47,6 @@ class Regression(WholeImage):
     """Numbers of each image; see `Task` for what the methods are for.
 
     Attributes:
-        columns: names, in the order of the outputs.
         mean, std: of the training images, by column.
         known: the share of the training images that have each number; None: all.
         kind: the loss of the training, which an evaluation uses, too.
@@ -318,12 +317,7 @@ class Regression(WholeImage):
 
 @dataclass(frozen=True)
 class NumberResults:
-    """One evaluation, in the order of the data and its units; all on the CPU.
-
-    Attributes:
-        indices: (N,) int64, positions in the data.
-        targets, predicted: (N, K) float32.
-    """
+    """One evaluation, in the order of the data and its units, (N, K); all on the CPU."""
 
     indices: Tensor
     targets: Tensor
@@ -332,12 +326,7 @@ class NumberResults:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NumberAnswers:
-    """What a model says of N images.
-
-    Attributes:
-        names: of the K columns.
-        values: (N, K) float32 on the CPU, in the unit of the data.
-    """
+    """What a model says of N images: values (N, K) on the CPU, in the unit of the data."""
 
     names: tuple[str, ...]
     values: Tensor

@@ -51,7 +51,6 @@ class Segmentation:
     """A class for each pixel; see `Task` for what the methods are for.
 
     Attributes:
-        classes: names, in the order of the logits.
         values: the number of each class in masks.
         known: the share of the training pixels that are not ignored.
         kind: the loss of the training; evaluations use the cross-entropy in any case.
@@ -383,12 +382,8 @@ class Segmentation:
 
 
 def dice_losses(logits: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-    """1 - Dice of each image, (N,): the mean over the classes in its mask, of its known pixels.
-
-    Args:
-        logits: (N, K, S, S).
-        targets: (N, S, S) uint8 classes, IGNORED where a pixel counts as nothing.
-        weight: (K,) of each class in that mean.
+    """1 - Dice of each image, (N,): the mean, weighted by `weight` (K,), over the classes in its mask, of its
+    known pixels.
     """
     num = logits.shape[1]
     known = (targets != IGNORED)[:, None]
@@ -414,7 +409,6 @@ class MaskResults:
     """One evaluation, in the order of the data; all on the CPU.
 
     Attributes:
-        indices: (N,) int64, positions in the data.
         boundaries: (N, K) float32 boundary F1; (N, 0) if nobody asks for it.
         shown: (N, 64, 64) uint8, the predicted masks in small.
     """
@@ -427,12 +421,7 @@ class MaskResults:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class MaskAnswers:
-    """What a model says of N images.
-
-    Attributes:
-        names: of the K classes, in the order of the model's outputs.
-        answers: of each image.
-    """
+    """What a model says of N images, with the names of the K classes."""
 
     names: tuple[str, ...]
     answers: tuple[MaskAnswer, ...]

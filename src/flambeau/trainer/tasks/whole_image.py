@@ -88,15 +88,12 @@ _constants: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
 
 
 def mean_of_known_targets(losses: Tensor, targets: Tensor, known: Sequence[float] | None) -> Tensor:
-    """The mean loss of each image, (N,): an unknown target counts as nothing, a known one for its column.
+    """The mean loss of each image, (N,): an unknown target (NaN) counts as nothing, a known one for its
+    column.
 
-    A column of which a third is known counts three times where it is known, so that all columns have one
+    A column of which a third is `known` counts three times where it is known, so that all columns have one
     weight. The mean over images is then the same for a batch as for its parts, which a mean over the known
     targets of each batch is not.
-
-    Args:
-        losses, targets: (N, K); NaN targets are unknown.
-        known: share of the training images of which each column is known; None: all.
     """
     if known is None:
         return losses.mean(1)
@@ -119,8 +116,7 @@ def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 def known_facts(train: Source) -> dict[str, Any]:
     """The share of the training images of which each column is known, as `known`; None if all are.
 
-    Raises:
-        InputError: a column of which nothing is known.
+    InputError: a column of which nothing is known.
     """
     is_known = train.labels.isfinite()
     shares = is_known.double().mean(0).tolist()
