@@ -76,9 +76,6 @@ def compare_lines(left: Path, right: Path) -> MetricLines:
 
     Lines of training are means over the steps since the line before: those over different steps (another
     `log_every`) are not compared.
-
-    Raises:
-        InputError: a file cannot be read.
     """
     files = _Lines(left), _Lines(right)
     result = MetricLines()

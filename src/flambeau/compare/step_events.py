@@ -68,8 +68,7 @@ class FirstDifference:
 class StepEvents:
     """Records the `events` of the current step of a model.
 
-    Args:
-        modules: record outputs of modules, too; False for a compiled model, which calls no hooks inside.
+    Outputs of `modules` not for a compiled model, which calls no hooks inside.
     """
 
     def __init__(self, model: nn.Module, *, modules: bool) -> None:
@@ -201,12 +200,8 @@ def batch_difference(
     targets: tuple[Tensor, Tensor],
     classes: tuple[Sequence[str], Sequence[str]],
 ) -> FirstDifference | None:
-    """How two batches differ: in length, samples, labels or pixels.
-
-    Args:
-        names: of the samples in each.
-        images: (N, C, S, S) of each.
-        targets: (N,) of each, or rows (N, K), or masks (N, S, S).
+    """How two batches differ: in length, samples, labels (N,), rows (N, K) or masks (N, S, S), or pixels (N,
+    C, S, S).
     """
     lengths = len(images[0]), len(images[1])
     if lengths[0] != lengths[1]:

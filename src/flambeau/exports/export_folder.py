@@ -45,17 +45,8 @@ def fill_folder(
     figures: Sequence[StepFigures],
     images: SampleImages,
 ) -> None:
-    """Write every file but the model, which exists.
-
-    Args:
-        folder: of the export.
-        trained: the run's model.
-        plan: the steps that were taken.
-        figures: of the run and of each step.
-        images: the figures were measured on these.
-
-    Raises:
-        OSError: the disk is full or failing.
+    """Write every file but the model, which exists; the figures of the run and of each step were measured on
+    `images`.
     """
     format_ = FORMATS[plan.format]
     classify = format_.open(folder / format_.file, torch.get_num_threads(), made_now(folder))

@@ -23,13 +23,7 @@ _ROUNDS = range(5, 101)  # fewest and most calls
 
 @dataclass(frozen=True)
 class Stage:
-    """A model after one step.
-
-    Attributes:
-        name: of the step.
-        open: opens the model for a number of threads.
-        num_bytes: of its weights or its file.
-    """
+    """A model after one step; `num_bytes` of its weights or its file; `open` takes a number of threads."""
 
     name: str
     open: Callable[[int], Classifier]
@@ -85,13 +79,8 @@ class StepFigures:
 def figures_of(
     stage: Stage, before: Stage | None, run: Tensor, images: SampleImages, *, task: Task
 ) -> StepFigures:
-    """Measure a stage.
-
-    Args:
-        before: the stage before, which is timed alternately with it.
-        run: (N, K) logits of the run for these images.
-        images: N images, with labels if they are known.
-        task: of the run.
+    """Measure a stage against the run's logits (N, K) for N images, alternating in time with the stage
+    before.
     """
     logits = batched_logits(stage.open(torch.get_num_threads()), images.pixels)
     difference = (task.decode(logits) - task.decode(run)).abs()

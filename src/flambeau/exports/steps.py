@@ -128,11 +128,9 @@ class Steps:
     """The pipeline of one export.
 
     Attributes:
-        trained: the run's model.
         images: for the figures of each step.
         ranges: images for the ranges of int8; None if no step measures them.
         sources: training and validation data; None if no step trains.
-        say: takes a line for the user.
         subject: what is exported, in messages.
     """
 
@@ -147,8 +145,7 @@ class Steps:
     def write(self, folder: Path) -> list[StepFigures]:
         """Write the file of the model into a folder, and return the figures of the run and of each step.
 
-        Raises:
-            InputError: a step is refused, or the format cannot be written.
+        InputError: a step is refused, or the format cannot be written.
         """
         model = served(self.trained)
         task = self.trained.facts.task

@@ -80,7 +80,9 @@ def read_header(data: bytes, *, kinds: Mapping[bytes, int] = _CHANNELS_OF) -> Pn
 
 
 def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
-    """The upper rows of the image, (rows, width, channels); None if the data are damaged or not of this size."""
+    """The upper rows of the image, (rows, width, channels); None if the data are damaged or of another
+    size.
+    """
     kernel = native.kernel()
     assert kernel is not None
     size = rows * (1 + header.width * header.channels)

@@ -99,13 +99,7 @@ def model_with_values(
 ) -> nn.Module:
     """A model with new weights and the head of its published ones, or one for 1000 classes.
 
-    Args:
-        name: one of `model_names`.
-        channels: of the input; None for 3.
-        image_size: side of the input, pixels; None for that of the published weights.
-
-    Raises:
-        InputError: the model does not take these channels or this size.
+    By default for 3 channels, and the size of the published weights. InputError: it does not take these.
     """
     published = None if ":" in name or name in OWN_MODELS else timm.get_pretrained_cfg(name)
     return build_model(

@@ -90,14 +90,10 @@ class _Cost:
 def summarize(
     model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> ModelSummary:
-    """Watch a forward pass in evaluation mode.
+    """Watch a forward pass in evaluation mode; the model, which may be on 'meta', is not changed.
 
-    Args:
-        model: on any device, 'meta' too; not changed.
-        args, kwargs: of the model; only shapes and dtypes count, unless the model reads values.
-
-    Raises:
-        InputError: the model does not take the arguments; its message is included.
+    Only shapes and dtypes count, unless the model reads values. InputError: the model does not take the
+    arguments; its message is included.
     """
     return follow(model, args, kwargs or {}, _watched)
 

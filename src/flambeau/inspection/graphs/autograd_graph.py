@@ -20,8 +20,6 @@ class SavedTensor:
 
     Attributes:
         name: what the node calls it, such as 'self', 'weight', 'result'.
-        shape: of the tensor.
-        dtype: such as 'float32'.
         size_bytes: of its storage, 0 if another node keeps that, too, and came before, and for what is
             there anyway.
         of: the parameter, the buffer or the input that it is part of, '' if it is kept for this alone; or
@@ -201,11 +199,7 @@ class _Reader:
 
 
 def _kept_by(node: Any) -> Iterator[tuple[str, Tensor]]:
-    """The saved tensors of a node by name: `_saved_NAME` (torch: 'Autograd mechanics, saved tensors').
-
-    Raises:
-        RuntimeError: one was changed in place since.
-    """
+    """The saved tensors of a node by name: `_saved_NAME` (torch: 'Autograd mechanics, saved tensors')."""
     saved: dict[str, Any] = {
         name.removeprefix("_saved_"): getattr(node, name)
         for name in dir(node)

@@ -25,8 +25,7 @@ _IGNORED = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 def supervise(arguments: Sequence[str]) -> int:
     """Run the rank's program until the launcher releases this process.
 
-    Args:
-        arguments: process id of the launcher, its folder for these ranks, the program, its arguments.
+    Arguments: process id of the launcher, its folder for these ranks, the program, its arguments.
     """
     launcher = int(arguments[0])
     folder = Path(arguments[1])

@@ -86,9 +86,8 @@ Heartbeats = Sequence[Heartbeat | None]
 class ProgressTracker:
     """The progress of the main thread: counted by itself, timed by another thread.
 
-    Args:
-        timeout_s: how long it may make no progress; 0: forever.
-        tick_s: the longest time between two calls of `update`, unless the process was suspended.
+    Without progress for `timeout_s` (0: forever) it has stalled; `update` is called every `tick_s`, unless
+    the process was suspended.
     """
 
     def __init__(

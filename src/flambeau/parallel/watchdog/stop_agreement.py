@@ -19,10 +19,8 @@ _NEVER: Final = 1 << 62
 
 
 class StopAgreement:
-    """One rank's part in the agreement.
-
-    Args:
-        stop_signal: returns the name of the signal that asked this process to stop, or None.
+    """One rank's part in the agreement; `stop_signal` names the signal that asked this process to stop, or
+    None.
     """
 
     def __init__(self, *, rank: int, world: int, stop_signal: Callable[[], str | None]) -> None:
@@ -38,10 +36,8 @@ class StopAgreement:
     # waits, or the other thread sees the count of the point that is being passed.
 
     def reach_point(self) -> str | None:
-        """The main thread is where the run can stop.
-
-        Returns:
-            The name of the signal if all ranks stop here, else None.
+        """The main thread is where the run can stop: the name of the signal if all ranks stop here, else
+        None.
         """
         self.point += 1
         if self._world == 1:
@@ -67,10 +63,8 @@ class StopAgreement:
         return self._signal is None and self._stop_signal() is not None
 
     def exchange(self, store: Store) -> None:
-        """Publish and read stop requests; call it when `has_new_request` and when the counter changes.
-
-        Args:
-            store: of the job; each write increments its counter 'changes', which the others poll.
+        """Publish and read stop requests; call it when `has_new_request` and when the counter 'changes'
+        does.
         """
         if self._signal is None:
             signal = self._stop_signal()

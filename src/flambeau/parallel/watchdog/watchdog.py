@@ -137,10 +137,8 @@ class Watchdog:
         self._progress.beat(phase)
 
     def reach_point(self) -> str | None:
-        """The main thread is where the run can stop; all ranks pass the same points.
-
-        Returns:
-            The name of a signal if all ranks stop here, else None.
+        """The main thread is where the run can stop, the same points on all ranks: the name of a signal if
+        all stop here.
         """
         self._progress.reach_point()
         return self._stops.reach_point()

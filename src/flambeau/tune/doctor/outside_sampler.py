@@ -189,11 +189,8 @@ class OutsideSampler:
 
 
 def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list[Any]]]:
-    """Rows as of `as_rows`, by process: of the thread that trains, and of the threads of workers.
-
-    Args:
-        text: py-spy's output of the format raw.
-        trainer: the record of the process that trains.
+    """Rows as of `as_rows`, by process, of py-spy's raw output: of the thread that trains, and of the threads
+    of workers.
     """
     stacks = list(_parsed(text, trainer["process"]))
     own = [one for one in stacks if one.thread == trainer["thread"]]

@@ -39,11 +39,7 @@ class Gain:
 
 
 def gain_of(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:
-    """One-sided t test on the logarithms of the ratios of seconds per step, pair by pair.
-
-    Raises:
-        ValueError: no pair, or different numbers of values.
-    """
+    """One-sided t test on the logarithms of the ratios of seconds per step, pair by pair."""
     logs = [math.log(before / after) for before, after in zip(before_s, after_s, strict=True)]
     if not logs:
         raise ValueError("a gain needs at least one pair of runs")

@@ -23,11 +23,7 @@ def lines_of(statement: ast.stmt) -> range:
 
 @functools.cache
 def asks_for_batch(file: str, line: int, trained: frozenset[int]) -> bool:
-    """Whether a line is the head of a loop around a training step, or calls `next`.
-
-    Args:
-        trained: lines of the file that lead to a step of the optimizer.
-    """
+    """Whether a line is the head of a loop around a step (lines `trained` lead to one), or calls `next`."""
     for one in statements_of(file):
         if isinstance(one, ast.For):
             if one.lineno <= line < one.body[0].lineno and trained & set(lines_of(one)):
@@ -92,15 +88,10 @@ _ASK = {"item", "tolist", "cpu", "numpy", "detach", "float", "int", "bool"}
 
 @functools.cache
 def computes_what_it_asks_for(where: str) -> bool:
-    """`if torch.isnan(x).any():` does, `history = history + [loss.item()]` does not.
+    """`if torch.isnan(x).any():` does, `history = history + [loss.item()]` does not, in FILE:LINE.
 
     The first takes as long as what it asks for; of the second only the call itself is to blame for waiting.
-
-    Args:
-        where: FILE:LINE.
-
-    Returns:
-        True also where the line shows no such call, as one of a library's function may hold it.
+    True also where the line shows no such call, as one of a library's function may hold it.
     """
     file, _, line = where.rpartition(":")
     around = [one for one in statements_of(file) if int(line) in lines_of(one)]

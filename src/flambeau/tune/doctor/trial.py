@@ -78,11 +78,8 @@ class Script:
     def run(self, plan: Plan, *, before_removal: Callable[[Path], None] = lambda _: None) -> Trial:
         """Run it until its steps are counted, then end it.
 
-        Args:
-            before_removal: called with the trial's folder, in which runs of flambeau have theirs.
-
-        Raises:
-            InputError: the command cannot be started, or its Python has no flambeau.
+        `before_removal` gets the trial's folder, in which runs of flambeau have theirs. InputError: the
+        command cannot be started, or its Python has no flambeau.
         """
         folder = self.sandbox.new_folder()
         trace = None if plan.trace is None else folder / f"trace-{Path(plan.trace).name}"

@@ -246,14 +246,10 @@ def tune(
     say: Callable[[str], None],
     data_at: int | None = None,
 ) -> SearchResult:
-    """Find the best setting of levers.
+    """Find the best setting of levers, which `levers_of` gives, the most promising first, from the facts of
+    the first trial.
 
-    Args:
-        levers_of: gives the levers to try, the most promising first, from the facts of the first trial.
-        is_train, journal, data_at: see `Trials`.
-
-    Raises:
-        InputError: the script makes no step without any lever.
+    InputError: the script makes no step without any lever.
     """
     trials = Trials(script, options, is_train=is_train, data_at=data_at, journal=journal, say=say)
     began = time.monotonic()

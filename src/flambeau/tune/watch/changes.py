@@ -36,10 +36,8 @@ _MODEL_CHANGES = ("channels_last", "autocast", "compile")
 
 
 def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
-    """Make the changes of this trial, except those of data loaders.
-
-    Returns:
-        To be called after the first step.
+    """Make the changes of this trial, except those of data loaders; what is returned is called after the
+    first step.
     """
     if "threads" in change:
         _limit_threads(change["threads"])
@@ -172,10 +170,8 @@ def _change_models(change: Mapping[str, Any]) -> Callable[[], None]:
 
 
 def change_model(model: nn.Module, change: Mapping[str, Any]) -> None:
-    """Change one model in place; its parameters stay those that the optimizer has.
-
-    Args:
-        change: channels_last, autocast, compile.
+    """Change one model in place (channels_last, autocast, compile); the optimizer's parameters stay those of
+    the model.
     """
     if change.get("channels_last"):
         model.to(memory_format=torch.channels_last)
