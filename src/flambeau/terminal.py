@@ -103,12 +103,7 @@ def printable(text: str, *, longest: int | None = None) -> str:
 
 
 def text_width(text: str) -> int:
-    """How many columns a text takes: a Chinese character two, a combining mark none.
-
-    Example:
-        >>> text_width("火炬 flambeau")
-        13
-    """
+    """How many columns a text takes: a Chinese character two, a combining mark none."""
     return sum(
         0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "WF")
         for letter in text

@@ -99,14 +99,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: without the program's name; those of the process by default.
-
-    Returns:
-        The exit code: 0, or 1 if a check has found something, 2 for wrong input, 75 for 'start me again'.
-    """
+    """Run the command; 0, or 1 if a check has found something, 2 for wrong input, 75 for 'start me again'."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _open_closed_streams()
@@ -177,13 +170,9 @@ def _on_ctrl_c(_: int, frame: FrameType | None) -> None:
 
 
 def check(words: Sequence[str]) -> argparse.Namespace:
-    """Refuse a wrong command line without running it; `--help` in it is answered.
+    """The flags of a command line that is not run; InputError with the message that the command would give.
 
-    Returns:
-        The parsed flags.
-
-    Raises:
-        InputError: with the message that the command would give.
+    `--help` in it is answered.
     """
     return _parse(list(words))
 
@@ -256,9 +245,8 @@ def _check_path(given: Sequence[object], action: argparse.Action) -> None:
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command line.
 
-    Args:
-        words: to be parsed: if they begin with a command, only its parser is built, in a fifth of the time;
-            `train --zh` makes the help Chinese.
+    If `words` begin with a command, only its parser is built, in a fifth of the time; `train --zh` makes the
+    help Chinese.
     """
     parser = _Parser(
         prog="flambeau",
@@ -346,9 +334,6 @@ def sleep_if_busy(
     processors are taken: asleep, an epoch of the embedded data took 0.30 of the time on two busy cores
     (median of 5 rounds, 0.23 to 0.54). On free processors spinning is faster, and stays. No result depends
     on it.
-
-    Args:
-        load, pressure: files of Linux (proc(5), PSI); without them nothing is set.
     """
     if not environment.keys().isdisjoint(_CHOSEN_BY_USER):
         return

@@ -173,18 +173,11 @@ _SECONDS = 3.0  # each for writing and reading; a slow disk adds one fsync
 def disk_speed(
     folder: Path, *, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, str | int | float | None]:
-    """Write a file of at most 512 MiB for about three seconds, and read it for as long.
+    """Write a file of at most 512 MiB, a third of the free space, for about three seconds, and read it for as
+    long.
 
-    Args:
-        folder: at most a third of its free space is used meanwhile.
-        clock: seconds.
-
-    Returns:
-        The given folder, `write_mib_per_s` including fsync, `read_mib_per_s` without the system's cache (None
-        if that cannot be bypassed), and `free_bytes`.
-
-    Raises:
-        InputError: no such folder, or it is not writable.
+    `write_mib_per_s` includes fsync; `read_mib_per_s` is without the system's cache (None if that cannot be
+    bypassed).
     """
     if not folder.is_dir():
         raise InputError(f"--disk {folder}: there is no such folder")

@@ -60,12 +60,8 @@ _FLAG = re.compile(r"\| `(--[\w-]+)` \|")
 
 @dataclass
 class Entry:
-    """A search result.
-
-    Attributes:
-        kind: 'recipe', 'page' or 'flag'.
-        name: of the recipe, the page with its anchor, or the flag.
-        texts: by field (name, title, links, body), what is searched.
+    """A search result, a 'recipe', 'page' or 'flag', and what is searched, by field (name, title, links,
+    body).
     """
 
     kind: str
@@ -93,11 +89,7 @@ def is_chinese(text: str) -> bool:
 
 
 class Index:
-    """All entries with their words counted.
-
-    Args:
-        chinese: search the Chinese pages, and describe results in Chinese.
-    """
+    """All entries with their words counted; perhaps of the Chinese pages."""
 
     def __init__(self, *, chinese: bool) -> None:
         self._entries = _entries(chinese=chinese)

@@ -111,11 +111,7 @@ def _page(
 
 
 def _chosen(words: Sequence[str]) -> list[Path]:
-    """The runs that were named.
-
-    Raises:
-        InputError: none, or more than a report can show.
-    """
+    """The runs that were named; InputError: none, or more than a report can show."""
     folders = list(_folders(words))
     if len(folders) > _MAX_RUNS:
         raise InputError(
