@@ -150,7 +150,6 @@ class LiveLine:
         _lines.append(self)
 
     def refresh(self) -> None:
-        """Draw it again."""
         if self._live is not None:
             self._live.refresh()
         elif self._handle is not None:
@@ -197,7 +196,6 @@ class CountBar:
             self._line = None
 
     def update(self, num: int = 1) -> None:
-        """Count `num` more."""
         with self._lock:
             self._done += num
             if self._line is not None and time.perf_counter() >= self._due:

@@ -305,7 +305,6 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _complain(words: Sequence[str], message: str, exit_code: int) -> int:
-    """Print what is wrong; returns the exit code."""
     say(f"flambeau: {message}")
     _print_error_event(words, message, exit_code)
     return exit_code

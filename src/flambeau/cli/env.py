@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report; the exit code."""
     report = _report(None if arguments.disk is None else Path(arguments.disk))
     if arguments.json:
         text = json.dumps(report, indent=2)

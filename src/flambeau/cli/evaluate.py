@@ -80,7 +80,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the figures."""
     with cache_of_flags(arguments, arguments.data):
         return _run(arguments)
 

@@ -254,7 +254,6 @@ def _wrapped(text: str) -> str:
 
 
 def flag_of(name: str) -> str:
-    """The flag as it is written on the command line."""
     return "DATA" if name == "data" else "--" + name.replace("_", "-")
 
 

@@ -90,7 +90,6 @@ def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, and below it the totals."""
     _check(arguments)
     if arguments.conv:
         return print_convolutions(arguments.conv, as_json=arguments.json)
@@ -112,7 +111,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_summary(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, as_json: bool
 ) -> int:
-    """Print the table and the totals; returns the exit code."""
     from flambeau.inspection.model_summary import summarize
 
     with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
@@ -187,7 +185,6 @@ def _training_memory(
 def _print_breaks(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, as_json: bool
 ) -> int:
-    """Print the graph breaks of torch.compile; returns the exit code."""
     from flambeau.inspection.graph_breaks import graph_breaks
 
     found = graph_breaks(model, args, kwargs)
@@ -212,7 +209,6 @@ def _write_graphs(
     depth: int | None,
     as_json: bool,
 ) -> int:
-    """Write the picture and print a summary of it; returns the exit code."""
     from flambeau.inspection.graphs.picture import model_graphs, size_text, svg_of_graphs
     from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
@@ -265,7 +261,6 @@ def _field(field: tuple[int, ...] | None) -> str | None:
 
 
 def _totals(summary: "ModelSummary", memory: "MemoryEstimate | str") -> list[str]:
-    """Lines about the whole model."""
     whole = summary.modules[0]
     lines = [
         f"{whole.parameters:,} parameters ({whole.trainable:,} trainable), "

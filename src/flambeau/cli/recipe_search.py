@@ -70,7 +70,6 @@ class Entry:
     texts: dict[str, list[str]] = field(default_factory=dict, repr=False)
 
     def add(self, where: str, text: str) -> None:
-        """Add a text to one of its fields."""
         self.texts.setdefault(where, []).append(text)
 
 
@@ -84,7 +83,6 @@ def docs_folder() -> Path | None:
 
 
 def is_chinese(text: str) -> bool:
-    """Whether it holds Chinese characters."""
     return re.search(r"[\u4e00-\u9fff]", text) is not None
 
 
@@ -102,7 +100,6 @@ class Index:
         self._lengths = [length / average for length in lengths]
 
     def search(self, words: str) -> list[Entry]:
-        """The matching entries, the best first."""
         query = list(dict.fromkeys(_tokens(words)))
         weight_of = {}
         for word in [word for word in query if word not in _STOP_WORDS] or query:
@@ -218,7 +215,6 @@ def _entries(*, chinese: bool) -> list[Entry]:
 
 
 def recipe_files() -> list[Path]:
-    """The files of all recipes."""
     return sorted(path for path in RECIPES.rglob("*.py") if path.name != "__init__.py")
 
 

@@ -121,7 +121,6 @@ def _chosen(words: Sequence[str]) -> list[Path]:
 
 
 def _folders(words: Sequence[str]) -> Iterator[Path]:
-    """Each run once, in the order given."""
     from flambeau.run.folder.summary import Search
 
     seen = set[Path]()

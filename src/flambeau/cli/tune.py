@@ -139,7 +139,6 @@ def _value_of(flag: str, words: Sequence[str]) -> str | None:
 
 
 def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
-    """The settings in the user's `--config` file."""
     from flambeau.trainer.settings.stored_settings import read_config
 
     file = _value_of("--config", given)
@@ -152,7 +151,6 @@ def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _data_of(given: Sequence[str]) -> str | None:
-    """DATA among the arguments of `flambeau train`."""
     return getattr(check(["train", *given]), "data", None)
 
 

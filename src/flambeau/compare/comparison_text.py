@@ -201,7 +201,6 @@ def _pair(values: tuple[Any, Any]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value from a file, shortened."""
     text = "not given" if value is None else str(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 

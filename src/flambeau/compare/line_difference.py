@@ -21,8 +21,6 @@ _NO_FIGURES = {"step", "epoch", "images_per_s", "data_wait"}
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """The first figure that differs."""
-
     step: int
     name: str
     values: tuple[Any, Any]

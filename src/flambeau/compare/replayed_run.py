@@ -131,7 +131,6 @@ class ReplayedRun:
 
     @property
     def buffers(self) -> frozenset[str]:
-        """Names of the model's buffers, such as statistics of BatchNorm."""
         return frozenset(name for name, _ in self._run.state.model.named_buffers())
 
     @property

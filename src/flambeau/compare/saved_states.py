@@ -85,7 +85,6 @@ class Damaged:
 
 
 def steps_of(folder: Path) -> list[int]:
-    """The steps of the checkpoints of a run, ascending."""
     try:
         names = [path.name for path in checkpoint_folders(folder / "checkpoints")]
     except OSError:
@@ -95,7 +94,6 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
-    """The folder of the checkpoint of a step."""
     return folder / "checkpoints" / f"step-{step:08d}"
 
 

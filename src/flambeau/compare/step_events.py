@@ -81,7 +81,6 @@ class StepEvents:
             self._watch_modules(model)
 
     def start(self) -> None:
-        """Forget the events of the last forward and backward pass."""
         self.events.clear()
         self._copied = 0
 

@@ -49,7 +49,6 @@ _PARTS = {
 
 
 def example_of(format_name: str, trained: Model, quantize: str | None) -> str:
-    """The text of example.py for a format."""
     words = trained.facts.task.export_words
     if format_name != "safetensors":
         parts = dict(_PARTS[format_name])

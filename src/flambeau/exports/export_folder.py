@@ -94,7 +94,6 @@ def _facts_of_outputs(trained: Model, logits: Tensor, images: SampleImages) -> d
 
 
 def _write_examples(folder: Path, trained: Model, plan: ExportPlan) -> None:
-    """example.py and the files that it needs."""
     write_file(folder / "example.py", example_of(plan.format, trained, plan.quantize).encode())
     beside = [Path(preprocess.__file__)]
     reads_files = trained.facts.channels in COLORS and trained.facts.pixels in IN_FILES

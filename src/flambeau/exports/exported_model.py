@@ -43,7 +43,6 @@ class ExportedNetwork(nn.Module):
         self.classify, self._size, self.dtype = classify, size, dtype
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of prepared images."""
         if images.shape[-2:] != (self._size, self._size):
             raise ValueError(f"an export takes images of {self._size} pixels")
         if images.dtype != self.dtype:
@@ -56,7 +55,6 @@ class ExportedNetwork(nn.Module):
 
 
 def is_export(path: Path) -> bool:
-    """Whether the folder holds an export."""
     return (path / INDEX).is_file()
 
 
@@ -113,7 +111,6 @@ def load_export(
 def _facts(
     about: Mapping[str, Any], index: Path
 ) -> tuple[ModelFormat, ResolvedSettings, DataFacts, int]:
-    """The format, settings, data and image size in export.json."""
     try:
         # The precision and device of the training do not apply to the exported graph.
         stored = {**about["settings"], "precision": "fp32", "device": "cpu"}
@@ -139,7 +136,6 @@ def _facts(
 
 
 def _resize(about: Mapping[str, Any], size: int, index: Path) -> EvalResize:
-    """How its images are resized."""
     if about.get("squash"):
         return "squash"
     shorter = about.get("resized_shorter_side")
@@ -151,7 +147,6 @@ def _resize(about: Mapping[str, Any], size: int, index: Path) -> EvalResize:
 
 
 def _others(about: Mapping[str, Any], index: Path) -> tuple[DataFacts, ...]:
-    """What the members of an ensemble were trained on."""
     try:
         return tuple(DataFacts(**checked_facts(one["dataset"])) for one in about.get("members", ()))
     except (KeyError, TypeError, ValueError) as error:

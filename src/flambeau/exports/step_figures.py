@@ -147,7 +147,6 @@ def _ratio(times: Sequence[Sequence[float]]) -> float:
 
 
 def as_rows(figures: Sequence[StepFigures]) -> list[dict[str, Any]]:
-    """The figures as export.json holds them."""
     return [
         {
             "step": one.name,
@@ -163,7 +162,6 @@ def as_rows(figures: Sequence[StepFigures]) -> list[dict[str, Any]]:
 
 
 def as_table(figures: Sequence[StepFigures]) -> list[list[str]]:
-    """The figures as rows of text, the first with the names of the columns."""
     figure = figures[0].figure_name
     cells = [(one.batch, one.threads) for one in figures[0].latencies]
     head = ["step", "same answer", "max |dp|", "mean |dp|", figure, "MB"]

@@ -114,12 +114,10 @@ class ExportPlan:
 
     @property
     def measures_ranges(self) -> bool:
-        """Whether a step measures ranges for int8."""
         return self.quantize in ("int8", "qat")
 
     @property
     def trains(self) -> bool:
-        """Whether a step trains."""
         return self.prune is not None or self.quantize == "qat"
 
 

@@ -244,7 +244,6 @@ class Picture:
 
 
 def size_of(data: Stored) -> tuple[int, int]:
-    """Height and width of an image, upright."""
     stack = None if isinstance(data, np.ndarray) else stacked_tiff.read_header(data)
     if stack is not None and stack.has_more_channels:
         return stacked_tiff.upright_size(stack)

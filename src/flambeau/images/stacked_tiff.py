@@ -93,7 +93,6 @@ def samples(data: bytes, stack: Stack) -> NDArray[Any]:
 
 
 def upright_size(stack: Stack) -> tuple[int, int]:
-    """Height and width of what `samples` returns."""
     sides = stack.height, stack.width
     return sides[::-1] if swaps_sides(_orientation(stack)) else sides
 
@@ -133,7 +132,6 @@ def _why_not(kind: Kind, tags: Tags, height: int, width: int, size: int) -> str 
 
 
 def _plane(data: bytes, stack: Stack, number: int, channels: int) -> NDArray[Any]:
-    """One plane of the image, (height, width, channels)."""
     silence_warnings()
     grey = _as_grey(data, stack, number, channels)
     with Image.open(io.BytesIO(grey), formats=["TIFF"]) as image:

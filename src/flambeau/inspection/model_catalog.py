@@ -73,7 +73,6 @@ def _torchvision_entry(name: str) -> CatalogEntry:
 
 
 def counted(entry: CatalogEntry) -> CatalogEntry:
-    """The entry with its parameters counted."""
     if entry.parameters is not None:
         return entry
     model = model_without_values(entry.name)

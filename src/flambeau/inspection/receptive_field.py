@@ -92,7 +92,6 @@ def _window(
 
 
 def _each(value: Any, dims: int) -> list[int]:
-    """An argument such as a stride as one number per dimension."""
     values = list(value) if isinstance(value, Sequence) else [value]
     return values if len(values) == dims else values * dims
 

@@ -160,7 +160,6 @@ class Ranks:
         return value  # type: ignore[return-value]
 
     def broadcast(self, value: Any) -> Any:
-        """The object of rank 0, on all."""
         if self.world == 1:
             return value
         box = [value]

@@ -51,8 +51,6 @@ _NO_FILES = frozenset(
 
 @dataclass(frozen=True)
 class Mount:
-    """One mounted file system."""
-
     path: str
     kind: str
     is_read_only: bool

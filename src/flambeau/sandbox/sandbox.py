@@ -133,7 +133,6 @@ class Sandbox:
 
     @property
     def folders(self) -> list[Path]:
-        """The scratch folders."""
         return self._scratch.folders
 
     @property
@@ -284,7 +283,6 @@ class Sandbox:
             remove_tree(folder)
 
     def close(self) -> None:
-        """End all commands, and remove all scratch folders."""
         for folder in list(self._running):
             self.end(folder)
         self._scratch.close()
@@ -311,7 +309,6 @@ class Sandbox:
     # ------------------------------------------------------------ what it may write
 
     def _view(self, running: "_Running") -> dict[str, Any]:
-        """The arguments of `enter_view`."""
         return {
             "scratch": [str(one) for one in running.scratch],
             "real": [str(running.folder)],

@@ -69,7 +69,6 @@ class DataCheck:
         return frozenset[int]().union(*(f.drop for f in self.findings if f.kind in kinds))
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of the JSON report."""
         several, looked_at = several_pages(self.train, self.val)
         return {
             "images": len(self.source),

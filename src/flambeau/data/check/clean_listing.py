@@ -20,7 +20,6 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
-    """Refuse a listing that could not be written."""
     if path.suffix.lower() != ".csv":
         raise InputError(f"--out {path}: a listing is a CSV file; name it such as clean.csv")
     require_folder(path)

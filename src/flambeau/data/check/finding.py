@@ -49,7 +49,6 @@ class Finding:
     drop: frozenset[int] = frozenset()
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """The content of the JSON report; `names` are those of all images."""
         return {
             "kind": self.kind,
             "title": self.title,
@@ -78,5 +77,4 @@ def of_single_images(
 
 
 def images_text(count: int, what: str = "image") -> str:
-    """1 image, 1,200 images."""
     return f"{count:,} {what}{'s' * (count != 1)}"

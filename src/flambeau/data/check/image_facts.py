@@ -67,7 +67,6 @@ class ImageFacts:
 
     @property
     def is_read(self) -> NDArray[np.bool_]:
-        """(N,) bool."""
         return self.width > 0
 
 
@@ -111,7 +110,6 @@ def _compare_in_full(
 
 
 def empty_facts(count: int) -> ImageFacts:
-    """Facts of `count` images before one of them is read."""
     return ImageFacts(
         width=np.zeros(count, np.int32),
         height=np.zeros(count, np.int32),

@@ -27,7 +27,6 @@ _SHOWN = 5  # examples of a finding; --json has all
 
 
 def report_lines(check: DataCheck) -> Iterator[str]:
-    """The lines of the report."""
     count = len(check.source)
     ms = (check.read_s + check.compared_s) / count * 1000
     yield (

@@ -106,12 +106,10 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """Of the images that the model takes."""
         return len(self.mean)
 
     @property
     def kind(self) -> PixelKind:
-        """Of the pixels, as sources have it."""
         return _KINDS[self.pixels]
 
     def as_table(self) -> dict[str, Any]:

@@ -86,7 +86,6 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
         return fetch_ahead(self._source, indices)
 
     def describe(self, index: int) -> str:
-        """The name of an image in messages."""
         return self._source.describe(index)
 
     def __len__(self) -> int:

@@ -164,8 +164,6 @@ class LazyImage(Image.Image):
 
 
 class _LazyPixels:
-    """PIL's access to single pixels."""
-
     def __init__(self, image: LazyImage) -> None:
         self._image = image
 

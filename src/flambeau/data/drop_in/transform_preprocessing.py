@@ -75,7 +75,6 @@ def _table(transform: Any) -> dict[str, Any]:
 
 
 def _flat(transform: Any) -> list[Any]:
-    """The transforms of a pipeline, one by one."""
     if is_one_of(transform, WEIGHTS_TRANSFORM):
         return parts_of_weights_transform(transform)
     if is_one_of(transform, v1.Compose, v2.Compose):

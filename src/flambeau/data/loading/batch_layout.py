@@ -61,7 +61,6 @@ class BatchLayout:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples per optimizer step."""
         return self.step_samples or self.micro_batch_size * self.accumulate
 
     @property
@@ -135,7 +134,6 @@ class FixedPartsLayout:
 
     @property
     def num_parts(self) -> int:
-        """Parts of a whole global batch."""
         return self.parts
 
     @property

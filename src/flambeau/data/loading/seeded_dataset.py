@@ -41,5 +41,4 @@ class SeededDataset(Dataset[Any]):
         raise NotImplementedError
 
     def describe(self, index: int) -> str:
-        """The name of a sample in messages, such as its path."""
         return f"sample {index}"

@@ -74,7 +74,6 @@ class UserDataLoader:
 
     @property
     def forks(self) -> bool:
-        """Whether reading starts other processes."""
         return getattr(self._batches, "num_workers", 0) > 0
 
     @property
@@ -88,7 +87,6 @@ class UserDataLoader:
         return list(range(low, min(low + self._accumulate, self.length)))
 
     def describe(self, index: int) -> str:
-        """The name of a batch in messages."""
         return f"batch {index} of the loader"
 
     def _compare(self, first: Any) -> None:

@@ -104,7 +104,6 @@ def _mask_files(src: Path, by_image: _ByImage) -> dict[PurePosixPath, str]:
 
 
 def _read(src: Path) -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """The content of the file, and its SHA-256."""
     try:
         if src.stat().st_size > _MOST_BYTES:
             raise InputError(f"{src} has more than {_MOST_BYTES >> 30} GiB")
@@ -181,7 +180,6 @@ def _size(src: Path, path: Path, image: dict[str, Any]) -> tuple[int, int]:
 
 
 def _drawn(src: Path, path: Path, drawn: Sequence[tuple[int, Any]], size: tuple[int, int]) -> Mask:
-    """The mask of an image."""
     shapes = []
     for value, outline in drawn:
         inside = _inside(outline, size)

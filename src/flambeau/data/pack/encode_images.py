@@ -37,7 +37,6 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, image: Stored) -> "Layout":
-        """The layout of pixels."""
         assert not isinstance(image, bytes)
         return cls(image.shape, str(image.dtype))
 
@@ -65,7 +64,6 @@ class Conversion:
     channels: int | None = None
 
     def convert(self, stored: Stored) -> Stored:
-        """The image in its stored form."""
         if (channels := no_color(stored)) is not None:
             return self._with_all_channels(stored, channels)
         picture = Picture(stored)

@@ -196,7 +196,6 @@ class PackFiles:
         }
 
     def remove(self) -> None:
-        """Remove the hidden folder."""
         remove_folder(self._staging)
 
     def _final(self, unit: Unit) -> Path:
@@ -234,7 +233,6 @@ class PackFiles:
 
 
 def hidden_folder(dst: Path) -> Path:
-    """Where what becomes DST grows."""
     return dst.with_name(f".{dst.name}{_STAGING}")
 
 
@@ -359,12 +357,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the disk has a file."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of ours with all that is in it, if it is there."""
     if folder.exists():
         shutil.rmtree(folder)

@@ -220,7 +220,6 @@ class _Work:
             self._how = dataclasses.replace(self._how, channels=channels)
 
     def write_unit(self, files: PackFiles, number: int, unit: Unit) -> None:
-        """Write a unit, unless it exists."""
         done = files.unit_facts(number)
         if done is not None:
             self.bad += done["bad"]
@@ -334,7 +333,6 @@ def _checked_text(source: Source, class_name: str, label: Label) -> str | None:
 
 
 def _labels_of(source: Source) -> Sequence[Label]:
-    """The label of each image as it is written."""
     if isinstance(source, VectorRecords):
         return source.vectors
     if kind_of_targets(source).is_table:

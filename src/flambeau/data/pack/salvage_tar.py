@@ -70,7 +70,6 @@ class Sample(NamedTuple):
 
 
 def walk_tar(data: mmap.mmap) -> Iterator[ScannedRecord]:
-    """Samples and damage of a tar, in its order."""
     return sample_records(lambda read: _samples(data, read))
 
 

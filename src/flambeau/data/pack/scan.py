@@ -32,7 +32,6 @@ _ACCESS_ERRORS = DISK_ERRNOS - DAMAGE_ERRNOS
 
 
 def scan(path: Path, kind: str) -> Iterator[ScannedRecord]:
-    """The records of a file, in its order."""
     if path.is_file() and not path.stat().st_size:
         yield ScannedRecord("the file", 0, damage="it is empty")
         return

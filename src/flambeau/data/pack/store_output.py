@@ -62,7 +62,6 @@ class StoreOutput:
         self.local = cache.path / "packing" / key / name
 
     def prepare(self) -> None:
-        """Make the folder of `local`."""
         folder = self.local.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,6 @@ class UnfinishedMasks:
         return ((self.folder if self._is_moved() else self._masks) / name).is_file()
 
     def write(self, name: PurePosixPath, mask: Mask) -> None:
-        """Write a mask below the folder."""
         file = (self.folder if self._is_moved() else self._masks) / name
         file.parent.mkdir(parents=True, exist_ok=True)
         written = io.BytesIO()

@@ -113,7 +113,6 @@ def verify_file(
     say: Callable[[Damage], None] = lambda _: None,
     salvage: Path | None = None,
 ) -> FileReport:
-    """Check one file, and optionally save its good records."""
     report = FileReport(path, kind)
     try:
         checksums = _Checksums.beside(path)
@@ -262,7 +261,6 @@ def _check_storage(path: Path, kind: str) -> tuple[bool, Sequence[str]]:
 
 
 def _num_classes(path: Path) -> int:
-    """The number of classes that labels may have."""
     if not classes_file(path).exists():
         return _MAX_CLASSES
     try:

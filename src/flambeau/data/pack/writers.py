@@ -137,7 +137,6 @@ class ZipWriter:
         self._archive = zipfile.ZipFile(path, "x")
 
     def write(self, key: str, sample: Mapping[str, bytes]) -> None:
-        """Append a sample: bytes by extension."""
         for extension, data in sample.items():
             name = f"{key}.{extension}"
             try:
@@ -161,7 +160,6 @@ def _samples(
 
 
 def _sample(record: Record, head: TargetHead) -> dict[str, bytes]:
-    """The files of a sample in a tar or a zip, by extension."""
     assert isinstance(record.image, bytes)
     if isinstance(record.label, bytes):
         label = {MASK: record.label}

@@ -128,7 +128,6 @@ class SeveralLabels:
         return labels[:, number] == 1
 
     def strata(self, labels: Tensor) -> list[int]:
-        """The rarest label of each image."""
         return _rarest(labels == 1)
 
     def renumbered(self, labels: Tensor, positions: Tensor, num: int, absent: float) -> Tensor:
@@ -194,7 +193,6 @@ class PixelClasses:
     has_it = "has pixels of class"
 
     def texts(self, names: Sequence[str], labels: Tensor) -> list[str]:
-        """The shares of its classes."""
         return [
             "|".join(f"{name} {share:.6g}" for name, share in zip(names, row, strict=True) if share)
             for row in labels.tolist()
@@ -209,7 +207,6 @@ class PixelClasses:
         return labels[:, number] > 0
 
     def strata(self, labels: Tensor) -> list[int]:
-        """The rarest class of each image."""
         return _rarest(labels > 0)
 
     def renumbered(self, labels: Tensor, positions: Tensor, num: int, absent: float) -> Tensor:

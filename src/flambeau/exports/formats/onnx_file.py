@@ -19,7 +19,6 @@ INPUTS = ["pixels", "full_size"]
 
 
 def require_onnx(model_name: str) -> None:
-    """Raise InputError if a package is not installed."""
     del model_name
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package)

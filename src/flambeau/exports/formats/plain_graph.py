@@ -206,7 +206,6 @@ class PlainGraph:
 
     @property
     def num_inputs(self) -> int:
-        """How many arguments the graph takes."""
         return len(self._inputs)
 
     def __call__(self, *args: Any) -> list[Any]:
@@ -448,7 +447,6 @@ def _without_content(part: Any) -> Any:
 
 
 def _bytes_in(parts: Iterable[Any]) -> int:
-    """What the tensors among these hold."""
     return sum(one.nbytes for one in parts if isinstance(one, Tensor))
 
 

@@ -41,8 +41,6 @@ def _markers(data: bytes, begin: int) -> Iterator[int]:
 
 
 class _Frame:
-    """What has been read of a file's tables and scans."""
-
     def __init__(self, data: bytes, header: JpegHeader) -> None:
         frame = header.height_at - 1
         entries = [data[at : at + 3] for at in range(frame + 6, frame + 6 + 3 * header.channels, 3)]

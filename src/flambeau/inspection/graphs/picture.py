@@ -112,8 +112,6 @@ def _fitting(graphs: Iterable[_Graph], most: int) -> _Graph:
 
 @dataclass(frozen=True)
 class _Box:
-    """A node as it is drawn."""
-
     lines: tuple[str, ...]
     note: str
     fill: str
@@ -285,7 +283,6 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def size_text(size: int) -> str:
-    """Bytes in the unit that fits."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= unit:
             return f"{size / unit:.2f} {name}"

@@ -118,8 +118,6 @@ def record(
 
 
 class _Watch(TorchDispatchMode):
-    """Records the operations and the calls of modules."""
-
     def __init__(self, seen: RecordedPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = seen
@@ -212,7 +210,6 @@ class _Watch(TorchDispatchMode):
                 todo += [one for one, _ in node.next_functions]
 
     def end(self, output: Any) -> None:
-        """Record the outputs of the model."""
         for name, tensor in _named_tensors("", output):
             self.seen.outputs.append((name, tensor, self._maker(tensor)))
 

@@ -75,7 +75,6 @@ def _kill_group(pid: int) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole, or not at all."""
     part = path.with_suffix(f"{path.suffix}.part")
     with contextlib.suppress(FileNotFoundError):  # the launcher has given up
         part.write_text(text)

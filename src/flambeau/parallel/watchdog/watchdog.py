@@ -344,7 +344,6 @@ class Watchdog:
         self._exit()
 
     def _exit(self) -> None:
-        """Flush the output and end the process."""
         self._in_bounded_time(lambda: print_text(end=""))
         at_fault = self._failure is not None and self._rank in self._failure.ranks
         self._end(self._local_failure[1] if self._local_failure else 1 if at_fault else LOST_PEER)

@@ -131,7 +131,6 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Return when everything is on the disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None

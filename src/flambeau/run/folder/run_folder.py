@@ -145,7 +145,6 @@ class RunFolder:
     def permission(
         self, stored: Mapping[str, Any], *, trust: bool, say: Callable[[str], object]
     ) -> Permission:
-        """The permission to run the code that its configuration names."""
         return Permission(self.path, self._is_recorded(stored), trust, say)
 
     def record_made_here(self) -> None:

@@ -130,7 +130,6 @@ class LoggedPredictions:
         return {}
 
     def reset(self) -> None:
-        """Begin an evaluation."""
         self._results.reset()
         self._kept = {}
         self._count = 0
@@ -144,7 +143,6 @@ class LoggedPredictions:
         }
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add the images of another process."""
         self._results.merge(state["results"])
         self._num_classes = self._num_classes or state["num_classes"]
         for name, (scores, indices, images) in state["kept"].items():

@@ -281,7 +281,6 @@ class BufferCopies:
                 _copy(live, self._kept)
 
     def put_back(self) -> None:
-        """Write the last copy back into the model."""
         if self._kept is not None:
             with torch.no_grad():
                 _copy(self._kept, self._live())

@@ -136,7 +136,6 @@ def check_builder(model: nn.Module, options: RunOptions) -> None:
 
 
 def _check_same(built: nn.Module, model: nn.Module, name: str) -> None:
-    """Compare names and shapes of all that is saved."""
     there = built.state_dict()
     here = model.state_dict()
     why = None

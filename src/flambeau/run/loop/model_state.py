@@ -129,7 +129,6 @@ def _check_puts_back(
 
 
 def _is_weight(value: object) -> bool:
-    """Whether a safetensors file holds it."""
     if not isinstance(value, Tensor) or hasattr(value, "__tensor_flatten__"):
         return False
     is_plain = value.layout is torch.strided and not value.is_quantized and not value.is_nested

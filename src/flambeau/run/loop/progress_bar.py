@@ -130,7 +130,6 @@ class ProgressBar:
         self.log_event(text)
 
     def say_once(self, text: str) -> None:
-        """Like `say`, but only once per text."""
         if text not in self._said:
             self._said.add(text)
             self.say(text)

@@ -200,7 +200,6 @@ class Recorder:
                 self._chart.load(self._folder.metrics)
 
     def start_epoch(self) -> int:
-        """Start or continue an epoch; returns its number."""
         self._epoch_lines.start()
         self._update_chart()
         self._progress.start_epoch()
@@ -267,7 +266,6 @@ class Recorder:
             )
 
     def save(self) -> None:
-        """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and self._layout is None:
             return
         self._report_saved()
@@ -493,7 +491,6 @@ class EpochLines:
             self._num_steps, self._step = self._num_steps + num_steps, self._state.step
 
     def evaluation(self, figures: Mapping[str, float]) -> None:
-        """Report an evaluation."""
         self._is_reported = True
         is_best = self._best in figures and self._state.best.step == self._state.step
         is_within = self._state.position < self._state.data_length

@@ -68,7 +68,6 @@ class SampleResultsMetric(Generic[Results]):
         """Of the last complete evaluation, on the first process."""
 
     def update(self, indices: Tensor, targets: Tensor, outputs: Tensor) -> None:
-        """Count a batch."""
         self._batches.append((indices, *self._keep(targets, outputs)))
 
     def compute(self) -> dict[str, float]:

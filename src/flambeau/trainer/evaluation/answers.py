@@ -105,7 +105,6 @@ class NumberAnswer:
 
     @staticmethod
     def columns(names: Sequence[str]) -> list[str]:
-        """The names of its cells."""
         return [f"predicted_{name}" for name in names]
 
 

@@ -161,7 +161,6 @@ class MaskedSource:
 
     @property
     def remark(self) -> str:
-        """How the classes were found."""
         return self._found.remark
 
     @cached_property
@@ -225,7 +224,6 @@ class MaskedSource:
         return self.images.read(index)
 
     def describe_mask(self, index: int) -> str:
-        """The name of the mask of an image in messages."""
         return self.masks.describe(index)
 
     def mask_problem(self, index: int) -> str | None:

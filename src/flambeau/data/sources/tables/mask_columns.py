@@ -44,8 +44,6 @@ class ReadTable(Source, Protocol):
 
 
 class MaskColumns(NamedTuple):
-    """The columns of images and of their masks."""
-
     image: str
     mask: str
 

@@ -35,8 +35,6 @@ _LABELS = (*LABELS, "tag", "tags", "classes")
 
 
 class TableTargets(NamedTuple):
-    """Targets, and the columns that hold them."""
-
     targets: Targets
     columns: tuple[str, ...]
 
