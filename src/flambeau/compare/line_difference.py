@@ -37,8 +37,6 @@ class MetricLines:
     """How the figures of two files compare.
 
     Attributes:
-        steps: of the last line of each; 0 without lines.
-        num_figures: how many figures both have, at the same steps.
         identical_steps: the last step up to which all of these are equal.
         first: the first of these that differs.
         last: by name the figures of the last lines that both have: step, and the value in each.

@@ -38,7 +38,6 @@ class Reproduced:
     """How the replay of a run compares with what the run has recorded.
 
     Attributes:
-        step: of the checkpoint that was reached and compared; None if there was none.
         state: how the two differ there; None if they are equal to the bit.
         loss: the first step whose loss differs: (step, (recorded, replayed)).
         machine: how this machine differs from the one of the training.

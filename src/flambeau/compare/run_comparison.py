@@ -36,7 +36,6 @@ class RunComparison:
     """How two run folders compare, causes before effects.
 
     Attributes:
-        sample: the first sample in which their training data differ.
         why_no_sample: why that is unknown although the data differ.
         equal_steps: checkpoints that are equal to the bit, before the first that is not.
         num_tensors: of such a checkpoint.

@@ -31,7 +31,6 @@ class SampleDifference:
     """How two data sets differ.
 
     Attributes:
-        text: the first sample that differs and how.
         num_samples: how many differ, at least.
         step: in which both runs, with equal settings, first use one of them; None if unknown.
     """

@@ -43,7 +43,6 @@ class StateDifference:
     Attributes:
         tensors: those that differ: of the model, its averages, the optimizer, in this order.
         values: numbers and texts that differ, by name.
-        num_tensors: of a state.
     """
 
     step: int

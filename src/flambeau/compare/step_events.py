@@ -45,8 +45,6 @@ class Event:
     Attributes:
         phase: 'input' of the model, 'forward', 'loss', 'backward' (gradient of an output) or 'gradient' (of a
             parameter).
-        name: of the module or parameter.
-        kind: class of the module.
         value: a copy on the CPU, or the digest of its bits.
     """
 

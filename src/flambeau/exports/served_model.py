@@ -21,7 +21,6 @@ class ServedModel(nn.Module):
 
     Args:
         network: (N, C, S, S) float to (N, K) logits, or (N, K, S, S), in evaluation mode.
-        answer: `Task.graph_answer` of the run.
         answer_name: of the second output.
         origin: 'mean' and 'std' per channel, of pixels in [0, 1], or of levels of 16 bits or other numbers;
             'pixels', 'uint8', or another `PixelKind`, whose numbers are float32; 'size', S; 'interpolation';

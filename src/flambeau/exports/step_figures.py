@@ -48,13 +48,10 @@ class StepFigures:
     """A step compared with the run.
 
     Attributes:
-        name: of the step.
         agreement: share of the images with the run's prediction.
         max_difference, mean_difference: of the decoded outputs, to the run's.
         figure, figure_name, figure_text: `Task.main_figure` on the targets, such as accuracy; None without
             these.
-        num_bytes: of the weights or the file.
-        latencies: per batch size and number of threads.
     """
 
     name: str

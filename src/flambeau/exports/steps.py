@@ -39,8 +39,6 @@ class ExportPlan:
     """The format and the steps of an export.
 
     Attributes:
-        format: one of FORMATS.
-        fold: fold each BatchNorm into the layer before it.
         reparameterize: merge blocks of several branches into one convolution each.
         prune: share of the channels to remove where possible.
         fine_tune: duration of the training after pruning or 'qat'; None for an epoch.

@@ -50,10 +50,6 @@ def channels_axis(shape: tuple[int, ...]) -> int | None:
 
     One of 1, 3 or 4 does; else the one beside two equal sides, those of a square; else the one that is at
     most 16 where the other is more.
-
-    Example:
-        >>> [channels_axis(shape) for shape in ((3, 32, 48), (9, 9, 200), (48, 32, 6), (20, 30, 40))]
-        [0, 2, 2, None]
     """
     first, middle, last = shape
     for at_first, at_last in (

@@ -32,13 +32,6 @@ def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
 
     Args:
         exif: from its "Exif\\0\\0" or the TIFF header after that on; any bytes.
-
-    Example:
-        >>> tag = b"\\x12\\x01\\x03\\0\\x01\\0\\0\\0\\x06\\0\\0\\0"
-        >>> exif_orientation(b"Exif\\0\\0II*\\0\\x08\\0\\0\\0\\x01\\0" + tag)
-        6
-        >>> exif_orientation(b"", b'<rdf:Description tiff:Orientation="3">')
-        3
     """
     value = _in_exif(exif)
     if value is None:

@@ -28,10 +28,6 @@ def float_to_uint8(pixels: NDArray[Any]) -> NDArray[np.uint8]:
 
     Raises:
         ValueError: a pixel is not k / 255 with k from 0 to 255, such as NaN.
-
-    Example:
-        >>> float_to_uint8(np.float32([0, 51, 255]) / 255).tolist()
-        [0, 51, 255]
     """
     scaled = pixels.astype(np.float64) * 255
     levels = np.rint(scaled)

@@ -24,7 +24,6 @@ class CatalogEntry:
     Attributes:
         parameters: their number with the published head, or 1000 classes; None where not counted yet.
         input_size: side of the images for its published weights, pixels; None where any size works.
-        pretrained: whether published weights exist.
         tags: names of timm's published weights; --pretrained takes the first.
     """
 

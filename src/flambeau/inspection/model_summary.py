@@ -25,12 +25,8 @@ class ModuleSummary:
 
     Attributes:
         name: in the model, '' is the model itself.
-        kind: its class.
         output: shapes of the tensors that its last call returned; empty if it was not called.
-        calls: how often it was called.
         parameters: numbers, each tensor once.
-        trainable: those of them that need a gradient.
-        buffers: numbers in buffers.
         flops: multiply and add being two.
         accessed_bytes: read and written by its operations except views: the memory access cost.
         kept_bytes: tensors that its operations keep for the backward pass, except parameters and inputs

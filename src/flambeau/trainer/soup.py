@@ -85,12 +85,7 @@ class Soup:
     """What was made.
 
     Attributes:
-        folder: a finished run.
-        figure: the name of what was compared, as in result.json.
         better: whether more or less of it is better.
-        runs: in the order in which they were named.
-        uniform: the figure of the average of all.
-        greedy: that of the greedy soup.
         greedy_runs: what is in it, in the order in which it was added.
         took: which of the two is in the folder.
         num_norm_images: training images on which the statistics of BatchNorm were made; 0 without BatchNorm.

@@ -64,7 +64,6 @@ class Weights:
     """The weights of a model on the CPU, mostly mapped from the file.
 
     Attributes:
-        source: where they came from, for people: 'model.pth, key state_dict'.
         others: keys of further weights in the file.
         dropped: objects that the file names and that were not made.
         lost: where they would have been, such as 'w (torch._utils._rebuild_sparse_tensor)'.

@@ -36,7 +36,6 @@ class WeightsReport:
 
     Attributes:
         container: 'safetensors', 'npz', or the container that `safe_pickle` reports.
-        num_tensors, num_bytes: of its tensors.
         damaged: one sentence per defect.
         other: what the file is, if it holds no weights that are read here.
         checksums: whether it has any, all of which are right.

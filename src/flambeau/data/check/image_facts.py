@@ -42,7 +42,6 @@ class ImageFacts:
     """Facts of N images; zeros for those that cannot be read.
 
     Attributes:
-        width, height: (N,) int32 pixels, upright.
         spread: (N,) float32, standard deviation of the levels 0 .. 255, of the channel where it is greatest.
         darkest: (N,) uint8: 99 % of the levels of each channel are at least this.
         brightest: (N,) uint8: 99 % of the levels of each channel are at most this.

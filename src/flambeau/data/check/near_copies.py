@@ -51,7 +51,6 @@ class NearPair(NamedTuple):
     Attributes:
         first, second: numbers of the images; `second` shows all or a part of `first`.
         cuts: what the second does not show at the top, bottom, left and right of the first, in 1/STEPS.
-        likeness: cosine of the two, up to 1.
     """
 
     first: int

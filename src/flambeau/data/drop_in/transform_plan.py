@@ -160,7 +160,6 @@ class Plan:
         tail: the user's transforms from the first one on that is unknown.
         mask_steps: what `source` and each of the `pixel_steps` do to a mask of the image; None if that is not
             known of all.
-        draws_python: whether any of those taken over draws from Python's `random`, by its own code.
     """
 
     source: Source = whole

@@ -34,10 +34,6 @@ class UserDataLoader:
 
     Each rank reads all batches and takes its share of the samples, unless the loader has a
     DistributedSampler, at any depth: then its batches are the shares.
-
-    Args:
-        gather: gives what each rank calls it with, in their order; to see that all read the same.
-        say: called with a line on what a resume cannot promise.
     """
 
     def __init__(

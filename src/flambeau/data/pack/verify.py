@@ -67,7 +67,6 @@ class FileReport:
 
     Attributes:
         checksums: a DST.pack.json, or an index, has a checksum of each image.
-        absent: a sentence for each array with absent parts, which read as the fill value.
         not_read: records that are undamaged, but unsupported or of another kind.
     """
 

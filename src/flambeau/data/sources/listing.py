@@ -127,7 +127,6 @@ class ListingSource:
             image without a label, or with several in a .lst, is of class ''; labels that could not be trained
             on are class names as they are.
         whole_folder: what it does not list of its folder counts as left out.
-        are_here: False for a listing whose images are in a store, and are read there.
 
     Attributes:
         parts: train, val or test for each image; None without a column for it.

@@ -19,7 +19,6 @@ class JpegHeader(NamedTuple):
     """The content of the marker segments before the pixels.
 
     Attributes:
-        height, width: as stored, not turned; at least 1.
         unit_height, unit_width: pixels of the blocks that are coded together, 8 to 32.
         height_at: offset of the height, two bytes, in the file.
         scan_at: offset of the marker of the first scan.

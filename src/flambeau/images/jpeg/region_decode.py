@@ -39,14 +39,11 @@ def scaled(side: int, scale_eighths: int) -> int:
 def decode_region(
     data: bytes, header: JpegHeader, box: Box, *, scale_eighths: int, channels: int
 ) -> Pixels | None:
-    """A part of a JPEG.
+    """A part of a JPEG, (height, width, channels) uint8, often a view; the box is in the stored image at this
+    scale.
 
-    Args:
-        box: the part, in pixels of the stored image at this scale.
-
-    Returns:
-        (height, width, channels) uint8, often a view; None if the file may be truncated, or is damaged in a
-        way that libjpeg-turbo does not ignore: then Pillow decides.
+    None if the file may be truncated, or is damaged in a way that libjpeg-turbo does not ignore: then Pillow
+    decides.
     """
     # Entropy-coded data contain no such pair but the end marker; libjpeg-turbo would invent missing pixels.
     if data.rfind(b"\xff\xd9", header.scan_at) < 0:

@@ -41,8 +41,6 @@ class AutogradNode:
         name: such as 'ConvolutionBackward0', a parameter for a leaf, a module for several nodes.
         module: in which it was made, '' for the model itself.
         leaf: gradients are accumulated here, in `.grad`.
-        shape: of a leaf.
-        nodes: how many nodes this one stands for, leaves included.
         changed: a kept tensor was changed in place since, so a backward pass fails here.
     """
 

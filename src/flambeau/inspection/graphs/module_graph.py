@@ -13,9 +13,7 @@ class ModuleNode:
     Attributes:
         name: of a module in the model ('' is the model), an operation or an input.
         call: which call of this module, from 1.
-        parameters: their number in a module.
         reads: names of the parameters that an operation takes.
-        within: the module in which an operation happens.
     """
 
     role: Literal["input", "module", "operation", "output"]

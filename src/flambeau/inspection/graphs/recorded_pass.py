@@ -24,8 +24,6 @@ class Call:
 
     Attributes:
         name: of the module in the model, '' is the model itself.
-        calls: how many calls it makes directly.
-        operations: how many happen in it.
     """
 
     name: str

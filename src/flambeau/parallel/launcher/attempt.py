@@ -35,9 +35,6 @@ class Attempt:
     Args:
         num_restarts: how often ranks have failed before, and how often they may.
         can_halve: running out of memory is no failure, because ranks then train in smaller micro-batches.
-
-    Attributes:
-        ending: why the ranks have ended, unless they were done.
     """
 
     def __init__(

@@ -18,7 +18,6 @@ class Rendezvous(NamedTuple):
         port: 0: any free one.
         is_here: this launcher serves it, unless another one on this machine does.
         local_addr: how other nodes reach this machine.
-        interface: the network interface with this address, if known.
     """
 
     host: str

@@ -63,7 +63,6 @@ class Ending:
 
     Attributes:
         line: says who failed and how.
-        code: exit code of the rank, negative for a signal.
         weight: the lower, the closer to the cause.
         is_final: the ranks are not started again.
         is_failure: False if the ranks are to be started again because a node joins or one of them needs

@@ -57,7 +57,6 @@ class Failure:
 
     Attributes:
         ranks: that caused it; may be empty.
-        cause: one line.
         by: the rank that found it, and prints it.
         stack: of the first of `ranks`, as text.
         is_silent: their threads do not run, so they cannot end by themselves.

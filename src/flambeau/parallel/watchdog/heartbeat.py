@@ -27,7 +27,6 @@ class Process(NamedTuple):
     """The process of a rank.
 
     Attributes:
-        host: name of its machine, for people.
         started: its start time in /proc, because process numbers are reused.
         pid_namespace: processes with the same one see each other in /proc; empty without /proc.
     """
@@ -67,7 +66,6 @@ class Heartbeat(NamedTuple):
     Attributes:
         point: points of the run that the main thread has reached.
         beats: calls of `beat` since that point.
-        stalled_s: seconds since its last progress.
         is_overdue: that is longer than the phase may take.
     """
 

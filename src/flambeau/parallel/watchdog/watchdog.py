@@ -56,11 +56,6 @@ class Watchdog:
         stall_timeout_s: how long a rank may make no progress; 0: forever.
         stop_signal: returns the name of the signal that asked this process to stop, or None.
         say: prints a line; must take no lock that a stuck main thread may hold.
-        end: ends the process with a code.
-
-    Attributes:
-        note: takes the failure of another rank.
-        on_restart_note: takes what another rank, which leaves, wants noted for the restart.
     """
 
     def __init__(

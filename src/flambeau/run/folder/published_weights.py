@@ -31,7 +31,6 @@ class Result:
     Attributes:
         weights: which weights model.safetensors holds: averaged, best, or last; or the mean of those of
             several runs (`flambeau soup`).
-        step: the step that they are from.
         metrics: of the last evaluation of exactly these weights; None where one was not finite.
         sha256: of model.safetensors; None in runs of version 0.1.
     """

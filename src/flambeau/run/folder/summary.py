@@ -52,9 +52,7 @@ class RunSummary:
         state: finished, running (a process holds its lock), stopped, failed (a loss or gradient was not
             finite), damaged (a file is not what a run writes), foreign (config.toml of another program).
         why: reason of damaged, foreign or failed.
-        kind: made by `flambeau train`, or by a script with `Run`.
         metric, best: name and value; of a finished run, those of its published weights.
-        step, steps: optimizer steps done, and of the whole run.
         seconds: of training, without evaluations and pauses.
     """
 

@@ -50,8 +50,6 @@ class BadStep:
     """A step that was not finite.
 
     Attributes:
-        step: from 1, as in metrics.jsonl.
-        indices: the samples of its global batch, in order.
         samples: the data set's names of them.
         checkpoint: the last one before the step, from which a replay starts.
         findings: what was not finite first, if `explain` was given.

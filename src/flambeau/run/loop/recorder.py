@@ -252,11 +252,7 @@ class Recorder:
         self._update_chart()
 
     def note_length(self, epoch: int | None) -> None:
-        """The lines from here on are of evaluations outside of `batches`, which a resume repeats.
-
-        Args:
-            epoch: None: no longer, they are of steps.
-        """
+        """The lines from here on are of evaluations outside of `batches`, which a resume repeats."""
         if self._metrics_log is not None:
             length = self._metrics_log.size, self._metrics_log.crc32
             noted = self._log_before_evaluations

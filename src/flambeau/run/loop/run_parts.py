@@ -51,7 +51,6 @@ class RunParts:
 
     Attributes:
         model: the module inside torch.compile, if the model is compiled.
-        shards: this rank's pieces of a sharded model, and their layout; else None.
     """
 
     model: nn.Module

@@ -63,7 +63,6 @@ class LabelAnswer:
 
     Attributes:
         labels: those whose probability reaches their threshold, the most probable first.
-        probabilities: of all labels.
     """
 
     labels: Sequence[str]

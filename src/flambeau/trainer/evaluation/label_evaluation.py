@@ -36,8 +36,6 @@ class LabelFigures:
         precision: share of the images predicted to have it that do; None if it was never predicted.
         recall: share of the images with it that were predicted to have it; None if no image has it.
         f1: the harmonic mean of the two; None if no image has it and none was predicted to.
-        support: images that have it.
-        predicted: images that were predicted to have it.
         known: images of which it is known whether they have it.
     """
 

@@ -54,18 +54,14 @@ class DataFacts:
     Attributes:
         mean, std: per channel, of pixels in [0, 1].
         train_fingerprint, val_fingerprint: hex SHA-256 of what the sources report about themselves.
-        model_file_sha256: of FILE.py if the model comes from one, else None.
         teacher_sha256: of the teacher's weights, if any; see the function.
-        class_weights: of each class in the loss, unless all are 1.
         pixels: their kind; mean and std of 'float' and 'uint16' are in the unit of the data.
         train_content, val_content: hex SHA-256 of a sample of the files, if the fingerprint is of names and
             sizes; None in runs of version 0.1.
         train_names: hex SHA-256 of the names and labels of the training images, which packing keeps.
         known: the share of the training images of which each label or number is known, or of the pixels of
             masks; None: all.
-        target_mean, target_std: of each column of numbers.
         whole_images: whether an evaluation shows images whole, where a task does not always do so.
-        mask_values: the number of each class in masks.
         thresholds: the probability from which on each label is predicted, once a run has chosen them.
         shuffle_streams: of the order by blocks, where a run has that; 1 in runs of earlier versions.
     """

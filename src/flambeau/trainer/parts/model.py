@@ -55,15 +55,10 @@ def build_model(
             'torchvision:resnet50.IMAGENET1K_V1'.
         channels: of its input. The first layer of published weights, which are for three, is adapted as
             timm does it: summed up for one, else repeated and rescaled.
-        image_size: side of its input; models with position embeddings are made for it.
         pretrained: start from published weights, with a new head if the number of classes differs.
         drop_path: probability of stochastic depth (of the deepest block, if it rises with depth).
         per_pixel: outputs for each pixel: a timm name is then that of an encoder, and 'smp:ARCHITECTURE' or
             'smp:ARCHITECTURE/ENCODER' one of segmentation_models_pytorch.
-
-    Raises:
-        InputError: an unknown name, a file that does not fit, weights that are not available, a model without
-            stochastic depth.
     """
     make = _build_per_pixel if per_pixel else _build
     model = make(name, num_classes, channels, image_size, pretrained, drop_path)

@@ -870,7 +870,6 @@ class BatchSize(NamedTuple):
 
     Attributes:
         num: samples per forward pass, or per step if `finds`; None: chosen from the data.
-        finds: find by trying how many of them fit into memory at once.
     """
 
     num: int | None

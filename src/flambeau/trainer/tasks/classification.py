@@ -68,7 +68,6 @@ class Classification(WholeImage):
 
     @staticmethod
     def target_facts(train: Source) -> dict[str, Any]:
-        """The classes are all there is to know."""
         return {}
 
     @staticmethod
@@ -80,12 +79,10 @@ class Classification(WholeImage):
 
     @staticmethod
     def target_lines(train: Source, settings: Settings) -> list[str]:
-        """The number of training images per class."""
         return class_lines(settings, train.labels, train.classes)
 
     @property
     def num_outputs(self) -> int:
-        """One logit per class."""
         return len(self.classes)
 
     def loss(
@@ -97,14 +94,6 @@ class Classification(WholeImage):
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """The divergence of the softened probabilities."""
         return distillation_loss(outputs, teacher, temperature=temperature)
-
-    def shared(self, outputs: Tensor) -> Tensor:
-        """Logits, which all models share."""
-        return outputs
-
-    def of_shared(self, outputs: Tensor) -> Tensor:
-        """Logits, which all models share."""
-        return outputs
 
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Whether each image was classified correctly."""
@@ -174,11 +163,9 @@ class Classification(WholeImage):
         return ClassCounters.of(self.classes, device)
 
     def decode(self, outputs: Tensor) -> Tensor:
-        """Probabilities (N, C)."""
         return outputs.softmax(1)
 
     def shown_figure(self, value: float) -> str:
-        """The main figure as text."""
         return f"{value:.2%}"
 
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
@@ -193,15 +180,12 @@ class Classification(WholeImage):
         }
 
     def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> "Predictions":
-        """Classes and probabilities."""
         return Predictions(self.classes, joined(batches, self.num_outputs))
 
     def answers(self, outputs: Tensor, sizes: Sequence[Size], *, top: int) -> Sequence[Ranking]:
-        """The most probable classes of each image."""
         return [Ranking(pairs) for pairs in rankings(outputs, self.classes, top)]
 
     def answer_columns(self, *, top: int) -> list[str]:
-        """Those of an answer's cells."""
         return Ranking.columns(min(top, len(self.classes)))
 
 
@@ -271,7 +255,6 @@ class ClassCounters:
 
     @classmethod
     def of(cls, names: tuple[str, ...], device: torch.device) -> "ClassCounters":
-        """Those of an evaluation that begins."""
         table_device = device if len(names) <= _ON_DEVICE else torch.device("cpu")
         return cls(
             names,
@@ -305,7 +288,6 @@ class ClassCounters:
         self.indices.extend(indices)
 
     def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> Evaluation:
-        """All figures, read from the device."""
         total = {name: float(value) for name, value in self.confusion.compute().items()}
         each = {name: value.tolist() for name, value in self.confusion.per_class().items()}
         auroc = float(self.auroc.compute()) if len(self.names) == 2 else None
@@ -356,12 +338,6 @@ def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
 
     The cross-entropy is convex in 1 / T, so a golden-section search finds it.
     Source: Guo et al., "On calibration of modern neural networks", ICML 2017, section 4.2.
-
-    Example:
-        >>> import torch
-        >>> logits = torch.tensor([[2.0, 0.0]] * 4)
-        >>> round(fitted_temperature(logits, torch.tensor([0, 0, 0, 1])), 3)  # 2 / T = log 3
-        1.82
     """
     logits = logits.double()
 

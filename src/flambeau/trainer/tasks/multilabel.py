@@ -103,7 +103,6 @@ class Multilabel(WholeImage):
 
     @staticmethod
     def target_facts(train: Source) -> dict[str, Any]:
-        """Which share of the labels is known."""
         return known_facts(train) | {"whole_images": True}
 
     @staticmethod
@@ -137,7 +136,6 @@ class Multilabel(WholeImage):
 
     @property
     def num_outputs(self) -> int:
-        """One logit per label."""
         return len(self.labels)
 
     def loss(
@@ -161,20 +159,11 @@ class Multilabel(WholeImage):
         )
         return mean_of_known_targets(each, targets, self.known)
 
-    def shared(self, outputs: Tensor) -> Tensor:
-        """Logits, which all models share."""
-        return outputs
-
-    def of_shared(self, outputs: Tensor) -> Tensor:
-        """Logits, which all models share."""
-        return outputs
-
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """The share of the known labels of each image that were predicted wrongly."""
         return {"train_hamming_loss": _share_wrong(outputs, targets)}
 
     def evaluation_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """The binary cross-entropy of each image."""
         return {"val_loss": self._entropies(outputs, targets)}
 
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
@@ -281,7 +270,6 @@ class Multilabel(WholeImage):
         return F.logsigmoid(logits).logsumexp(0) - F.logsigmoid(-logits).logsumexp(0)
 
     def counters(self, device: torch.device, source: Source) -> KeptBatches[LabelEvaluation]:
-        """The probabilities of each image."""
         return KeptBatches(self._entropies, self._evaluation)
 
     def _evaluation(
@@ -300,12 +288,7 @@ class Multilabel(WholeImage):
         return LabelEvaluation(loss, reading, predictions)
 
     def decode(self, outputs: Tensor) -> Tensor:
-        """Probabilities (N, K)."""
         return outputs.sigmoid()
-
-    def shown_figure(self, value: float) -> str:
-        """The main figure as text."""
-        return f"{value:.4f}"
 
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Whether the same labels reach their thresholds."""
@@ -313,7 +296,6 @@ class Multilabel(WholeImage):
         return ((outputs.sigmoid() >= limits) == (reference.sigmoid() >= limits)).all(1)
 
     def export_facts(self, outputs: Tensor, targets: Tensor | None) -> Mapping[str, Any]:
-        """The names of the labels, and their thresholds."""
         return {
             "task": "multilabel",
             "classes": [*self.labels],
@@ -321,7 +303,6 @@ class Multilabel(WholeImage):
         }
 
     def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> "LabelAnswers":
-        """Labels and probabilities."""
         shares = joined(batches, self.num_outputs).float().sigmoid()
         return LabelAnswers(self.labels, shares, self._thresholds())
 
@@ -330,7 +311,6 @@ class Multilabel(WholeImage):
         return label_answers(outputs.float().sigmoid().cpu(), self._thresholds(), self.labels)
 
     def answer_columns(self, *, top: int) -> list[str]:
-        """Those of an answer's cells."""
         return LabelAnswer.columns(self.labels)
 
 
@@ -364,7 +344,6 @@ class LabelAnswers:
         return len(self.probabilities)
 
     def __iter__(self) -> Iterator[LabelAnswer]:
-        """The answer of each image."""
         return iter(label_answers(self.probabilities, self.thresholds, self.names))
 
     def _repr_html_(self) -> str:

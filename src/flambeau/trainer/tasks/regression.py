@@ -111,7 +111,6 @@ class Regression(WholeImage):
 
     @staticmethod
     def target_lines(train: Source, settings: Settings) -> list[str]:
-        """The range of each column."""
         lines = []
         for name, column in zip(train.classes, train.labels.T, strict=True):
             given = column[column.isfinite()].double()
@@ -130,7 +129,6 @@ class Regression(WholeImage):
 
     @property
     def num_outputs(self) -> int:
-        """One per column."""
         return len(self.columns)
 
     def loss(
@@ -158,11 +156,9 @@ class Regression(WholeImage):
         return self._standardized(outputs)
 
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Nothing besides the loss."""
         return {}
 
     def evaluation_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """The loss of each image."""
         return {"val_loss": self._losses(outputs, targets)}
 
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
@@ -252,15 +248,12 @@ class Regression(WholeImage):
         ]
 
     def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
-        """The mean of both."""
         return (outputs + mirrored) / 2
 
     def mean_of_models(self, outputs: Sequence[Tensor]) -> Tensor:
-        """The mean."""
         return torch.stack([*outputs]).mean(0)
 
     def counters(self, device: torch.device, source: Source) -> KeptBatches[NumberEvaluation]:
-        """The numbers of each image."""
         return KeptBatches(self._losses, self._evaluation)
 
     def _evaluation(
@@ -283,10 +276,6 @@ class Regression(WholeImage):
         mean, std = (torch.tensor(one, device=outputs.device) for one in (self.mean, self.std))
         return outputs.float() * std + mean
 
-    def shown_figure(self, value: float) -> str:
-        """The main figure as text."""
-        return f"{value:.4f}"
-
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Whether all numbers differ by at most a hundredth of their standard deviation."""
         return ((outputs - reference).abs() <= _SAME).all(1)
@@ -307,11 +296,9 @@ class Regression(WholeImage):
     def answers(
         self, outputs: Tensor, sizes: Sequence[Size], *, top: int
     ) -> Sequence[NumberAnswer]:
-        """The numbers of each image."""
         return [*NumberAnswers(self.columns, self.decode(outputs.cpu()))]
 
     def answer_columns(self, *, top: int) -> list[str]:
-        """Those of an answer's cells."""
         return NumberAnswer.columns(self.columns)
 
 
@@ -335,7 +322,6 @@ class NumberAnswers:
         return len(self.values)
 
     def __iter__(self) -> Iterator[NumberAnswer]:
-        """The answer of each image."""
         for row in self.values.tolist():
             yield NumberAnswer(dict(zip(self.names, row, strict=True)))
 

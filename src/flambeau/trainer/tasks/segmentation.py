@@ -201,7 +201,6 @@ class Segmentation:
         return {"train_pixel_accuracy": share}
 
     def evaluation_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """The cross-entropy of each image."""
         return {"val_loss": self._entropies(outputs, targets)}
 
     def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
@@ -216,7 +215,6 @@ class Segmentation:
         return divergence.mean() * temperature**2
 
     def history(self, num_samples: int, *, fingerprint: str, device: torch.device) -> SampleHistory:
-        """The loss of each image."""
 
         def losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             each = self._entropies(logits, targets)
@@ -342,7 +340,6 @@ class Segmentation:
         return torch.tensor(self.values, dtype=torch.uint8)[full.argmax(1)]
 
     def shown_figure(self, value: float) -> str:
-        """The main figure as text."""
         return f"{value:.4f}"
 
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
@@ -377,7 +374,6 @@ class Segmentation:
         return answers
 
     def answer_columns(self, *, top: int) -> list[str]:
-        """Those of an answer's cells."""
         return MaskAnswer.columns()
 
 
@@ -435,7 +431,6 @@ class MaskAnswers:
         return len(self.answers)
 
     def __iter__(self) -> Iterator[MaskAnswer]:
-        """The answer of each image."""
         return iter(self.answers)
 
     def _repr_html_(self) -> str:
@@ -476,7 +471,6 @@ class MaskCounters:
         self._confusion = self._confusion + torch.bincount(pairs, minlength=num * num)
 
     def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> MaskEvaluation:
-        """All figures, read from the device."""
         right, predicted, there, boundaries, losses = (
             torch.cat(one).cpu() for one in zip(*self._images, strict=True)
         )

@@ -34,6 +34,18 @@ class WholeImage:
         """The loss towards the decoded outputs of another model."""
         return self.loss(outputs, self.decode(reference), smoothing=0.0, weight=None)
 
+    def shared(self, outputs: Tensor) -> Tensor:
+        """Logits, which all models share."""
+        return outputs
+
+    def of_shared(self, outputs: Tensor) -> Tensor:
+        """Logits, which all models share."""
+        return outputs
+
+    def shown_figure(self, value: float) -> str:
+        """The main figure as text."""
+        return f"{value:.4f}"
+
     def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
         """The image itself."""
         return image

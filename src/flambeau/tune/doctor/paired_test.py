@@ -14,7 +14,6 @@ class Gain:
     """The ratio of steps per second with a change to those without.
 
     Attributes:
-        times: the geometric mean over the pairs.
         low, high: one-sided 95 % bounds; NaN for a single pair.
         least: the smallest ratio of a pair; NaN if unknown.
     """

@@ -24,8 +24,6 @@ class Options:
     """How long to watch, and how much to try.
 
     Attributes:
-        steps: minimum number of its steps, unless four times the seconds are over.
-        rounds: pairs of runs per change; 0 tries none.
         trace: file for a time line of some steps.
     """
 

@@ -40,9 +40,7 @@ class Trial:
 
     Attributes:
         trainers: a dict per process that made steps, by rank; see `StepWatch`.
-        workers: a dict per process of a DataLoader.
         alone_per_s: batches per second of the loader alone.
-        failure: why there are no steps.
         inside_because: why stacks were not read from outside; '' if they were, or if none were looked at.
     """
 

@@ -43,8 +43,6 @@ class Options:
     Attributes:
         objective: throughput, seconds per step; memory, bytes that the processes hold.
         budget_s: no new comparison begins after it.
-        rounds: pairs of trials for a promising value.
-        seconds: that a trial times steps.
         planned_s: length of the run that is tuned; a longer start is weighed against it.
         loss_bound: share by which the loss of the first steps may differ in another precision.
     """
@@ -63,7 +61,6 @@ class Trials:
     Args:
         is_train: the script is `flambeau train`, which has flags and a folder with its losses.
         data_at: index in the command of the folder of images, if copies of it may be tried.
-        journal: the file; one line per trial.
     """
 
     def __init__(

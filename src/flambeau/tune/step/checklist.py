@@ -36,7 +36,6 @@ class ChecklistItem:
     """One line of the list.
 
     Attributes:
-        time_s: median of a step with it, or of a batch.
         gain: against steps without it, round by round; None if steps do not show it.
     """
 

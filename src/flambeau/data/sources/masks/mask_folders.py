@@ -52,7 +52,6 @@ class MaskPairs:
         parts: train, val or test of each; None if the folder does not say.
         left_out: images without a mask, and other files.
         named: the names of the numbers in the masks, if the folder says them.
-        index: where the counts of their numbers are kept.
     """
 
     root: Path

@@ -56,8 +56,6 @@ class Masks:
         fingerprint: SHA-256, hexadecimal, of their names and sizes.
         stamp: changes if one of them is written again.
         file_at: the file of a mask; None if they have none of their own.
-        index: where the counts of their numbers are kept; None: nowhere.
-        column: of a table, as `ArrowSource.column`; '' otherwise.
         known: the counts of their numbers, and the masks with a problem, if these are known already.
     """
 

@@ -40,7 +40,6 @@ class ArrowSource:
     Args:
         data: the Arrow file with its images, if it is another file.
         unread: the columns of the table that are not in that file.
-        image: the column of images; None: found.
         alone: no file beside the table is read: a row without bytes and with a path is refused.
         row_groups: (G,) rows of each row group of a Parquet file.
 
