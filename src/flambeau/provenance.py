@@ -52,9 +52,7 @@ def code_file(name: str) -> Path:
 
 
 def record(content: bytes, names: Iterable[str] = ()) -> bool:
-    """Record that this user has made something here, if that can be: an unwritable home must not end a
-    training.
-    """
+    """Record that this user has made something here, if a record can be: training goes on in any case."""
     folder = state_folder()
     if folder is None:
         return False
@@ -138,9 +136,7 @@ class Permission:
                 self.ask(text)
 
     def ask(self, what: str, *, why: str = "") -> None:
-        """Say which code is run now, or refuse by UntrustedCode: the folder is not recorded, nor `trust`
-        given.
-        """
+        """Say which code is run now, or refuse it by UntrustedCode: neither recorded nor trusted."""
         if not (self.is_recorded or self.trust):
             raise UntrustedCode(
                 f"{self.folder} needs code to be run: {what}{why}\n"

@@ -60,9 +60,7 @@ _FLAG = re.compile(r"\| `(--[\w-]+)` \|")
 
 @dataclass
 class Entry:
-    """A search result, a 'recipe', 'page' or 'flag', and what is searched, by field (name, title, links,
-    body).
-    """
+    """A search result: a 'recipe', 'page' or 'flag', with its text by field (name, title, links, body)."""
 
     kind: str
     name: str

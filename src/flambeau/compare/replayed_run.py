@@ -54,9 +54,7 @@ _MACHINE_FACTS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Input of one forward pass, as the loss gets it; `ends_step`: no other pass of this step, from 1,
-    follows.
-    """
+    """Input of one forward pass, as the loss gets it; `ends_step`: no other pass of this step follows."""
 
     step: int
     names: Sequence[str]
@@ -141,9 +139,7 @@ class ReplayedRun:
         return [names.get(id(p), "?") for group in groups for p in group["params"]]
 
     def advance(self, *, watched: bool) -> Batch | None:
-        """One forward and backward pass, and the step that it ends; None at the end of the run; NotFinite as
-        in a run.
-        """
+        """One forward and backward pass, and the step that it ends; None at the end; NotFinite as there."""
         torch.set_num_threads(self._threads)
         use_float32(self._settings.precision, self.device)
         if not watched:

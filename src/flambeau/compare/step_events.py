@@ -197,9 +197,7 @@ def batch_difference(
     targets: tuple[Tensor, Tensor],
     classes: tuple[Sequence[str], Sequence[str]],
 ) -> FirstDifference | None:
-    """How two batches differ: in length, samples, labels (N,), rows (N, K) or masks (N, S, S), or pixels (N,
-    C, S, S).
-    """
+    """How two batches differ: in length, samples, pixels, or targets (labels, rows or masks)."""
     lengths = len(images[0]), len(images[1])
     if lengths[0] != lengths[1]:
         return FirstDifference("length", f"the batch has {lengths[0]} and {lengths[1]} samples")

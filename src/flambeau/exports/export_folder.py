@@ -45,9 +45,7 @@ def fill_folder(
     figures: Sequence[StepFigures],
     images: SampleImages,
 ) -> None:
-    """Write every file but the model, which exists; the figures of the run and of each step were measured on
-    `images`.
-    """
+    """Write every file but the model, which exists; the figures were measured on `images`."""
     format_ = FORMATS[plan.format]
     classify = format_.open(folder / format_.file, torch.get_num_threads(), made_now(folder))
     logits = batched_logits(classify, images.pixels)

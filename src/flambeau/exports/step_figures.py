@@ -76,9 +76,7 @@ class StepFigures:
 def figures_of(
     stage: Stage, before: Stage | None, run: Tensor, images: SampleImages, *, task: Task
 ) -> StepFigures:
-    """Measure a stage against the run's logits (N, K) for N images, alternating in time with the stage
-    before.
-    """
+    """Measure a stage against the run's logits (N, K) of N images, in turn with the stage before."""
     logits = batched_logits(stage.open(torch.get_num_threads()), images.pixels)
     difference = (task.decode(logits) - task.decode(run)).abs()
     figure = None

@@ -121,9 +121,7 @@ class Picture:
         return self._image is not None and is_wide(self._image)
 
     def levels(self) -> NDArray[np.float32]:
-        """The levels 0 .. 65535 of a `wide` image, unscaled, (height, width, 1 or 3), with transparent parts
-        over white.
-        """
+        """The unscaled levels 0 .. 65535 of a `wide` image, (height, width, 1 or 3); transparent is white."""
         data = self._data
         if not self.wide:
             raise DecodeError("8 bits per level, and the training images have 16")

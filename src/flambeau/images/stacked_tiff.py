@@ -80,9 +80,7 @@ def read_header(data: bytes) -> Stack | None:
 
 
 def samples(data: bytes, stack: Stack) -> NDArray[Any]:
-    """All samples of a file, upright, (height, width, channels) uint8 or uint16; any error of Pillow if it is
-    damaged.
-    """
+    """All samples, upright, (height, width, channels) uint8 or uint16; any error of Pillow if damaged."""
     kind = Kind(stack.tags)
     if not kind.is_separate:
         planes = [_plane(data, stack, 0, stack.channels)]

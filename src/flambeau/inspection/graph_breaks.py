@@ -21,9 +21,7 @@ _BRANCH = "generic_jump"  # torch's word for an `if` that asks for the value of 
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """A source line at which torch.compile ends a graph: the innermost that is not torch's; the first
-    sentence of why.
-    """
+    """A line, the innermost that is not torch's, at which torch.compile ends a graph, and why."""
 
     file: str
     line: int
@@ -33,9 +31,7 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What torch.compile makes of a forward pass: how many graphs, operations in all, each line that breaks
-    them once.
-    """
+    """What torch.compile makes of a forward pass: graphs, operations in all, each line that breaks them."""
 
     graphs: int
     operations: int

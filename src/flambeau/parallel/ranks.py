@@ -127,8 +127,8 @@ class Ranks:
         return FLAG.signal if self.watch is None else self.watch.reach_point()
 
     def first(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns on rank 0; no other rank runs it, and all raise FailedElsewhere if it has
-        failed there.
+        """What `work` returns on rank 0, which alone runs it; the others raise FailedElsewhere if it
+        failed.
         """
         if self.world == 1:
             return work()

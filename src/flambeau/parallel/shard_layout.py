@@ -39,9 +39,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces of a run that this rank holds: of parameters, buffers and averages by name, of the
-    optimizer's in its order.
-    """
+    """The pieces that this rank holds: of model and averages by name, of the optimizer's in its order."""
 
     model: Mapping[str, Piece]
     parameters: Sequence[Piece]
@@ -54,9 +52,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def read_index(data: bytes, folder: Path) -> dict[str, Any]:
-    """The tensors of a sharded checkpoint by name: dtype, shape, and file, offsets and sizes of each
-    piece.
-    """
+    """The tensors of a sharded checkpoint by name: dtype, shape, and file, offsets, sizes of each piece."""
     index = json.loads(data)
     if index["format"] != INDEX_FORMAT:
         what = f"has format {index['format']!r}, this program reads {INDEX_FORMAT}"

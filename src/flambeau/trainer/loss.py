@@ -23,9 +23,7 @@ _SHOWN = 16  # images of a batch that are kept for the report
 
 
 class TrainingLoss:
-    """From uint8 images (N, C, S, S) and targets (N,) to the loss, 0-d float32; without a teacher by the
-    labels alone.
-    """
+    """From uint8 images (N, C, S, S) and targets (N,) to the loss, 0-d; `teacher` None: by labels alone."""
 
     def __init__(
         self,
@@ -155,9 +153,7 @@ class AdaptedTeacher:
 
 
 class SeveralTeachers:
-    """At least two teachers, of one weight and temperature, that teach as one: the mean of their softened
-    probabilities, or numbers.
-    """
+    """Teachers of one weight and temperature as one: the mean of softened probabilities, or numbers."""
 
     def __init__(self, teachers: Sequence[AdaptedTeacher], task: Task) -> None:
         self._teachers, self._task = teachers, task

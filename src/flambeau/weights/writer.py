@@ -26,9 +26,7 @@ _SPREAD = 1 << 30  # bytes; a larger tensor over smaller storage is no weight bu
 
 @dataclass(frozen=True)
 class Written:
-    """The result of `write_weights`; `num_shared`: tensors that shared memory; .safetensors holds each in
-    full.
-    """
+    """The result of `write_weights`; `num_shared`: tensors that shared memory, in full in .safetensors."""
 
     num_tensors: int
     size_bytes: int

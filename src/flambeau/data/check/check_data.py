@@ -45,9 +45,7 @@ _FEW = 5  # images of a class that are hardly enough to learn from; chosen
 
 @dataclass(frozen=True)
 class DataCheck:
-    """The result for the images of `train`, then those of `val`; `leaked`: numbers within `val` that training
-    shows, too.
-    """
+    """The result for `train`, then `val`; `leaked`: numbers within `val` that training shows, too."""
 
     train: Source
     val: Source

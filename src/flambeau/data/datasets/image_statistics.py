@@ -27,9 +27,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """From a sample of a source's images: their (height, width) if all have the same, and whether all lack
-    color.
-    """
+    """From a sample of a source's images: the (height, width) of all, if one; whether all lack color."""
 
     median_shorter_side: int
     same_size: tuple[int, int] | None

@@ -29,9 +29,7 @@ _RESERVED = 1 << 20  # bytes that a full file system may still report as free
 
 
 class Packed(NamedTuple):
-    """Paths or addresses of the files, a line for each image left out; `already`: an earlier run
-    had made it.
-    """
+    """Paths or addresses of the files, a line per image left out; `already`: an earlier run had made it."""
 
     files: Sequence[Path | str]
     images: int

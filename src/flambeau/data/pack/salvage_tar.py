@@ -50,9 +50,7 @@ class Sample(NamedTuple):
         return plain or [n for n in self.files if f".{n.rpartition('.')[2]}" in IMAGE_SUFFIXES]
 
     def label_kind(self) -> str:
-        """Where its target is read from, as in `TarSource`: one of LABEL_FILES, 'mask', 'folder', 'txt',
-        'targets', or ''.
-        """
+        """Where `TarSource` reads its target: in LABEL_FILES, 'mask', 'folder', 'txt', 'targets', or ''."""
         content = _json(self.files)
         if is_packed(content) and "cls" not in self.files:
             return "targets"

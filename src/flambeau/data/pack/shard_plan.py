@@ -86,9 +86,7 @@ class Split:
 
 
 class Unit(NamedTuple):
-    """The images that are written, and redone after a kill, as a whole; `file` lies beside DST, or is a
-    sub-folder of it.
-    """
+    """The images that are written, and redone after a kill, as a whole; `file` lies beside DST, or in it."""
 
     file: str
     part: int
@@ -244,9 +242,7 @@ def units_of(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> li
 
 
 def deal(length: int, split: Split) -> Iterator[tuple[str, str, list[int]]]:
-    """The images of each file of im2rec: '' or '_0', '_1' of the chunk; '' or 'train', 'val', 'test';
-    positions, possibly none.
-    """
+    """The images of each file of im2rec: '', '_0', '_1' of the chunk; '', 'train', 'val', 'test'; where."""
     order = list(range(length))
     if split.shuffle:
         random.Random(split.seed).shuffle(order)

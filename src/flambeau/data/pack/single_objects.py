@@ -158,9 +158,7 @@ class _Place:
 
 
 class SingleObjectSource:
-    """The images of a source of local `files` that stand for objects; of these files only the names are
-    right.
-    """
+    """The images of a source of local `files` that stand for objects; of these only the names are right."""
 
     def __init__(self, files: Source, place: _Place) -> None:
         self._files, self._place = files, place

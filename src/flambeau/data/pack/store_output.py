@@ -73,9 +73,7 @@ class StoreOutput:
             ) from error
 
     def finished(self, files: PackFiles) -> Packed | None:
-        """As `PackFiles.finished`; InputError: there is another one, or objects of these names of another
-        pack.
-        """
+        """As `PackFiles.finished`; InputError: there is another one, or objects of another pack."""
         facts = self._manifest()
         if facts is None:
             self._require_free(files)

@@ -89,9 +89,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 class _Chosen(NamedTuple):
-    """The features that are read; `labels`: one, or several of one number each; `is_vector`: perhaps no
-    classes.
-    """
+    """The features that are read; `labels`: one, or several of a number each; `is_vector`: numbers."""
 
     image: str
     labels: tuple[str, ...]

@@ -60,9 +60,7 @@ class PixelSet:
 
 
 def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source | None]:
-    """The images of a data set to train on, and those to validate on: its validation part, else its test
-    part, else None.
-    """
+    """The images to train on, and those to validate on (the test part, if need be), or None."""
     name = name.lower().replace("_", "-")
     if name not in _SETS:
         guess = nearest(name, NAMES)

@@ -32,9 +32,7 @@ class UnfitZip(ShardError):
 
 
 class ZipIndex(NamedTuple):
-    """N files of a zip: offset and sizes of each, stored and unpacked, whether it is deflated, CRC-32 after
-    unpacking.
-    """
+    """N files of a zip: offset, stored and unpacked size, whether it is deflated, CRC-32 after unpacking."""
 
     names: Any
     offsets: Any

@@ -156,9 +156,7 @@ def draw_trivial_augment_wide(seed: int, *, names: Sequence[str] = _NAMES) -> Op
 
 
 def apply_operations(pixels: Pixels, operations: list[Operation]) -> Pixels:
-    """Applies operations in their order to (H, W, C), C 1 or 3, or any with SHAPES; the result is
-    contiguous.
-    """
+    """Applies operations in their order to (H, W, C), C 1 or 3, or any with SHAPES; a contiguous result."""
     for name, magnitude in operations:
         pixels = _WITH_INVERT[name](pixels, magnitude)
     return np.ascontiguousarray(pixels)

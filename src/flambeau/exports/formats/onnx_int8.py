@@ -18,9 +18,7 @@ _BATCH = 8  # images per call while ranges are measured, which keeps every tenso
 
 
 def quantize_static(source: Path, target: Path, images: Tensor) -> None:
-    """Weights and activations as int8, per channel, ranges from images (N, S, S, C), as the model takes
-    them.
-    """
+    """Weights and activations as int8, per channel, by ranges of images (N, S, S, C)."""
     quantization = _quantization()
     with _prepared(source) as prepared:
         quantization.quantize_static(

@@ -143,9 +143,7 @@ class Kernel:
         like_pillow: bool = False,
         scalar: bool = False,
     ) -> None:
-        """Fill `out` with pixels (H, W, 1 or 3), whose rows are contiguous, antialiased as by torch; raises
-        KernelError.
-        """
+        """Fill `out` with pixels (H, W, 1 or 3) antialiased as by torch; rows contiguous; or KernelError."""
         shape = (ctypes.c_int * 3)(*pixels.shape)
         to = (ctypes.c_int * 5)(*out.shape[:2], mirror, cubic, like_pillow)
         stride = pixels.strides[0]

@@ -43,9 +43,7 @@ class _Net:
 def layered_layout(
     sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]
 ) -> Layout:
-    """Arrange nodes of (width, height) pixels and edges between them, of which one of a circle is cut
-    somewhere.
-    """
+    """Arrange nodes of (width, height) pixels and edges between them; a circle is cut somewhere."""
     if not sizes:
         return Layout(0.0, 0.0, (), ())
     order = _topological(len(sizes), edges)

@@ -84,9 +84,7 @@ class Lockstep:
             raise failed from None
 
     def meet(self, given: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """Called by each function: `combine` of the tensors of one shape and dtype that they give, in their
-        order.
-        """
+        """Called by each function: `combine` of their tensors, of one shape and dtype, in their order."""
         turn = self._current
         assert turn is not None
         self._given.append(given)

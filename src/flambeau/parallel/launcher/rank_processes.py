@@ -15,9 +15,7 @@ _POLL_S = 0.02
 
 
 class Rank(NamedTuple):
-    """A rank that has been started: its number and its machine's in the job, and the process of
-    `rank_supervisor`.
-    """
+    """A started rank: its number and its machine's in the job, and the process of `rank_supervisor`."""
 
     rank: int
     world: int

@@ -119,9 +119,7 @@ def _tcp_store(rendezvous: Rendezvous, *, is_host: bool) -> TCPStore:
 
 
 def join_attempt(store: Store, most_nodes: int, node_rank: int | None) -> int | None:
-    """The number of the attempt that this node can join; waits as a spare while the job has all its nodes;
-    None at its end.
-    """
+    """The attempt that this node can join, waited for while the job has all its nodes; None at its end."""
     number = int(store.compare_set("round", "", "0"))
     if store.check([f"{number}/nodes"]):  # its ranks run
         if int(store.get(f"{number}/nodes")) < most_nodes:

@@ -140,9 +140,7 @@ class FailureDetector:
         is_silent: bool = False,
         restart_note: str = "",
     ) -> Failure:
-        """Publish to all ranks why the job ends; returns the failure that was first, perhaps by another
-        rank.
-        """
+        """Publish why the job ends; returns the failure that was first, perhaps by another rank."""
         failure = Failure(
             ranks, cause, self._rank, self.me.host, stack, is_silent, restart_note=restart_note
         )

@@ -132,9 +132,7 @@ class Watchdog:
         self._progress.beat(phase)
 
     def reach_point(self) -> str | None:
-        """The main thread is where the run can stop, the same points on all ranks: the name of a signal if
-        all stop here.
-        """
+        """The main thread is where the run can stop, on all ranks: the name of a signal if all stop here."""
         self._progress.reach_point()
         return self._stops.reach_point()
 

@@ -302,9 +302,7 @@ def _files(snapshot: Snapshot) -> dict[str, bytes]:
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
-    """The file of everything but weights; InputError: something in it could not be read without
-    running code.
-    """
+    """The file of everything but weights; InputError: part of it could not be read without running code."""
     try:
         return to_bytes(state)
     except TypeError as error:

@@ -85,9 +85,7 @@ def finite_number(value: object) -> float | None:
 
 
 def dataset_facts(path: Path) -> dict[str, Any]:
-    """The content of dataset.json of a run; ValueError: why it cannot be read, or is not what a
-    run writes.
-    """
+    """The content of dataset.json of a run; ValueError: why it is not what a run writes."""
     try:
         facts = json_file(path)
     except FileNotFoundError:

@@ -165,9 +165,7 @@ def are_whole(folder: RunFolder, result: Result) -> bool | None:
 
 
 def published(folder: RunFolder) -> Result | None:
-    """The result of a finished run; None if it is not finished. InputError: result.json is not what a run
-    writes.
-    """
+    """The result of a finished run, else None; InputError: result.json is not what a run writes."""
     try:
         return _result(json_file(folder.result))
     except FileNotFoundError:

@@ -164,9 +164,7 @@ class RunFolder:
         return is_same and is_recorded(content, named_code(config).values())
 
     def update_config(self, *, only: Mapping[str, Any] | None = None) -> None:
-        """Write the changed settings, or `only` these, to config.toml, once the checkpoint has
-        been loaded.
-        """
+        """Write the changed settings, or `only` these, to config.toml, after the checkpoint was loaded."""
         if self._new_config is None:
             return
         new = self._new_config

@@ -126,9 +126,7 @@ class BatchReader:
         on_bad: OnBad | None,
         sampler: Order | None = None,
     ) -> Loader | UserDataLoader:
-        """The loader of a Dataset, or of a ready-made loader; InputError: data that cannot be read in
-        batches.
-        """
+        """The loader of a Dataset, or of a ready-made loader; InputError: data that have no batches."""
         if (why := _why_not(data)) is not None:
             raise InputError(
                 f"{'run.evaluate' if evaluates else 'Run'} cannot read its data: {why}"

@@ -136,9 +136,7 @@ class Lifecycle:
         return True
 
     def _check_extension(self, steps: int, more: int) -> None:
-        """Refuse to extend a run (of `steps` without `more`) before its end, or to make it shorter than it
-        was trained for.
-        """
+        """Refuse to extend a run of `steps` before its end, or to make it shorter than it was trained for."""
         state = self.state
         is_over = state.stopped or state.step >= steps
         if more < 0:

@@ -87,9 +87,7 @@ class BadStep:
 
 
 class NanGuard:
-    """Stops the run after a step that was not finite, or rolls it back to a checkpoint; all ranks
-    together.
-    """
+    """Stops the run after a step that was not finite, or rolls it back; all ranks together."""
 
     def __init__(
         self,

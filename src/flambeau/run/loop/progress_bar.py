@@ -38,9 +38,7 @@ def _verdict(data_wait: float, waits: CpuWaits | None) -> str:
 
 
 class ProgressBar:
-    """One bar over all steps of a run on standard error, unless it is not `shown`, with lines above it,
-    unless `silent`.
-    """
+    """One bar over all steps of a run on standard error, if `shown`, and lines above it, if not `silent`."""
 
     def __init__(self, *, shown: bool, silent: bool = False) -> None:
         self._shown = shown and not silent and shows_bars()
@@ -263,9 +261,7 @@ class NewestLoss:
         self._arrived: torch.Event | None = None
 
     def read(self, losses: Sequence[Tensor]) -> float | None:
-        """The mean of the last losses (0-d, float32), or of slightly earlier ones; None where nothing new is
-        known.
-        """
+        """The mean of the last losses (0-d), or of slightly earlier ones; None where nothing new is known."""
         value = self._arrived_value()
         if not losses or time.perf_counter() < self._due or self._arrived is not None:
             return value

@@ -272,9 +272,7 @@ def _shards(
 def make_state(
     parts: RunParts, model: nn.Module, optimizer: Optimizer, options: RunOptions
 ) -> ResumableState:
-    """The state before the first step, of the whole model or this rank's pieces; the average starts from
-    current weights.
-    """
+    """The state before the first step, of the model or this rank's pieces; the average starts from them."""
     # A trial before the run may have left gradients, which a resume would not have.
     optimizer.zero_grad(set_to_none=True)
     schedule = parts.schedule.saved_objects()

@@ -240,9 +240,7 @@ class ResumableState:
         return [last]
 
     def load(self, restored: Restored) -> None:
-        """Load a checkpoint; InputError: the data length, the model's tensors or the optimizer's groups
-        differ.
-        """
+        """Load a checkpoint; InputError: another data length, other tensors or optimizer's groups."""
         state = restored.state
         if state["data_length"] != self.data_length:
             raise InputError(

@@ -49,9 +49,7 @@ class StepMetrics:
         self._step_ends: list[int] = []  # indices in settled + losses
 
     def add_loss(self, loss: Tensor, num_samples: int, *, ends_step: bool = True) -> list[Tensor]:
-        """Count the mean loss of a micro-batch, 0-d; returns all losses since the last line, detached
-        float32.
-        """
+        """Count the mean loss of a micro-batch, 0-d; returns all losses since the last line, detached."""
         detached = loss.detach()
         if type(detached) is not Tensor:  # a subclass of it, which no checkpoint can hold
             detached = detached.as_subclass(Tensor)

@@ -65,9 +65,7 @@ class TrainingStep:
             self._together.keeps += [self._keep, *keeps]
 
     def compute(self, work: Callable[[], None], micro: MicroBatch | None) -> None:
-        """Run the forward and backward pass of a batch: now, or together with the other batches
-        of the step.
-        """
+        """Run the forward and backward pass of a batch: now, or together with others of the step."""
         if self._together is None or micro is None:
             work()
         else:
@@ -123,9 +121,7 @@ class TrainingStep:
             self.sync.share_statistics(self.state.ema.shadow if self.state.ema else {})
 
     def __call__(self, loss: Tensor, micro: MicroBatch) -> None:
-        """Backward of a micro-batch, by its mean loss, 0-d; after the last one of a global batch the
-        optimizer's step.
-        """
+        """Backward of a micro-batch's mean loss, 0-d; after the last one of a batch the optimizer's step."""
         if not isinstance(loss, Tensor) or loss.dim():
             got = tuple(loss.shape) if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")

@@ -42,9 +42,7 @@ def parse_seconds(text: str, *, name: str) -> float:
 
 
 def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
-    """Read a duration such as '90ep', '5000st', '5%', '0.5ep'; InputError: another form or unit, or a
-    fraction of a step.
-    """
+    """Read '90ep', '5000st', '5%' or '0.5ep'; InputError: another form or unit, or a fraction of a step."""
     match = _PATTERN.fullmatch(str(text).strip())  # a script may give a number
     allowed = " or ".join(f"'{5 if u == '%' else 10}{u}' ({_NAMES[u]})" for u in units.split())
     if match is None or match[2] not in units.split():

@@ -12,9 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """How often each label is there, was predicted, and both; (K,) int64 each, of known ones, and how many
-    are known.
-    """
+    """Of known labels, (K,) each: how often there, predicted, both; and how many are known."""
 
     known: Tensor
     there: Tensor
@@ -45,9 +43,7 @@ class LabelCounts:
 
 
 def counted(probabilities: Tensor, labels: Tensor, thresholds: Tensor) -> LabelCounts:
-    """Counts at thresholds (K,) of probabilities and labels (N, K); a label is predicted from its threshold
-    on.
-    """
+    """Counts of (N, K) probabilities and labels; a label is predicted from its threshold, (K,), on."""
     known = labels.isfinite()
     there = labels == 1
     predicted = (probabilities >= thresholds) & known

@@ -49,9 +49,7 @@ def overlay(image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> Image.Image:
 
 
 def mask_picture(image: Tensor, mask: Tensor, predicted: NDArray[np.uint8] | None) -> Tensor:
-    """A mask over its image, uint8 or from 0 to 1, and the predicted one of any size beside it, (3, S, S) or
-    (3, S, 2 S).
-    """
+    """A mask over its image, and the predicted one of any size beside it, (3, S, S) or (3, S, 2 S)."""
     x = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).round().to(torch.uint8)
     pixels = x.permute(1, 2, 0).numpy()
     shown = [np.asarray(overlay(pixels, mask.numpy()))]

@@ -60,9 +60,7 @@ def plot_precision_recall(
 def plot_numbers(
     given: Tensor, predicted: Tensor, names: Sequence[str], path: Path, *, force: bool = False
 ) -> None:
-    """Draw predicted against given numbers, (N, K), NaN where one is missing, a panel per column; errors as
-    of `draw`.
-    """
+    """Draw predicted against given numbers, (N, K), NaN: missing, a panel per column; errors as of `draw`."""
     shown = names[:_PANELS]
     across = min(len(shown), 4)
     down = -(-len(shown) // across)

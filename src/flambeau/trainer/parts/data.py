@@ -264,9 +264,7 @@ def check_unchanged(
     settings: ResolvedSettings,
     moved: str | None = None,
 ) -> None:
-    """Refuse to continue a run on other data than it was started with; `moved`: where the data
-    were and are.
-    """
+    """Refuse to continue a run on other data than its own; `moved`: where they were and are."""
     for what, source, samples, fingerprint, content in (
         ("training", train, facts.train_samples, facts.train_fingerprint, facts.train_content),
         ("validation", val, facts.val_samples, facts.val_fingerprint, facts.val_content),

@@ -415,9 +415,7 @@ def check_logits(
 def try_forward(
     model: nn.Module, shape: tuple[int, int, int, int], *, training: bool = False
 ) -> Any:
-    """What the model returns for black images of a shape (N, C, H, W); its buffers and modes do
-    not change.
-    """
+    """What the model returns for black images (N, C, H, W); its buffers and modes do not change."""
     try:
         # Not inference_mode: a model may cache tensors that training then needs gradients through.
         with kept_as_is(model), torch.no_grad():

@@ -316,9 +316,7 @@ class Multilabel(WholeImage):
 
 @dataclass(frozen=True)
 class LabelResults:
-    """One evaluation, in the order of the data; all on the CPU: targets and probabilities (N, K), positions
-    (N,).
-    """
+    """One evaluation, in the order of the data, on the CPU: targets and probabilities (N, K)."""
 
     indices: Tensor
     targets: Tensor
@@ -327,9 +325,7 @@ class LabelResults:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LabelAnswers:
-    """What a model says of N images: probabilities (N, K) on the CPU; a label is predicted from its
-    threshold, (K,), on.
-    """
+    """What a model says of N images: probabilities (N, K); a label is predicted from its threshold on."""
 
     names: tuple[str, ...]
     probabilities: Tensor

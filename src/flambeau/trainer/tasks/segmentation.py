@@ -378,8 +378,8 @@ class Segmentation:
 
 
 def dice_losses(logits: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-    """1 - Dice of each image, (N,): the mean, weighted by `weight` (K,), over the classes in its mask, of its
-    known pixels.
+    """1 - Dice of each image, (N,): the mean, weighted by `weight`, over classes in its mask; known
+    pixels.
     """
     num = logits.shape[1]
     known = (targets != IGNORED)[:, None]

@@ -37,9 +37,7 @@ class Counters(Protocol):
         """Count a batch: outputs of the model, targets, and positions of the images in the data."""
 
     def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> AnyEvaluation:
-        """All figures; `describe` names the image at a position, `facts` are further fields of the
-        evaluation.
-        """
+        """All figures; `describe` names the image at a position, `facts` are further fields."""
 
 
 class Task(Protocol):
@@ -136,9 +134,7 @@ class Task(Protocol):
     def report_facts(
         self, results: Any, *, step: int, describe: Callable[[int], str]
     ) -> dict[str, Any]:
-        """The content of evaluation.json, of what `sample_results` keep; `mistakes` and `unsure` list images
-        with their 'index'.
-        """
+        """The content of evaluation.json; `mistakes` and `unsure` list images with their 'index'."""
 
     def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
         """What the report shows of an image (C, S, S): a picture (C, H, W), both uint8 or from 0 to 1.
@@ -147,9 +143,7 @@ class Task(Protocol):
         """
 
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
-        """Training images whose targets look wrong, as evaluation.json has them, by the record of `history`
-        in the run.
-        """
+        """Training images whose targets look wrong, for evaluation.json, by the run's record of `history`."""
 
     def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
         """One output for an image and its mirror image."""
@@ -180,9 +174,7 @@ class Task(Protocol):
         """What export.json says of the outputs, beside the shape of the images; targets if they are known."""
 
     def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> Any:
-        """What `flambeau.load(run)(images)` returns, of batches of outputs on the CPU and the sizes of their
-        images.
-        """
+        """What `flambeau.load(run)(images)` returns, of outputs on the CPU and the sizes of the images."""
 
     def answers(self, outputs: Tensor, sizes: Sequence[Size], *, top: int) -> Sequence[Answer]:
         """What `flambeau predict` says of each image, naming `top` classes where there is one per image.

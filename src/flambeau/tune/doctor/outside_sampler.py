@@ -189,9 +189,7 @@ class OutsideSampler:
 
 
 def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list[Any]]]:
-    """Rows as of `as_rows`, by process, of py-spy's raw output: of the thread that trains, and of the threads
-    of workers.
-    """
+    """py-spy's raw output as `as_rows` has it, by process: the thread that trains, threads of workers."""
     stacks = list(_parsed(text, trainer["process"]))
     own = [one for one in stacks if one.thread == trainer["thread"]]
     own = [one for one in own if not any(_is_wait(line) for line in one.lines)]

@@ -28,9 +28,7 @@ def _file_of(thread: int) -> int | None:
 
 
 def waits_for(thread: int) -> str:
-    """What a thread of this process waits for in the kernel, by its `native_id`: 'file', 'sleep', 'message'
-    of others, or ''.
-    """
+    """What a thread of this process waits for in the kernel: 'file', 'sleep', 'message' of others, or ''."""
     file = _file_of(thread)
     known = _CALLS.get(platform.machine())
     if file is None or known is None:

@@ -179,9 +179,7 @@ def open_arrow(
 
 
 class Batch(NamedTuple):
-    """The rows of a part of a table: images as a pyarrow array of bytes, null without; `paths` '' without a
-    path.
-    """
+    """The rows of a part of a table: images as pyarrow's bytes, null without; `paths` '' without a path."""
 
     images: Any
     paths: list[str]

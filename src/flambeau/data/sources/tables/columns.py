@@ -53,9 +53,7 @@ class NamesFiles(InputError):
 
 
 class Columns(NamedTuple):
-    """The columns to read; `is_struct`: the one of images holds structs of bytes and path, not
-    bytes alone.
-    """
+    """The columns to read; `is_struct`: the one of images holds structs of bytes and path, not bytes."""
 
     image: str
     is_struct: bool
