@@ -378,9 +378,7 @@ class Segmentation:
 
 
 def dice_losses(logits: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-    """1 - Dice of each image, (N,): the mean, weighted by `weight`, over classes in its mask; known
-    pixels.
-    """
+    """1 - Dice of each image, (N,): the mean, weighted by `weight`, over the classes in its mask."""
     num = logits.shape[1]
     known = (targets != IGNORED)[:, None]
     classes = torch.arange(num, device=targets.device).view(1, -1, 1, 1)
