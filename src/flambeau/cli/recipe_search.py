@@ -8,7 +8,9 @@ There is no stored index: docstrings and pages are read at each search, which ta
 """
 
 import ast
+import difflib
 import functools
+import itertools
 import math
 import posixpath
 import re
@@ -18,13 +20,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+SYNONYMS = Path(__file__).with_name("synonyms.txt")
 
 # Lists of links: their text counts only for the pages that they link to.
 _LISTS = ("index.md", "coverage.md")
 _ANSWERS = "errors_and_old_names.md"  # each row of its tables answers one question
 # Both chosen on the questions of the tests.
 _WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
-_MIN_SHARE = 0.5  # share of the query's words, by weight, that a result has at least
+_ANSWER = 1.3  # times, of a row that answers one question
+_SYNONYM = 0.8  # what a word counts that the query only means
 # A list of words, not one per line.
 _STOP_WORDS = frozenset(
     {
@@ -33,6 +37,9 @@ _STOP_WORDS = frozenset(
         "through", "to", "use", "using", "was", "what", "when", "where", "which", "why", "with", "you",
     }
 )  # fmt: skip
+_CHINESE_STOP = re.compile(
+    "怎么样|怎么办|怎么|怎样|如何|什么是|什么|为什么|为何|是不是|有没有|可以|能不能|哪些|哪个|一个|一下|的|了|吗|呢|我|在|是|把|用|和|与|时"
+)
 # Tried in this order: a suffix before its own endings.
 _SUFFIXES = (
     "ations",
@@ -60,12 +67,16 @@ _FLAG = re.compile(r"\| `(--[\w-]+)` \|")
 
 @dataclass
 class Entry:
-    """A search result: a 'recipe', 'page' or 'flag', with its text by field (name, title, links, body)."""
+    """A 'recipe', 'page' or 'flag', and its text by field (name, title, links, body).
+
+    `is_answer`: it is a row that answers one question, rather than a text.
+    """
 
     kind: str
     name: str
     line: str
     texts: dict[str, list[str]] = field(default_factory=dict, repr=False)
+    is_answer: bool = False
 
     def add(self, where: str, text: str) -> None:
         self.texts.setdefault(where, []).append(text)
@@ -84,6 +95,18 @@ def is_chinese(text: str) -> bool:
     return re.search(r"[\u4e00-\u9fff]", text) is not None
 
 
+@dataclass(frozen=True)
+class _Concept:
+    """What a part of a query asks for: any of some texts, as their words' stems; the query's own comes first.
+
+    Attributes:
+        weight: how much it tells: the rarer in the entries, the more.
+    """
+
+    alternatives: tuple[tuple[str, ...], ...]
+    weight: float = 0.0
+
+
 class Index:
     """All entries with their words counted; perhaps of the Chinese pages."""
 
@@ -96,28 +119,106 @@ class Index:
         lengths = [counts.get("body", Counter()).total() for counts in self._counts]
         average = sum(lengths) / len(lengths) or 1.0
         self._lengths = [length / average for length in lengths]
+        held = Counter(
+            word for counts in self._counts for word in {*itertools.chain(*counts.values())}
+        )
+        self._weight_of = {
+            word: math.log(1 + len(self._entries) / (num + 0.5)) for word, num in held.items()
+        }
 
-    def search(self, words: str) -> list[Entry]:
-        query = list(dict.fromkeys(_tokens(words)))
-        weight_of = {}
-        for word in [word for word in query if word not in _STOP_WORDS] or query:
-            num = sum(any(word in c for c in counts.values()) for counts in self._counts)
-            weight_of[word] = math.log(1 + len(self._entries) / (num + 0.5))
+    def search(self, words: str, *, min_share: float = 0.0) -> list[Entry]:
+        """The matching entries, the best first.
+
+        What no page knows costs nothing: a misspelt word counts as the nearest known one, another as none.
+
+        Args:
+            min_share: of the known part of the query, by weight, that a result has at least.
+        """
+        concepts = self._concepts(words)
+        total = sum(concept.weight for concept in concepts)
         phrase = " ".join(words.lower().split())
+        known = {word for concept in concepts for part in concept.alternatives for word in part}
         scored = []
         for entry, counts, length in zip(self._entries, self._counts, self._lengths, strict=True):
-            points = {word: _points(word, counts, length) for word in weight_of}
-            held = sum(weight for word, weight in weight_of.items() if points[word])
-            share = held / (sum(weight_of.values()) or 1.0)
-            if not held or share < _MIN_SHARE:
+            points = [self._points(concept, counts, length) for concept in concepts]
+            held = sum(c.weight for c, one in zip(concepts, points, strict=True) if one)
+            if not held or held < min_share * total:
                 continue
-            score = sum(weight * points[word] for word, weight in weight_of.items()) * share**2
-            if len(query) > 1 and phrase in _plain_text(entry):
+            score = sum(points) * (held / total) ** 2
+            if entry.is_answer:
+                score *= _ANSWER
+            if len(concepts) > 1 and phrase in _plain_text(entry):
                 score *= 2.5  # the exact phrase; chosen like the weights
-            line = _best_line(entry, weight_of) if entry.kind == "page" else entry.line
+            weights = {word: self._weight_of.get(word, 0.0) for word in known}
+            line = _best_line(entry, weights) if entry.kind == "page" else entry.line
             scored.append((score, replace(entry, line=line)))
         scored.sort(key=lambda pair: (-pair[0], pair[1].name))
         return [entry for _, entry in scored]
+
+    def _concepts(self, words: str) -> list[_Concept]:
+        groups, rest = _synonyms_in(words)
+        tokens = list(dict.fromkeys(_tokens(_CHINESE_STOP.sub(" ", rest))))
+        tokens = [word for word in tokens if word not in _STOP_WORDS and not word.isdecimal()] or (
+            [] if groups else list(dict.fromkeys(_tokens(words)))
+        )
+        concepts = [*groups, *(_Concept(((word,),)) for word in tokens)]
+        return [known for one in concepts if (known := self._known(one)) is not None]
+
+    def _known(self, concept: _Concept) -> _Concept | None:
+        """A concept without the texts that no entry has; None if none is left."""
+        kept = [part for part in concept.alternatives if all(w in self._weight_of for w in part)]
+        if not kept and len(concept.alternatives) == 1:
+            near = nearest_of(concept.alternatives[0][-1], self._weight_of)
+            kept = [(near,)] if near is not None else []
+        if not kept:
+            return None
+        weights = [self._weight_of[word] for word in kept[0]]
+        return _Concept(tuple(kept), sum(weights) / math.sqrt(len(weights)))
+
+    def _points(self, concept: _Concept, counts: dict[str, Counter[str]], length: float) -> float:
+        best = 0.0
+        for number, part in enumerate(concept.alternatives):
+            points = [_points(word, counts, length) for word in part]
+            if all(points):
+                mean = sum(points) / len(points)
+                best = max(best, mean * (_SYNONYM if number else 1.0))
+        return concept.weight * best
+
+
+def nearest_of(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt one of at least four letters stands for; None if none is near."""
+    if len(word) < 4 or len(word) > 40 or is_chinese(word):
+        return None
+    near = difflib.get_close_matches(word, [one for one in known if one[0] == word[0]], 1, 0.8)
+    return near[0] if near else None
+
+
+def _synonyms_in(words: str) -> tuple[list[_Concept], str]:
+    """A concept for each text of a query that synonyms are known of, and the rest of the query."""
+    found = []
+    rest = f" {' '.join(words.lower().split())} "
+    for text, group in _synonyms():
+        pattern = re.escape(text) if is_chinese(text) else rf"(?<![\w.]){re.escape(text)}(?![\w.])"
+        shorter = re.sub(pattern, " ", rest)
+        if shorter != rest:
+            rest = shorter
+            own = tuple(_tokens(text))
+            others = (tuple(_tokens(other)) for other in group if other != text)
+            found.append(_Concept(tuple(dict.fromkeys([own, *others]))))
+    return found, rest
+
+
+@functools.cache
+def _synonyms() -> list[tuple[str, tuple[str, ...]]]:
+    """Each text of synonyms.txt with its line, the longest text first."""
+    lines = SYNONYMS.read_text(encoding="utf-8").splitlines()
+    groups = [
+        tuple(text.strip().lower() for text in line.split("="))
+        for line in lines
+        if line and not line.startswith("#")
+    ]
+    pairs = [(text, group) for group in groups for text in group]
+    return sorted(pairs, key=lambda pair: -len(pair[0]))
 
 
 def _points(word: str, fields: dict[str, Counter[str]], length: float) -> float:
@@ -303,7 +404,7 @@ def _answers(sections: Iterable[Entry]) -> Iterator[Entry]:
         rows = [line for line in lines if line.startswith("| ") and _LINK.search(line)]
         part.texts["body"] = [line for line in lines if line not in rows]
         for row in rows:
-            entry = Entry("page", part.name, part.line)
+            entry = Entry("page", part.name, part.line, is_answer=True)
             entry.add("title", row.split("|")[1])
             entry.add("body", row)
             yield entry

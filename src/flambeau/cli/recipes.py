@@ -134,7 +134,11 @@ def _find(name: str) -> Path:
 def _page_about(name: str) -> str:
     """A hint at the page about a name, as of a recipe that is now a few lines on a page."""
     words = name.rpartition("/")[2].replace("_", " ")
-    pages = [entry.name for entry in Index(chinese=False).search(words) if entry.kind == "page"]
+    pages = [
+        entry.name
+        for entry in Index(chinese=False).search(words, min_share=0.5)
+        if entry.kind == "page"
+    ]
     return f" On a page: flambeau recipes page {pages[0]}" if pages else ""
 
 

@@ -364,6 +364,21 @@ class SubsetSource(PassedMasks):
         return table[mask]
 
 
+def _joined(labels: Sequence[Tensor]) -> Tensor:
+    """Tensors one behind the other: a view if they lie so in memory, as the labels of an index do."""
+    first = labels[0]
+    place = first.storage_offset()
+    for one in labels:
+        same = one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (same and one.is_contiguous() and one.storage_offset() == place):
+            return torch.cat([*labels])
+        place += one.numel()
+    shape = (sum(map(len, labels)), *first.shape[1:])
+    whole = torch.empty(0, dtype=first.dtype)
+    whole.set_(first.untyped_storage(), first.storage_offset(), shape)  # type: ignore[call-overload]
+    return whole
+
+
 class ConcatSource(PassedMasks):
     """Several sources, one after the other.
 
@@ -387,7 +402,7 @@ class ConcatSource(PassedMasks):
             else part
             for part in parts
         ]
-        self.labels = torch.cat([part.labels for part in self._parts])
+        self.labels = _joined([part.labels for part in self._parts])
         self._starts = [0, *itertools.accumulate(map(len, parts))]
 
     @property
