@@ -194,7 +194,7 @@ STOREYS = {
     ],
     "inspection": [
         {"model_catalog.py", "receptive_field.py", "watched_forward.py"},
-        {"named_model.py", "model_summary.py", "graph_breaks.py", "lr_range_picture.py"},
+        {"named_model.py", "model_summary.py", "graph_breaks.py"},
         {"graphs"},
     ],
     "experiments": [

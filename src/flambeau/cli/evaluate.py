@@ -101,7 +101,6 @@ def _add_purposes(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the figures."""
     with cache_of_flags(arguments, arguments.data):
         return _run(arguments)
 

@@ -58,11 +58,7 @@ def add_cache_flags(parser: argparse._ActionsContainer) -> None:
 def cache_of_flags(arguments: argparse.Namespace, *data: str | Path | None) -> Iterator[None]:
     """Within the context data in a store are kept where the flags say.
 
-    Args:
-        data: all that is read.
-
-    Raises:
-        InputError: flags without effect, as none of the data is in a store; or no size.
+    InputError: flags without effect, as none of the data is in a store; or no size.
     """
     flag = "cache" if arguments.cache is not None else "cache_size"
     value = getattr(arguments, flag)
@@ -138,11 +134,7 @@ def say_calibrated(model: "Model") -> None:
 
 
 def check_at_least(arguments: argparse.Namespace, **least: int) -> None:
-    """Refuse numbers that are too small, by the names of their flags.
-
-    Raises:
-        InputError: one is too small.
-    """
+    """Refuse numbers that are too small, by the names of their flags."""
     for name, smallest in least.items():
         given = getattr(arguments, name)
         if given is not None and given < smallest:

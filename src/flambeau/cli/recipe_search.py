@@ -68,12 +68,9 @@ _FLAG = re.compile(r"\| `(--[\w-]+)` \|")
 
 @dataclass
 class Entry:
-    """A search result.
+    """A 'recipe', 'page' or 'flag', and its text by field (name, title, links, body).
 
     Attributes:
-        kind: 'recipe', 'page' or 'flag'.
-        name: of the recipe, the page with its anchor, or the flag.
-        texts: by field (name, title, links, body), what is searched.
         title: of a result that was found: the headings of the page.
         messages: the words of the error messages that a row answers; None of anything but such a row.
     """
@@ -86,7 +83,6 @@ class Entry:
     title: str = ""
 
     def add(self, where: str, text: str) -> None:
-        """Add a text to one of its fields."""
         self.texts.setdefault(where, []).append(text)
 
 
@@ -100,7 +96,6 @@ def docs_folder() -> Path | None:
 
 
 def is_chinese(text: str) -> bool:
-    """Whether it holds Chinese characters."""
     return re.search(r"[\u4e00-\u9fff]", text) is not None
 
 
@@ -117,11 +112,7 @@ class _Concept:
 
 
 class Index:
-    """All entries with their words counted.
-
-    Args:
-        chinese: search the Chinese pages, and describe results in Chinese.
-    """
+    """All entries with their words counted; perhaps of the Chinese pages."""
 
     def __init__(self, *, chinese: bool) -> None:
         self._entries = _entries(chinese=chinese)
@@ -355,7 +346,6 @@ def _entries(*, chinese: bool) -> list[Entry]:
 
 
 def recipe_files() -> list[Path]:
-    """The files of all recipes."""
     return sorted(path for path in RECIPES.rglob("*.py") if path.name != "__init__.py")
 
 

@@ -65,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the action; returns the exit code."""
     if arguments.action == "find":
         return _search(arguments)
     if arguments.action == "copy":
@@ -144,7 +143,6 @@ def _page_about(name: str) -> str:
 
 
 def _page(name: str, *, language: str) -> str:
-    """A page, or its section below an anchor."""
     folder = docs_folder()
     if folder is None:
         raise InputError(

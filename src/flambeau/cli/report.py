@@ -113,11 +113,7 @@ def _page(
 
 
 def _chosen(words: Sequence[str]) -> list[Path]:
-    """The runs that were named.
-
-    Raises:
-        InputError: none, or more than a report can show.
-    """
+    """The runs that were named; InputError: none, or more than a report can show."""
     folders = list(_folders(words))
     if len(folders) > _MAX_RUNS:
         raise InputError(
@@ -127,7 +123,6 @@ def _chosen(words: Sequence[str]) -> list[Path]:
 
 
 def _folders(words: Sequence[str]) -> Iterator[Path]:
-    """Each run once, in the order given."""
     from flambeau.run.folder.summary import Search
 
     seen = set[Path]()

@@ -56,7 +56,6 @@ _SETS = """\
 
 
 def example_of(plan: ExportPlan, trained: Model) -> str:
-    """The text of example.py for the format of an export."""
     format_name = plan.format
     quantize = plan.quantize
     words = trained.facts.task.export_words

@@ -46,18 +46,7 @@ def fill_folder(
     figures: Sequence[StepFigures],
     images: SampleImages,
 ) -> None:
-    """Write every file but the model, which exists.
-
-    Args:
-        folder: of the export.
-        trained: the run's model.
-        plan: the steps that were taken.
-        figures: of the run and of each step.
-        images: the figures were measured on these.
-
-    Raises:
-        OSError: the disk is full or failing.
-    """
+    """Write every file but the model, which exists; the figures were measured on `images`."""
     format_ = FORMATS[plan.format]
     classify = format_.open(folder / format_.file, torch.get_num_threads(), made_now(folder))
     logits = batched_logits(classify, images.pixels)
@@ -114,7 +103,6 @@ def _sets(trained: Model, plan: ExportPlan) -> dict[str, Any]:
 
 
 def _write_examples(folder: Path, trained: Model, plan: ExportPlan) -> None:
-    """example.py and the files that it needs."""
     write_file(folder / "example.py", example_of(plan, trained).encode())
     beside = [Path(preprocess.__file__)]
     reads_files = trained.facts.channels in COLORS and trained.facts.pixels in IN_FILES

@@ -63,22 +63,12 @@ def export_run(
     trust: bool = False,
     say: Callable[[str], None],
 ) -> list[StepFigures]:
-    """Export the model of a run, or of several runs as one.
+    """Export the model of a run, or of several runs (`others`) as one; returns the figures of the run and of
+    each step.
 
-    Args:
-        run: its folder.
-        out: the folder to make.
-        plan: format and steps.
-        others: folders of runs that answer together with the first.
-        trust: run the code that the run names, even if nothing shows that this user has made it.
-        say: takes lines for the user.
-
-    Returns:
-        Figures of the run and of each step.
-
-    Raises:
-        InputError: the run or its data cannot be used, `out` exists, a step is refused, or the format cannot
-            be written for this model or on this machine.
+    `trust`: run the code that the run names, even if nothing shows that this user has made it. InputError:
+    the run or its data cannot be used, `out` exists, a step is refused, or the format cannot be written for
+    this model or on this machine.
     """
     plan.check()
     measuring.check(plan)
@@ -154,11 +144,7 @@ def check_out(out: Path) -> None:
 
 
 def write_export(steps: Steps, out: Path) -> list[StepFigures]:
-    """Take the steps, and write the folder whole or not at all.
-
-    Raises:
-        InputError: a step is refused, or the format cannot be written.
-    """
+    """Take the steps, and write the folder whole or not at all; InputError as of `Steps.write`."""
     with tempfile.TemporaryDirectory(prefix=f".{out.name[:30]}-", dir=out.parent) as name:
         folder = Path(name, "export")
         folder.mkdir()

@@ -33,7 +33,7 @@ from flambeau.run.options.option import declares
 from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
-from flambeau.trainer.evaluation.members import MemberFigures
+from flambeau.trainer.evaluation.reading import MemberFigures
 from flambeau.trainer.parts.data import check_test, target_choice
 from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.prediction.ensemble import (

@@ -55,11 +55,10 @@ from flambeau.trainer.tasks.all_tasks import TASK_TYPES
 
 @dataclasses.dataclass(frozen=True)
 class ProgressOptions:
-    """Who follows a training, besides the lines for the user.
+    """Who follows a training, besides the lines for the user: `listener`, a program, gets events on the first
+    process.
 
-    Attributes:
-        listener: receives events on the first process, for a program.
-        track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
+    `track`: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
     """
 
     bar: bool = True
@@ -82,14 +81,10 @@ def start(
     """Train, or continue, with the watchdog between the processes running from start to end.
 
     Args:
-        settings: canonical.
         given: those of them that the user gave.
         find_lr: takes the curve of a learning-rate range test, which is made instead of the training.
         trust: run code that only the folder of the run or of its teacher names, even if nothing shows that
             this user has made that folder.
-
-    Returns:
-        Whether the run was finished before.
     """
     batch = parse_batch_size(settings.batch_size)
     given = _with_number(given)
@@ -299,8 +294,7 @@ def _check_code(
 ) -> None:
     """Refuse code that only a folder names, unless its user has made that folder here or trusts it.
 
-    Args:
-        given: settings that the user gave to an existing run; None for a new one.
+    `given`: settings that the user gave to an existing run; None for a new one.
     """
     check_teacher_code(settings.teacher, trust=trust, say=say)
     stored = {} if given is None else folder.read_config() or {}

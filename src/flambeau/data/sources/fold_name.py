@@ -11,11 +11,7 @@ _MOST_TESTED = 0.5  # of the images
 
 
 def parse_fold(text: str) -> Fold:
-    """The numbers of '2/5'.
-
-    Raises:
-        InputError: it is nothing like it.
-    """
+    """The numbers of '2/5'; InputError if it is nothing like it."""
     found = re.fullmatch(r"([0-9]{1,3})/([0-9]{1,3})", text)
     number, of = (int(found[1]), int(found[2])) if found else (0, 0)
     if not (1 <= number <= of and 2 <= of <= _MOST):

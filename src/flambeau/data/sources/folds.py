@@ -19,11 +19,7 @@ _TEST_SEED = 1  # of the hashes; the images to validate on have 0
 
 
 def fold_sources(source: Source, fold: Fold) -> tuple[Source, Source]:
-    """The images of all other folds to train on, and those of this one to validate on.
-
-    Raises:
-        InputError: a class or a group does not fit into so many folds.
-    """
+    """The images of all other folds to train on, and those of this one to validate on."""
     number, of = fold
     held = torch.from_numpy(folds_of(source, of) == number - 1)
     return tuple(SubsetSource(source, part.nonzero()[:, 0]) for part in (~held, held))  # type: ignore[return-value]
@@ -46,11 +42,7 @@ def _tested(source: Source, share: float) -> tuple[Source, Source]:
 
 
 def split(source: Source, choice: TargetChoice, **how: Any) -> tuple[Source, Source]:
-    """What a source without a part to validate on is divided into: the fold of `choice`, else `hold_out`.
-
-    Args:
-        how: of `hold_out`.
-    """
+    """What a source without a part to validate on is divided into: the fold of `choice`, else `hold_out`."""
     if choice.fold is not None:
         return fold_sources(source, choice.fold)
     return hold_out(source, **how)
@@ -80,9 +72,6 @@ def folds_of(source: Source, folds: int) -> NDArray[np.int64]:
     numbers are one class. It depends on the names of the images alone, by their hashes. Of a source with
     groups whole ones are moved: largest first, each to the fold in which the shares of the classes stay most
     even; exactly as many groups as folds are the folds, in the order of their names.
-
-    Raises:
-        InputError: a class has fewer images, or groups, than there are folds; a group is larger than a fold.
     """
     strata = kind_of_targets(source).strata(source.labels)
     groups = groups_of(source)

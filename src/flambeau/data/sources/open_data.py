@@ -28,13 +28,13 @@ from flambeau.data.sources.folder import (
 )
 from flambeau.data.sources.folds import split, subset_of, without_test
 from flambeau.data.sources.masks.mask_folders import mask_pairs
-from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.open_store import open_address, open_evaluated
 from flambeau.data.sources.packed_formats import endings_of
 from flambeau.data.sources.path_format import (
     TRAIN_FOLDERS,
     VAL_FOLDERS,
     kind_of,
+    labels_beside,
     open_masked,
     open_path,
     open_shards,
@@ -97,12 +97,7 @@ def open_sources(
             `open_named`, in $FLAMBEAU_DATA or ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or
             hf:NAME:CONFIG of Hugging Face;
             an address of shards in a store (see `open_address`); None: the embedded Fashion-MNIST.
-        choice: which targets of the data are meant.
         groups_may_cross: a group with images on both sides is not refused.
-        cache: of data in a store.
-
-    Returns:
-        Training and validation source, both with the classes of the training source.
     """
     path = EMBEDDED if path is None else path
     train, val = open_parts(path, download=download, choice=choice, cache=cache)
@@ -193,7 +188,6 @@ def open_source(
     Args:
         path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
             or packed images; of data with a validation part only that is used.
-        choice: which targets of the data are meant: those of the model.
 
     Returns:
         A source with exactly these classes; some may have no image.

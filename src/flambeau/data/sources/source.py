@@ -128,11 +128,7 @@ def file_of(source: Source, index: int) -> Path | None:
 
 
 def mask_of(source: Source, index: int) -> Mask | None:
-    """The class of each pixel of an image, (H, W) uint8, 255 for none; None if the data have no masks.
-
-    Raises:
-        DecodeError: it is damaged or cannot be read.
-    """
+    """The class of each pixel of an image, (H, W) uint8, 255 for none; None if the data have no masks."""
     read: Callable[[int], Mask] | None = getattr(source, "read_mask", None)
     return None if read is None or task_of(source) != "segmentation" else read(index)
 
@@ -257,9 +253,7 @@ class PassedMasks:
 class SubsetSource(PassedMasks):
     """Some images of a source, by indices (M,) int64; optionally with the class numbers of another source.
 
-    Args:
-        classes: names in which the labels become positions; by default the source's.
-        shown: texts of the targets, which become the classes: of images that are not learned from.
+    `shown`: texts of the targets, which become the classes: of images that are not learned from.
     """
 
     def __init__(
@@ -388,10 +382,8 @@ def _joined(labels: Sequence[Tensor]) -> Tensor:
 class ConcatSource(PassedMasks):
     """Several sources, one after the other.
 
-    Their classes are merged: in the order of their numbers if all are numbers, else of their names.
-
-    Args:
-        parts: at least one; if all have the same classes, their order is kept.
+    If all have the same classes, their order is kept; else they are merged: in the order of their numbers if
+    all are numbers, else of their names.
     """
 
     def __init__(self, parts: Sequence[Source]) -> None:

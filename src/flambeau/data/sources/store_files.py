@@ -396,8 +396,6 @@ class _OtherBytes(Exception):
 
 
 class _Process:
-    """What the shards of one process share."""
-
     def __init__(self, options: CacheOptions) -> None:
         self.cache = BlockCache(options)
         self.ahead = FetchAhead()
@@ -417,5 +415,4 @@ def _process(options: CacheOptions) -> _Process:
 
 
 def cache_of(options: CacheOptions) -> BlockCache:
-    """The blocks of this process."""
     return _process(options).cache

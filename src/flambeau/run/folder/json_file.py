@@ -25,12 +25,7 @@ _NAMES = {
 
 
 def json_file(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: not JSON, a name twice, no regular file, or too large.
-    """
+    """The content of a JSON file; ValueError: not JSON, a name twice, no regular file, or too large."""
     if not path.is_file():
         if path.exists():
             raise ValueError("it is not a file")
@@ -90,11 +85,7 @@ def finite_number(value: object) -> float | None:
 
 
 def dataset_facts(path: Path) -> dict[str, Any]:
-    """The content of dataset.json of a run, which describes its data.
-
-    Raises:
-        ValueError: why it cannot be read, or is not what a run writes.
-    """
+    """The content of dataset.json of a run; ValueError: why it is not what a run writes."""
     try:
         facts = json_file(path)
     except FileNotFoundError:
@@ -105,11 +96,7 @@ def dataset_facts(path: Path) -> dict[str, Any]:
 
 
 def checked_facts(facts: object) -> dict[str, Any]:
-    """The description of a run's data, as dataset.json has it.
-
-    Raises:
-        ValueError: it is not what a run writes.
-    """
+    """The description of a run's data, as dataset.json has it; ValueError: it is not what a run writes."""
     if not isinstance(facts, dict):
         raise ValueError("it is no table")
     if missing := sorted(_NAMES - facts.keys()):

@@ -174,7 +174,6 @@ def _events(path: Path) -> Iterator[Event]:
 
 
 def _jpeg(path: Path) -> str | None:
-    """A JPEG file as a data URL."""
     try:
         if not path.is_file() or path.stat().st_size > _MAX_PICTURE_BYTES:
             return None

@@ -29,13 +29,9 @@ def working_folder(address: str) -> Path:
 
 
 def folder_and_mirror(out: str | Path, mirror: str | None) -> tuple[Path, str | None]:
-    """The folder of this disk in which a run is trained, and its mirror.
+    """The folder of this disk in which a run is trained, and its mirror, which `out` is if it is an address.
 
-    Args:
-        out: a folder, or an address, which then is the mirror.
-
-    Raises:
-        InputError: an address that cannot be written, or another mirror beside it.
+    InputError: an address that cannot be written, or another mirror beside it.
     """
     if not is_address(out):
         return Path(out), mirror
@@ -76,11 +72,7 @@ def mirror_again(folder: Path, *, say: Callable[[str], object]) -> None:
 
 
 def run_here(run: str | Path, say: Callable[[str], object] = lambda _: None) -> Path:
-    """The folder of a run: a path as it is; of one in a store a copy here, brought up to date.
-
-    Raises:
-        InputError: there is no run, or it cannot be read or copied.
-    """
+    """The folder of a run: a path as it is; of one in a store a copy here, brought up to date."""
     if not is_address(run):
         return Path(run)
     from flambeau.run.folder.mirror import alone

@@ -52,16 +52,11 @@ class RunSummary:
     """What a run folder says; None where it says nothing.
 
     Attributes:
-        name: path below the folder that was searched.
         state: finished, running (a process holds its lock), stopped, failed (a loss or gradient was not
             finite), damaged (a file is not what a run writes), foreign (config.toml of another program).
         why: reason of damaged, foreign or failed.
-        kind: made by `flambeau train`, or by a script with `Run`.
         metric, best: name and value; of a finished run, those of its published weights.
-        step, steps: optimizer steps done, and of the whole run.
-        changed: time of the last change, seconds since 1970.
         seconds: of training, without evaluations and pauses.
-        config: the content of config.toml.
         is_sweep: it is of several runs of a sweep, and `why` counts them.
     """
 
@@ -110,11 +105,7 @@ class RunSummary:
 
 @dataclass
 class Search:
-    """The run folders below a folder, up to a limit of searched folders.
-
-    Attributes:
-        is_cut: there may be more.
-    """
+    """The run folders below a folder, up to a limit of searched folders; `is_cut`: there may be more."""
 
     root: Path
     is_cut: bool = False

@@ -69,24 +69,16 @@ class DataFacts:
     """Facts about the data, kept in dataset.json for predictions and to detect changes.
 
     Attributes:
-        classes: names of the classes, labels or columns of numbers, in the order of the outputs.
-        channels: 1 or 3.
         mean, std: per channel, of pixels in [0, 1].
         train_fingerprint, val_fingerprint: hex SHA-256 of what the sources report about themselves.
-        model_file_sha256: of FILE.py if the model comes from one, else None.
         teacher_sha256: of the teacher's weights, if any; see the function.
-        class_weights: of each class in the loss, unless all are 1.
         pixels: their kind; mean and std of 'float' and 'uint16' are in the unit of the data.
         train_content, val_content: hex SHA-256 of a sample of the files, if the fingerprint is of names and
             sizes; None in runs of version 0.1.
         train_names: hex SHA-256 of the names and labels of the training images, which packing keeps.
-        task_name: the kind of the targets.
-        loss: of the training; None: the task's default.
         known: the share of the training images of which each label or number is known, or of the pixels of
             masks; None: all.
-        target_mean, target_std: of each column of numbers.
         whole_images: whether an evaluation shows images whole, where a task does not always do so.
-        mask_values: the number of each class in masks.
         thresholds: the probability from which on each label is predicted, once a run has chosen them.
         test_samples, test_fingerprint: of the images that are kept for a test.
         shuffle_streams: of the order by blocks, where a run has that; 1 in runs of earlier versions.
@@ -356,11 +348,9 @@ def target_choice(settings: Settings) -> TargetChoice:
 
 
 def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permission) -> Prepared:
-    """The settings and data of an existing run; the data must be unchanged.
+    """The settings and data of an existing run, which must be unchanged, like the model's file.
 
-    Raises:
-        InputError: the data or the model's file have changed, or cannot be opened.
-        UntrustedCode: the data or the model are of a function in a file, which may not be run.
+    UntrustedCode: the data or the model are of a function in a file, which may not be run.
     """
     facts = DataFacts.read(facts_path)
     permission.ask_for(vars(settings), "model", "data")
@@ -378,11 +368,7 @@ def check_unchanged(
     settings: ResolvedSettings,
     moved: str | None = None,
 ) -> None:
-    """Refuse to continue a run on other data than it was started with.
-
-    Args:
-        moved: a sentence on where the data were and are, if these differ.
-    """
+    """Refuse to continue a run on other data than its own; `moved`: where they were and are."""
     for what, source, samples, fingerprint, content in (
         ("training", train, facts.train_samples, facts.train_fingerprint, facts.train_content),
         ("validation", val, facts.val_samples, facts.val_fingerprint, facts.val_content),

@@ -850,11 +850,7 @@ def _check_parts(settings: Settings) -> None:
 
 
 def split_names(target: str) -> list[str]:
-    """The columns of `target`.
-
-    Raises:
-        InputError: an empty name, or one that stands there twice.
-    """
+    """The columns of `target`; InputError: an empty name, or one that stands there twice."""
     names = [name.strip() for name in target.split(",")]
     if "" in names or len({*names}) < len(names):
         raise InputError(
@@ -865,11 +861,7 @@ def split_names(target: str) -> list[str]:
 
 
 def teacher_runs(teacher: str | None) -> list[str]:
-    """The folders that `teacher` names: one whose name has a comma, or several with commas between them.
-
-    Raises:
-        InputError: an empty name, or one that stands there twice.
-    """
+    """The folders that `teacher` names: one whose name has a comma, or several with commas between them."""
     if teacher is None:
         return []
     if "," not in teacher or Path(teacher).is_dir():
@@ -888,7 +880,6 @@ class BatchSize(NamedTuple):
 
     Attributes:
         num: samples per forward pass, or per step if `finds`; None: chosen from the data.
-        finds: find by trying how many of them fit into memory at once.
     """
 
     num: int | None
@@ -896,12 +887,7 @@ class BatchSize(NamedTuple):
 
 
 def parse_batch_size(value: int | str | None) -> BatchSize:
-    """Read a number, 'auto', or 'auto:N'.
-
-    Example:
-        >>> parse_batch_size("auto:512")
-        BatchSize(num=512, finds=True)
-    """
+    """Read a number, 'auto', or 'auto:N'."""
     if not isinstance(value, str):
         return BatchSize(value)
     match = re.fullmatch(r"auto(?::0*([1-9][0-9]{0,17}))?", value)
@@ -914,11 +900,7 @@ def parse_batch_size(value: int | str | None) -> BatchSize:
 
 
 def parse_betas(text: str | None) -> tuple[float, float] | None:
-    """The two numbers of `betas`.
-
-    Raises:
-        InputError: not two numbers from 0 to below 1.
-    """
+    """The two numbers of `betas`; InputError: not two numbers from 0 to below 1."""
     if text is None:
         return None
     try:

@@ -20,11 +20,7 @@ _AnySettings = TypeVar("_AnySettings", bound=Settings)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file.
-
-    Raises:
-        InputError: no such file, an empty one, not TOML, an unknown key.
-    """
+    """The settings in a TOML file; InputError: no such file, an empty one, not TOML, an unknown key."""
     try:
         values = load_toml(path)
         is_empty = not values and not path.read_bytes().strip()
@@ -44,11 +40,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings given, on top of those of their `preset`, if they name one.
-
-    Raises:
-        InputError: no preset of that name.
-    """
+    """The settings given, on top of those of their `preset`, if they name one."""
     name = given.get("preset")
     if name is None:
         return {**given}
@@ -67,8 +59,7 @@ def overridden(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:
     """The settings of a run, from the content of its config.toml (at `path`).
 
-    Raises:
-        InputError: an unknown key, or a missing or wrong value: of another version, or edited by hand.
+    InputError: an unknown key, or a missing or wrong value: of another version, or edited by hand.
     """
     _check_keys(
         values, path, why="\nThe file was edited, or written by a later version of flambeau"

@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any
 
-from flambeau.cli.machine.nvidia_driver import cuda_of_driver, cuda_version, visible_uuids
+from flambeau.cli.nvidia_driver import cuda_of_driver, cuda_version, visible_uuids
 
 FIRST, SECOND = "11111111-2222-3333-4444-555555555555", "aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
 

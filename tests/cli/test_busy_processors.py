@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flambeau.cli.machine.busy_processors import sleep_if_busy
+from flambeau.cli.command import sleep_if_busy
 
 BUSY = "some avg10=88.27 avg60=91.02 avg300=88.27 total=2607312432\nfull avg10=0.00 avg60=0.00\n"
 FREE = BUSY.replace("88.27", "1.30")

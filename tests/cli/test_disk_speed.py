@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flambeau.cli.machine import disk_speed as disk
+from flambeau.cli import env as disk
 from refused import refused
 
 
