@@ -7,8 +7,10 @@ from flambeau_lint.rule import Rule
 from flambeau_lint.rules import (
     arguments,
     linalg,
+    mistakes,
     mixed_precision,
     torch_names,
+    training,
     variables,
     vision_names,
 )
@@ -20,6 +22,8 @@ _TABLES: Sequence[Sequence[Rule]] = (
     variables.RULES,
     mixed_precision.RULES,
     arguments.RULES,
+    training.RULES,
+    mistakes.RULES,
 )
 
 
