@@ -219,11 +219,14 @@ class Program:
         return name in self._stores
 
     def module_imports(self) -> Iterator[tuple[str, str]]:
-        """(name, what it stands for) of each name that only one import binds, at the top."""
+        """(name, what it stands for) of each name that imports alone bind, all to the same, at the top."""
         for name in self._stores:
-            found = self._find(name, self.tree)[1]
-            if len(found) == 1 and isinstance(found[0], ast.alias):
-                yield name, self._of_alias(found[0])
+            meanings = {
+                self._of_alias(one) if isinstance(one, ast.alias) else ""
+                for one in self._find(name, self.tree)[1]
+            }
+            if len(meanings) == 1:
+                yield name, meanings.pop()
 
     # ------------------------------------------------------------ what an expression is
 

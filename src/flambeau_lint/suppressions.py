@@ -43,6 +43,9 @@ def silenced_lines(data: bytes) -> tuple[dict[int, set[str]], bool]:
             )
         if codes:
             found[line] = codes
+    for line, end in _string_ends(data).items() if found else ():
+        if end in found:
+            found[line] = found.get(line, set()) | found[end]
     return found, False
 
 
@@ -88,11 +91,13 @@ def add_noqa(data: bytes, findings: Sequence[Finding]) -> bytes:
     """The source with `# noqa: CODES` behind each line that something is found in."""
     source = Source(data)
     wanted: dict[int, set[str]] = {}
+    ends = _string_ends(data)
     for one in findings:
         line = source.place_of(max(one.start, one.end - 1))[0]
+        while line in ends:
+            line = ends[line]
         wanted.setdefault(line, set()).add(one.code)
     comments = dict(_comments(data))
-    strings = _inside_strings(data)
     out = []
     starts = [*source.starts, len(data)]
     for number in range(1, len(starts)):
@@ -100,7 +105,7 @@ def add_noqa(data: bytes, findings: Sequence[Finding]) -> bytes:
         body = whole.rstrip(b"\r\n")
         end = whole[len(body) :]
         codes = wanted.get(number)
-        if codes and number not in strings and not body.endswith(b"\\"):
+        if codes and not body.endswith(b"\\"):
             body = _noted(body, codes, comments.get(number))
         out.append(body + end)
     return b"".join(out)
@@ -115,19 +120,19 @@ def _noted(body: bytes, codes: set[str], comment: Optional[str]) -> bytes:
     return body.replace(old, f"# noqa: {', '.join(every)}".encode())
 
 
-def _inside_strings(data: bytes) -> set[int]:
-    """Lines whose end stands within a string of several lines, where a comment would be text."""
-    lines: set[int] = set()
-    start: Optional[int] = None
+def _string_ends(data: bytes) -> dict[int, int]:
+    """For lines that end within a string, where a comment would be text: the line in which it ends."""
+    ends: dict[int, int] = {}
+    starts: list[int] = []
     try:
         for token in tokenize.tokenize(io.BytesIO(data).readline):
             name = tokenize.tok_name[token.type]
-            if name == "STRING":
-                lines.update(range(token.start[0], token.end[0]))
-            elif name.endswith("STRING_START"):
-                start = token.start[0]
-            elif name.endswith("STRING_END") and start is not None:
-                lines.update(range(start, token.end[0]))
+            first = token.start[0]
+            if name.endswith("STRING_START"):
+                starts.append(first)
+            elif name == "STRING" or (name.endswith("STRING_END") and starts):
+                first = first if name == "STRING" else starts.pop()
+                ends.update(dict.fromkeys(range(first, token.end[0]), token.end[0]))
     except (tokenize.TokenError, SyntaxError, IndentationError):
         pass
-    return lines
+    return ends
