@@ -240,6 +240,14 @@ def _meshgrid(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
         yield finding(program, rule, node.func, edits.as_fix((edit,)))
 
 
+def _dynamic_axes(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """dynamic_axes= of the default exporter; with dynamo=False it is right."""
+    assert isinstance(node, ast.Call)
+    found = edits.keyword(node, "dynamic_axes")
+    if found is not None and not edits.keyword(node, "dynamo") and not edits.is_open(node):
+        yield finding(program, rule, found)
+
+
 def _hub_load(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     assert isinstance(node, ast.Call)
     if constant(edits.argument(node, 99, "source")) == "local" or edits.has_argument(
@@ -451,7 +459,7 @@ _ARGUMENTS: list[Rule] = [
         ("import torch\nimport torch.onnx\n\ntorch.onnx.export(torch.nn.ReLU(), torch.ones(2), dynamo=False)\n",
          "import torch\nimport torch.onnx\n\ntorch.onnx.export(torch.nn.ReLU(), torch.ones(2), dynamo=True)\n"),
         deprecated="2.9", runs="static"),
-    row("FLB2142", "onnx dynamic_axes", _ONNX, drop("dynamic_axes", fixes=False),
+    row("FLB2142", "onnx dynamic_axes", _ONNX, _dynamic_axes,
         ("`dynamic_axes=` is for the old exporter: `dynamic_shapes=` of the default one since torch 2.9",
          "`dynamic_axes=` 用于旧导出器：自 torch 2.9 起默认导出器用 `dynamic_shapes=`"),
         ("import torch\nimport torch.onnx\n\ntorch.onnx.export(torch.nn.ReLU(), torch.ones(2), dynamic_axes={})\n",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules import (
     arguments,
+    lightning,
     linalg,
     mistakes,
     mixed_precision,
@@ -24,6 +25,7 @@ _TABLES: Sequence[Sequence[Rule]] = (
     arguments.RULES,
     training.RULES,
     mistakes.RULES,
+    lightning.RULES,
 )
 
 
