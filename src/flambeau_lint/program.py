@@ -204,6 +204,8 @@ class Program:
                 found.sort(
                     key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0))
                 )
+        if len(table) == 1 and self.tree in table:  # most imports: no scope has to be looked for
+            return self.tree, table[self.tree]
         scope = self.scope_of(node)
         is_first = True
         while True:
