@@ -1,12 +1,12 @@
 """Findings of names alone: where they are used or imported, and the name that takes their place."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Callable, Optional
 
 from flambeau_lint import edits
 from flambeau_lint.program import Program
-from flambeau_lint.rule import Edit, Finding, Fix, Rule
+from flambeau_lint.rule import Check, Edit, Finding, Fix, Rule
 
 Call = Callable[[Program, ast.AST], Optional[tuple[Edit, ...]]]
 """Gives the edits of one use of a name besides the name itself; None if that use cannot be changed."""
@@ -81,23 +81,41 @@ def _import_edits(
     return edits.move_import(program, alias, dotted, tuple(changed))
 
 
-def check_moved_module(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
-    """A module that has moved, with all that it holds."""
+def moved_module(lacks: Collection[str] = ()) -> Check:
+    """A module that has moved with what it holds, but for the names in `lacks`, whose place is elsewhere."""
+
+    def check(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+        is_kept = _uses_any(program, node, lacks)
+        yield finding(program, rule, node, None if is_kept else _moved_fix(program, rule, node))
+
+    return check
+
+
+def _uses_any(program: Program, node: ast.AST, names: Collection[str]) -> bool:
+    """Whether what is imported or looked up may be one of the names."""
+    if not names:
+        return False
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in names or alias.name == "*" for alias in node.names)
+    parent = program.parents.get(node)
+    return not isinstance(parent, ast.Attribute) or parent.attr in names
+
+
+def _moved_fix(program: Program, rule: Rule, node: ast.AST) -> Optional[Fix]:
     old = rule.names[0]
-    fix: Optional[Fix] = None
     is_safe = rule.fix == "safe"
-    if rule.use and isinstance(node, ast.ImportFrom):
+    if not rule.use or rule.fix == "none":
+        return None
+    if isinstance(node, ast.ImportFrom):
         place = edits.module_place(program, node)
-        if place is not None and node.module is not None:
-            new = rule.use + node.module[len(old) :]
-            fix = Fix((Edit(*place, new),), is_safe)
-        elif node.module is not None:
-            fix = None
-    elif rule.use and isinstance(node, ast.alias):
-        fix = edits.as_fix(_moved_alias(program, node, old, rule.use), is_safe=is_safe)
-    elif rule.use:
-        fix = edits.as_fix(edits.rename_chain(program, node, rule.use), is_safe=is_safe)
-    yield finding(program, rule, node, fix)
+        if place is None or node.module is None:
+            return None
+        # What is deeper may be called otherwise there.
+        is_same = node.module == old
+        return Fix((Edit(*place, rule.use + node.module[len(old) :]),), is_safe and is_same)
+    if isinstance(node, ast.alias):
+        return edits.as_fix(_moved_alias(program, node, old, rule.use), is_safe=is_safe)
+    return edits.as_fix(edits.rename_chain(program, node, rule.use), is_safe=is_safe)
 
 
 def _moved_alias(

@@ -128,6 +128,10 @@ def test_a_file_without_findings_is_the_same_object() -> None:
             "from timm.layers import DropPath, trunc_normal_\n",
         ),
         (
+            "from timm.models.helpers import load_checkpoint\n",
+            "from timm.models import load_checkpoint\n",
+        ),
+        (
             "import timm.models.layers as L\nL.DropPath()\n",
             "import timm.layers as L\nL.DropPath()\n",
         ),
@@ -150,6 +154,11 @@ def test_imports_follow(before: str, expected: str) -> None:
         # Others may import it from here, or look it up.
         "from torch.nn.init import normal\n",
         "from torch.nn.init import normal\n__all__ = ['normal']\nnormal(w)\n",
+        # Not in the new module.
+        "from timm.models.helpers import load_checkpoint, set_layer\n",
+        "import timm\ntimm.models.helpers.set_layer(m)\n",
+        # A leaf would be another tensor.
+        "import torch\nx = torch.zeros(2, requires_grad=True).cuda()\ntorch.gels\n",
         # A comment would have to move.
         "from torch.nn.init import (  # first\n    normal,  # second\n)\nnormal(w)\n",
     ],

@@ -528,7 +528,11 @@ def _then_moved(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding
     if not isinstance(attribute, ast.Attribute) or attribute.attr not in ("cuda", "to"):
         return
     call = program.is_called(attribute)
-    if call is None or edits.keyword(node, "device") or edits.is_open(node):
+    if (
+        call is None
+        or edits.is_open(node)
+        or any(one.arg not in ("dtype", "step") for one in node.keywords)
+    ):
         return
     text = ""
     if attribute.attr == "cuda" and not call.args and not call.keywords:

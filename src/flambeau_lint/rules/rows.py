@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Callable
 
-from flambeau_lint.renaming import check_moved_module
+from flambeau_lint.renaming import moved_module
 from flambeau_lint.rule import Rule
 
 _IMPORTS: Mapping[str, str] = {
@@ -97,6 +97,8 @@ def _rule(
 ) -> Rule:
     facts = dict(facts)
     why = facts.pop("why", "")
+    lacks = facts.pop("lacks", "")
+    also = facts.pop("also", "")
     en = facts.pop("en", en)
     zh = facts.pop("zh", zh)
     library = facts.pop("library", library_of(name))
@@ -115,7 +117,7 @@ def _rule(
         library=library,
         use=use,
         fix=fix,
-        names=(name,),
-        check=check_moved_module if is_module else None,
+        names=(name, *also.split()),
+        check=moved_module(lacks.split()) if is_module else None,
         **facts,  # type: ignore[arg-type]
     )

@@ -142,7 +142,7 @@ RULES: list[Rule] = [
         "nn.DataParallel(nn.Linear(2, 2))", "nn.parallel.DistributedDataParallel",
         why="One process feeds all GPUs through one interpreter; torch's own pages advise"
         " DistributedDataParallel, also on one machine.",
-        en="`torch.nn.DataParallel` is slower than `torch.nn.parallel.DistributedDataParallel`, which torch's"
+        also="torch.nn.parallel.DataParallel", en="`torch.nn.DataParallel` is slower than `torch.nn.parallel.DistributedDataParallel`, which torch's"
         " documentation advises since 1.5",
         zh="`torch.nn.DataParallel` 比 `torch.nn.parallel.DistributedDataParallel` 慢，torch 文档自 1.5 起建议用后者"),
     old("FLB225", "torch.nn.utils.clip_grad_norm", "0.4", "torch.nn.utils.clip_grad_norm_",
@@ -224,7 +224,7 @@ RULES: list[Rule] = [
     old("FLB257", "torch.distributed.fsdp.FullyShardedDataParallel", "2.6", "torch.distributed.fsdp.fully_shard",
         "from torch.distributed.fsdp import FullyShardedDataParallel",
         "from torch.distributed.fsdp import fully_shard",
-        why="fully_shard keeps the names of parameters, and shards each of them instead of flat ones."),
+        also="torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", why="fully_shard keeps the names of parameters, and shards each of them instead of flat ones."),
     old("FLB258", "torch.nn.parallel.DistributedDataParallelCPU", "1.4",
         "torch.nn.parallel.DistributedDataParallel", "nn.parallel.DistributedDataParallelCPU",
         "nn.parallel.DistributedDataParallel", fix="unsafe", runs="static"),
