@@ -229,7 +229,7 @@ RULES: list[Rule] = [
         "torch.nn.parallel.DistributedDataParallel", "nn.parallel.DistributedDataParallelCPU",
         "nn.parallel.DistributedDataParallel", fix="unsafe", runs="static"),
     old("FLB259", "torch.jit.script", "2.10", "torch.compile", "import torch\n\nout = torch.jit.script(torch.nn.ReLU())",
-        "import torch\n\nout = torch.compile(torch.nn.ReLU())", runs="FutureWarning",
+        "import torch\n\nout = torch.compile", runs="FutureWarning",
         why="TorchScript gets no more work: torch.compile makes a model faster, torch.export makes a file."),
     old("FLB260", "torch.jit.trace", "2.10", "torch.export.export",
         "torch.jit.trace(torch.nn.ReLU(), torch.ones(2))",
