@@ -4,6 +4,7 @@ A name is resolved only if all that is ever assigned to it in its scope gives th
 """
 
 import ast
+import re
 from collections.abc import Iterator, Sequence
 from typing import Optional, Union
 
@@ -20,7 +21,10 @@ _SCOPES: tuple[type[ast.AST], ...] = (
 )
 _OF_IMPORT = {"ImportError", "ModuleNotFoundError", "AttributeError", ""}
 _CAUGHT = {*_OF_IMPORT, "Exception", "BaseException"}
-_TESTS = ("version", "hasattr", "find_spec", "has_", "compat")
+# How programs call it: hasattr(torch, ..), version.parse(..), _TORCH_GREATER_EQUAL_2_4, HAS_AMP, TORCH_2.
+_TESTS = re.compile(
+    r"version|hasattr|find_spec|has_|compat|greater|less_|torch_?\d|_\d+_\d+|_(ge|gt|le|lt)_"
+)
 
 ROOTS = ("torch", "timm", "apex", "lightning", "tensorflow", "mxnet")
 """A file without one of these words has nothing to be found in."""
@@ -356,8 +360,7 @@ class Program:
 
     def _guards(self, parent: ast.AST, child: ast.AST) -> bool:
         if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
-            words = self.source.text_of(parent.test).lower()
-            return any(word in words for word in _TESTS)
+            return _TESTS.search(self.source.text_of(parent.test).lower()) is not None
         if isinstance(parent, ast.ExceptHandler):
             return bool(_caught_by(parent) & _OF_IMPORT)
         is_tried = isinstance(parent, ast.Try) and child in parent.body

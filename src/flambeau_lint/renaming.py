@@ -110,8 +110,10 @@ def _moved_fix(program: Program, rule: Rule, node: ast.AST) -> Optional[Fix]:
         place = edits.module_place(program, node)
         if place is None or node.module is None:
             return None
-        # What is deeper may be called otherwise there.
+        # What is deeper may be called otherwise there; private modules are.
         is_same = node.module == old
+        if not is_same and "._" in old:
+            return None
         return Fix((Edit(*place, rule.use + node.module[len(old) :]),), is_safe and is_same)
     if isinstance(node, ast.alias):
         return edits.as_fix(_moved_alias(program, node, old, rule.use), is_safe=is_safe)

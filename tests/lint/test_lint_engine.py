@@ -54,6 +54,8 @@ def test_a_name_is_found(text: str) -> None:
         "from torch import *\ndef ger(a, b): pass\nger(a, b)",
         "import torch\nif hasattr(torch, 'ger'):\n    torch.ger(a, b)",
         "import torch\nif torch.__version__ < '1.8':\n    torch.ger(a, b)",
+        "import torch\nx = 1 if _TORCH_GREATER_EQUAL_2_4 else torch.ger(a, b)",
+        "import torch\nif HAS_OUTER:\n    pass\nelse:\n    torch.ger(a, b)",
         "import torch\ntry:\n    torch.ger(a, b)\nexcept AttributeError:\n    pass",
         "try:\n    from torch import outer\nexcept ImportError:\n    from torch import ger as outer",
         "import torch\n'torch.ger(a, b)'",
@@ -157,6 +159,8 @@ def test_imports_follow(before: str, expected: str) -> None:
         # Not in the new module.
         "from timm.models.helpers import load_checkpoint, set_layer\n",
         "import timm\ntimm.models.helpers.set_layer(m)\n",
+        "from torch.distributed._composable.fsdp.fully_shard import fully_shard\n",
+        "from torch.distributed._tensor.api import DTensor\n",
         # A leaf would be another tensor.
         "import torch\nx = torch.zeros(2, requires_grad=True).cuda()\ntorch.gels\n",
         # A comment would have to move.

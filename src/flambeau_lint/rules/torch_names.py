@@ -206,7 +206,7 @@ RULES: list[Rule] = [
         "import torch.distributed as dist\n\ndist._reduce_scatter_base",
         "import torch.distributed as dist\n\ndist.reduce_scatter_tensor", fix="safe"),
     moved("FLB251", "torch.distributed._tensor", "2.5", "torch.distributed.tensor",
-          "from torch.distributed._tensor import DTensor", fix="safe"),
+          "from torch.distributed._tensor import DTensor", lacks="api ops dispatch op_schema random redistribute sharding_prop", fix="safe"),
     moved("FLB252", "torch.distributed._composable.fsdp", "2.6", "torch.distributed.fsdp",
           "from torch.distributed._composable.fsdp import fully_shard", fix="safe"),
     old("FLB253", "torch.distributed._sharded_tensor", "1.11", "torch.distributed.tensor",
