@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules import (
     arguments,
+    changed,
     lightning,
     linalg,
     mistakes,
@@ -26,6 +27,7 @@ _TABLES: Sequence[Sequence[Rule]] = (
     training.RULES,
     mistakes.RULES,
     lightning.RULES,
+    changed.RULES,
 )
 
 

@@ -566,6 +566,20 @@ def _text_version(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findi
         yield finding(program, rule, call or node)
 
 
+def _local_rank(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """add_argument('--local_rank'): torch.distributed.launch passes --local-rank."""
+    assert isinstance(node, ast.Attribute)
+    call = program.is_called(node)
+    names = [constant(one) for one in call.args] if call is not None else []
+    if call is None or "--local_rank" not in names or "--local-rank" in names:
+        return
+    if b"torch.distributed" not in program.source.data:
+        return
+    end = program.source.end_of(call.args[-1])
+    fix = None if edits.is_in_fstring(program, call) else Fix((Edit(end, end, ", '--local-rank'"),))
+    yield finding(program, rule, call.args[0], fix)
+
+
 _NN = "import torch\nfrom torch import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
 _SUPER = "        super().__init__()\n"
 _LAYERS = (
@@ -774,6 +788,19 @@ RULES: list[Rule] = [
         "`float(torch.__version__[:3])` 会把 2.10 当成 2.1：改为比较 `torch.__version__ >= (2, 10)`",
         "import torch\n\nout = float(torch.__version__[:3]) >= 2.2\n", "import torch\n\nout = torch.__version__ >= (2, 2)\n",
         attributes=("__version__",), check=_text_version,
+    ),
+    Rule(
+        "FLB423", "local-rank-flag",
+        "`torch.distributed.launch` passes `--local-rank` since torch 2.0: a script that takes `--local_rank` alone"
+        " ends with 'unrecognized arguments'",
+        "`torch.distributed.launch` 自 torch 2.0 起传入 `--local-rank`：只接受 `--local_rank` 的脚本会因“无法识别的参数”而结束",
+        "import argparse\n\nimport torch.distributed\n\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--local_rank', type=int)\nout = parser.parse_known_args(['--local-rank', '1'])[0].local_rank\n",
+        "import argparse\n\nimport torch.distributed\n\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--local_rank', '--local-rank', type=int)\n"
+        "out = parser.parse_known_args(['--local-rank', '1'])[0].local_rank\n",
+        "torchrun passes no flag: it sets LOCAL_RANK.",
+        deprecated="2.0", fix="safe", attributes=("add_argument",), check=_local_rank,
     ),
     Rule(
         "FLB601", "benchmark-with-deterministic",
