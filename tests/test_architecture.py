@@ -173,6 +173,16 @@ def test_each_breach_is_found(house: ModuleType) -> None:
     assert wrong == []
 
 
+def test_the_linter_imports_nothing_of_others(house: ModuleType) -> None:
+    path = PurePosixPath("a.py")
+    doc = '"""Line."""\n'
+    assert house.lint_breaches(path, f"{doc}import ast\nfrom flambeau_lint.rule import Rule") == []
+    for line in ("import torch", "import flambeau.errors", "def f():\n    import torch"):
+        (breach,) = house.lint_breaches(path, f"{doc}{line}")
+        assert "flambeau_lint imports" in breach
+    assert house.lint_breaches(path, "x = 1") == ["no module docstring"]
+
+
 def test_good_source_passes(house: ModuleType) -> None:
     found = {(path, body): house.breaches(PurePosixPath(path), DOC + body) for path, body in GOOD}
     assert {case: texts for case, texts in found.items() if texts} == {}

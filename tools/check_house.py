@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "flambeau"
+LINT = ROOT / "src" / "flambeau_lint"  # a package of its own, which runs without torch
 FILES = sorted(PurePosixPath(path.relative_to(SRC)) for path in SRC.rglob("*.py"))
 RECIPES = [path for path in FILES if path.parts[0] == "recipes" and path.stem != "__init__"]
 
@@ -636,6 +637,30 @@ def breaches(path: PurePosixPath, source: str) -> list[str]:
     return [breach for check in CHECKS for breach in check(path, source)]
 
 
+def lint_import_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
+    """The linter imports the standard library and itself: it is installed without anything else."""
+    for target, line, _ in imports(path, source):
+        if target.partition(".")[0] not in (sys.stdlib_module_names | {"flambeau_lint"}):
+            yield f"line {line}: flambeau_lint imports {target}"
+
+
+LINT_CHECKS = [
+    lint_import_breaches,
+    private_breaches,
+    effect_breaches,
+    call_breaches,
+    docstring_breaches,
+    name_breaches,
+    length_breaches,
+    argument_breaches,
+    packing_breaches,
+]
+
+
+def lint_breaches(path: PurePosixPath, source: str) -> list[str]:
+    return [breach for check in LINT_CHECKS for breach in check(path, source)]
+
+
 # ---------------------------------------------------------------- the package as a whole
 
 
@@ -644,6 +669,10 @@ def package_breaches() -> Iterator[str]:
     sources = {path: (SRC / path).read_text(encoding="utf-8") for path in FILES}
     for path, source in sources.items():
         yield from (f"src/flambeau/{path}: {breach}" for breach in breaches(path, source))
+    for file in sorted(LINT.rglob("*.py")):
+        path = PurePosixPath(file.relative_to(LINT))
+        found = lint_breaches(path, file.read_text(encoding="utf-8"))
+        yield from (f"src/flambeau_lint/{path}: {breach}" for breach in found)
     yield from (f"import circle: {' -> '.join(ring)}" for ring in circles(sources))
     yield from recipe_breaches()
     yield from table_breaches()

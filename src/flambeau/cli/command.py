@@ -27,9 +27,9 @@ from flambeau.version import __version__
 
 # In the order of the help.
 VERBS = (
-    "train", "sweep", "launch", "doctor", "tune", "runs", "report", "diff", "models", "inspect", "predict",
-    "evaluate", "export", "soup", "features", "check", "pack", "convert", "verify", "how", "recipes", "env",
-    "gpus", "completion",
+    "train", "sweep", "launch", "doctor", "tune", "lint", "runs", "report", "diff", "models", "inspect",
+    "predict", "evaluate", "export", "soup", "features", "check", "pack", "convert", "verify", "how",
+    "recipes", "env", "gpus", "completion",
 )  # fmt: skip
 # Those that compute in this process; others measure, or start programs of the user's.
 _COMPUTING = "train", "predict", "evaluate", "soup", "features"
@@ -53,6 +53,7 @@ _EXIT_CODES = {
     "verify": {0: "all is whole", 1: "something is damaged, differs, or is not read"},
     "how": {1: "no page knows any of the words"},
     "recipes": {1: "`find` has found nothing"},
+    "lint": {0: "nothing was found", 1: "something was found"},
 }
 _OF_ALL = {0: "done", 2: "an error that you can fix; standard error says how", 130: "interrupted"}
 _OF_TRAIN_IN_CHINESE = {

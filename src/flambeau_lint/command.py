@@ -1,0 +1,324 @@
+"""`flambeau-lint`: the command line."""
+
+import argparse
+import difflib
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Optional
+
+from flambeau_lint import reports
+from flambeau_lint.checked_file import Checked, fixed
+from flambeau_lint.engine import choose
+from flambeau_lint.files import find_files, unsaved, write
+from flambeau_lint.many_files import Job, cache_folder, check_files, rules_of
+from flambeau_lint.rule import Rule
+from flambeau_lint.rules.catalog import BY_CODE, RULES, is_selected, unknown
+from flambeau_lint.settings import Settings, WrongUsage, find_settings, with_flags, words_of
+from flambeau_lint.source import Unreadable, decode
+from flambeau_lint.suppressions import add_noqa, unknown_codes
+from flambeau_lint.versions import installed_versions, parts_of, versions_for
+from flambeau_lint.virtual import is_python
+
+HELP = "find and fix what a newer torch has removed, deprecated or changed in scripts"
+EPILOG = "'rule FLB101' in place of paths shows the page of a rule, 'rule all' those of all."
+
+
+_FLAGS: Sequence[tuple[str, str]] = (
+    ("--fix", "change the files: fixes that keep what the program does"),
+    ("--unsafe-fixes", "with --fix or --diff: also fixes that may change what it does"),
+    ("--diff", "print what --fix would change, and change nothing"),
+    ("--allow-dirty", "also write files that git could not bring back"),
+    ("--preview", "also rules that are not proved on enough code yet"),
+    ("--force-exclude", "leave out what --exclude says also where it is named (pre-commit)"),
+    ("--statistics", "how often each rule was found, and not where"),
+    ("--add-noqa", "write '# noqa: CODE' behind each line in which something is found"),
+    ("--exit-zero", "exit code 0 whatever is found"),
+    ("--no-cache", "do not use what is known of unchanged files"),
+    ("--zh", "messages in Chinese"),
+)
+_LISTS: Sequence[tuple[str, str, str]] = (
+    ("--select", "CODES", "only these rules: FLB101, FLB1, a kind such as removed, a name, ALL"),
+    ("--ignore", "CODES", "all but these"),
+    ("--extend-select", "CODES", "these as well"),
+    ("--exclude", "GLOBS", "files and folders to leave out"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags, for the commands `flambeau-lint` and `flambeau lint`."""
+    add = parser.add_argument
+    add(
+        "paths",
+        metavar="PATH",
+        nargs="*",
+        default=["."],
+        help="files and folders; this one by default",
+    )
+    for flag, text in _FLAGS:
+        add(flag, action="store_true", help=text)
+    for flag, word, text in _LISTS:
+        add(flag, metavar=word, action="append", help=text)
+    target = "the torch that the files are for; by default the installed one"
+    add("--target", metavar="VERSION", help=target)
+    since = "the torch that they were written for: also what has silently changed since then"
+    add("--from", dest="since", metavar="VERSION", help=since)
+    formats = ("text", "json", "sarif", "github")
+    add("--output-format", choices=formats, default="text", help="text by default")
+    add("--jobs", type=int, default=0, metavar="N", help="processes; one per core by default")
+    parser.epilog = EPILOG
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise WrongUsage(f"{message} (--help lists all flags)")
+
+
+def main(words: Optional[Sequence[str]] = None) -> int:
+    """Run the command.
+
+    Returns:
+        0 if nothing was found, 1 if something was, 2 for wrong usage.
+    """
+    parser = _Parser(prog="flambeau-lint", description=HELP, allow_abbrev=False)
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(words))
+    except WrongUsage as error:
+        _say(f"flambeau-lint: {error}")
+        return 2
+    except BrokenPipeError:  # the reader has gone (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        _say("flambeau-lint: interrupted")
+        return 130
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run it on flags that are parsed.
+
+    Raises:
+        WrongUsage: if they cannot be.
+    """
+    if arguments.paths[0] == "rule" and not Path("rule").exists():
+        return _show_rules(arguments.paths[1:])
+    settings = _settings(arguments)
+    files = find_files(arguments.paths, settings, force_exclude=arguments.force_exclude)
+    if not files:
+        raise WrongUsage(f"no Python files, notebooks or pages in {', '.join(arguments.paths)}")
+    jobs = _jobs(files, settings)
+    if arguments.add_noqa:
+        return _add_noqa(jobs, arguments)
+    if arguments.diff:
+        return _diff(jobs, arguments)
+    left = _fix(jobs, arguments) if arguments.fix else 0
+    cache = None if arguments.no_cache else cache_folder()
+    found = list(check_files(jobs, jobs_at_once=arguments.jobs, cache=cache))
+    _print(found, arguments)
+    is_found = any(file.places for file in found) and not arguments.exit_zero
+    return left or int(is_found)
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    start = Path(arguments.paths[0])
+    settings, note = find_settings(start if start.is_dir() else start.parent)
+    if note:
+        _say(note)
+    for name in ("target", "since"):
+        value = getattr(arguments, name)
+        if value and not parts_of(value):
+            flag = {"target": "--target", "since": "--from"}[name]
+            raise WrongUsage(f"{flag} {value}: must be a version of torch, such as 2.15")
+    lists = ("select", "ignore", "extend_select", "exclude")
+    flags: dict[str, Any] = {name: words_of(getattr(arguments, name) or ()) for name in lists}
+    flags.update(target=arguments.target, since=arguments.since, preview=arguments.preview)
+    merged = with_flags(settings, flags)
+    per_file = [code for codes in merged.per_file_ignores.values() for code in codes]
+    for word in unknown([*merged.select, *merged.ignore, *merged.extend_select, *per_file]):
+        near = difflib.get_close_matches(
+            word, [name for rule in RULES for name in (rule.code, rule.name)], 1
+        )
+        raise WrongUsage(
+            f"there is no rule {word!r}" + (f"; did you mean {near[0]}?" if near else "")
+        )
+    return merged
+
+
+def _jobs(files: Sequence[str], settings: Settings) -> list[Job]:
+    versions = versions_for(settings.target) if settings.target else installed_versions()
+    named = (*settings.select, *settings.extend_select)
+    chosen = choose(RULES, versions, since=settings.since, preview=True)
+    rules = [rule for rule in chosen if _is_on(rule, settings, named)]
+    jobs = []
+    for path in files:
+        ignored = settings.ignored_in(Path(path)) if settings.per_file_ignores else ()
+        codes = tuple(rule.code for rule in rules if not (ignored and is_selected(rule, ignored)))
+        jobs.append(Job(path, codes))
+    return jobs
+
+
+def _is_on(rule: Rule, settings: Settings, named: Sequence[str]) -> bool:
+    """The longer word decides between --select and --ignore; a preview rule can be named."""
+    selected = is_selected(rule, named)
+    if rule.preview and not settings.preview and selected < len("FLB101"):
+        return False
+    return selected > is_selected(rule, settings.ignore)
+
+
+def _show_rules(words: Sequence[str]) -> int:
+    if not words:
+        raise WrongUsage("rule: name a code, such as 'rule FLB101', or 'rule all'")
+    lacking = unknown(words)
+    if lacking:
+        raise WrongUsage(f"there is no rule {lacking[0]!r}; 'rule all' shows all")
+    for rule in RULES:
+        if is_selected(rule, words):
+            _print_text(reports.rule_page(rule))
+    return 0
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _changes(jobs: Sequence[Job], *, unsafe: bool) -> Iterator[tuple[str, bytes, bytes, int]]:
+    """(path, old bytes, new bytes, fixes) of each file that has any."""
+    for job in jobs:
+        try:
+            raw = Path(job.path).read_bytes()
+            new, count = fixed(job.path, raw, rules_of(job.codes), unsafe=unsafe)
+        except (OSError, Unreadable):
+            continue  # the check of the files says it
+        if new != raw:
+            yield job.path, raw, new, count
+
+
+def _fix(jobs: Sequence[Job], arguments: argparse.Namespace) -> int:
+    """Write what the fixes make of the files; 2 if some are refused."""
+    changes = list(_changes(jobs, unsafe=arguments.unsafe_fixes))
+    refused = _refused([path for path, *_ in changes], arguments)
+    count = 0
+    for path, old, new, made in changes:
+        if path not in refused:
+            write(path, old, new)
+            count += made
+    if count:
+        _say(f"{count} fixed in {len(changes) - len(refused)} files")
+    return 2 if refused else 0
+
+
+def _refused(paths: Sequence[str], arguments: argparse.Namespace) -> dict[str, str]:
+    refused = {} if arguments.allow_dirty else unsaved(paths)
+    for path, reason in refused.items():
+        _say(
+            f"{reports.printable(path)} is not written: it {reason}; --allow-dirty writes it all the same"
+        )
+    return refused
+
+
+def _diff(jobs: Sequence[Job], arguments: argparse.Namespace) -> int:
+    is_any = False
+    for path, old, new, _ in _changes(jobs, unsafe=arguments.unsafe_fixes):
+        is_any = True
+        before, after = (_lines(one, path) for one in (old, new))
+        name = reports.printable(path)
+        for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}"):
+            _print_text(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return int(is_any and not arguments.exit_zero)
+
+
+def _lines(raw: bytes, path: str) -> list[str]:
+    if is_python(Path(path)):
+        data, _, _ = decode(raw)
+        raw = data
+    return [
+        line + "\n"
+        for line in raw.decode("utf-8", "replace").replace("\r\n", "\n").split("\n")[:-1]
+    ] + ([] if raw.endswith(b"\n") else [raw.decode("utf-8", "replace").rpartition("\n")[2]])
+
+
+def _add_noqa(jobs: Sequence[Job], arguments: argparse.Namespace) -> int:
+    from flambeau_lint.engine import lint
+    from flambeau_lint.source import encode
+    from flambeau_lint.suppressions import without_silenced
+
+    changes = []
+    for job in jobs:
+        if not is_python(Path(job.path)):
+            continue
+        try:
+            raw = Path(job.path).read_bytes()
+            data, encoding, mark = decode(raw)
+            found = without_silenced(data, lint(data, rules_of(job.codes)))
+        except (OSError, Unreadable):
+            continue
+        new = encode(add_noqa(data, found), encoding, mark) if found else raw
+        if new != raw:
+            changes.append((job.path, raw, new))
+    refused = _refused([path for path, *_ in changes], arguments)
+    for path, old, new in changes:
+        if path not in refused:
+            write(path, old, new)
+    _say(f"{len(changes) - len(refused)} files written")
+    return 2 if refused else 0
+
+
+# ---------------------------------------------------------------- printing
+
+
+def _print(found: Sequence[Checked], arguments: argparse.Namespace) -> None:
+    for file in found:
+        if file.problem and arguments.output_format != "json":
+            _say(f"{reports.printable(file.path)}: not linted: {file.problem}")
+    _warn_of_unknown_codes(found)
+    if arguments.statistics:
+        _print_text("".join(f"{line}\n" for line in reports.statistics(found)))
+    elif arguments.output_format == "json":
+        _print_text(reports.as_json(found) + "\n")
+    elif arguments.output_format == "sarif":
+        from flambeau_lint.sarif import as_sarif
+
+        _print_text(as_sarif(found, _version()) + "\n")
+    elif arguments.output_format == "github":
+        _print_text("".join(f"{line}\n" for line in reports.github_lines(found)))
+    else:
+        lines = reports.text_lines(found, chinese=arguments.zh)
+        _print_text("".join(f"{line}\n" for line in lines))
+        _print_text(reports.summary(found, chinese=arguments.zh) + "\n")
+
+
+def _warn_of_unknown_codes(found: Sequence[Checked]) -> None:
+    for file in found:
+        if not is_python(Path(file.path)) or file.problem:
+            continue
+        try:
+            raw = Path(file.path).read_bytes()
+            if b"FLB" not in raw:
+                continue
+            data, _, _ = decode(raw)
+        except (OSError, Unreadable):
+            continue
+        for line, code in unknown_codes(data, list(BY_CODE)):
+            _say(
+                f"{reports.printable(file.path)}:{line}: a comment names {code}, and there is no such rule"
+            )
+
+
+def _version() -> str:
+    from importlib import metadata
+
+    for name in ("flambeau-lint", "flambeau"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "0"
+
+
+def _print_text(text: str) -> None:
+    sys.stdout.write(text)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

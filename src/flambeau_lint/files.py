@@ -1,0 +1,130 @@
+"""Files: which ones are looked at, whether git knows what they were, and how they are written."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from flambeau_lint.settings import Settings, WrongUsage, matches
+from flambeau_lint.virtual import NOTEBOOKS, PAGES
+
+SUFFIXES = (".py", ".pyi", *NOTEBOOKS, *PAGES)
+_LEFT_OUT = {
+    "__pycache__",
+    "node_modules",
+    "venv",
+    "site-packages",
+    "build",
+    "dist",
+    "__pypackages__",
+}
+
+
+def find_files(paths: Sequence[str], settings: Settings, *, force_exclude: bool) -> list[str]:
+    """The files below some paths, each once, in order; a file that is named is taken whatever it is called.
+
+    Raises:
+        WrongUsage: if a path does not exist.
+    """
+    found: dict[str, None] = {}
+    for text in paths:
+        path = Path(text)
+        if not text or not path.exists():
+            raise WrongUsage(f"{text!r} does not exist")
+        if path.is_dir():
+            found.update(dict.fromkeys(_below(path, settings)))
+        elif not (force_exclude and _is_excluded(path, settings)):
+            found[text] = None
+    return list(found)
+
+
+def _is_excluded(path: Path, settings: Settings) -> bool:
+    return any(matches(path, pattern, settings.root) for pattern in settings.exclude)
+
+
+def _below(folder: Path, settings: Settings) -> Iterator[str]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not name.startswith(".")
+            and name not in _LEFT_OUT
+            and not _is_excluded(Path(place, name), settings)
+            and not Path(place, name, "pyvenv.cfg").exists()
+        )
+        for name in sorted(names):
+            path = Path(place, name)
+            if (
+                path.suffix.lower() in SUFFIXES
+                and path.is_file()
+                and not _is_excluded(path, settings)
+            ):
+                yield str(path)
+
+
+def unsaved(paths: Sequence[str]) -> dict[str, str]:
+    """Files that git could not bring back, with the reason."""
+    by_folder: dict[str, list[str]] = {}
+    for path in paths:
+        by_folder.setdefault(str(Path(path).resolve().parent), []).append(path)
+    reasons: dict[str, str] = {}
+    for folder, files in by_folder.items():
+        names = [Path(path).resolve().name for path in files]
+        is_known, dirty = _git_status(folder, names)
+        for path, name in zip(files, names):
+            if not is_known:
+                reasons[path] = "is in no git repository"
+            elif name in dirty:
+                reasons[path] = dirty[name]
+    return reasons
+
+
+def _git_status(folder: str, names: Sequence[str]) -> tuple[bool, dict[str, str]]:
+    """Whether git answers there, and the reason of each file that is not as it was committed."""
+    # A repository of someone else may name programs: none of them is run.
+    quiet = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
+    command = ["git", "--no-optional-locks", *quiet, "status", "--porcelain", "-z", "--ignored"]
+    command += ["--untracked-files=all", "--no-renames", "--", *(f"./{name}" for name in names)]
+    environment = {**os.environ, "GIT_LITERAL_PATHSPECS": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=folder, capture_output=True, timeout=120, check=False, env=environment
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False, {}
+    if done.returncode:
+        return False, {}
+    words = {b"??": "is not committed yet", b"!!": "is ignored by git"}
+    rows = [row for row in done.stdout.split(b"\0") if row]
+    return True, {
+        Path(os.fsdecode(row[3:])).name: words.get(row[:2], "has changes that are not committed")
+        for row in rows
+    }
+
+
+def write(path: str, old: bytes, new: bytes) -> None:
+    """Replace a file in one step; its mode stays, and a link still points to it.
+
+    Raises:
+        WrongUsage: if the file is another one than was read, or cannot be written.
+    """
+    place = Path(path).resolve()
+    temporary = ""
+    try:
+        mode = place.stat().st_mode
+        number, temporary = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        with os.fdopen(number, "wb") as file:
+            file.write(new)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(mode & 0o7777)
+        if place.read_bytes() != old:
+            raise WrongUsage(f"{path}: another program has changed it meanwhile; run this again")
+        Path(temporary).replace(place)
+        temporary = ""
+    except OSError as error:
+        raise WrongUsage(f"{path}: {error.strerror or error}") from None
+    finally:
+        if temporary:
+            Path(temporary).unlink()

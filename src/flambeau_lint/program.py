@@ -1,0 +1,420 @@
+"""What the names of a program stand for: imports, aliases, star imports, attributes of self, reassignments.
+
+A name is resolved only if all that is ever assigned to it in its scope gives the same answer.
+"""
+
+import ast
+import re
+from collections.abc import Iterator, Sequence
+from typing import Optional, Union
+
+from flambeau_lint.source import Source
+
+Function = (ast.FunctionDef, ast.AsyncFunctionDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES: tuple[type[ast.AST], ...] = (
+    ast.Module,
+    ast.Lambda,
+    ast.ClassDef,
+    *Function,
+    *_COMPREHENSIONS,
+)
+_OF_IMPORT = {"ImportError", "ModuleNotFoundError", "AttributeError", ""}
+_CAUGHT = {*_OF_IMPORT, "Exception", "BaseException"}
+# How programs call it: hasattr(torch, ..), version.parse(..), _TORCH_GREATER_EQUAL_2_4, HAS_AMP, TORCH_2.
+_TESTS = re.compile(
+    r"version|hasattr|find_spec|has_|compat|greater|less_|torch_?\d|_\d+_\d+|_(ge|gt|le|lt)_"
+)
+
+ROOTS = ("torch", "timm", "apex", "lightning", "tensorflow", "mxnet")
+"""A file without one of these words has nothing to be found in."""
+
+_MODULES = {
+    "torch",
+    "torchvision",
+    "timm",
+    "apex",
+    "functorch",
+    "lightning",
+    "pytorch_lightning",
+    "lightning_fabric",
+    "tensorflow",
+    "mxnet",
+    "numpy",
+    "os",
+}
+
+_SKIP = (ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
+_FIELDS: dict[type, tuple[str, ...]] = {}
+
+
+def _fields(cls: type) -> tuple[str, ...]:
+    """The fields of a class of nodes that can hold nodes."""
+    plain = {"ctx", "id", "attr", "lineno", "n", "s", "kind", "type_comment", "level", "op", "ops"}
+    if issubclass(cls, (*_SKIP, ast.Constant)):
+        return ()
+    return tuple(name for name in cls._fields if name not in plain)  # type: ignore[attr-defined]
+
+
+class Program:
+    """A tree with its names."""
+
+    def __init__(self, source: Source, tree: ast.Module, star: Optional[set[str]] = None) -> None:
+        self.source = source
+        self.tree = tree
+        self._star = star or set()
+        self.loads: dict[str, list[ast.Name]] = {}
+        self.calls: list[ast.Call] = []
+        self.attributes: dict[str, list[ast.Attribute]] = {}
+        self.strings: list[ast.Constant] = []
+        self.classes: list[ast.ClassDef] = []
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self._stores: dict[str, list[ast.AST]] = {}
+        self._globals: dict[str, list[ast.AST]] = {}
+        self._star_modules: list[str] = []
+        self._tables: dict[str, dict[ast.AST, list[ast.AST]]] = {}
+        self._dotted: dict[ast.AST, str] = {}
+        self.imports: list[Union[ast.Import, ast.ImportFrom]] = []
+        self._walk()
+
+    # ------------------------------------------------------------ the walk
+
+    def _walk(self) -> None:
+        """Once over all nodes; each kind in a list of its own."""
+        fields = _FIELDS
+        parents = self.parents
+        loads = self.loads
+        stores = self._stores
+        attributes = self.attributes
+        todo: list[ast.AST] = [self.tree]
+        pop = todo.pop
+        append = todo.append
+        while todo:
+            node = pop()
+            cls = node.__class__
+            if cls is ast.Name:
+                table = loads if node.ctx.__class__ is ast.Load else stores  # type: ignore[attr-defined]
+                table.setdefault(node.id, []).append(node)  # type: ignore[attr-defined,arg-type]
+                continue
+            if cls is ast.Constant:
+                if node.value.__class__ is str:  # type: ignore[attr-defined]
+                    self.strings.append(node)  # type: ignore[arg-type]
+                continue
+            if cls is ast.Attribute:
+                attributes.setdefault(node.attr, []).append(node)  # type: ignore[attr-defined,arg-type]
+                child = node.value  # type: ignore[attr-defined]
+                parents[child] = node
+                append(child)
+                continue
+            if cls is ast.Call:
+                self.calls.append(node)  # type: ignore[arg-type]
+            names = fields.get(cls)
+            if names is None:
+                names = fields[cls] = _fields(cls)
+            for name in names:
+                child = getattr(node, name)
+                if child.__class__ is list:
+                    for item in child:
+                        if isinstance(item, ast.AST):
+                            parents[item] = node
+                            append(item)
+                elif isinstance(child, ast.AST):
+                    parents[child] = node
+                    append(child)
+            keep = _KEEP.get(cls)
+            if keep is not None:
+                keep(self, node)
+        for lists in (loads, attributes):
+            for nodes in lists.values():
+                nodes.reverse()
+
+    def _keep_import(self, node: ast.AST) -> None:
+        assert isinstance(node, (ast.Import, ast.ImportFrom))
+        self.imports.append(node)
+        for alias in node.names:
+            if alias.name == "*":
+                self._star_modules.append(getattr(node, "module", "") or ".")
+                continue
+            name = alias.asname or alias.name.partition(".")[0]
+            self._stores.setdefault(name, []).append(alias)
+
+    def _keep_named(self, node: ast.AST) -> None:
+        name = getattr(node, "name", None)
+        if name:
+            self._stores.setdefault(name, []).append(node)
+        if isinstance(node, ast.ClassDef):
+            self.classes.append(node)
+
+    def _keep_argument(self, node: ast.AST) -> None:
+        self._stores.setdefault(node.arg, []).append(node)  # type: ignore[attr-defined]
+
+    def _keep_rest(self, node: ast.AST) -> None:
+        name = getattr(node, "rest", None)
+        if name:
+            self._stores.setdefault(name, []).append(node)
+
+    def _keep_globals(self, node: ast.AST) -> None:
+        for name in node.names:  # type: ignore[attr-defined]
+            self._globals.setdefault(name, []).append(node)
+
+    # ------------------------------------------------------------ scopes
+
+    def parents_of(self, node: ast.AST) -> Iterator[ast.AST]:
+        parent = self.parents.get(node)
+        while parent is not None:
+            yield parent
+            parent = self.parents.get(parent)
+
+    def scope_of(self, node: ast.AST) -> ast.AST:
+        """The function, class, comprehension or module in which a node is evaluated."""
+        child = node
+        for parent in self.parents_of(node):
+            if isinstance(parent, ast.Lambda):
+                if not isinstance(child, ast.arguments):
+                    return parent
+            elif isinstance(parent, (*Function, ast.ClassDef)):
+                if isinstance(child, ast.stmt):
+                    return parent
+            elif isinstance(parent, _SCOPES):
+                return parent
+            child = parent
+        return self.tree
+
+    def _scope_of_binding(self, name: str, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.arg):
+            return next(p for p in self.parents_of(node) if isinstance(p, (ast.Lambda, *Function)))
+        scope = self.scope_of(node)
+        if isinstance(self.parents.get(node), ast.NamedExpr):
+            while isinstance(scope, _COMPREHENSIONS):
+                scope = self.scope_of(scope)
+        for other in self._globals.get(name, ()):
+            if self.scope_of(other) is scope:
+                return self.tree
+        return scope
+
+    def bindings(self, name: str, node: ast.AST) -> list[ast.AST]:
+        """All that binds a name in the innermost scope, seen from a node, that binds it."""
+        return self._find(name, node)[1]
+
+    def _find(self, name: str, node: ast.AST) -> tuple[ast.AST, list[ast.AST]]:
+        if name not in self._stores:
+            return self.tree, []
+        table = self._tables.get(name)
+        if table is None:
+            table = self._tables[name] = {}
+            for store in self._stores[name]:
+                table.setdefault(self._scope_of_binding(name, store), []).append(store)
+            for found in table.values():
+                found.sort(
+                    key=lambda one: (getattr(one, "lineno", 0), getattr(one, "col_offset", 0))
+                )
+        if len(table) == 1 and self.tree in table:  # most imports: no scope has to be looked for
+            return self.tree, table[self.tree]
+        scope = self.scope_of(node)
+        is_first = True
+        while True:
+            if scope in table and (is_first or not isinstance(scope, ast.ClassDef)):
+                return scope, table[scope]
+            if scope is self.tree:
+                return scope, []
+            scope = self.scope_of(scope)
+            is_first = False
+
+    def is_bound(self, name: str) -> bool:
+        """Whether anything in the file binds the name."""
+        return name in self._stores
+
+    def module_imports(self) -> Iterator[tuple[str, str]]:
+        """(name, what it stands for) of each name that imports alone bind, all to the same, at the top."""
+        for name in self._stores:
+            meanings = {
+                self._of_alias(one) if isinstance(one, ast.alias) else ""
+                for one in self._find(name, self.tree)[1]
+            }
+            if len(meanings) == 1:
+                yield name, meanings.pop()
+
+    # ------------------------------------------------------------ what an expression is
+
+    def dotted(self, node: ast.AST) -> str:
+        """'torch.nn.functional.relu' for what an expression stands for; empty if that is not known."""
+        if isinstance(node, ast.Attribute):
+            owner = self.dotted(node.value)
+            return f"{owner}.{node.attr}" if owner else ""
+        if not isinstance(node, ast.Name):
+            return ""
+        found = self._dotted.get(node)
+        if found is None:
+            self._dotted[node] = ""  # a name that is made of itself
+            found = self._dotted[node] = self._resolve(node)
+        return found
+
+    def _resolve(self, node: ast.Name) -> str:
+        found = self.bindings(node.id, node)
+        if not found:
+            return self._from_star(node.id)
+        answers = {self._of_binding(one) for one in found}
+        return answers.pop() if len(answers) == 1 else ""
+
+    def _from_star(self, name: str) -> str:
+        if self.is_bound(name) or not self._star_modules:
+            return ""
+        if any(module.partition(".")[0] not in _MODULES for module in self._star_modules):
+            return ""  # another module may have such a name
+        known = [
+            f"{module}.{name}" for module in self._star_modules if f"{module}.{name}" in self._star
+        ]
+        return known[0] if len(known) == 1 else ""
+
+    def _of_binding(self, node: ast.AST) -> str:
+        if isinstance(node, ast.alias):
+            return self._of_alias(node)
+        value = self._assigned(node)
+        return self.dotted(value) if isinstance(value, (ast.Name, ast.Attribute)) else ""
+
+    def _of_alias(self, node: ast.alias) -> str:
+        parent = self.parents[node]
+        if isinstance(parent, ast.ImportFrom):
+            is_here = parent.level or not parent.module
+            return "" if is_here else f"{parent.module}.{node.name}"
+        return node.name if node.asname else node.name.partition(".")[0]
+
+    def _assigned(self, node: ast.AST) -> Optional[ast.expr]:
+        """The value of `name = value`, or of `with value as name`."""
+        parent = self.parents.get(node)
+        if isinstance(parent, ast.Assign) and node in parent.targets:
+            return parent.value
+        if isinstance(parent, (ast.AnnAssign, ast.NamedExpr)) and parent.target is node:
+            return parent.value
+        if isinstance(parent, ast.withitem) and parent.optional_vars is node:
+            return parent.context_expr
+        return None
+
+    def values_of(self, node: ast.AST) -> list[ast.expr]:
+        """All that is ever assigned to a name or to an attribute of self; empty if something is unknown."""
+        if isinstance(node, ast.Name):
+            stores: Sequence[ast.AST] = self.bindings(node.id, node)
+        elif (
+            isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id == "self"
+        ):
+            owner = self.class_of(node)
+            same = self.attributes.get(node.attr, ())
+            stores = [
+                one
+                for one in same
+                if isinstance(one.ctx, ast.Store)
+                and isinstance(one.value, ast.Name)
+                and one.value.id == "self"
+                and self.class_of(one) is owner
+            ]
+        else:
+            return []
+        values = []
+        for store in stores:
+            value = self._assigned(store)
+            if value is None:
+                return []
+            values.append(value)
+        return values
+
+    def class_of(self, node: ast.AST) -> Optional[ast.ClassDef]:
+        return next((p for p in self.parents_of(node) if isinstance(p, ast.ClassDef)), None)
+
+    def function_of(self, node: ast.AST) -> Optional[ast.AST]:
+        return next((p for p in self.parents_of(node) if isinstance(p, Function)), None)
+
+    def made_by(self, node: ast.AST) -> frozenset[str]:
+        """The functions whose call gave an object, one of them; empty if that is not known."""
+        if isinstance(node, ast.Call):
+            name = self.dotted(node.func)
+            return frozenset({name} if name else ())
+        found: set[str] = set()
+        for value in self.values_of(node):
+            if isinstance(value, ast.Constant) and value.value is None:
+                continue
+            names = self.made_by(value) if isinstance(value, ast.Call) else frozenset()
+            if not names:
+                return frozenset()
+            found |= names
+        return frozenset(found)
+
+    def is_module(self, node: ast.ClassDef) -> bool:
+        """Whether a class directly derives from torch.nn.Module."""
+        return any(
+            self.dotted(base) in ("torch.nn.Module", "torch.nn.modules.Module")
+            for base in node.bases
+        )
+
+    # ------------------------------------------------------------ what is not to be reported
+
+    def is_guarded(self, node: ast.AST) -> bool:
+        """Whether the program decides between old and new: by a version, hasattr, or a caught error."""
+        child = node
+        for parent in self.parents_of(node):
+            if self._guards(parent, child):
+                return True
+            child = parent
+        return False
+
+    def _guards(self, parent: ast.AST, child: ast.AST) -> bool:
+        if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
+            return _TESTS.search(self.source.text_of(parent.test).lower()) is not None
+        if isinstance(parent, ast.ExceptHandler):
+            return bool(_caught_by(parent) & _OF_IMPORT)
+        is_tried = isinstance(parent, ast.Try) and child in parent.body
+        return is_tried and any(_caught_by(one) & _CAUGHT for one in parent.handlers)  # type: ignore[attr-defined]
+
+    def is_called(self, node: ast.AST) -> Optional[ast.Call]:
+        """The call whose function a node is."""
+        parent = self.parents.get(node)
+        return parent if isinstance(parent, ast.Call) and parent.func is node else None
+
+    def uses(self) -> Iterator[tuple[str, ast.AST]]:
+        """(dotted name, node) of each use of what is imported: a chain, and those that it begins with."""
+        for name, nodes in self.loads.items():
+            if name not in self._stores and not self._star_modules:
+                continue
+            for node in nodes:
+                dotted = self.dotted(node)
+                if dotted.partition(".")[0] not in _MODULES:
+                    continue
+                chain: ast.AST = node
+                yield dotted, node
+                parent = self.parents.get(chain)
+                while isinstance(parent, ast.Attribute):
+                    dotted = f"{dotted}.{parent.attr}"
+                    yield dotted, parent
+                    chain = parent
+                    parent = self.parents.get(chain)
+
+
+def _caught_by(handler: ast.ExceptHandler) -> set[str]:
+    """The last words of what a handler catches; an empty one catches all."""
+    if handler.type is None:
+        return {""}
+    parts = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return {getattr(part, "attr", getattr(part, "id", "?")) for part in parts}
+
+
+_KEEP = {
+    ast.Import: Program._keep_import,
+    ast.ImportFrom: Program._keep_import,
+    ast.FunctionDef: Program._keep_named,
+    ast.AsyncFunctionDef: Program._keep_named,
+    ast.ClassDef: Program._keep_named,
+    ast.ExceptHandler: Program._keep_named,
+    ast.arg: Program._keep_argument,
+    ast.Global: Program._keep_globals,
+    ast.Nonlocal: Program._keep_globals,
+    **{
+        getattr(ast, name): keep
+        for name, keep in (
+            ("MatchAs", Program._keep_named),
+            ("MatchStar", Program._keep_named),
+            ("MatchMapping", Program._keep_rest),
+        )
+        if hasattr(ast, name)  # Python 3.10
+    },
+}

@@ -1,0 +1,131 @@
+"""What was found, as text for people and as lines for GitHub; and the page of a rule."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from flambeau_lint.checked_file import Checked, Place
+from flambeau_lint.rule import Rule
+from flambeau_lint.rules.catalog import BY_CODE
+
+
+def printable(text: str) -> str:
+    """Names of files cannot move the cursor, nor make a line of their own."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
+def text_lines(found: Sequence[Checked], *, chinese: bool) -> Iterator[str]:
+    """`path:line:column: CODE message`; [*] has a fix, [?] has one that is not safe."""
+    for file in found:
+        for place in file.places:
+            mark = {"safe": " [*]", "unsafe": " [?]"}.get(place.fix, "")
+            message = BY_CODE[place.code].zh if chinese else place.message
+            yield f"{where(file.path, place)}: {place.code}{mark} {message}"
+
+
+def where(path: str, place: Place) -> str:
+    cell = f"cell {place.cell}:" if place.cell else ""
+    return f"{printable(path)}:{cell}{place.line}:{place.column}"
+
+
+def summary(found: Sequence[Checked], *, chinese: bool) -> str:
+    """The last line."""
+    places = [place for file in found for place in file.places]
+    files = sum(bool(file.places) for file in found)
+    safe = sum(place.fix == "safe" for place in places)
+    unsafe = sum(place.fix == "unsafe" for place in places)
+    if chinese:
+        fixes = f"--fix 可修正 {safe} 处，--unsafe-fixes 另有 {unsafe} 处"
+        return f"{len(found)} 个文件中，{files} 个有 {len(places)} 处；{fixes}"
+    return (
+        f"{len(places)} found in {files} of {len(found)} files; --fix can change {safe} of them,"
+        f" --unsafe-fixes {unsafe} more"
+    )
+
+
+def statistics(found: Sequence[Checked]) -> Iterator[str]:
+    """How often each rule was found, the most frequent first."""
+    counts = Counter(place.code for file in found for place in file.places)
+    fixes = Counter(place.code for file in found for place in file.places if place.fix)
+    for code, count in sorted(counts.items(), key=lambda row: (-row[1], row[0])):
+        mark = "[*]" if fixes[code] else "[ ]"
+        yield f"{count}\t{code}\t{mark} {BY_CODE[code].name}"
+
+
+def as_json(found: Sequence[Checked]) -> str:
+    """A list with one object per finding."""
+    rows: list[dict[str, Any]] = []
+    for file in found:
+        for place in file.places:
+            rule = BY_CODE[place.code]
+            rows.append(
+                {
+                    "file": file.path,
+                    "cell": place.cell or None,
+                    "line": place.line,
+                    "column": place.column,
+                    "end_line": place.end_line,
+                    "end_column": place.end_column,
+                    "code": place.code,
+                    "name": rule.name,
+                    "kind": rule.kind,
+                    "message": place.message,
+                    "fix": place.fix or None,
+                    "edits": [
+                        {"start": list(one.start), "end": list(one.end), "text": one.text}
+                        for one in place.edits
+                    ],
+                }
+            )
+        if file.problem:
+            rows.append({"file": file.path, "problem": file.problem})
+    return json.dumps(rows, ensure_ascii=False, indent=1)
+
+
+def github_lines(found: Sequence[Checked]) -> Iterator[str]:
+    """Annotations of GitHub Actions."""
+    for file in found:
+        for place in file.places:
+            level = "error" if BY_CODE[place.code].kind in ("removed", "wrong") else "warning"
+            path = PurePath(file.path).as_posix()
+            fields = f"file={_property(path)},line={place.line},endLine={place.end_line},col={place.column}"
+            title = _property(f"{place.code} {BY_CODE[place.code].name}")
+            yield f"::{level} {fields},title={title}::{_data(place.message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def rule_page(rule: Rule) -> str:
+    """Everything about a rule."""
+    facts = [f"{rule.kind} in {rule.library}"]
+    facts += [f"deprecated since {rule.deprecated}"] if rule.deprecated else []
+    facts += [f"gone since {rule.removed}"] if rule.removed else []
+    facts += [f"changed in {rule.changed}, and told with --from alone"] if rule.is_journey else []
+    facts += [f"until {rule.until}"] if rule.until else []
+    facts += ["with --preview alone"] if rule.preview else []
+    fixes = {
+        "none": "no fix",
+        "safe": "--fix changes it",
+        "unsafe": "--fix --unsafe-fixes changes it",
+    }
+    parts = [
+        f"{rule.code} {rule.name}",
+        f"{'; '.join(facts)}; {fixes[rule.fix]}; {rule.sure}",
+        rule.en,
+        rule.zh,
+    ]
+    parts += [rule.why] if rule.why else []
+    parts += ["Bad:\n\n" + _indented(rule.bad), "Good:\n\n" + _indented(rule.good)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _indented(code: str) -> str:
+    return "\n".join(f"    {line}" if line else line for line in code.rstrip("\n").split("\n"))

@@ -1,0 +1,434 @@
+"""`flambeau lint` as a user types it: files, settings, comments, formats, exit codes, what it writes."""
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flambeau.cli.command import main as flambeau
+from flambeau_lint.command import main
+from flambeau_lint.rules.catalog import RULES
+
+OLD = "import torch\ny = torch.ger(a, b)\n"
+NEW = "import torch\ny = torch.outer(a, b)\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
+    return tmp_path
+
+
+def lint(*words: str) -> int:
+    return main([*words, "--target", "2.15"])
+
+
+def git(*words: str) -> None:
+    settings = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *settings, *words], check=True, capture_output=True)
+
+
+def committed(name: str, text: str) -> Path:
+    path = Path(name)
+    path.write_text(text)
+    if not Path(".git").exists():
+        git("init")
+    git("add", name)
+    git("commit", "-m", name)
+    return path
+
+
+def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text(OLD)
+    Path("b.py").write_text(NEW)
+    assert lint("a.py") == 1
+    assert "a.py:2:5: FLB206 [*] `torch.ger`" in capsys.readouterr().out
+    assert lint("b.py") == 0
+    assert lint("--exit-zero", "a.py") == 0
+    assert lint(".") == 1
+    assert "1 found in 1 of 2 files" in capsys.readouterr().out
+    assert flambeau(["lint", "a.py"]) == 1
+    assert flambeau(["lint", "b.py"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothere.py"], "'nothere.py' does not exist"),
+        (["--select", "FLB999", "a.py"], "there is no rule 'FLB999'"),
+        (["--ignore", "torch-qrr", "a.py"], "did you mean torch-qr?"),
+        (["--from", "old", "a.py"], "--from old: must be a version of torch"),
+        (["--what", "a.py"], "--what"),
+        (["empty"], "no Python files, notebooks or pages in empty"),
+        (["rule", "FLB999"], "there is no rule 'FLB999'"),
+        (["rule"], "name a code"),
+    ],
+)
+def test_wrong_usage_is_said(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("a.py").write_text(OLD)
+    Path("empty").mkdir()
+    assert main(words) == 2
+    assert message in capsys.readouterr().err
+    assert flambeau(["lint", *words]) == 2
+
+
+def test_pages_of_rules(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rule", "FLB187"]) == 0
+    assert "torch.linalg.qr" in capsys.readouterr().out
+    assert main(["rule", "all"]) == 0
+    page = capsys.readouterr().out
+    assert all(f"{rule.code} {rule.name}\n" in page for rule in RULES)
+
+
+def test_versions_choose_rules() -> None:
+    Path("a.py").write_text("import torch\ntorch.load(f)\n")
+    assert main(["--target", "2.15", "a.py"]) == 0
+    assert main(["--target", "2.5", "a.py"]) == 1
+    assert main(["--target", "2.15", "--from", "1.8", "a.py"]) == 1
+    assert main(["--target", "2.15", "--from", "2.7", "a.py"]) == 0
+
+
+def test_preview_rules_are_off_until_named() -> None:
+    Path("a.py").write_text("import os, torch\nos.environ['PYTHONHASHSEED'] = '0'\n")
+    assert lint("a.py") == 0
+    assert lint("--preview", "a.py") == 1
+    assert lint("--select", "FLB421", "a.py") == 1
+    assert lint("--select", "FLB4", "a.py") == 0
+
+
+def test_fixes_are_written_where_git_keeps_the_old(capsys: pytest.CaptureFixture[str]) -> None:
+    path = committed("a.py", OLD)
+    path.chmod(0o751)
+    git("commit", "-am", "mode")
+    assert lint("--fix", "a.py") == 0
+    assert path.read_text() == NEW
+    assert stat.S_IMODE(path.stat().st_mode) == 0o751
+    assert "1 fixed in 1 files" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("state", ["changed", "staged", "untracked", "ignored", "outside"])
+def test_files_that_git_could_not_bring_back_are_refused(
+    state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if state != "outside":
+        committed("first.py", NEW)
+    if state == "ignored":
+        committed(".gitignore", "a.py\n")
+    if state in ("changed", "staged"):
+        committed("a.py", "import torch\n")
+    path = Path("a.py")
+    path.write_text(OLD)
+    if state == "staged":
+        git("add", "a.py")
+    assert lint("--fix", "a.py") == 2
+    assert path.read_text() == OLD
+    assert "--allow-dirty" in capsys.readouterr().err
+    assert lint("--fix", "--allow-dirty", "a.py") == 0
+    assert path.read_text() == NEW
+
+
+def test_git_runs_no_program_of_the_repository() -> None:
+    committed("a.py", OLD)
+    git("config", "core.fsmonitor", "touch ran; false")
+    assert lint("--fix", "a.py") == 0
+    assert not Path("ran").exists()
+
+
+def test_diff_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text(OLD)
+    assert lint("--diff", "a.py") == 1
+    assert Path("a.py").read_text() == OLD
+    assert "-y = torch.ger(a, b)\n+y = torch.outer(a, b)\n" in capsys.readouterr().out
+    Path("b.py").write_text(NEW)
+    assert lint("--diff", "b.py") == 0
+
+
+def test_unsafe_fixes_are_asked_for() -> None:
+    text = "import torch\nx = k.replace('module.', '')\n"
+    path = committed("a.py", text)
+    assert lint("--fix", "a.py") == 1
+    assert path.read_text() == text
+    assert lint("--fix", "--unsafe-fixes", "a.py") == 0
+    assert "removeprefix('module.')" in path.read_text()
+
+
+def test_a_link_stays_a_link() -> None:
+    path = committed("a.py", OLD)
+    Path("link.py").symlink_to(path)
+    assert lint("--fix", "--allow-dirty", "link.py") == 0
+    assert Path("link.py").is_symlink()
+    assert path.read_text() == NEW
+
+
+@pytest.mark.parametrize(
+    "comment",
+    ["# noqa", "# noqa: FLB206", "# NOQA:E501,FLB206", "# flambeau: ignore[FLB206]", "#noqa"],
+)
+def test_comments_silence(comment: str) -> None:
+    text = OLD.replace(")\n", f")  {comment}\n")
+    Path("a.py").write_text(text)
+    assert lint("a.py") == 0
+    assert lint("--fix", "--allow-dirty", "a.py") == 0
+    assert Path("a.py").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "comment", ["# noqa: E501", "# flambeau: ignore[FLB207]", "# not a noqa", "# noqa:FLB20"]
+)
+def test_other_comments_do_not(comment: str) -> None:
+    Path("a.py").write_text(OLD.replace(")\n", f")  {comment}\n"))
+    assert lint("a.py") == 1
+
+
+def test_a_string_is_no_comment() -> None:
+    Path("a.py").write_text("import torch\nx = '# noqa'; torch.ger(a, b)\n")
+    assert lint("a.py") == 1
+
+
+def test_unknown_codes_in_comments_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text("import torch  # noqa: FLB999\n")
+    assert lint("a.py") == 0
+    assert "a.py:1: a comment names FLB999" in capsys.readouterr().err
+
+
+def test_add_noqa_silences_all() -> None:
+    text = (
+        "import torch\ny = torch.ger(\n    a, b)  # why\nz = torch.ger(a, b)  # noqa: E501\n"
+        "s = torch.ger('''\n''', b)\n"
+    )
+    path = committed("a.py", text)
+    assert lint("--add-noqa", "a.py") == 0
+    assert lint("a.py") == 0
+    assert "# noqa: E501, FLB206" in path.read_text()
+    once = path.read_text()
+    assert lint("--add-noqa", "--allow-dirty", "a.py") == 0
+    assert path.read_text() == once
+
+
+def test_settings_of_pyproject(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("pyproject.toml").write_text(
+        "[tool.flambeau.lint]\nignore = ['FLB206']\ntarget = '2.15'\nexclude = ['old/*']\n"
+        "[tool.flambeau.lint.per-file-ignores]\n'tests/*' = ['removed']\n"
+    )
+    Path("a.py").write_text(OLD)
+    Path("tests").mkdir()
+    Path("old").mkdir()
+    removed = "import torch\ntorch.gels\n"
+    Path("tests/b.py").write_text(removed)
+    Path("old/c.py").write_text(removed)
+    assert main(["."]) == 0
+    assert main(["--select", "FLB206", "--ignore", "FLB101", "."]) == 1
+    assert main(["old/c.py"]) == 1
+    assert main(["--force-exclude", "old/c.py", "a.py"]) == 0
+    capsys.readouterr()
+    Path("pyproject.toml").write_text("[tool.flambeau.lint]\nselekt = ['FLB1']\n")
+    assert main(["."]) == 2
+    assert "selekt: there is no such key; did you mean select?" in capsys.readouterr().err
+    Path("pyproject.toml").write_text("[tool.flambeau.lint]\nselect = 'FLB1'\n")
+    assert main(["."]) == 2
+    assert "must be a list of strings" in capsys.readouterr().err
+
+
+def output(capsys: pytest.CaptureFixture[str], kind: str, *paths: str) -> str:
+    assert lint("--output-format", kind, *paths) == 1
+    return capsys.readouterr().out
+
+
+def test_json(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text(OLD)
+    (row,) = json.loads(output(capsys, "json", "a.py"))
+    assert (row["file"], row["line"], row["column"], row["code"]) == ("a.py", 2, 5, "FLB206")
+    assert row["edits"] == [{"start": [2, 5], "end": [2, 14], "text": "torch.outer"}]
+
+
+def test_sarif(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ä b.py").write_text("import torch\nx = '𝄞'; torch.ger(a, b)\nx = '𝄞'; torch.ger(a, b)\n")
+    whole: dict[str, Any] = json.loads(output(capsys, "sarif", "ä b.py"))
+    (run,) = whole["runs"]
+    assert whole["version"] == "2.1.0"
+    assert run["columnKind"] == "unicodeCodePoints"
+    first, second = run["results"]
+    assert run["tool"]["driver"]["rules"][first["ruleIndex"]]["id"] == first["ruleId"] == "FLB206"
+    place = first["locations"][0]["physicalLocation"]
+    assert place["artifactLocation"]["uri"] == "%C3%A4%20b.py"
+    assert place["region"]["startColumn"] == 10
+    assert first["partialFingerprints"] != second["partialFingerprints"]
+    (replacement,) = first["fixes"][0]["artifactChanges"][0]["replacements"]
+    assert replacement["insertedContent"]["text"] == "torch.outer"
+    # The same line elsewhere keeps its name.
+    Path("ä b.py").write_text("import torch\n\n\nx = '𝄞'; torch.ger(a, b)\n")
+    later = json.loads(output(capsys, "sarif", "ä b.py"))["runs"][0]["results"][0]
+    assert later["partialFingerprints"] == first["partialFingerprints"]
+
+
+def test_github_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a,b.py").write_text(OLD)
+    (line,) = output(capsys, "github", "a,b.py").splitlines()
+    assert line.startswith(
+        "::warning file=a%2Cb.py,line=2,endLine=2,col=5,title=FLB206 ger::`torch.ger`"
+    )
+
+
+def test_statistics_and_chinese(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text(OLD + OLD)
+    assert lint("--statistics", "a.py") == 1
+    assert capsys.readouterr().out == "2\tFLB206\t[*] ger\n"
+    assert lint("--zh", "a.py") == 1
+    assert "已弃用" in capsys.readouterr().out
+
+
+def notebook(*cells: str, indent: int = 1) -> str:
+    rows = [
+        {
+            "cell_type": "code",
+            "execution_count": 3,
+            "metadata": {},
+            "outputs": [{"name": "stdout", "output_type": "stream", "text": ["é\n"]}],
+            "source": cell.splitlines(keepends=True),
+        }
+        for cell in cells
+    ]
+    whole = {
+        "cells": rows,
+        "metadata": {"language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(whole, indent=indent, ensure_ascii=False) + "\n"
+
+
+CELLS = (
+    "%matplotlib inline\n!pip install torch\nimport torch",
+    "%%bash\ntorch.ger(a, b)",
+    "x = !ls\nif True:\n    %time torch.ger\n    y = torch.ger(a, b)",
+    "this is no Python",
+    "torch.ger(a, b)\n",
+)
+
+
+def test_a_notebook_is_one_program(capsys: pytest.CaptureFixture[str]) -> None:
+    text = notebook(*CELLS)
+    Path("a.ipynb").write_text(text)
+    assert lint("a.ipynb") == 1
+    shown = capsys.readouterr().out
+    assert "a.ipynb:cell 3:4:9: FLB206" in shown
+    assert "a.ipynb:cell 5:1:1: FLB206" in shown
+    assert "2 found" in shown
+    assert lint("--fix", "--allow-dirty", "a.ipynb") == 0
+    fixed = [cell.replace("y = torch.ger", "y = torch.outer") for cell in CELLS]
+    fixed[4] = "torch.outer(a, b)\n"
+    assert Path("a.ipynb").read_text() == notebook(*fixed)
+
+
+def test_a_notebook_of_an_unknown_layout_is_not_written() -> None:
+    text = notebook(*CELLS).replace('"cells"', '"cells" ')
+    Path("a.ipynb").write_text(text)
+    assert lint("--fix", "--allow-dirty", "a.ipynb") == 1
+    assert Path("a.ipynb").read_text() == text
+    Path("b.ipynb").write_text("{}")
+    assert lint("b.ipynb") == 0
+
+
+PAGE = """# Title
+
+```python
+import torch
+```
+
+- item
+
+  ```py
+  torch.ger(a, b)
+
+  x = 1
+  ```
+
+```bash
+torch.ger(a, b)
+```
+
+```python
+not Python at all
+```
+"""
+REST = """Title
+
+.. code-block:: python
+   :linenos:
+
+   import torch
+
+   torch.ger(a, b)
+
+Text torch.ger(a, b)
+"""
+
+
+@pytest.mark.parametrize(("name", "text", "line"), [("a.md", PAGE, 10), ("a.rst", REST, 8)])
+def test_pages(name: str, text: str, line: int, capsys: pytest.CaptureFixture[str]) -> None:
+    Path(name).write_text(text)
+    assert lint(name) == 1
+    shown = capsys.readouterr().out
+    assert f"{name}:{line}:" in shown
+    assert "1 found" in shown
+    assert lint("--fix", "--allow-dirty", name) == 0
+    assert Path(name).read_text() == text.replace("torch.ger(a, b)", "torch.outer(a, b)", 1)
+
+
+def test_the_cache_is_of_the_content(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path("a.py")
+    path.write_text(OLD)
+    assert lint("a.py") == 1
+    first = capsys.readouterr().out
+    kept = [one for one in (folder / ".cache").rglob("*") if one.is_file()]
+    assert len(kept) == 1
+    assert lint("a.py") == 1
+    assert capsys.readouterr().out == first
+    kept[0].write_text("broken")
+    assert lint("a.py") == 1
+    assert capsys.readouterr().out == first
+    path.write_text(NEW)
+    assert lint("a.py") == 0
+    assert lint("--select", "FLB1", "a.py") == 0
+    path.write_text(OLD)
+    os.environ["XDG_CACHE_HOME"] = "/proc/nothing"
+    assert lint("a.py") == 1
+
+
+def test_several_processes_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(60):
+        Path(f"a{number:02}.py").write_text(OLD)
+    assert lint("--jobs", "1", "--no-cache", ".") == 1
+    alone = capsys.readouterr().out
+    assert alone.count("FLB206") == 60
+    assert lint("--jobs", "3", "--no-cache", ".") == 1
+    assert capsys.readouterr().out == alone
+
+
+def test_folders_of_others_are_left_out() -> None:
+    for name in ("venv", "a/node_modules", ".hidden", "env"):
+        Path(name).mkdir(parents=True)
+        Path(name, "a.py").write_text(OLD)
+    Path("env/pyvenv.cfg").touch()
+    Path("b.py").write_text(NEW)
+    assert lint(".") == 0
+    assert lint("venv") == 1
+
+
+def test_python_2_is_named_and_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.py").write_text("import torch\nprint 'x'\n")
+    assert lint("a.py") == 0
+    assert "a.py: not linted: line 2 is Python 2" in capsys.readouterr().err
+
+
+def test_names_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a\x1b[2J.py").write_text(OLD)
+    assert lint(".") == 1
+    assert "\x1b" not in capsys.readouterr().out

@@ -1,0 +1,239 @@
+"""Names are resolved or nothing is said; fixes keep every other byte."""
+
+import codecs
+import textwrap
+
+import pytest
+
+from flambeau_lint.checked_file import check, fixed
+from flambeau_lint.engine import RuleSet, fix, lint
+from flambeau_lint.rules.catalog import RULES
+from flambeau_lint.source import Source, Unreadable, decode, parse
+
+ALL = RuleSet([rule for rule in RULES if not rule.preview and not rule.is_journey])
+
+
+def found(text: str) -> list[str]:
+    return [one.code for one in lint(textwrap.dedent(text).encode(), ALL)]
+
+
+def after(text: str, *, unsafe: bool = False) -> str:
+    return fix(textwrap.dedent(text).encode(), ALL, unsafe=unsafe)[0].decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch as t\nt.ger(a, b)",
+        "from torch import ger\nger(a, b)",
+        "from torch import ger as outer_product\nouter_product(a, b)",
+        "from torch import *\nger(a, b)",
+        "import torch\nthing = torch\nthing.ger(a, b)",
+        "import torch\ndef f():\n    return torch.ger(a, b)",
+        "def f():\n    import torch\n    return torch.ger(a, b)",
+        "import torch.nn\ntorch.ger(a, b)",
+        "import torch\n[torch.ger(a, b) for a in c]",
+        "import torch\nlambda a: torch.ger(a, b)",
+        "import torch\n@torch.ger\ndef torch_free(): pass",
+    ],
+)
+def test_a_name_is_found(text: str) -> None:
+    assert found(text) == ["FLB206"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torch.ger(a, b)",  # never imported
+        "import torch\ntorch = other\ntorch.ger(a, b)",
+        "import torch\ndef f(torch):\n    return torch.ger(a, b)",
+        "import torch\nfor torch in x:\n    torch.ger(a, b)",
+        "from mine import torch\ntorch.ger(a, b)",
+        "from .torch import ger\nger(a, b)",
+        "from torch import *\nfrom mine import *\nger(a, b)",
+        "from torch import *\ndef ger(a, b): pass\nger(a, b)",
+        "import torch\nif hasattr(torch, 'ger'):\n    torch.ger(a, b)",
+        "import torch\nif torch.__version__ < '1.8':\n    torch.ger(a, b)",
+        "import torch\nx = 1 if _TORCH_GREATER_EQUAL_2_4 else torch.ger(a, b)",
+        "import torch\nif HAS_OUTER:\n    pass\nelse:\n    torch.ger(a, b)",
+        "import torch\ntry:\n    torch.ger(a, b)\nexcept AttributeError:\n    pass",
+        "try:\n    from torch import outer\nexcept ImportError:\n    from torch import ger as outer",
+        "import torch\n'torch.ger(a, b)'",
+        "import torch\nx.ger(a, b)",
+        "import torch\nclass A:\n    torch = None\n    y = torch.ger",
+    ],
+)
+def test_what_is_not_sure_is_not_said(text: str) -> None:
+    assert found(text) == []
+
+
+def test_a_class_does_not_hide_a_name_from_its_methods() -> None:
+    text = "import torch\nclass A:\n    torch = 1\n    def f(self):\n        return torch.ger(a, b)"
+    assert found(text) == ["FLB206"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_every_other_byte_stays(end: str) -> None:
+    lines = [
+        "# -*- 注释 -*-",
+        "import torch",
+        "\tx = 1" if False else "if True:",
+        "\tfür = 'ä€𝄞'; y = torch.ger(für,\tb)  # Ünder  ",
+        "\f",
+        "z = [",
+        "  torch.ger(a , b),   ",
+        "]",
+        "last = torch.ger(c, d)",  # no end of line
+    ]
+    text = end.join(lines)
+    assert fix(text.encode(), ALL, unsafe=False)[0].decode() == text.replace(
+        "torch.ger", "torch.outer"
+    )
+
+
+def test_byte_order_mark_and_encoding_stay() -> None:
+    text = "# coding: latin-1\nimport torch\nx = 'é'; torch.ger(x, x)\n"
+    raw = text.encode("latin-1")
+    assert fixed("a.py", raw, ALL, unsafe=False)[0] == raw.replace(b"ger", b"outer")
+    raw = codecs.BOM_UTF8 + b"import torch\ntorch.ger(a, b)\n"
+    assert fixed("a.py", raw, ALL, unsafe=False)[0] == raw.replace(b"ger", b"outer")
+
+
+def test_a_file_without_findings_is_the_same_object() -> None:
+    raw = b"import torch\r\nx = 1\n"
+    assert fixed("a.py", raw, ALL, unsafe=True) == (raw, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (
+            "from torch.cuda.amp import autocast, GradScaler\nwith autocast():\n    s = GradScaler()\n",
+            "from torch.amp import GradScaler\nfrom torch.amp import autocast\n"
+            "with autocast('cuda'):\n    s = GradScaler('cuda')\n",
+        ),
+        (
+            "from torch.cuda import amp\nwith amp.autocast(enabled=True):\n    pass\n",
+            "import torch\nfrom torch.cuda import amp\n"
+            "with torch.amp.autocast('cuda', enabled=True):\n    pass\n",
+        ),
+        (
+            "from torch.cuda.amp import autocast as ac\nwith ac(False):\n    pass\n",
+            "from torch.amp import autocast as ac\nwith ac('cuda', enabled=False):\n    pass\n",
+        ),
+        (
+            "from torch.nn.init import (xavier_uniform,\n    normal_)\nxavier_uniform(w)\nnormal_(w)\n",
+            "from torch.nn.init import (xavier_uniform_,\n    normal_)\nxavier_uniform_(w)\nnormal_(w)\n",
+        ),
+        (
+            "from timm.models.layers import DropPath, trunc_normal_\n",
+            "from timm.layers import DropPath, trunc_normal_\n",
+        ),
+        (
+            "from timm.models.helpers import load_checkpoint\n",
+            "from timm.models import load_checkpoint\n",
+        ),
+        (
+            "import timm.models.layers as L\nL.DropPath()\n",
+            "import timm.layers as L\nL.DropPath()\n",
+        ),
+        (
+            "import torch.nn.functional as F\nF.sigmoid(x)\n",
+            "import torch\nimport torch.nn.functional as F\ntorch.sigmoid(x)\n",
+        ),
+    ],
+)
+def test_imports_follow(before: str, expected: str) -> None:
+    assert after(before) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Handed on as a value: what is called with is not seen.
+        "from torch.cuda.amp import autocast\nf(autocast)\n",
+        "from torch.cuda.amp import autocast\nwith autocast(*a):\n    pass\n",
+        # Others may import it from here, or look it up.
+        "from torch.nn.init import normal\n",
+        "from torch.nn.init import normal\n__all__ = ['normal']\nnormal(w)\n",
+        # Not in the new module.
+        "from timm.models.helpers import load_checkpoint, set_layer\n",
+        "import timm\ntimm.models.helpers.set_layer(m)\n",
+        "from torch.distributed._composable.fsdp.fully_shard import fully_shard\n",
+        "from torch.distributed._tensor.api import DTensor\n",
+        # A leaf would be another tensor.
+        "import torch\nx = torch.zeros(2, requires_grad=True).cuda()\ntorch.gels\n",
+        # A comment would have to move.
+        "from torch.nn.init import (  # first\n    normal,  # second\n)\nnormal(w)\n",
+    ],
+)
+def test_what_is_not_understood_stays(text: str) -> None:
+    assert found(text)
+    assert after(text, unsafe=True) == text
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        ("nn.MSELoss(size_average=False)", "nn.MSELoss(reduction='sum')"),
+        ("nn.MSELoss(size_average=True, reduce=False)", "nn.MSELoss(reduction='none')"),
+        ("nn.MSELoss(reduce=True,)", "nn.MSELoss(reduction='mean',)"),
+        ("nn.MSELoss(size_average=flag)", "nn.MSELoss(size_average=flag)"),
+        (
+            "nn.MSELoss(None, size_average=flag, reduce=False)",
+            "nn.MSELoss(None, size_average=flag, reduce=False)",
+        ),
+    ],
+)
+def test_reductions(call: str, expected: str) -> None:
+    assert after(f"from torch import nn\nx = {call}\n") == f"from torch import nn\nx = {expected}\n"
+
+
+def test_an_argument_is_taken_out_with_its_comma() -> None:
+    head = "from torch.optim.lr_scheduler import StepLR\n"
+    for call, expected in {
+        "StepLR(o, 3, verbose=True)": "StepLR(o, 3)",
+        "StepLR(o, verbose=True, step_size=3)": "StepLR(o, step_size=3)",
+        "StepLR(\n    o,\n    3,\n    verbose=True,\n)": "StepLR(\n    o,\n    3,\n)",
+    }.items():
+        assert after(f"{head}s = {call}\n") == f"{head}s = {expected}\n"
+    commented = f"{head}s = StepLR(o, 3,  # three\n    verbose=True)\n"
+    assert after(commented) == commented
+
+
+def test_positions_in_f_strings_are_not_trusted() -> None:
+    text = "import torch\nx = f'''\n{torch.ger(a, b)}'''\n"
+    assert found(text) == ["FLB206"]
+    assert after(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nprint 'loss', loss\n",
+        "import torch\ntry:\n    pass\nexcept ValueError, e:\n    pass\n",
+        "import torch\nx = 0777\n",
+    ],
+)
+def test_python_2_is_named(text: str) -> None:
+    assert "is Python 2" in check("a.py", text.encode(), ALL).problem
+
+
+def test_what_cannot_be_read_is_no_crash() -> None:
+    assert "cannot be parsed" in check("a.py", b"import torch\nx = = 1\n", ALL).problem
+    assert "not UTF-8" in check("a.py", b"import torch\n'\xff'\n", ALL).problem
+    assert "encoding" in check("a.py", b"# coding: nothing\nimport torch\n", ALL).problem
+    assert check("a.py", b"import torch\0", ALL).problem
+    deep = b"import torch\nx = " + b"(" * 5000 + b")" * 5000
+    assert check("a.py", deep, ALL).problem
+    chain = b"import torch\nx = " + b"+".join([b"torch.ger(a, b)"] * 900)
+    assert len(check("a.py", chain, ALL).places) == 900
+
+
+def test_places_count_code_points() -> None:
+    source = Source("x = '𝄞é'; torch\r\ny\n".encode())
+    assert source.place_of(len("x = '𝄞é'; ".encode())) == (1, 11)
+    assert source.place_of(len("x = '𝄞é'; torch\r\n".encode())) == (2, 1)
+    with pytest.raises(Unreadable):
+        parse(b"(")
+    assert decode(b"x") == (b"x", "utf-8", b"")
