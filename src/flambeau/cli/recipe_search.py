@@ -131,6 +131,11 @@ class Index:
             word: math.log(1 + len(self._entries) / (num + 0.5)) for word, num in held.items()
         }
 
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """All that is searched: recipes, sections of pages, rows that answer a message, flags."""
+        return tuple(self._entries)
+
     def search(self, words: str, *, min_share: float = 0.0, top: int | None = None) -> list[Entry]:
         """The matching entries, the best first; those whose error message stands in the words before all.
 
