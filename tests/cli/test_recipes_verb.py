@@ -304,6 +304,13 @@ def test_synonyms_find_the_same(
     assert {*first} & {*found(same, capsys)[:3]}
 
 
+@pytest.mark.parametrize("word", ["does", "this", "where", "using", "which", "through"])
+def test_a_word_of_every_question_counts_as_nothing(word: str) -> None:
+    index = index_of(chinese=False)
+    alone = [entry.name for entry in index.search("overflow mixup", top=5)]
+    assert [entry.name for entry in index.search(f"{word} overflow mixup", top=5)] == alone
+
+
 def test_a_synonym_stands_in_one_line() -> None:
     texts = Counter(text for text, _ in recipe_search._synonyms())
     assert [text for text, times in texts.items() if times > 1] == []

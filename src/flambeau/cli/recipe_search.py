@@ -180,7 +180,7 @@ class Index:
     def _concepts(self, words: str) -> list[_Concept]:
         groups, rest = _synonyms_in(words)
         tokens = list(dict.fromkeys(_tokens(_CHINESE_STOP.sub(" ", rest))))
-        tokens = [word for word in tokens if word not in _STOP_WORDS and not word.isdecimal()] or (
+        tokens = [word for word in tokens if word not in _stop_stems() and not word.isdecimal()] or (
             [] if groups else list(dict.fromkeys(_tokens(words)))
         )
         concepts = [*groups, *(_Concept(((word,),)) for word in tokens)]
@@ -205,6 +205,12 @@ class Index:
                 mean = sum(points) / len(points)
                 best = max(best, mean * (_SYNONYM if number else 1.0))
         return concept.weight * best
+
+
+@functools.cache
+def _stop_stems() -> frozenset[str]:
+    """The words of no meaning as a query has them: 'does' is 'doe' there."""
+    return frozenset(_stem(word) for word in _STOP_WORDS)
 
 
 def nearest_of(word: str, known: Iterable[str]) -> str | None:
