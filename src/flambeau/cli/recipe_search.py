@@ -180,9 +180,9 @@ class Index:
     def _concepts(self, words: str) -> list[_Concept]:
         groups, rest = _synonyms_in(words)
         tokens = list(dict.fromkeys(_tokens(_CHINESE_STOP.sub(" ", rest))))
-        tokens = [word for word in tokens if word not in _stop_stems() and not word.isdecimal()] or (
-            [] if groups else list(dict.fromkeys(_tokens(words)))
-        )
+        tokens = [
+            word for word in tokens if word not in _stop_stems() and not word.isdecimal()
+        ] or ([] if groups else list(dict.fromkeys(_tokens(words))))
         concepts = [*groups, *(_Concept(((word,),)) for word in tokens)]
         return [known for one in concepts if (known := self._known(one)) is not None]
 
