@@ -44,13 +44,10 @@ def made_up(num_shards: int, num_samples: int) -> bytes:
         sizes = draw.integers(20_000, 210_000, each)
         numbers = range(shard * each, (shard + 1) * each)
         names = "".join(
-            f"{CLASSES[label]}/ILSVRC2012_train_{number:08}.JPEG\0"
+            f"{CLASSES[label]}/ILSVRC2012_train_{number:08}\0"
             for number, label in zip(numbers, labels.tolist(), strict=True)
         )
-        tails = "".join(
-            f"#{CLASSES[label]}/ILSVRC2012_train_{number:08}.JPEG\0"
-            for number, label in zip(numbers, labels.tolist(), strict=True)
-        )
+        tails = "".join(f", {name}.JPEG\0" for name in names.split("\0")[:-1])
         part = ShardPart(
             task="classification",
             separator=None,

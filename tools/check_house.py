@@ -195,7 +195,7 @@ STOREYS = {
     ],
     "inspection": [
         {"model_catalog.py", "receptive_field.py", "watched_forward.py"},
-        {"named_model.py", "model_summary.py", "graph_breaks.py", "lr_range_picture.py"},
+        {"named_model.py", "model_summary.py", "graph_breaks.py"},
         {"graphs"},
     ],
     "experiments": [
@@ -204,8 +204,9 @@ STOREYS = {
         {"proposals.py", "sweep_folder.py", "worker.py", "worker_process.py"},
         {"optuna_log.py"},
         {"sweeper.py"},
+        {"importance.py"},
         {"result.py", "description.py"},
-        {"out_of_fold.py"},
+        {"out_of_fold.py", "stored_sweep.py"},
         {"api.py"},
     ],
     "tune": [{"watch"}, {"doctor"}, {"step", "search"}],

@@ -101,16 +101,7 @@ _POINTER_OF_ANNEX = re.compile(rb"[./]*(\.git)?/annex/objects/\S")
 
 
 def signature(path: Path) -> Signature | None:
-    """The kind of a file, or of a broken link of git-annex; None if its first bytes say nothing.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> with TemporaryDirectory() as folder:
-        ...     file = Path(folder, "a.pth")
-        ...     _ = file.write_text("version https://git-lfs.github.com/spec/v1")
-        ...     signature(file).sentence
-        'a pointer of Git LFS, and not the file itself: fetch that with `git lfs pull`'
-    """
+    """The kind of a file, or of a broken link of git-annex; None if its first bytes say nothing."""
     if not path.exists() and is_annexed(path):
         return ANNEXED
     if path.is_symlink() and not path.exists():

@@ -41,12 +41,7 @@ class UntrustedCode(InputError):
 
 
 def named_code(values: Mapping[str, object]) -> dict[str, str]:
-    """The functions in files that the settings of a run name, by setting.
-
-    Example:
-        >>> named_code({"data": "photos", "model": "net.py:build"})
-        {'model': 'net.py:build'}
-    """
+    """The functions in files that the settings of a run name, by setting."""
     fields = {name: values.get(name) for name in CODE_FIELDS}
     return {name: text for name, text in fields.items() if isinstance(text, str) and ".py:" in text}
 
@@ -57,11 +52,7 @@ def code_file(name: str) -> Path:
 
 
 def record(content: bytes, names: Iterable[str] = ()) -> bool:
-    """Record that this user has made something here.
-
-    Returns:
-        Whether it could be recorded; a home that cannot be written must not end a training.
-    """
+    """Record that this user has made something here, if a record can be: training goes on in any case."""
     folder = state_folder()
     if folder is None:
         return False
@@ -145,11 +136,7 @@ class Permission:
                 self.ask(text)
 
     def ask(self, what: str, *, why: str = "") -> None:
-        """Say which code is run now, or refuse to run it.
-
-        Raises:
-            UntrustedCode: the folder is not recorded, and `trust` was not given.
-        """
+        """Say which code is run now, or refuse it by UntrustedCode: neither recorded nor trusted."""
         if not (self.is_recorded or self.trust):
             raise UntrustedCode(
                 f"{self.folder} needs code to be run: {what}{why}\n"

@@ -103,12 +103,7 @@ def printable(text: str, *, longest: int | None = None) -> str:
 
 
 def text_width(text: str) -> int:
-    """How many columns a text takes: a Chinese character two, a combining mark none.
-
-    Example:
-        >>> text_width("火炬 flambeau")
-        13
-    """
+    """How many columns a text takes: a Chinese character two, a combining mark none."""
     return sum(
         0 if unicodedata.combining(letter) else 1 + (unicodedata.east_asian_width(letter) in "WF")
         for letter in text
@@ -155,7 +150,6 @@ class LiveLine:
         _lines.append(self)
 
     def refresh(self) -> None:
-        """Draw it again."""
         if self._live is not None:
             self._live.refresh()
         elif self._handle is not None:
@@ -202,7 +196,6 @@ class CountBar:
             self._line = None
 
     def update(self, num: int = 1) -> None:
-        """Count `num` more."""
         with self._lock:
             self._done += num
             if self._line is not None and time.perf_counter() >= self._due:

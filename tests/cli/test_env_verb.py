@@ -12,8 +12,7 @@ import simplejpeg
 import torch
 
 import flambeau
-from flambeau.cli import env
-from flambeau.cli.machine import nvidia_driver
+from flambeau.cli import env, nvidia_driver
 from flambeau.images.native.kernel import kernel_status
 from flambeau.recipes.setup import environment as recipe
 

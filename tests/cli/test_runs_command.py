@@ -501,3 +501,24 @@ def on_terminal(words: str) -> str:
     os.close(reader)
     assert process.wait(60) == 0
     return b"".join(chunks).decode().replace("\r\n", "\n")
+
+
+def test_the_runs_of_a_sweep_are_one_row(flambeau: Any) -> None:
+    for number, best in ((0, 0.6), (1, 0.9), (2, 0.7)):
+        row = json.dumps({"step": 5, "val_accuracy": best})
+        folder(f"runs/search/trials/{number:04d}-fold1", {"metrics.jsonl": row + "\n"})
+    Path("runs/search/sweep.toml").write_text("trials = 3\n")
+    folder("runs/trials/0000")  # of no sweep
+    folder("runs/alone")
+    done = flambeau("runs")
+    rows = {line.split()[0]: line for line in done.out.splitlines()[1:]}
+    assert rows.keys() == {"search", "trials/0000", "alone"}
+    assert "3 runs: all stopped" in rows["search"]
+    assert "val_accuracy 0.9000" in rows["search"]
+
+    Path("runs/search/trials/0001-fold1/config.toml").write_text("[")
+    assert "3 runs: 2 stopped, 1 damaged" in flambeau("runs --sort name").out
+    assert len(flambeau("runs --json").out.splitlines()) == 5
+    for words in ("runs runs/search", "runs runs/search/trials"):
+        assert len(flambeau(words).out.splitlines()) == 4
+    assert "2 runs: all stopped" in flambeau("runs --where seed=0").out

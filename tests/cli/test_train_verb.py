@@ -157,6 +157,7 @@ def test_every_resolved_setting_is_shown_and_written(flambeau: Any, images: Path
         "split",
         "fold",
         "subset",
+        "test",
         "ignore_index",
     }  # of tables, folds, masks
     unused |= {"cache", "cache_size"}  # of a store

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from flambeau.recipes.debugging.first_not_finite import first_not_finite
-from flambeau.recipes.memory.inplace_relu import use_inplace_relu
 from flambeau.recipes.memory.memory_budget import fit_memory_budget
 from flambeau.recipes.training.lr_range import lr_range_test
 from flambeau.trainer.parts.model import try_forward
@@ -61,17 +60,13 @@ def try_memory_budget(model: nn.Module) -> None:
     )
 
 
-def try_inplace_relu(model: nn.Module) -> None:
-    assert use_inplace_relu(model, X).enabled == ["act"]
-
-
 def try_model(model: nn.Module) -> None:
     try_forward(model, (2, 4, 4, 4), training=True)
 
 
 @pytest.mark.parametrize(
     "tool",
-    [try_lr_range, try_first_not_finite, try_memory_budget, try_inplace_relu, try_model],
+    [try_lr_range, try_first_not_finite, try_memory_budget, try_model],
 )
 def test_buffers_are_put_back(tool: Callable[[nn.Module], None]) -> None:
     model = Centered()

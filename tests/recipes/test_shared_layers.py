@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from flambeau.recipes.compress.fake_quantize import QuantizedLayer, fake_quantize, to_integers
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm
-from flambeau.recipes.compress.low_bit import LowBitLayer, low_bit, packed
 from flambeau.recipes.compress.prune_channels import prune_channels
 from flambeau.recipes.compress.reparameterize import reparameterize
 from flambeau.recipes.models.classifier_head import replace_head
@@ -66,15 +65,6 @@ def test_rounding_reaches_the_layers_that_run(x: Tensor) -> None:
     integers = to_integers(result)
     assert integers.classifier.weight_codes.dtype == torch.int8
     assert_close(integers(x), result(x))
-
-
-def test_few_bits_reach_the_layers_that_run(x: Tensor) -> None:
-    model = TwoNames().eval()
-    result = low_bit(model, "twn").eval()
-    assert isinstance(result.conv, LowBitLayer)
-    assert result.conv is result.features[0]
-    assert (result(x) - model(x)).abs().max() > 0.01
-    assert_close(packed(result)(x), result(x))
 
 
 def test_a_batchnorm_is_folded_under_both_names(x: Tensor) -> None:

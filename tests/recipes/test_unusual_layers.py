@@ -1,7 +1,5 @@
 """Layers that compute more than their class: changed as they are, left with a reason, or refused by name."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,19 +8,8 @@ from torch.testing import assert_close
 
 from flambeau.recipes.compress.fake_quantize import fake_quantize
 from flambeau.recipes.compress.fold_batchnorm import fold_batchnorm, fold_pair
-from flambeau.recipes.compress.low_bit import low_bit
-from flambeau.recipes.compress.prune_weights import WeightMasks
 from flambeau.recipes.compress.reparameterize import reparameterize, repvgg_block
 from flambeau.recipes.models.classifier_head import find_head, replace_head
-from flambeau.recipes.models.initial_weights import initialize_weights
-
-
-class Standardized(nn.Conv2d):
-    """The weights' mean is subtracted in forward, as in timm's StdConv2d."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight - self.weight.mean((1, 2, 3), keepdim=True)
-        return self._conv_forward(x, weight, self.bias)
 
 
 class TwoNames(nn.Module):
@@ -35,44 +22,6 @@ class TwoNames(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.classifier(self.first(x))
         return result
-
-
-def hooked() -> nn.Module:
-    layer = nn.Linear(4, 4)
-    layer.register_forward_hook(lambda *_: None)
-    return layer
-
-
-UNFIT: dict[str, Callable[[], nn.Module]] = {
-    "a forward of its own": lambda: Standardized(4, 3, 3),
-    "reads its weights": lambda: nn.MultiheadAttention(4, 2),
-    "hooks": hooked,
-    "no shape yet": lambda: nn.LazyLinear(3),
-    "complex64": lambda: nn.Linear(4, 3, dtype=torch.complex64),
-    "weight_norm": lambda: parametrizations.weight_norm(nn.Linear(4, 3)),
-    "spectral_norm": lambda: spectral_norm(nn.Linear(4, 3)),
-    "pruning": lambda: prune.l1_unstructured(nn.Linear(4, 3), "weight", 0.5),
-}
-
-
-@pytest.mark.parametrize("reason", UNFIT)
-def test_few_bits_only_for_layers_that_compute_nothing_else(reason: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), UNFIT[reason]())
-    with pytest.raises(TypeError, match=rf"'1[.\w]*', .*{reason}"):
-        low_bit(model, "twn")
-
-
-def test_few_bits_once_and_without_a_batch_dimension() -> None:
-    x = torch.randn(4, 7, 7, generator=torch.Generator().manual_seed(0))
-    model = low_bit(nn.Sequential(nn.Conv2d(4, 3, 3)), "xnor")
-    assert_close(model(x), model(x[None])[0])
-    with pytest.raises(ValueError, match="already: 0"):
-        low_bit(model, "twn")
-
-
-def test_a_layer_to_skip_may_have_its_second_name() -> None:
-    model = low_bit(TwoNames(), "twn", skip=["classifier"])
-    assert type(model.head) is nn.Linear
 
 
 class ByKeyword(nn.Module):
@@ -155,25 +104,6 @@ def test_computed_weights_are_not_folded() -> None:
         fold_batchnorm(nn.Sequential(pruned, norm).eval(), torch.ones(2, 4))
 
 
-def test_masks_reach_tied_weights_and_name_computed_ones() -> None:
-    tied = nn.ModuleDict({"table": nn.Embedding(8, 4), "head": nn.Linear(4, 8, bias=False)})
-    tied["head"].weight = tied["table"].weight
-    WeightMasks(tied).prune(0.5)
-    assert int(tied["table"].weight.count_nonzero()) == 16
-    with pytest.raises(ValueError, match=r"^0\.weight is computed"):
-        WeightMasks(nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 3)))
-
-
-def test_weights_that_are_nan_are_not_pruned_beyond_the_fraction() -> None:
-    model = nn.Linear(4, 4, bias=False)
-    with torch.no_grad():
-        model.weight[0] = float("nan")
-    masks = WeightMasks(model)
-    masks.prune(0.5)
-    assert masks.sparsity == 0.5
-    assert model.weight[0].isnan().all()
-
-
 def test_heads_under_a_second_name_or_with_a_parametrization() -> None:
     model = TwoNames()
     head = replace_head(model, 7, head="classifier")
@@ -181,9 +111,3 @@ def test_heads_under_a_second_name_or_with_a_parametrization() -> None:
     assert model(torch.ones(2, 4)).shape == (2, 7)
     normed = nn.Sequential(nn.Linear(4, 4), parametrizations.weight_norm(nn.Linear(4, 3)))
     assert find_head(normed).layers == ["1"]
-
-
-@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-@pytest.mark.parametrize("sizes", [(0, 3), (3, 0)])
-def test_empty_layers_have_nothing_to_initialize(sizes: tuple[int, int]) -> None:
-    assert initialize_weights(nn.Linear(*sizes)) == ()

@@ -13,8 +13,8 @@ import pytest
 from flambeau.sandbox.changed_files import ChangedFiles
 from flambeau.sandbox.inside_trial import HELD, MARK, folder_for_run, in_trial
 from flambeau.sandbox.mount_syscalls import mount_of, read_mounts
-from flambeau.sandbox.private_copy import copy_folder
 from flambeau.sandbox.processes import processes_of
+from flambeau.sandbox.sandbox import copy_folder
 
 MOUNTS = r"""
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -54,8 +54,8 @@ def test_the_mounts_of_this_machine() -> None:
 def test_a_copy_has_small_files_and_links_to_large_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flambeau.sandbox.private_copy._SMALL_BYTES", 100)
-    monkeypatch.setattr("flambeau.sandbox.private_copy._cloned", lambda old, new: False)
+    monkeypatch.setattr("flambeau.sandbox.sandbox._SMALL_BYTES", 100)
+    monkeypatch.setattr("flambeau.sandbox.sandbox._cloned", lambda old, new: False)
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "in").mkdir(parents=True)
     (source / "in" / "small").write_bytes(b"x" * 100)

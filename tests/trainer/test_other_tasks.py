@@ -24,10 +24,10 @@ from flambeau.cli.command import main
 from flambeau.errors import InputError
 from flambeau.recipes.memory.memory_budget import fake_tensor_mode
 from flambeau.trainer import loss as loss_module
-from flambeau.trainer.tasks.known_share import constants
 from flambeau.trainer.tasks.multilabel import Multilabel, asymmetric_losses
 from flambeau.trainer.tasks.regression import Regression
 from flambeau.trainer.tasks.task import Task
+from flambeau.trainer.tasks.whole_image import constants
 
 NUM = 96
 SETTINGS = {"epochs": 4, "batch_size": 16, "lr": 0.05, "seed": 1, "bar": False}

@@ -12,12 +12,11 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from flambeau.cli.machine.busy_processors import sleep_if_busy
 from flambeau.cli.other_words import FLAG_OF, FOR_TRAIN
 from flambeau.cli.table import print_json
 from flambeau.errors import InputError, WorkerLost, disk_errno, disk_failure, nearest
@@ -29,8 +28,8 @@ from flambeau.version import __version__
 # In the order of the help.
 VERBS = (
     "train", "sweep", "launch", "doctor", "tune", "lint", "runs", "report", "diff", "models", "inspect",
-    "predict", "evaluate", "export", "soup", "features", "check", "pack", "convert", "verify", "recipes",
-    "env", "gpus", "completion",
+    "predict", "evaluate", "export", "soup", "features", "check", "pack", "convert", "verify", "how",
+    "recipes", "env", "gpus", "completion",
 )  # fmt: skip
 # Those that compute in this process; others measure, or start programs of the user's.
 _COMPUTING = "train", "predict", "evaluate", "soup", "features"
@@ -52,6 +51,7 @@ _EXIT_CODES = {
     "check": {1: "images of --drop were found, which --out has not left out"},
     "diff": {0: "they are the same", 1: "they differ"},
     "verify": {0: "all is whole", 1: "something is damaged, differs, or is not read"},
+    "how": {1: "no page knows any of the words"},
     "recipes": {1: "`find` has found nothing"},
     "lint": {0: "nothing was found", 1: "something was found"},
 }
@@ -71,7 +71,7 @@ class _Parser(argparse.ArgumentParser):
     """Says in two lines what is wrong, and which flag or command was probably meant."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """A word such as -1ep after a flag is its value, which argparse would take for another flag."""
+        """A word such as -1ep after a flag is its value; one that may be left out may stand behind flags."""
         words = list(args or ())
         if not any(
             action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self._actions
@@ -82,7 +82,13 @@ class _Parser(argparse.ArgumentParser):
                 takes_one = flag in known and known[flag].nargs is None
                 if takes_one and re.match("-[^-]", value) and value not in known:
                     words[index : index + 2] = [f"{flag}={value}"]
-        return super().parse_known_args(words, namespace)
+        found, rest = super().parse_known_args(words, namespace)
+        for action in self._actions:  # argparse before Python 3.12 leaves it out behind a flag
+            is_open = getattr(found, action.dest, action.default) == action.default
+            may_stand = not action.option_strings and action.nargs == "?" and is_open
+            if may_stand and rest and not rest[0].startswith("-"):
+                setattr(found, action.dest, rest.pop(0))
+        return found, rest
 
     def error(self, message: str) -> NoReturn:
         message = message.replace("invalid int value:", "must be a whole number, got")
@@ -101,14 +107,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Args:
-        arguments: without the program's name; those of the process by default.
-
-    Returns:
-        The exit code: 0, or 1 if a check has found something, 2 for wrong input, 75 for 'start me again'.
-    """
+    """Run the command; 0, or 1 if a check has found something, 2 for wrong input, 75 for 'start me again'."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _open_closed_streams()
@@ -179,13 +178,9 @@ def _on_ctrl_c(_: int, frame: FrameType | None) -> None:
 
 
 def check(words: Sequence[str]) -> argparse.Namespace:
-    """Refuse a wrong command line without running it; `--help` in it is answered.
+    """The flags of a command line that is not run; InputError with the message that the command would give.
 
-    Returns:
-        The parsed flags.
-
-    Raises:
-        InputError: with the message that the command would give.
+    `--help` in it is answered.
     """
     return _parse(list(words))
 
@@ -258,9 +253,8 @@ def _check_path(given: Sequence[object], action: argparse.Action) -> None:
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command line.
 
-    Args:
-        words: to be parsed: if they begin with a command, only its parser is built, in a fifth of the time;
-            `train --zh` makes the help Chinese.
+    If `words` begin with a command, only its parser is built, in a fifth of the time; `train --zh` makes the
+    help Chinese.
     """
     parser = _Parser(
         prog="flambeau",
@@ -319,7 +313,6 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _complain(words: Sequence[str], message: str, exit_code: int) -> int:
-    """Print what is wrong; returns the exit code."""
     say(f"flambeau: {message}")
     _print_error_event(words, message, exit_code)
     return exit_code
@@ -330,3 +323,42 @@ def _print_error_event(words: Sequence[str], message: str, exit_code: int) -> No
     if "--json-lines" in words and os.environ.get("RANK", "0") == "0":
         with contextlib.suppress(OSError):  # the reader has gone
             print_json([{"event": "error", "message": message, "exit_code": exit_code}])
+
+
+_LOAD = Path("/proc/loadavg")
+_PRESSURE = Path("/proc/pressure/cpu")
+_CHOSEN_BY_USER = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"
+_BUSY_LOAD = 0.75  # runnable threads per processor, in the mean of a minute; chosen
+_BUSY_WAITS = 20.0  # percent of ten seconds in which something waited for a processor; chosen
+
+
+def sleep_if_busy(
+    environment: MutableMapping[str, str], *, load: Path = _LOAD, pressure: Path = _PRESSURE
+) -> None:
+    """Set OMP_WAIT_POLICY, which OpenMP reads when torch is loaded, unless the user has chosen how to wait.
+
+    Threads that wait for each other spin for milliseconds, in which another one could compute where all
+    processors are taken: asleep, an epoch of the embedded data took 0.30 of the time on two busy cores
+    (median of 5 rounds, 0.23 to 0.54). On free processors spinning is faster, and stays. No result depends
+    on it.
+    """
+    if not environment.keys().isdisjoint(_CHOSEN_BY_USER):
+        return
+    if _load_per_cpu(load) >= _BUSY_LOAD and _waits(pressure) >= _BUSY_WAITS:
+        environment["OMP_WAIT_POLICY"] = "passive"
+
+
+def _load_per_cpu(file: Path) -> float:
+    try:
+        return float(file.read_text(encoding="ascii").split()[0]) / (os.cpu_count() or 1)
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _waits(file: Path) -> float:
+    """`some avg10`, in percent."""
+    try:
+        words = file.read_text(encoding="ascii").split()
+        return float(words[1].removeprefix("avg10=")) if words[0] == "some" else 0.0
+    except (OSError, ValueError, IndexError):
+        return 0.0

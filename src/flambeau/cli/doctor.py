@@ -295,8 +295,7 @@ def script_of(
 ) -> "Iterator[Script]":
     """A command in its sandbox: says what trials can do to the user's files, and at the end what they did.
 
-    Raises:
-        InputError: nothing here keeps the command from the user's files, and the flag is not given.
+    InputError: nothing here keeps the command from the user's files, and the flag is not given.
     """
     from flambeau.sandbox.changed_files import ChangedFiles
     from flambeau.sandbox.sandbox import UNPROTECTED, Sandbox
@@ -328,11 +327,7 @@ def _say_changes(changed: "ChangedFiles", sandbox_folders: Sequence[Path], verb:
 
 
 def command_of(words: Sequence[str], *, verb: str) -> list[str]:
-    """The command to run, from `-- COMMAND ...` or the arguments of `flambeau train`.
-
-    Raises:
-        InputError: the words are neither.
-    """
+    """The command to run, from `-- COMMAND ...` or the arguments of `flambeau train`, else InputError."""
     words = list(words)
     if "--" in words:
         at = words.index("--")

@@ -2,12 +2,16 @@
 
 import argparse
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from flambeau.errors import InputError
 from flambeau.terminal import print_text
 from flambeau.version import __version__
 
@@ -34,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the report; the exit code."""
     report = _report(None if arguments.disk is None else Path(arguments.disk))
     if arguments.json:
         text = json.dumps(report, indent=2)
@@ -47,8 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(disk: Path | None) -> dict[str, Any]:
-    from flambeau.cli.machine.disk_speed import disk_speed
-    from flambeau.cli.machine.nvidia_driver import cuda_of_driver
+    from flambeau.cli.nvidia_driver import cuda_of_driver
     from flambeau.images.native.kernel import kernel_status
     from flambeau.recipes.setup.environment import environment
 
@@ -159,3 +161,70 @@ def _words(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)
+
+
+_MIB = 1 << 20
+_PIECE = 32 * _MIB  # written between two calls of fsync; chosen
+_MAX = 512 * _MIB
+_SECONDS = 3.0  # each for writing and reading; a slow disk adds one fsync
+
+
+def disk_speed(
+    folder: Path, *, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, str | int | float | None]:
+    """Write a file of at most 512 MiB, a third of the free space, for about three seconds, and read it for as
+    long.
+
+    `write_mib_per_s` includes fsync; `read_mib_per_s` is without the system's cache (None if that cannot be
+    bypassed).
+    """
+    if not folder.is_dir():
+        raise InputError(f"--disk {folder}: there is no such folder")
+    free = shutil.disk_usage(folder).free
+    if free < 3 * _PIECE:
+        raise InputError(
+            f"--disk {folder}: {free // _MIB} MiB are left there, too few to measure it"
+        )
+    try:
+        # Without a name, where possible, not even SIGKILL leaves it behind.
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            size, write = _write(file, min(_MAX, free // 3), clock)
+            read = _read(file, size, clock)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise InputError(
+            f"--disk {folder}: {why}; name a folder that you may write into"
+        ) from error
+    return {
+        "folder": str(folder),
+        "write_mib_per_s": round(write, 1),
+        "read_mib_per_s": None if read is None else round(read, 1),
+        "free_bytes": free,
+    }
+
+
+def _write(file: IO[Any], most: int, clock: Callable[[], float]) -> tuple[int, float]:
+    """Bytes written, and MiB per second."""
+    noise = os.urandom(_PIECE)  # a file system may compress anything else
+    size = 0
+    start = clock()
+    while size + _PIECE <= most and clock() - start < _SECONDS:
+        left = memoryview(noise)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+        size += _PIECE
+    return size, size / _MIB / max(clock() - start, 1e-9)
+
+
+def _read(file: IO[Any], size: int, clock: Callable[[], float]) -> float | None:
+    if not hasattr(os, "posix_fadvise"):
+        return None
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    file.seek(0)
+    buffer = memoryview(bytearray(_PIECE))
+    start = clock()
+    done = 0
+    while done < size and clock() - start < _SECONDS:
+        done += os.readv(file.fileno(), [buffer])
+    return done / _MIB / max(clock() - start, 1e-9)

@@ -221,11 +221,7 @@ def _default(name: str, auto: str, *, yes: str) -> str:
 
 
 def _translate(parser: argparse.ArgumentParser) -> None:
-    """Translate the lines that argparse itself writes.
-
-    Raises:
-        InputError: standard output cannot encode Chinese.
-    """
+    """Translate the lines that argparse itself writes; InputError: standard output cannot encode Chinese."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
         _DESCRIPTION.encode(encoding)
@@ -258,7 +254,6 @@ def _wrapped(text: str) -> str:
 
 
 def flag_of(name: str) -> str:
-    """The flag as it is written on the command line."""
     return "DATA" if name == "data" else "--" + name.replace("_", "-")
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.cli.machine.nvidia_driver import cuda_version, visible_uuids
+from flambeau.cli.nvidia_driver import cuda_version, visible_uuids
 from flambeau.cli.table import print_json, print_table
 from flambeau.errors import InputError
 from flambeau.optional_packages import extra

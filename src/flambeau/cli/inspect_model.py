@@ -3,14 +3,14 @@
 import argparse
 import contextlib
 import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flambeau.cli.convolution_table import print_convolutions
 from flambeau.cli.reading_flags import add_trust, check_at_least
 from flambeau.cli.table import count_text, print_json, print_table
-from flambeau.errors import InputError
+from flambeau.errors import InputError, refusing
 from flambeau.sandbox.this_process import outside
 from flambeau.terminal import print_text, say
 from flambeau.user_code import first_line
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from flambeau.inspection.model_summary import ModelSummary, ModuleSummary
     from flambeau.recipes.memory.memory_budget import MemoryEstimate
+    from flambeau.recipes.models.convolution_sizes import Window
 
 HELP = "show what a model is made of: shapes, parameters, operations, memory, receptive fields"
 
@@ -89,7 +90,6 @@ def trial_outputs(arguments: argparse.Namespace) -> list[Path] | None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table, and below it the totals."""
     _check(arguments)
     if arguments.conv:
         return print_convolutions(arguments.conv, as_json=arguments.json)
@@ -111,7 +111,6 @@ def run(arguments: argparse.Namespace) -> int:
 def _print_summary(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, depth: int, as_json: bool
 ) -> int:
-    """Print the table and the totals; returns the exit code."""
     from flambeau.inspection.model_summary import summarize
 
     with contextlib.redirect_stdout(sys.stderr):  # what the model itself prints
@@ -186,7 +185,6 @@ def _training_memory(
 def _print_breaks(
     model: "nn.Module", args: tuple[Any, ...], kwargs: dict[str, Any], *, as_json: bool
 ) -> int:
-    """Print the graph breaks of torch.compile; returns the exit code."""
     from flambeau.inspection.graph_breaks import graph_breaks
 
     found = graph_breaks(model, args, kwargs)
@@ -211,7 +209,6 @@ def _write_graphs(
     depth: int | None,
     as_json: bool,
 ) -> int:
-    """Write the picture and print a summary of it; returns the exit code."""
     from flambeau.inspection.graphs.picture import model_graphs, size_text, svg_of_graphs
     from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
@@ -264,7 +261,6 @@ def _field(field: tuple[int, ...] | None) -> str | None:
 
 
 def _totals(summary: "ModelSummary", memory: "MemoryEstimate | str") -> list[str]:
-    """Lines about the whole model."""
     whole = summary.modules[0]
     lines = [
         f"{whole.parameters:,} parameters ({whole.trainable:,} trainable), "
@@ -300,3 +296,75 @@ def _totals(summary: "ModelSummary", memory: "MemoryEstimate | str") -> list[str
 def _some(names: list[str]) -> str:
     more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+_NUMBERS = {
+    "k": "kernel",
+    "s": "stride",
+    "p": "padding",
+    "d": "dilation",
+    "o": "output_padding",
+}
+_WORDS = {"t": "transposed", "ceil": "ceil_mode"}
+
+
+def print_convolutions(words: list[str], *, as_json: bool) -> int:
+    """Print sizes of successive convolutions, and where their windows are; returns the exit code."""
+    from flambeau.recipes.models.convolution_sizes import chain, picture
+
+    size, windows = _windows(words)
+    with refusing("--conv"):
+        stages = chain(size, windows)
+    if as_json:
+        print_json([{"input": size, "stages": [dataclasses.asdict(stage) for stage in stages]}])
+        return 0
+    columns = ("window", "input", "output", "unused", "receptive field", "jump")
+    sizes = [size, *(stage.size for stage in stages)]
+    cells = (
+        (
+            word,
+            str(before),
+            str(stage.size),
+            str(stage.unused),
+            f"{stage.sees:g}",
+            f"{stage.jump:g}",
+        )
+        for word, before, stage in zip(words, sizes, stages, strict=False)
+    )
+    print_table(columns, cells, right=columns[1:])
+    for before, window in zip(sizes, windows, strict=False):
+        print_text(f"\n{picture(before, window)}")
+    return 0
+
+
+def _windows(words: list[str]) -> "tuple[int, list[Window]]":
+    """The size of the input, and the windows of --conv."""
+    from flambeau.recipes.models.convolution_sizes import Window
+
+    size = 0
+    windows = []
+    for number, word in enumerate(words):
+        head, _, parts = word.partition(",") if number == 0 else ("0", "", word)
+        given = _arguments(parts)
+        if given is None or not re.fullmatch(r"\d{1,6}", head):
+            example = "k3,s2,p1 (the input comes from the one before)" if number else "224,k7,s2,p3"
+            raise InputError(
+                f"--conv {word}: give it as {example}, with d2 for a dilation, t for transposed, "
+                "o1 for its output_padding, ceil for a pooling with ceil_mode"
+            )
+        size = size if number else int(head)
+        with refusing(f"--conv {word}"):
+            windows.append(Window(**given))
+    return size, windows
+
+
+def _arguments(text: str) -> dict[str, Any] | None:
+    """Arguments of Window from text such as k3,s2,p1; None if it is not so written."""
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"([kspdo])(\d{1,6})", part)
+        name = _NUMBERS[match[1]] if match else _WORDS.get(part)
+        if name is None or name in given:
+            return None
+        given[name] = int(match[2]) if match else True
+    return given if "kernel" in given else None

@@ -73,11 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _chosen(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The names that match any of the patterns, in their order.
-
-    Raises:
-        InputError: a pattern matches none.
-    """
+    """The names that match any of the patterns, in their order; InputError: a pattern matches none."""
     if not patterns:
         return list(names)
     chosen: set[str] = set()

@@ -80,7 +80,7 @@ _WORDS_BY_SENTENCE = {
     _HELD_OUT: "--train-split --val-dir --val-fraction --val-size --val-split --validation-split",
     _CONTINUES: "-r --resume --resume-from --resume-from-checkpoint --start-epoch",
     _EVALUATES: "-e --check-val-every-n-epoch --do-eval --do-train --eval --eval-every --eval-interval "
-    "--eval-only --eval-steps --eval-strategy --evaluate --evaluation-strategy --test --test-only "
+    "--eval-only --eval-steps --eval-strategy --evaluate --evaluation-strategy --test-only "
     "--val-check-interval --val-interval",
     "the environment variable OMP_NUM_THREADS says how many, else all cores compute": "--cpu-threads "
     "--num-threads --threads",

@@ -58,11 +58,7 @@ def add_cache_flags(parser: argparse._ActionsContainer) -> None:
 def cache_of_flags(arguments: argparse.Namespace, *data: str | Path | None) -> Iterator[None]:
     """Within the context data in a store are kept where the flags say.
 
-    Args:
-        data: all that is read.
-
-    Raises:
-        InputError: flags without effect, as none of the data is in a store; or no size.
+    InputError: flags without effect, as none of the data is in a store; or no size.
     """
     flag = "cache" if arguments.cache is not None else "cache_size"
     value = getattr(arguments, flag)
@@ -128,8 +124,9 @@ def say_calibrated(model: "Model") -> None:
     """Say that probabilities are at the temperature that an evaluation has fitted."""
     from flambeau.trainer.prediction.ensemble import members_of
 
-    for one in (member.calibration for member in members_of(model)):
-        if one is None:
+    several = [] if len(members_of(model)) == 1 else [model.calibration]
+    for one in (*(member.calibration for member in members_of(model)), *several):
+        if one is None or one.temperature == 1:  # of an export, whose graph has divided by it
             continue
         say(
             f"probabilities are calibrated: temperature {one.temperature:.4g}, fitted on {one.images} images"
@@ -137,11 +134,7 @@ def say_calibrated(model: "Model") -> None:
 
 
 def check_at_least(arguments: argparse.Namespace, **least: int) -> None:
-    """Refuse numbers that are too small, by the names of their flags.
-
-    Raises:
-        InputError: one is too small.
-    """
+    """Refuse numbers that are too small, by the names of their flags."""
     for name, smallest in least.items():
         given = getattr(arguments, name)
         if given is not None and given < smallest:

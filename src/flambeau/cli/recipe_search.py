@@ -8,23 +8,28 @@ There is no stored index: docstrings and pages are read at each search, which ta
 """
 
 import ast
+import difflib
 import functools
+import itertools
 import math
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+SYNONYMS = Path(__file__).with_name("synonyms.txt")
 
 # Lists of links: their text counts only for the pages that they link to.
 _LISTS = ("index.md", "coverage.md")
 _ANSWERS = "errors_and_old_names.md"  # each row of its tables answers one question
 # Both chosen on the questions of the tests.
 _WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
-_MIN_SHARE = 0.5  # share of the query's words, by weight, that a result has at least
+_ANSWER = 1.3  # times, of a row that answers one question
+_SHORTEST_MESSAGE = 3  # words
+_SYNONYM = 0.8  # what a word counts that the query only means
 # A list of words, not one per line.
 _STOP_WORDS = frozenset(
     {
@@ -33,6 +38,9 @@ _STOP_WORDS = frozenset(
         "through", "to", "use", "using", "was", "what", "when", "where", "which", "why", "with", "you",
     }
 )  # fmt: skip
+_CHINESE_STOP = re.compile(
+    "怎么样|怎么办|怎么|怎样|如何|什么是|什么|为什么|为何|是不是|有没有|可以|能不能|哪些|哪个|一个|一下|的|了|吗|呢|我|在|是|把|用|和|与|时"
+)
 # Tried in this order: a suffix before its own endings.
 _SUFFIXES = (
     "ations",
@@ -60,21 +68,21 @@ _FLAG = re.compile(r"\| `(--[\w-]+)` \|")
 
 @dataclass
 class Entry:
-    """A search result.
+    """A 'recipe', 'page' or 'flag', and its text by field (name, title, links, body).
 
     Attributes:
-        kind: 'recipe', 'page' or 'flag'.
-        name: of the recipe, the page with its anchor, or the flag.
-        texts: by field (name, title, links, body), what is searched.
+        title: of a result that was found: the headings of the page.
+        messages: the words of the error messages that a row answers; None of anything but such a row.
     """
 
     kind: str
     name: str
     line: str
     texts: dict[str, list[str]] = field(default_factory=dict, repr=False)
+    messages: list[list[str]] | None = None
+    title: str = ""
 
     def add(self, where: str, text: str) -> None:
-        """Add a text to one of its fields."""
         self.texts.setdefault(where, []).append(text)
 
 
@@ -88,16 +96,23 @@ def docs_folder() -> Path | None:
 
 
 def is_chinese(text: str) -> bool:
-    """Whether it holds Chinese characters."""
     return re.search(r"[\u4e00-\u9fff]", text) is not None
 
 
-class Index:
-    """All entries with their words counted.
+@dataclass(frozen=True)
+class _Concept:
+    """What a part of a query asks for: any of some texts, as their words' stems; the query's own comes first.
 
-    Args:
-        chinese: search the Chinese pages, and describe results in Chinese.
+    Attributes:
+        weight: how much it tells: the rarer in the entries, the more.
     """
+
+    alternatives: tuple[tuple[str, ...], ...]
+    weight: float = 0.0
+
+
+class Index:
+    """All entries with their words counted; perhaps of the Chinese pages."""
 
     def __init__(self, *, chinese: bool) -> None:
         self._entries = _entries(chinese=chinese)
@@ -106,31 +121,121 @@ class Index:
             for entry in self._entries
         ]
         lengths = [counts.get("body", Counter()).total() for counts in self._counts]
+        self._plain = [_plain_text(entry) for entry in self._entries]
         average = sum(lengths) / len(lengths) or 1.0
         self._lengths = [length / average for length in lengths]
+        held = Counter(
+            word for counts in self._counts for word in {*itertools.chain(*counts.values())}
+        )
+        self._weight_of = {
+            word: math.log(1 + len(self._entries) / (num + 0.5)) for word, num in held.items()
+        }
 
-    def search(self, words: str) -> list[Entry]:
-        """The matching entries, the best first."""
-        query = list(dict.fromkeys(_tokens(words)))
-        weight_of = {}
-        for word in [word for word in query if word not in _STOP_WORDS] or query:
-            num = sum(any(word in c for c in counts.values()) for counts in self._counts)
-            weight_of[word] = math.log(1 + len(self._entries) / (num + 0.5))
+    def search(self, words: str, *, min_share: float = 0.0, top: int | None = None) -> list[Entry]:
+        """The matching entries, the best first; those whose error message stands in the words before all.
+
+        What no page knows costs nothing: a misspelt word counts as the nearest known one, another as none.
+
+        Args:
+            top: how many at most.
+            min_share: of the known part of the query, by weight, that a result has at least.
+        """
+        concepts = self._concepts(words)
+        total = sum(concept.weight for concept in concepts)
         phrase = " ".join(words.lower().split())
+        query = _message_words(words)
+        asked = {word for concept in concepts for part in concept.alternatives for word in part}
+        weights = {word: self._weight_of[word] for word in asked}
         scored = []
-        for entry, counts, length in zip(self._entries, self._counts, self._lengths, strict=True):
-            points = {word: _points(word, counts, length) for word in weight_of}
-            held = sum(weight for word, weight in weight_of.items() if points[word])
-            share = held / (sum(weight_of.values()) or 1.0)
-            if not held or share < _MIN_SHARE:
+        for number, entry in enumerate(self._entries):
+            counts = self._counts[number]
+            length = self._lengths[number]
+            points = [self._points(concept, counts, length) for concept in concepts]
+            held = sum(c.weight for c, one in zip(concepts, points, strict=True) if one)
+            if not held or held < min_share * total:
                 continue
-            score = sum(weight * points[word] for word, weight in weight_of.items()) * share**2
-            if len(query) > 1 and phrase in _plain_text(entry):
+            score = sum(points) * (held / total) ** 2
+            matched = 0
+            if entry.messages is not None:
+                score *= _ANSWER
+                matched = _longest_message(entry.messages, query)
+            if len(concepts) > 1 and phrase in self._plain[number]:
                 score *= 2.5  # the exact phrase; chosen like the weights
-            line = _best_line(entry, weight_of) if entry.kind == "page" else entry.line
-            scored.append((score, replace(entry, line=line)))
-        scored.sort(key=lambda pair: (-pair[0], pair[1].name))
-        return [entry for _, entry in scored]
+            scored.append((matched, score, entry))
+        scored.sort(key=lambda row: (-row[0], -row[1], row[2].name))
+        return [
+            replace(
+                entry,
+                title=entry.line if entry.kind == "page" else entry.name,
+                line=_best_line(entry, weights) if entry.kind == "page" else entry.line,
+            )
+            for *_, entry in scored[:top]
+        ]
+
+    def _concepts(self, words: str) -> list[_Concept]:
+        groups, rest = _synonyms_in(words)
+        tokens = list(dict.fromkeys(_tokens(_CHINESE_STOP.sub(" ", rest))))
+        tokens = [word for word in tokens if word not in _STOP_WORDS and not word.isdecimal()] or (
+            [] if groups else list(dict.fromkeys(_tokens(words)))
+        )
+        concepts = [*groups, *(_Concept(((word,),)) for word in tokens)]
+        return [known for one in concepts if (known := self._known(one)) is not None]
+
+    def _known(self, concept: _Concept) -> _Concept | None:
+        """A concept without the texts that no entry has; None if none is left."""
+        kept = [part for part in concept.alternatives if all(w in self._weight_of for w in part)]
+        if not kept and len(concept.alternatives) == 1:
+            near = nearest_of(concept.alternatives[0][-1], self._weight_of)
+            kept = [(near,)] if near is not None else []
+        if not kept:
+            return None
+        weights = [self._weight_of[word] for word in kept[0]]
+        return _Concept(tuple(kept), sum(weights) / math.sqrt(len(weights)))
+
+    def _points(self, concept: _Concept, counts: dict[str, Counter[str]], length: float) -> float:
+        best = 0.0
+        for number, part in enumerate(concept.alternatives):
+            points = [_points(word, counts, length) for word in part]
+            if all(points):
+                mean = sum(points) / len(points)
+                best = max(best, mean * (_SYNONYM if number else 1.0))
+        return concept.weight * best
+
+
+def nearest_of(word: str, known: Iterable[str]) -> str | None:
+    """The known word that a misspelt one of at least four letters stands for; None if none is near."""
+    if len(word) < 4 or len(word) > 40 or is_chinese(word):
+        return None
+    near = difflib.get_close_matches(word, [one for one in known if one[0] == word[0]], 1, 0.8)
+    return near[0] if near else None
+
+
+def _synonyms_in(words: str) -> tuple[list[_Concept], str]:
+    """A concept for each text of a query that synonyms are known of, and the rest of the query."""
+    found = []
+    rest = f" {' '.join(words.lower().split())} "
+    for text, group in _synonyms():
+        pattern = re.escape(text) if is_chinese(text) else rf"(?<![\w.]){re.escape(text)}(?![\w.])"
+        shorter = re.sub(pattern, " ", rest)
+        if shorter != rest:
+            rest = shorter
+            own = tuple(_tokens(text))
+            others = (tuple(_tokens(other)) for other in group if other != text)
+            found.append(_Concept(tuple(dict.fromkeys([own, *others]))))
+    return found, rest
+
+
+@functools.cache
+def _synonyms() -> list[tuple[str, tuple[str, ...]]]:
+    """Each text of synonyms.txt with its line, the longest text first."""
+    lines = SYNONYMS.read_text(encoding="utf-8").splitlines()
+    groups = [
+        tuple(text.strip().lower() for text in line.split("="))
+        for line in lines
+        if line and not line.startswith("#")
+    ]
+    pairs = [(text, group) for group in groups for text in group]
+    return sorted(pairs, key=lambda pair: -len(pair[0]))
 
 
 def _points(word: str, fields: dict[str, Counter[str]], length: float) -> float:
@@ -140,6 +245,21 @@ def _points(word: str, fields: dict[str, Counter[str]], length: float) -> float:
             half = 1.2 * (0.25 + 0.75 * length) if where == "body" else 0.5
             points += _WEIGHTS[where] * times / (times + half)
     return points
+
+
+def _message_words(text: str) -> list[str]:
+    """The words of a message without its numbers and names of files."""
+    return re.findall(r"[a-z_]{2,}", text.lower())
+
+
+def _longest_message(messages: Iterable[list[str]], words: Sequence[str]) -> int:
+    """The number of words of the longest message that stands in a text, in its order; 0 for none."""
+    longest = 0
+    for message in messages:
+        rest = iter(words)
+        if len(message) >= _SHORTEST_MESSAGE and all(word in rest for word in message):
+            longest = max(longest, len(message))
+    return longest
 
 
 def _best_line(entry: Entry, weight_of: Mapping[str, float]) -> str:
@@ -226,7 +346,6 @@ def _entries(*, chinese: bool) -> list[Entry]:
 
 
 def recipe_files() -> list[Path]:
-    """The files of all recipes."""
     return sorted(path for path in RECIPES.rglob("*.py") if path.name != "__init__.py")
 
 
@@ -317,8 +436,10 @@ def _answers(sections: Iterable[Entry]) -> Iterator[Entry]:
         rows = [line for line in lines if line.startswith("| ") and _LINK.search(line)]
         part.texts["body"] = [line for line in lines if line not in rows]
         for row in rows:
-            entry = Entry("page", part.name, part.line)
-            entry.add("title", row.split("|")[1])
+            cell = row.split("|")[1]
+            messages = [_message_words(text) for text in re.findall(r"`([^`]+)`", cell)]
+            entry = Entry("page", part.name, part.line, messages=messages)
+            entry.add("title", cell)
             entry.add("body", row)
             yield entry
 

@@ -65,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the action; returns the exit code."""
     if arguments.action == "find":
         return _search(arguments)
     if arguments.action == "copy":
@@ -89,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _search(arguments: argparse.Namespace) -> int:
     check_at_least(arguments, top=1)
     words = " ".join(arguments.query)
-    results = Index(chinese=arguments.zh or is_chinese(words)).search(words)[: arguments.top]
+    results = Index(chinese=arguments.zh or is_chinese(words)).search(words, top=arguments.top)
     if not results:
         hint = nearest(words, [path.stem for path in recipe_files()])
         say(f"flambeau: nothing found for {words!r}{hint}")
@@ -135,12 +134,15 @@ def _find(name: str) -> Path:
 def _page_about(name: str) -> str:
     """A hint at the page about a name, as of a recipe that is now a few lines on a page."""
     words = name.rpartition("/")[2].replace("_", " ")
-    pages = [entry.name for entry in Index(chinese=False).search(words) if entry.kind == "page"]
+    pages = [
+        entry.name
+        for entry in Index(chinese=False).search(words, min_share=0.5)
+        if entry.kind == "page"
+    ]
     return f" On a page: flambeau recipes page {pages[0]}" if pages else ""
 
 
 def _page(name: str, *, language: str) -> str:
-    """A page, or its section below an anchor."""
     folder = docs_folder()
     if folder is None:
         raise InputError(

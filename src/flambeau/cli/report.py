@@ -101,21 +101,19 @@ def _page(
     from flambeau.report.page import report_page
     from flambeau.report.words import CHINESE, ENGLISH
     from flambeau.run.folder.report_file import link_to, read_run
+    from flambeau.run.folder.reported_sweep import read_sweep
 
     names = _names(folders)
+    sweep = read_sweep(folders, names)
     runs = [read_run(folder, names[folder]) for folder in folders]
     if links_from is not None and len(runs) > 1:
         runs = [link_to(run, folder, links_from) for run, folder in zip(runs, folders, strict=True)]
     words = CHINESE if zh else ENGLISH
-    return report_page(runs, words=words, version=__version__, watch_s=watch_s)
+    return report_page(runs, words=words, version=__version__, watch_s=watch_s, sweep=sweep)
 
 
 def _chosen(words: Sequence[str]) -> list[Path]:
-    """The runs that were named.
-
-    Raises:
-        InputError: none, or more than a report can show.
-    """
+    """The runs that were named; InputError: none, or more than a report can show."""
     folders = list(_folders(words))
     if len(folders) > _MAX_RUNS:
         raise InputError(
@@ -125,7 +123,6 @@ def _chosen(words: Sequence[str]) -> list[Path]:
 
 
 def _folders(words: Sequence[str]) -> Iterator[Path]:
-    """Each run once, in the order given."""
     from flambeau.run.folder.summary import Search
 
     seen = set[Path]()

@@ -9,10 +9,17 @@ from typing import Any
 from flambeau.cli.table import print_json, print_table
 from flambeau.data.sources.data_names import refuse_address
 from flambeau.errors import InputError, nearest
-from flambeau.run.folder.summary import STATES, RunSummary, Search, summarize
+from flambeau.run.folder.summary import (
+    STATES,
+    RunSummary,
+    Search,
+    of_sweep,
+    summarize,
+    sweep_of,
+)
 from flambeau.terminal import say
 
-HELP = "list the runs in a folder: data, model, state, best figure"
+HELP = "list the runs in a folder, and those of a sweep as one: data, model, state, best figure"
 
 _COLORS = {"finished": "green", "running": "cyan", "failed": "red", "damaged": "red"}
 COLUMNS: dict[str, Callable[[RunSummary], Any]] = {
@@ -80,6 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     rows = [run for run in runs if not states or run.state in states]
     rows = [run for run in rows if all(_holds(run, *condition) for condition in wanted)]
+    rows = rows if arguments.json else _grouped(rows, root)
     rows = _sorted(rows, key, reverse=arguments.sort.startswith("-") != arguments.reverse)
     if not rows:
         _check_keys(runs, [name for name, _ in wanted])
@@ -92,6 +100,23 @@ def run(arguments: argparse.Namespace) -> int:
     if search.is_cut:
         say(f"not all folders below {root} were looked into; name one of them: flambeau runs DIR")
     return 0
+
+
+def _grouped(runs: Sequence[RunSummary], root: Path) -> list[RunSummary]:
+    """One row in place of the runs of each sweep below the folder; those of the folder itself stay."""
+    rows: list[RunSummary] = []
+    sweeps: dict[Path, list[RunSummary]] = {}
+    for run in runs:
+        sweep = sweep_of(run.path)
+        if sweep is None or not sweep.is_relative_to(root) or sweep == root:
+            rows.append(run)
+        else:
+            sweeps.setdefault(sweep, []).append(run)
+    rows += [
+        of_sweep(several, path, name=str(path.relative_to(root)))
+        for path, several in sweeps.items()
+    ]
+    return rows
 
 
 def _require(word: str, known: Collection[str], what: str) -> None:
@@ -168,6 +193,8 @@ def _cells(run: RunSummary) -> list[str | None]:
 
 
 def _state_text(run: RunSummary) -> str:
+    if run.why is not None and run.is_sweep:
+        return run.why
     if run.why is not None:
         return f"{run.state}: {run.why}"
     if run.state == "finished" or run.step is None:

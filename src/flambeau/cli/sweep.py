@@ -31,6 +31,7 @@ flambeau sweep photos/ --set lr=1e-4..1e-1:log --set model=resnet18,resnet34 --t
 flambeau sweep photos/ --set lr=1e-4..1e-1:log --epochs 27 --halving --trials 40
 flambeau sweep photos/ --set mixup=0,0.2 --seeds 3
 flambeau sweep photos.csv --folds 5 --group patient
+flambeau sweep photos/ --set mixup=0,0.2 --test 10%
 flambeau sweep --set lr=1e-4..1e-1:log -- python train.py --lr {lr} --out {out}
 
 The same command again goes on, to the same trials and the same bits.
@@ -235,6 +236,8 @@ def _report(result: "SweepResult", described: "Described", *, as_json: bool) -> 
         print_text(f"intervals: {shown.how}")
     if len(rows) > _SHOWN:
         print_text(f"and {len(rows) - _SHOWN} more: --json prints all")
+    for line in result.importance.lines() if result.importance and len(rows) > 1 else []:
+        print_text(line)
     if not result.is_over:
         print_text("the time of --budget is over: the same command goes on")
     best = result.best
@@ -252,6 +255,22 @@ def _report(result: "SweepResult", described: "Described", *, as_json: bool) -> 
         print_text(f"next: flambeau predict {run} IMAGE...")
         file = shlex.quote(str(result.folder / "best.toml"))
         print_text(f"      flambeau train --config {file} --out NEW")
+        _say_test(result.folder, described)
+
+
+def _say_test(folder: Path, described: "Described") -> None:
+    """How often the images of --test were looked at."""
+    if "test" not in described.experiment.settings:
+        return
+    from flambeau.trainer.prediction.final_test import FILE, look_lines
+
+    lines = look_lines(folder / FILE)
+    for line in lines:
+        print_text(line)
+    if not lines:
+        print_text(
+            f"      flambeau evaluate {shlex.quote(str(folder))} --test, once, when nothing is left to choose"
+        )
 
 
 def _cells(trial: "Trial", *, has_spread: bool) -> list[str | None]:

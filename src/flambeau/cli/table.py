@@ -21,10 +21,8 @@ def print_table(
 ) -> None:
     """Print rows below their headings; on a narrow terminal each row as several lines.
 
-    Args:
-        rows: a cell per column; None, for unknown, is printed as a dash.
-        right: the columns of numbers.
-        styles: colors of cells on a terminal, by their first word.
+    None, for unknown, is printed as a dash. `right`: the columns of numbers; `styles`: colors of cells on a
+    terminal, by their first word.
     """
     from rich.console import Console
     from rich.table import Table
@@ -88,9 +86,7 @@ def print_json(
 ) -> None:
     """Print one JSON object per line.
 
-    Args:
-        file: in the place of standard output.
-        readable: with letters of all languages where standard output has them; else they are JSON escapes.
+    `readable`: with letters of all languages where standard output has them; else they are JSON escapes.
     """
     for row in rows:
         line = json.dumps(_finite(row), default=str)

@@ -123,8 +123,8 @@ def _draw_curve(
         return None
 
     def draw(curve: "LRCurve") -> None:
-        from flambeau.inspection.lr_range_picture import svg_of_rates
         from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+        from flambeau.trainer.find_lr import svg_of_rates
 
         write_file(outside(Path(file)), svg_of_rates(curve).encode())
         rates, best = curve.rates, curve.suggested

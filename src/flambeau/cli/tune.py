@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_file(
         "--write", file, endings=(".toml",), what="settings are a TOML file", example="tuned.toml"
     )
-    from flambeau.tune.search.tuned_toml import check_replaceable, write_tuned_toml
+    from flambeau.tune.search.run_tune import check_replaceable, write_tuned_toml
 
     check_replaceable(file)
     command = command_of(arguments.rest, verb="tune")
@@ -139,7 +139,6 @@ def _value_of(flag: str, words: Sequence[str]) -> str | None:
 
 
 def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
-    """The settings in the user's `--config` file."""
     from flambeau.trainer.settings.stored_settings import read_config
 
     file = _value_of("--config", given)
@@ -152,7 +151,6 @@ def _settings_of_file(given: Sequence[str]) -> dict[str, Any]:
 
 
 def _data_of(given: Sequence[str]) -> str | None:
-    """DATA among the arguments of `flambeau train`."""
     return getattr(check(["train", *given]), "data", None)
 
 
@@ -236,7 +234,7 @@ def _low(gain: "Gain | None") -> float | None:
 
 def _print(result: "SearchResult", file: Path | None) -> None:
     from flambeau.tune.doctor.formatting import reasons_in_full
-    from flambeau.tune.search.tuned_toml import variables_of
+    from flambeau.tune.search.run_tune import variables_of
 
     def shown(gain: "Gain | None") -> str:
         return "-" if gain is None else f"{gain.times:.2f}x"

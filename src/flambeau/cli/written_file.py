@@ -7,16 +7,10 @@ from flambeau.errors import InputError
 
 
 def check_file(flag: str, path: Path, *, endings: Sequence[str], what: str, example: str) -> None:
-    """Check a file's name and folder.
+    """Check the name and folder of the file that a flag was given, which needs one of the endings, in any
+    case.
 
-    Args:
-        flag: that it was given to.
-        endings: of which its name must have one, in any case.
-        what: a sentence on such files, for the message.
-        example: a name for one.
-
-    Raises:
-        InputError: another ending, no such folder, or a folder of this name.
+    `what` is a sentence on such files for the message, `example` a name for one.
     """
     if not path.name.lower().endswith(tuple(endings)):
         raise InputError(f"{flag} {path}: {what}; name it such as {example}")
@@ -27,15 +21,9 @@ def check_file(flag: str, path: Path, *, endings: Sequence[str], what: str, exam
 
 
 def check_page(flag: str, path: Path, *, example: str, instead: str, force: bool = False) -> None:
-    """Check an HTML file, which may replace only another report.
+    """Check an HTML file, which may replace only another report, unless by `force`.
 
-    Args:
-        flag, path, example: as in `check_file`.
-        instead: what the user can do if another file has the name.
-        force: allow to replace it.
-
-    Raises:
-        InputError: as in `check_file`, or another file has the name.
+    `instead`: what the user can do if another file has the name.
     """
     from flambeau.run.folder.report_file import is_report
 

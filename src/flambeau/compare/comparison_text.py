@@ -31,8 +31,7 @@ _FILES = {
 def verdict(comparison: RunComparison, *, replayed: bool = False) -> str:
     """One paragraph: whether, where and why the two differ, as far as the folders show.
 
-    Args:
-        replayed: a paragraph on a replay follows, so none is advised.
+    `replayed`: a paragraph on a replay follows, so none is advised.
     """
     if not comparison.has_evidence:
         return (
@@ -202,7 +201,6 @@ def _pair(values: tuple[Any, Any]) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value from a file, shortened."""
     text = "not given" if value is None else str(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 

@@ -21,8 +21,6 @@ _NO_FIGURES = {"step", "epoch", "images_per_s", "data_wait"}
 
 @dataclass(frozen=True)
 class FigureDifference:
-    """The first figure that differs."""
-
     step: int
     name: str
     values: tuple[Any, Any]
@@ -39,8 +37,6 @@ class MetricLines:
     """How the figures of two files compare.
 
     Attributes:
-        steps: of the last line of each; 0 without lines.
-        num_figures: how many figures both have, at the same steps.
         identical_steps: the last step up to which all of these are equal.
         first: the first of these that differs.
         last: by name the figures of the last lines that both have: step, and the value in each.
@@ -76,9 +72,6 @@ def compare_lines(left: Path, right: Path) -> MetricLines:
 
     Lines of training are means over the steps since the line before: those over different steps (another
     `log_every`) are not compared.
-
-    Raises:
-        InputError: a file cannot be read.
     """
     files = _Lines(left), _Lines(right)
     result = MetricLines()

@@ -38,7 +38,6 @@ class Reproduced:
     """How the replay of a run compares with what the run has recorded.
 
     Attributes:
-        step: of the checkpoint that was reached and compared; None if there was none.
         state: how the two differ there; None if they are equal to the bit.
         loss: the first step whose loss differs: (step, (recorded, replayed)).
         machine: how this machine differs from the one of the training.
@@ -62,8 +61,6 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        start: the step from which both began.
-        why_not: why there was no replay.
         last: the last step that is equal in both.
         step: the first step that differs, from 1; 0 for the state at the start.
         difference: what differs first in it.
@@ -106,10 +103,8 @@ def replay(
 ) -> Replay:
     """Run both again, from the last checkpoint that is equal in both, or from their beginnings.
 
-    Args:
-        comparison: of their folders.
-        trust: run the code that they name even if nothing shows that this user has made it.
-        seconds: limit for the steps; the current one is finished.
+    `trust`: run the code that they name even if nothing shows that this user has made it. The step is
+    finished in which the seconds end.
     """
     result = Replay()
     if comparison.divergence is None or comparison.is_evaluation_only:

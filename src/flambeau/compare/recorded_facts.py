@@ -70,8 +70,6 @@ class RecordedFacts:
 
     Attributes:
         settings: config.toml, with the user's table as `config NAME`.
-        data: dataset.json; empty for a script that uses `Run` itself.
-        environment: environment.json, with the packages by their names.
         exactness: the part of it that decides the rounding of sums.
         is_command: made by `flambeau train`.
     """
@@ -85,11 +83,7 @@ class RecordedFacts:
 
 
 def read_facts(path: Path) -> RecordedFacts:
-    """Read the small files of a run.
-
-    Raises:
-        InputError: it is no run folder.
-    """
+    """Read the small files of a run; InputError: it is no run folder."""
     folder = RunFolder(path)
     config = folder.read_existing()
     if not {"duration", "batch_size", "seed"} <= config.keys():

@@ -54,12 +54,7 @@ _MACHINE_FACTS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Input of one forward pass, as the loss gets it.
-
-    Attributes:
-        step: its number, from 1.
-        ends_step: no other pass of this step follows.
-    """
+    """Input of one forward pass, as the loss gets it; `ends_step`: no other pass of this step follows."""
 
     step: int
     names: Sequence[str]
@@ -79,7 +74,6 @@ class ReplayedRun:
         recorded: the run's first checkpoint after the start; None if there is none.
         recorded_start: its checkpoint of step 0, to compare the beginning with; None if there is none or
             `start` is given.
-        losses: of the passes of each step so far.
 
     Raises:
         InputError: why the run cannot be replayed.
@@ -135,7 +129,6 @@ class ReplayedRun:
 
     @property
     def buffers(self) -> frozenset[str]:
-        """Names of the model's buffers, such as statistics of BatchNorm."""
         return frozenset(name for name, _ in self._run.state.model.named_buffers())
 
     @property
@@ -146,11 +139,7 @@ class ReplayedRun:
         return [names.get(id(p), "?") for group in groups for p in group["params"]]
 
     def advance(self, *, watched: bool) -> Batch | None:
-        """One forward and backward pass, and the step that it ends; None at the end of the run.
-
-        Raises:
-            NotFinite: a loss or gradient was NaN or infinite.
-        """
+        """One forward and backward pass, and the step that it ends; None at the end; NotFinite as there."""
         torch.set_num_threads(self._threads)
         use_float32(self._settings.precision, self.device)
         if not watched:

@@ -36,12 +36,9 @@ class RunComparison:
     """How two run folders compare, causes before effects.
 
     Attributes:
-        facts: the recorded facts that differ.
-        sample: the first sample in which their training data differ.
         why_no_sample: why that is unknown although the data differ.
         equal_steps: checkpoints that are equal to the bit, before the first that is not.
         num_tensors: of such a checkpoint.
-        state: the first checkpoint that differs.
         loss: the first step with different losses, among those whose losses both have, and the two losses.
         equal_losses: steps with equal losses, as far as checkpoints hold them.
     """
@@ -116,11 +113,7 @@ class RunComparison:
 
 
 def compare_runs(left: Path, right: Path) -> RunComparison:
-    """Compare two run folders; nothing is written, and no user code is run.
-
-    Raises:
-        InputError: one of them is no run folder, or both are the same.
-    """
+    """Compare two different run folders; nothing is written, and no user code is run."""
     runs = read_facts(left), read_facts(right)
     if left.resolve() == right.resolve():
         raise InputError(f"{left} and {right} are the same folder; name two runs")

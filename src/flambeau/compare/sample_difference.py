@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flambeau.compare.recorded_facts import RecordedFacts
-from flambeau.data.sources.fold_name import parse_fold
+from flambeau.data.sources.fold_name import parse_fold, parse_test
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source, mask_of
 from flambeau.data.sources.targets import TargetChoice, target_texts, task_of
@@ -31,7 +31,6 @@ class SampleDifference:
     """How two data sets differ.
 
     Attributes:
-        text: the first sample that differs and how.
         num_samples: how many differ, at least.
         step: in which both runs, with equal settings, first use one of them; None if unknown.
     """
@@ -42,11 +41,7 @@ class SampleDifference:
 
 
 def open_training_data(run: RecordedFacts) -> Source:
-    """The training images of a run.
-
-    Raises:
-        InputError: they cannot be opened, have changed, or are made by a function, which is not run here.
-    """
+    """The training images of a run; InputError: changed, or made by a function, which is not run here."""
     data = run.settings.get("data")
     if is_function(data):
         raise InputError(f"{data} would have to be run to open it")
@@ -73,6 +68,7 @@ def _choice(settings: Mapping[str, Any]) -> TargetChoice:
         split=settings.get("split"),
         subset=settings.get("subset"),
         fold=parse_fold(str(fold)) if (fold := settings.get("fold")) is not None else None,
+        test=parse_test(str(test)) if (test := settings.get("test")) is not None else None,
         ignore_index=settings.get("ignore_index"),
     )
 
@@ -82,8 +78,7 @@ def sample_difference(
 ) -> SampleDifference | None:
     """The first difference between two sources; None if none was seen in the time.
 
-    Args:
-        batch: samples per step of both runs; 0 if their order does not follow from (seed, epoch).
+    `batch`: samples per step of both runs; 0 if their order does not follow from (seed, epoch).
     """
     if left.classes != right.classes:
         odd = [name for name in left.classes if name not in right.classes]

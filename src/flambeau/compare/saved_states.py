@@ -43,7 +43,6 @@ class StateDifference:
     Attributes:
         tensors: those that differ: of the model, its averages, the optimizer, in this order.
         values: numbers and texts that differ, by name.
-        num_tensors: of a state.
     """
 
     step: int
@@ -85,7 +84,6 @@ class Damaged:
 
 
 def steps_of(folder: Path) -> list[int]:
-    """The steps of the checkpoints of a run, ascending."""
     try:
         names = [path.name for path in checkpoint_folders(folder / "checkpoints")]
     except OSError:
@@ -95,16 +93,11 @@ def steps_of(folder: Path) -> list[int]:
 
 
 def checkpoint_of(folder: Path, step: int) -> Path:
-    """The folder of the checkpoint of a step."""
     return folder / "checkpoints" / f"step-{step:08d}"
 
 
 def read_state(folder: Path) -> Restored:
-    """A verified checkpoint.
-
-    Raises:
-        CheckpointDamaged: it has changed since it was saved, or is not of a run.
-    """
+    """A verified checkpoint; CheckpointDamaged: it has changed since it was saved, or is not of a run."""
     damaged = partial(CheckpointDamaged, folder)
     try:
         manifest = json_file(folder / MANIFEST)
@@ -253,13 +246,10 @@ def _within(prefix: str, value: Any, *, depth: int = 0) -> Iterator[tuple[str, A
 
 
 def step_losses(state: Restored, *, accumulate: int) -> dict[int, tuple[float, ...]]:
-    """The losses of single steps in a checkpoint, which has those since the last line of metrics.jsonl.
+    """The losses of the forward passes of single steps, from 1, in a checkpoint: those since the last line of
+    metrics.jsonl.
 
-    Args:
-        accumulate: forward passes per step, if the checkpoint does not record them.
-
-    Returns:
-        By step, from 1: the loss of each of its forward passes.
+    `accumulate`: forward passes per step, if the checkpoint does not record them.
     """
     window, step = state.state.get("window"), state.state.get("step")
     if not isinstance(window, dict) or not isinstance(step, int) or accumulate < 1:

@@ -45,8 +45,6 @@ class Event:
     Attributes:
         phase: 'input' of the model, 'forward', 'loss', 'backward' (gradient of an output) or 'gradient' (of a
             parameter).
-        name: of the module or parameter.
-        kind: class of the module.
         value: a copy on the CPU, or the digest of its bits.
     """
 
@@ -68,8 +66,7 @@ class FirstDifference:
 class StepEvents:
     """Records the `events` of the current step of a model.
 
-    Args:
-        modules: record outputs of modules, too; False for a compiled model, which calls no hooks inside.
+    Outputs of `modules` not for a compiled model, which calls no hooks inside.
     """
 
     def __init__(self, model: nn.Module, *, modules: bool) -> None:
@@ -82,7 +79,6 @@ class StepEvents:
             self._watch_modules(model)
 
     def start(self) -> None:
-        """Forget the events of the last forward and backward pass."""
         self.events.clear()
         self._copied = 0
 
@@ -201,13 +197,7 @@ def batch_difference(
     targets: tuple[Tensor, Tensor],
     classes: tuple[Sequence[str], Sequence[str]],
 ) -> FirstDifference | None:
-    """How two batches differ: in length, samples, labels or pixels.
-
-    Args:
-        names: of the samples in each.
-        images: (N, C, S, S) of each.
-        targets: (N,) of each, or rows (N, K), or masks (N, S, S).
-    """
+    """How two batches differ: in length, samples, pixels, or targets (labels, rows or masks)."""
     lengths = len(images[0]), len(images[1])
     if lengths[0] != lengths[1]:
         return FirstDifference("length", f"the batch has {lengths[0]} and {lengths[1]} samples")

@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from flambeau.errors import nearest
 from flambeau.experiments.description import Described, Wanted, describe
+from flambeau.experiments.importance import FILE as IMPORTANCE
+from flambeau.experiments.importance import importance_of
 from flambeau.experiments.out_of_fold import write_figures, write_out_of_fold
 from flambeau.experiments.result import SweepResult, result_of
 from flambeau.experiments.space import Value
@@ -127,7 +130,12 @@ def run_sweep(
         is_over = Sweeper(folder, experiment, count, say, budget_s).run()
     finally:
         FLAG.restore(folder)
-    result = result_of(folder, experiment, is_over=is_over)
+    result = replace(
+        result_of(folder, experiment, is_over=is_over),
+        importance=importance_of(experiment, folder.records),
+    )
+    if result.importance is not None:
+        result.importance.write(folder.path / IMPORTANCE)
     if result.best is not None and experiment.command is None:
         settings = {**experiment.settings, **result.best.settings}
         write_file(folder.path / "best.toml", as_toml(settings))

@@ -37,6 +37,7 @@ _NOT_COMPARABLE = {
     "split",
     "target",
     "task",
+    "test",
 }
 _LENGTHS = ("epochs", "duration", "extend")
 _MAX_TRIALS = 100_000
@@ -190,7 +191,7 @@ def _experiment(
     if count is not None:
         trials = min(trials, count)  # there are no others
     seed = int(settings.get("seed", 0))
-    members = _members(seed, wanted.seeds, wanted.folds)
+    members = trial_members(seed, wanted.seeds, wanted.folds)
     stages = rungs(epochs, wanted.halving) if wanted.halving else (epochs,)
     return Experiment(
         space=space,
@@ -206,7 +207,7 @@ def _experiment(
     )
 
 
-def _members(seed: int, seeds: int, folds: int) -> list[Member]:
+def trial_members(seed: int, seeds: int, folds: int) -> list[Member]:
     """The runs of a choice, fold by fold; one without a name if there is nothing to vary."""
     of_folds = [(f"fold{n}", {"fold": f"{n}/{folds}"}) for n in range(1, folds + 1)] or [("", {})]
     of_seeds = (
@@ -299,10 +300,11 @@ def _resolved(settings: Settings, *, whole_epochs: bool) -> tuple[str, int]:
 
     with large_import():
         from flambeau.trainer.parts.auto_settings import resolve
-        from flambeau.trainer.parts.data import open_data
+        from flambeau.trainer.parts.data import open_data, with_test
 
     train, val = open_data(settings)
-    resolved, _ = resolve(settings, train, val)
+    resolved, facts = resolve(settings, train, val)
+    with_test(facts, resolved, train, val)  # refuses a test part that is none
     duration = parse_duration(resolved.duration, name="duration")
     if duration.unit != "ep" or duration.amount != int(duration.amount):
         if whole_epochs:

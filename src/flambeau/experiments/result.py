@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
+from flambeau.experiments.importance import Importance
 from flambeau.experiments.space import Value, shown
 from flambeau.experiments.spread import Spread, no_difference_seen, spread_of
 from flambeau.experiments.sweep_folder import SweepFolder
@@ -56,6 +57,7 @@ class SweepResult:
         trials: all, in their order.
         best: of those that were trained to the end; None if none was.
         is_over: nothing is left to train.
+        importance: how much each searched setting matters; None where it was not asked for.
     """
 
     folder: Path
@@ -63,6 +65,7 @@ class SweepResult:
     trials: Sequence[Trial]
     best: Trial | None
     is_over: bool
+    importance: Importance | None = None
 
     def _repr_html_(self) -> str:
         heads = ["trial", self.figure, "epochs", "state", "settings"]

@@ -163,6 +163,9 @@ def check_space(space: Space, accept: Callable[[Mapping[str, Value]], object]) -
                 why.setdefault(item, error)
         else:
             missing -= set(combination.items())
+    all_refused = len(missing) == sum(len(one.examples) for one in space.values())
+    if all_refused and len({str(error) for error in why.values()}) == 1:
+        raise next(iter(why.values()))  # of what holds for all trials
     for name in space:
         for value in space[name].examples:
             if (name, value) in missing and (name, value) in why:

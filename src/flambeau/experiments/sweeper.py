@@ -189,6 +189,7 @@ class Sweeper:
         if event.exit_code is not None:
             if worker in self._workers:
                 self._workers.remove(worker)
+            worker.end(patience_s=5.0)
             if job is not None and key is not None:
                 self._begin_again(key, job, event.exit_code)
             return
@@ -321,6 +322,7 @@ class Sweeper:
             event = self._events.get()
             if event.exit_code is not None:
                 self._workers.remove(event.worker)
+                event.worker.end(patience_s=5.0)
             elif event.answer is not None and event.answer.state in ("done", "failed"):
                 self._take(event)
             else:

@@ -2,7 +2,9 @@
 
 from torch import nn
 
+from flambeau.exports.steps import ExportPlan
 from flambeau.trainer.parts.model import OWN_MODELS
+from flambeau.trainer.prediction.classify_files import sets_of
 from flambeau.trainer.prediction.ensemble import Model
 from flambeau.trainer.prediction.trained_model import Trained
 
@@ -48,13 +50,21 @@ _PARTS = {
 }
 
 
-def example_of(format_name: str, trained: Model, quantize: str | None) -> str:
-    """The text of example.py for a format."""
+_SETS = """\
+    print("  set:", ", ".join(preprocessing.set_of(probabilities.tolist())) or "no class")
+"""
+
+
+def example_of(plan: ExportPlan, trained: Model) -> str:
+    format_name = plan.format
+    quantize = plan.quantize
     words = trained.facts.task.export_words
+    has_sets = sets_of(trained) is not None and not plan.changes_answers
+    answer = words.example_lines + _SETS * has_sets
     if format_name != "safetensors":
         parts = dict(_PARTS[format_name])
         parts["call"] = parts["call"].replace("{answer}", words.answer)
-        return _HEAD.format(name="example.py", answer=words.example_lines, **parts)
+        return _HEAD.format(name="example.py", answer=answer, **parts)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(quantize or "", "float32")
     assert isinstance(trained, Trained)  # several runs have no class
     packages, (model_import, construction) = _construction(trained)
@@ -67,7 +77,7 @@ def example_of(format_name: str, trained: Model, quantize: str | None) -> str:
         call="x = preprocessing.normalize(preprocessing.prepare(pixels, full_size))\n"
         f"    logits = model(torch.from_numpy(x).to(torch.{dtype}))[0].float()\n"
         f"    {words.answer} = {_of_logits(trained)}",
-        answer=words.example_lines,
+        answer=answer,
     )
 
 

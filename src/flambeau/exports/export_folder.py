@@ -30,6 +30,7 @@ from flambeau.recipes.setup.environment import environment
 from flambeau.run.options.option import values_of
 from flambeau.trainer.parts import pixel_models
 from flambeau.trainer.parts.model import OWN_MODELS
+from flambeau.trainer.prediction.classify_files import sets_of
 from flambeau.trainer.prediction.ensemble import Ensemble, Model
 from flambeau.trainer.prediction.sample_images import SampleImages
 from flambeau.trainer.settings.settings import teacher_runs
@@ -45,18 +46,7 @@ def fill_folder(
     figures: Sequence[StepFigures],
     images: SampleImages,
 ) -> None:
-    """Write every file but the model, which exists.
-
-    Args:
-        folder: of the export.
-        trained: the run's model.
-        plan: the steps that were taken.
-        figures: of the run and of each step.
-        images: the figures were measured on these.
-
-    Raises:
-        OSError: the disk is full or failing.
-    """
+    """Write every file but the model, which exists; the figures were measured on `images`."""
     format_ = FORMATS[plan.format]
     classify = format_.open(folder / format_.file, torch.get_num_threads(), made_now(folder))
     logits = batched_logits(classify, images.pixels)
@@ -67,6 +57,7 @@ def fill_folder(
         "file": format_.file,
         "plan": asdict(plan),
         **_facts_of_outputs(trained, logits, images),
+        **_sets(trained, plan),
         "image_size": trained.image_size,
         "resized_shorter_side": shorter_side(trained.image_size, trained.resize),
         "squash": trained.resize == "squash",
@@ -102,9 +93,17 @@ def _facts_of_outputs(trained: Model, logits: Tensor, images: SampleImages) -> d
     return {**task.export_facts(logits, None)}
 
 
+def _sets(trained: Model, plan: ExportPlan) -> dict[str, Any]:
+    """What makes the prediction sets of a model whose answers are those of the run."""
+    calibration = sets_of(trained)
+    if calibration is None or plan.changes_answers:
+        return {}
+    names = ("coverage", "threshold", "adaptive", "images")
+    return {"sets": {name: getattr(calibration, name) for name in names}}
+
+
 def _write_examples(folder: Path, trained: Model, plan: ExportPlan) -> None:
-    """example.py and the files that it needs."""
-    write_file(folder / "example.py", example_of(plan.format, trained, plan.quantize).encode())
+    write_file(folder / "example.py", example_of(plan, trained).encode())
     beside = [Path(preprocess.__file__)]
     reads_files = trained.facts.channels in COLORS and trained.facts.pixels in IN_FILES
     if plan.format == "aoti" and reads_files:  # it reads PGM and PPM

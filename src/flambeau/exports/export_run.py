@@ -20,6 +20,7 @@ from flambeau.provenance import named_code
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.folder.store_run import run_here
 from flambeau.trainer.parts.data import open_data
+from flambeau.trainer.prediction.classify_files import sets_of
 from flambeau.trainer.prediction.ensemble import Ensemble, Model, ensemble_of
 from flambeau.trainer.prediction.sample_images import RANGE_IMAGES, SampleImages, read_images
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
@@ -62,22 +63,12 @@ def export_run(
     trust: bool = False,
     say: Callable[[str], None],
 ) -> list[StepFigures]:
-    """Export the model of a run, or of several runs as one.
+    """Export the model of a run, or of several runs (`others`) as one; returns the figures of the run and of
+    each step.
 
-    Args:
-        run: its folder.
-        out: the folder to make.
-        plan: format and steps.
-        others: folders of runs that answer together with the first.
-        trust: run the code that the run names, even if nothing shows that this user has made it.
-        say: takes lines for the user.
-
-    Returns:
-        Figures of the run and of each step.
-
-    Raises:
-        InputError: the run or its data cannot be used, `out` exists, a step is refused, or the format cannot
-            be written for this model or on this machine.
+    `trust`: run the code that the run names, even if nothing shows that this user has made it. InputError:
+    the run or its data cannot be used, `out` exists, a step is refused, or the format cannot be written for
+    this model or on this machine.
     """
     plan.check()
     measuring.check(plan)
@@ -98,6 +89,11 @@ def export_run(
             f"probabilities are calibrated: temperature {trained.calibration.temperature:.4g} is in the graph"
         )
     model = _together(name, trained, others, trust=trust, say=say)
+    if sets_of(model) is not None and plan.changes_answers:
+        say(
+            "the sets of classes are left out: their coverage was measured with the answers of the run, and "
+            "--prune and --quantize change these"
+        )
     run_data = functools.cache(lambda flag: _data_of_run(run, trained, flag, trust=trust, say=say))
     if measuring.data is None:
         _say_of_parts(model, say)
@@ -148,11 +144,7 @@ def check_out(out: Path) -> None:
 
 
 def write_export(steps: Steps, out: Path) -> list[StepFigures]:
-    """Take the steps, and write the folder whole or not at all.
-
-    Raises:
-        InputError: a step is refused, or the format cannot be written.
-    """
+    """Take the steps, and write the folder whole or not at all; InputError as of `Steps.write`."""
     with tempfile.TemporaryDirectory(prefix=f".{out.name[:30]}-", dir=out.parent) as name:
         folder = Path(name, "export")
         folder.mkdir()

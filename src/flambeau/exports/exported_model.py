@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,10 @@ from flambeau.exports.export_folder import INDEX, check_images, sampled
 from flambeau.exports.formats.all_formats import FORMATS
 from flambeau.exports.formats.classifier import Classifier, ModelFormat
 from flambeau.provenance import Permission, is_recorded
-from flambeau.run.folder.json_file import checked_facts
+from flambeau.run.folder.json_file import checked_facts, finite_number
 from flambeau.run.options.option import values_of
 from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.prediction.calibration import Calibration
 from flambeau.trainer.prediction.ensemble import Model, ensemble_of
 from flambeau.trainer.prediction.trained_model import Trained, load_trained
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings, settings_for_use
@@ -43,7 +45,6 @@ class ExportedNetwork(nn.Module):
         self.classify, self._size, self.dtype = classify, size, dtype
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of prepared images."""
         if images.shape[-2:] != (self._size, self._size):
             raise ValueError(f"an export takes images of {self._size} pixels")
         if images.dtype != self.dtype:
@@ -56,20 +57,13 @@ class ExportedNetwork(nn.Module):
 
 
 def is_export(path: Path) -> bool:
-    """Whether the folder holds an export."""
     return (path / INDEX).is_file()
 
 
 def load_model(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> Trained:
-    """The model of a run or of an export.
+    """The model in the folder of a run or of an export.
 
-    Args:
-        path: the folder of a run or of an export.
-        trust: run code that the folder names or holds, even if nothing shows that this user has made it.
-        say: takes lines for the user.
-
-    Raises:
-        InputError: the folder is neither, or cannot be loaded.
+    `trust`: run code that the folder names or holds, even if nothing shows that this user has made it.
     """
     if is_export(path):
         return load_export(path, trust=trust, say=say)
@@ -77,15 +71,7 @@ def load_model(path: Path, *, trust: bool = False, say: Callable[[str], None]) -
 
 
 def load_models(names: Sequence[str], *, trust: bool = False, say: Callable[[str], None]) -> Model:
-    """The model of a run or of an export; of several, one that answers for all.
-
-    Args:
-        names: folders of runs or of exports.
-        trust, say: as for `load_model`.
-
-    Raises:
-        InputError: as for `load_model`, or the models have learned other things.
-    """
+    """The model of a run or an export; of several, which must have learned the same, one for all."""
     return ensemble_of([(name, load_model(Path(name), trust=trust, say=say)) for name in names])
 
 
@@ -94,8 +80,7 @@ def load_export(
 ) -> Trained:
     """Load an export on the CPU; see `load_model` for the arguments.
 
-    Raises:
-        InputError: the export is damaged or of another version, or its runtime is not installed.
+    InputError: the export is damaged or of another version, or its runtime is not installed.
     """
     about, content = _index(path)
     format_, settings, facts, size = _facts(about, path / INDEX)
@@ -117,7 +102,10 @@ def load_export(
     )
     _check_fits(trained, dtype, path / INDEX)
     trained = dataclasses.replace(
-        trained, resize=_resize(about, size, path / INDEX), others=_others(about, path / INDEX)
+        trained,
+        resize=_resize(about, size, path / INDEX),
+        others=_others(about, path / INDEX),
+        calibration=_sets(about, path / INDEX),
     )
     _report_differences(trained, about.get("answers"), say)
     return trained
@@ -126,11 +114,6 @@ def load_export(
 def _facts(
     about: Mapping[str, Any], index: Path
 ) -> tuple[ModelFormat, ResolvedSettings, DataFacts, int]:
-    """The format, settings, data and image size in export.json.
-
-    Raises:
-        InputError: it is of another version, or was edited.
-    """
     try:
         # The precision and device of the training do not apply to the exported graph.
         stored = {**about["settings"], "precision": "fp32", "device": "cpu"}
@@ -156,11 +139,6 @@ def _facts(
 
 
 def _resize(about: Mapping[str, Any], size: int, index: Path) -> EvalResize:
-    """How its images are resized.
-
-    Raises:
-        InputError: it was edited.
-    """
     if about.get("squash"):
         return "squash"
     shorter = about.get("resized_shorter_side")
@@ -171,12 +149,32 @@ def _resize(about: Mapping[str, Any], size: int, index: Path) -> EvalResize:
     return shorter
 
 
-def _others(about: Mapping[str, Any], index: Path) -> tuple[DataFacts, ...]:
-    """What the members of an ensemble were trained on.
+def _sets(about: Mapping[str, Any], index: Path) -> Calibration | None:
+    """What makes prediction sets of the answers, whose temperature is in the graph.
 
     Raises:
         InputError: it was edited.
     """
+    sets = about.get("sets")
+    if sets is None:
+        return None
+    names = ("coverage", "threshold", "images")
+    numbers = {name: finite_number(sets.get(name)) for name in names if isinstance(sets, dict)}
+    is_adaptive = sets.get("adaptive") if isinstance(sets, dict) else None
+    if None in numbers.values() or type(is_adaptive) is not bool:
+        raise InputError(f"{index} was edited: its sets of classes cannot be read")
+    return Calibration(
+        "",
+        1.0,
+        int(numbers["images"] or 0),
+        *(math.nan,) * 4,
+        coverage=numbers["coverage"],
+        threshold=numbers["threshold"],
+        adaptive=is_adaptive,
+    )
+
+
+def _others(about: Mapping[str, Any], index: Path) -> tuple[DataFacts, ...]:
     try:
         return tuple(DataFacts(**checked_facts(one["dataset"])) for one in about.get("members", ()))
     except (KeyError, TypeError, ValueError) as error:
@@ -237,9 +235,6 @@ def verify_export(path: Path) -> ExportReport:
     """Compare an export with its list of hashes and read its model without running it.
 
     Who changes a file can change the list too, so a match does not show where the export comes from.
-
-    Raises:
-        InputError: export.json cannot be read.
     """
     about, _ = _index(path)
     if about["format"] not in FORMATS:

@@ -27,18 +27,8 @@ def fine_tune(
 ) -> nn.Module:
     """Train a network in place; half of the loss is towards the labels, half towards the run's predictions.
 
-    Args:
-        network: with the inputs and outputs of the run's.
-        trained: the run.
-        sources: training and validation data.
-        folder: for checkpoints; may be removed afterwards.
-        duration: such as '1ep' or '200st'.
-
-    Returns:
-        The network, in evaluation mode on the CPU.
-
-    Raises:
-        InputError: the duration or the data cannot be read.
+    It has the inputs and outputs of the run's; checkpoints go to `folder`, which may be removed afterwards.
+    Returns it in evaluation mode on the CPU.
     """
     # The network gives plain logits, which the graph divides by the temperature.
     plain = dataclasses.replace(trained, calibration=None)

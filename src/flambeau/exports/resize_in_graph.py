@@ -40,19 +40,10 @@ _LONGEST = 8  # times the shorter side; only the middle of a longer image is use
 
 
 class ResizedCentre(nn.Module):
-    """Resizes the shorter side, to S / 0.875 by default, and crops the centre, as an evaluation does.
+    """Resizes the shorter side, to S / 0.875 by default or by the rule `resize`, and crops the centre, as an
+    evaluation does.
 
     Images of S x S pixels are not changed.
-
-    Args:
-        size: S, pixels.
-        interpolation: 'bilinear' or 'bicubic'.
-        resize: another rule of the resizing.
-
-    Example:
-        >>> pixels = torch.randint(0, 256, (1, 40, 60, 3), dtype=torch.uint8)
-        >>> ResizedCentre(28)(pixels, torch.tensor([40, 60])).shape
-        torch.Size([1, 3, 28, 28])
     """
 
     def __init__(
@@ -65,15 +56,10 @@ class ResizedCentre(nn.Module):
         self.interpolation = interpolation
 
     def forward(self, pixels: Tensor, full_size: Tensor) -> Tensor:
-        """Resize and crop.
+        """From pixels (N, H, W, C), upright, to (N, C, S, S) float32; of uint8, integers 0 .. 255.
 
-        Args:
-            pixels: (N, H, W, C) uint8 or float32, upright.
-            full_size: (2,) int64, the full height and width of the picture, which a JPEG decoder may have
-                decoded at 1/2, 1/4 or 1/8; otherwise H and W.
-
-        Returns:
-            (N, C, S, S) float32; of uint8, integers 0 .. 255.
+        `full_size`, (2,) int64: height and width of the picture, which a JPEG decoder may have decoded at
+        1/2, 1/4 or 1/8; otherwise H and W.
         """
         decoded = [torch.full((), side, dtype=torch.int64) for side in pixels.shape[1:3]]
         full = full_size[0], full_size[1]

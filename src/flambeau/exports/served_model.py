@@ -21,7 +21,6 @@ class ServedModel(nn.Module):
 
     Args:
         network: (N, C, S, S) float to (N, K) logits, or (N, K, S, S), in evaluation mode.
-        answer: `Task.graph_answer` of the run.
         answer_name: of the second output.
         origin: 'mean' and 'std' per channel, of pixels in [0, 1], or of levels of 16 bits or other numbers;
             'pixels', 'uint8', or another `PixelKind`, whose numbers are float32; 'size', S; 'interpolation';
@@ -55,15 +54,11 @@ class ServedModel(nn.Module):
         self.eval()
 
     def forward(self, pixels: Tensor, full_size: Tensor) -> tuple[Tensor, Tensor]:
-        """Classify images of one size.
+        """The outputs of the network and the answer, for pixels (N, H, W, C) of one size; see
+        `ResizedCentre`.
 
-        Args:
-            pixels: (N, H, W, C) of `dtype`, upright; N, H and W are free.
-            full_size: (2,) int64; see `ResizedCentre`.
-
-        Returns:
-            the network's outputs and the answer: logits and probabilities (N, K) float32 for classes, logits
-            (N, K, S, S) and a mask (N, H, W) uint8 for pixels.
+        Logits and probabilities (N, K) float32 for classes, logits (N, K, S, S) and a mask (N, H, W) uint8
+        for pixels.
         """
         x = (self.resize(pixels, full_size) - self.mean) / self.std
         dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
@@ -84,13 +79,9 @@ class ServedModel(nn.Module):
 
 
 class ServedEnsemble(ServedModel):
-    """Networks that share the pixels and their resizing; each has a normalization of its own.
+    """Networks that share the pixels and their resizing; each has a normalization, an origin, of its own.
 
-    Args:
-        networks: as of `ServedModel`.
-        joint: makes one output of those of all networks.
-        answer, answer_name: as of `ServedModel`.
-        origins: of `ServedModel`, for each network.
+    `joint` makes one output of those of all networks.
     """
 
     def __init__(

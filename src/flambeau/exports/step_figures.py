@@ -23,13 +23,7 @@ _ROUNDS = range(5, 101)  # fewest and most calls
 
 @dataclass(frozen=True)
 class Stage:
-    """A model after one step.
-
-    Attributes:
-        name: of the step.
-        open: opens the model for a number of threads.
-        num_bytes: of its weights or its file.
-    """
+    """A model after one step; `num_bytes` of its weights or its file; `open` takes a number of threads."""
 
     name: str
     open: Callable[[int], Classifier]
@@ -54,13 +48,10 @@ class StepFigures:
     """A step compared with the run.
 
     Attributes:
-        name: of the step.
         agreement: share of the images with the run's prediction.
         max_difference, mean_difference: of the decoded outputs, to the run's.
         figure, figure_name, figure_text: `Task.main_figure` on the targets, such as accuracy; None without
             these.
-        num_bytes: of the weights or the file.
-        latencies: per batch size and number of threads.
     """
 
     name: str
@@ -85,14 +76,7 @@ class StepFigures:
 def figures_of(
     stage: Stage, before: Stage | None, run: Tensor, images: SampleImages, *, task: Task
 ) -> StepFigures:
-    """Measure a stage.
-
-    Args:
-        before: the stage before, which is timed alternately with it.
-        run: (N, K) logits of the run for these images.
-        images: N images, with labels if they are known.
-        task: of the run.
-    """
+    """Measure a stage against the run's logits (N, K) of N images, in turn with the stage before."""
     logits = batched_logits(stage.open(torch.get_num_threads()), images.pixels)
     difference = (task.decode(logits) - task.decode(run)).abs()
     figure = None
@@ -158,7 +142,6 @@ def _ratio(times: Sequence[Sequence[float]]) -> float:
 
 
 def as_rows(figures: Sequence[StepFigures]) -> list[dict[str, Any]]:
-    """The figures as export.json holds them."""
     return [
         {
             "step": one.name,
@@ -174,7 +157,6 @@ def as_rows(figures: Sequence[StepFigures]) -> list[dict[str, Any]]:
 
 
 def as_table(figures: Sequence[StepFigures]) -> list[list[str]]:
-    """The figures as rows of text, the first with the names of the columns."""
     figure = figures[0].figure_name
     cells = [(one.batch, one.threads) for one in figures[0].latencies]
     head = ["step", "same answer", "max |dp|", "mean |dp|", figure, "MB"]

@@ -39,8 +39,6 @@ class ExportPlan:
     """The format and the steps of an export.
 
     Attributes:
-        format: one of FORMATS.
-        fold: fold each BatchNorm into the layer before it.
         reparameterize: merge blocks of several branches into one convolution each.
         prune: share of the channels to remove where possible.
         fine_tune: duration of the training after pruning or 'qat'; None for an epoch.
@@ -113,13 +111,16 @@ class ExportPlan:
             )
 
     @property
+    def changes_answers(self) -> bool:
+        """Whether a step makes a network with other answers, for which no coverage was measured."""
+        return self.prune is not None or self.quantize is not None
+
+    @property
     def measures_ranges(self) -> bool:
-        """Whether a step measures ranges for int8."""
         return self.quantize in ("int8", "qat")
 
     @property
     def trains(self) -> bool:
-        """Whether a step trains."""
         return self.prune is not None or self.quantize == "qat"
 
 
@@ -128,11 +129,9 @@ class Steps:
     """The pipeline of one export.
 
     Attributes:
-        trained: the run's model.
         images: for the figures of each step.
         ranges: images for the ranges of int8; None if no step measures them.
         sources: training and validation data; None if no step trains.
-        say: takes a line for the user.
         subject: what is exported, in messages.
     """
 
@@ -147,8 +146,7 @@ class Steps:
     def write(self, folder: Path) -> list[StepFigures]:
         """Write the file of the model into a folder, and return the figures of the run and of each step.
 
-        Raises:
-            InputError: a step is refused, or the format cannot be written.
+        InputError: a step is refused, or the format cannot be written.
         """
         model = served(self.trained)
         task = self.trained.facts.task

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.TiffImagePlugin import TiffImageFile
 
 from flambeau.errors import DecodeError, UnsupportedImage
-from flambeau.images import stacked_tiff, tiff_pages
+from flambeau.images import stacked_tiff, tiff
 from flambeau.images.channels import num_shown
 from flambeau.images.decode import Picture, Stored, decode_errors, native_header, open_file
 from flambeau.images.exif_orientation import info_orientation, turn_upright
+from flambeau.images.pixels import MAX_CHANNELS, MAX_PIXELS
 from flambeau.images.wide_levels import is_wide, wide_levels
 
 _MODES = {"L": "L", "1": "L", "LA": "LA", "La": "LA", "RGBA": "RGBA", "RGBa": "RGBA", "PA": "RGBA"}
@@ -25,12 +27,10 @@ class StoredChannels(NamedTuple):
     """What the header of an image says of its channels.
 
     Attributes:
-        channels: as they are stored, an alpha among them.
         are_no_color: whether they are more than grey or color and an alpha.
         may_be_alpha: nothing says whether the last of its four channels is an alpha.
         is_wide: 16 bits per level of grey or color.
         has_wide_samples: 16 bits per sample, where all channels are read.
-        pages: of a TIFF of one channel, which are channels where so many are wanted.
     """
 
     channels: int
@@ -68,17 +68,15 @@ def stored_channels(data: Stored) -> StoredChannels:
         image = open_file(data)
         wide = is_wide(image)
         count = 1 if image.mode.startswith("I") else _COUNTS[_mode(image)]
-        return StoredChannels(count, False, False, wide, wide, tiff_pages.num_pages(image))
+        return StoredChannels(count, False, False, wide, wide, _num_pages(image))
 
 
 def all_channels(data: Stored, count: int) -> NDArray[Any]:
-    """The samples of an image that has so many channels or pages, upright; an alpha is a channel.
+    """The samples (H, W, count) of an image that has so many channels or pages, upright; an alpha is a
+    channel.
 
-    Returns:
-        (H, W, count) uint8 or uint16, or float32 if the image was given so; perhaps a view of it.
-
-    Raises:
-        DecodeError: damaged, or another number of channels.
+    uint8, uint16, or float32 if the image was given so; perhaps a view. DecodeError: damaged, or another
+    number of channels.
     """
     if isinstance(data, np.ndarray):
         Picture(data)  # refuses other shapes and types
@@ -104,8 +102,8 @@ def _of_file(data: bytes, count: int) -> NDArray[Any]:
     if stack is not None:
         return stacked_tiff.samples(data, stack)
     image = open_file(data)
-    if count > 1 and tiff_pages.num_pages(image) == count:
-        return tiff_pages.of_pages(image, count)
+    if count > 1 and _num_pages(image) == count:
+        return _channels_of_pages(image, count)
     orientation = info_orientation(image.info) if image.format != "TIFF" else 1
     if is_wide(image):
         levels: NDArray[Any] = wide_levels(lambda: open_file(data), keep_alpha=True)
@@ -124,3 +122,66 @@ def _mode(image: Image.Image) -> str:
 
 def _counted(count: int) -> str:
     return f"{count} channel{'s' if count > 1 else ''}"
+
+
+_GREY = ("1", "L", "I", "I;16", "I;16B", "I;16L", "I;16N")
+
+
+def _num_pages(image: Image.Image) -> int:
+    """The pages of an opened image, up to one more than there can be channels; 1 if the first is not grey."""
+    if not isinstance(image, TiffImageFile) or image.mode not in _GREY:
+        return 1
+    try:
+        for page in range(1, MAX_CHANNELS + 1):
+            image.seek(page)
+    except EOFError:
+        return page
+    finally:
+        image.seek(0)
+    return MAX_CHANNELS + 1
+
+
+def _channels_of_pages(image: Image.Image, count: int) -> NDArray[Any]:
+    """The pages of a TIFF that was just opened side by side, upright, (H, W, count); as microscopes and
+    ImageJ write them.
+
+    Nothing in a file says whether its pages are channels or images of their own, so they are read as channels
+    only where so many are wanted. Pages must be grey, and all of one size and depth.
+    """
+    assert isinstance(image, TiffImageFile)
+    if image.width * image.height * count > MAX_PIXELS:
+        raise DecodeError(
+            f"{count} pages of {image.width} x {image.height} pixels are more than {MAX_PIXELS}, the most "
+            "allowed"
+        )
+    planes: list[NDArray[Any]] = []
+    begin = 0  # of the tags of a page
+    for page in range(count):
+        image.seek(page)
+        if (
+            page and image.tag_v2.next == begin
+        ):  # of tags that are cut off Pillow keeps those of the page before
+            raise DecodeError(f"the tags of its page {page + 1} are cut off")
+        begin = image.tag_v2.next
+        tiff.require_readable(image.tag_v2)
+        if image.mode not in _GREY:
+            raise UnsupportedImage(
+                f"its page {page + 1} is not grey: {tiff.Kind(image.tag_v2).name}"
+            )
+        plane = _plane(image)
+        if planes and (plane.shape, plane.dtype) != (planes[0].shape, planes[0].dtype):
+            raise DecodeError(
+                f"its page {page + 1} has {_words(plane)}, and the first one {_words(planes[0])}"
+            )
+        planes.append(plane)
+    return np.stack(planes, axis=2)
+
+
+def _plane(image: TiffImageFile) -> NDArray[Any]:
+    if is_wide(image):
+        return wide_levels(lambda: image)[:, :, 0]
+    return np.asarray(image.convert("L"))
+
+
+def _words(plane: NDArray[Any]) -> str:
+    return f"{plane.shape[1]} x {plane.shape[0]} pixels of {8 * plane.itemsize} bits"

@@ -20,12 +20,6 @@ def of_array(array: NDArray[Any], channels: int) -> Pixels:
     Args:
         array: (H, W) or (H, W, C), C 1, 3 or 4 (the last one alpha), uint8 or uint16; or float32, C 1 or 3.
             With as many channels as are wanted it may have any number of them.
-
-    Returns:
-        (H, W, channels), float32 if the array is, else uint8.
-
-    Raises:
-        UnsupportedImage: another number of channels, of which no grey or color can be made.
     """
     if array.ndim == 3 and array.shape[2] == channels and array.dtype != np.uint16:
         return array
@@ -38,11 +32,7 @@ def of_array(array: NDArray[Any], channels: int) -> Pixels:
 
 
 def of_image(image: Image.Image, channels: int) -> Pixels:
-    """Pixels of an image of any mode but F, with transparent parts over white.
-
-    Returns:
-        (H, W, channels) uint8.
-    """
+    """Pixels (H, W, channels) of an image of any mode but F, with transparent parts over white."""
     plain = _without_alpha(_of_8_bits(image))
     pixels = np.array(_in_mode(plain, "L" if channels == 1 else "RGB"))
     return pixels.reshape(*pixels.shape[:2], channels)
@@ -60,10 +50,6 @@ def channels_axis(shape: tuple[int, ...]) -> int | None:
 
     One of 1, 3 or 4 does; else the one beside two equal sides, those of a square; else the one that is at
     most 16 where the other is more.
-
-    Example:
-        >>> [channels_axis(shape) for shape in ((3, 32, 48), (9, 9, 200), (48, 32, 6), (20, 30, 40))]
-        [0, 2, 2, None]
     """
     first, middle, last = shape
     for at_first, at_last in (
@@ -86,12 +72,7 @@ def num_shown(channels: int) -> int:
 
 
 def shown_text(channels: int) -> str:
-    """Which channels that are.
-
-    Example:
-        >>> shown_text(2), shown_text(6)
-        ('channel 1 of 2', 'channels 1, 2 and 3 of 6')
-    """
+    """Which channels that are."""
     return f"channel{'s 1, 2 and 3' if num_shown(channels) == 3 else ' 1'} of {channels}"
 
 

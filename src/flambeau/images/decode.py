@@ -64,18 +64,8 @@ class Picture:
     Args:
         data: a whole file of one of FORMATS, or pixels.
 
-    Attributes:
-        height, width: pixels, at least 1, upright.
-
     Raises:
         DecodeError: not an image, or more than MAX_PIXELS; damage after the header is not noticed here.
-
-    Example:
-        >>> picture = Picture(b"P5 3 2 255 abcdef")
-        >>> picture.height, picture.width
-        (2, 3)
-        >>> picture.pixels((1, 0, 1, 2), channels=1)[:, :, 0].tolist()
-        [[100, 101]]
     """
 
     def __init__(self, data: Stored, header: JpegHeader | PngHeader | None = None) -> None:
@@ -131,14 +121,7 @@ class Picture:
         return self._image is not None and is_wide(self._image)
 
     def levels(self) -> NDArray[np.float32]:
-        """The levels 0 .. 65535 of an image of 16 bits, unscaled, with transparent parts over white.
-
-        Returns:
-            (height, width, 1 or 3).
-
-        Raises:
-            DecodeError: damaged, or not `wide`.
-        """
+        """The unscaled levels 0 .. 65535 of a `wide` image, (height, width, 1 or 3); transparent is white."""
         data = self._data
         if not self.wide:
             raise DecodeError("8 bits per level, and the training images have 16")
@@ -150,13 +133,10 @@ class Picture:
         return np.ascontiguousarray(turn_upright(levels, self._orientation))
 
     def scale_eighths_for(self, height: int, width: int, *, least: int) -> int:
-        """The smallest scale at which a part may be decoded: 1, 2, 4 or 8 eighths of its size.
+        """The smallest scale at which each side of a part keeps `least` pixels: 1, 2, 4 or 8 eighths of its
+        size.
 
-        Args:
-            least: pixels that each side must keep.
-
-        Returns:
-            8, the full size, for all formats but JPEG: no other becomes faster.
+        8 for all formats but JPEG: no other becomes faster.
         """
         if self._header is None and (self._image is None or self._image.format not in _SCALABLE):
             return 8
@@ -173,10 +153,6 @@ class Picture:
         Returns:
             (height, width, channels) uint8, or float32 if the image was given so; often a view, also of
             pixels that were given. With other channels than 1 or 3 it must have been given as so many.
-
-        Raises:
-            DecodeError: damaged, truncated, or pixels without a defined brightness (floating point, 32-bit
-                integers beyond 16 bits).
         """
         _check_channels(channels)
         if scale_eighths not in SCALES_EIGHTHS:
@@ -194,13 +170,9 @@ class Picture:
         mirror: bool = False,
         cubic: bool = False,
     ) -> bool:
-        """Resize a part with antialiasing, to the same pixels as torch; needs the C kernel.
+        """Resize a part with antialiasing into `out`, to the same pixels as torch, by the C kernel.
 
-        Args:
-            out: (height, width, C) uint8, contiguous: receives the result.
-
-        Returns:
-            False without a kernel with AVX2, for floating-point pixels, and for other channels than 1 or 3.
+        False without a kernel with AVX2, for floating-point pixels, and for other channels than 1 or 3.
         """
         kernel = native.kernel()
         if kernel is None or not kernel.uses_avx2:  # without it, torch is faster
@@ -270,11 +242,6 @@ class Picture:
 
 
 def size_of(data: Stored) -> tuple[int, int]:
-    """Height and width of an image, upright.
-
-    Raises:
-        DecodeError: not an image.
-    """
     stack = None if isinstance(data, np.ndarray) else stacked_tiff.read_header(data)
     if stack is not None and stack.has_more_channels:
         return stacked_tiff.upright_size(stack)
@@ -300,13 +267,6 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
     Raises:
         DecodeError: not an image, damaged, truncated, more than MAX_PIXELS, or pixels without a defined
             brightness (floating point, 32-bit integers beyond 16 bits).
-
-    Example:
-        >>> decode(b"P5 3 2 255 abcdef", channels=1)[:, :, 0].tolist()
-        [[97, 98, 99], [100, 101, 102]]
-        >>> decode(b"", channels=1)
-        Traceback (most recent call last):
-        flambeau.errors.DecodeError: the file is empty
     """
     _check_channels(channels)
     if min_side is not None and min_side < 1:

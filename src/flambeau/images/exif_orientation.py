@@ -32,13 +32,6 @@ def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
 
     Args:
         exif: from its "Exif\\0\\0" or the TIFF header after that on; any bytes.
-
-    Example:
-        >>> tag = b"\\x12\\x01\\x03\\0\\x01\\0\\0\\0\\x06\\0\\0\\0"
-        >>> exif_orientation(b"Exif\\0\\0II*\\0\\x08\\0\\0\\0\\x01\\0" + tag)
-        6
-        >>> exif_orientation(b"", b'<rdf:Description tiff:Orientation="3">')
-        3
     """
     value = _in_exif(exif)
     if value is None:
@@ -48,12 +41,7 @@ def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
 
 
 def info_orientation(info: Mapping[Any, Any]) -> int:
-    """The orientation, 1 to 8, from the `info` of an image opened by Pillow; a PNG must be loaded before.
-
-    Example:
-        >>> info_orientation({"xmp": b"<tiff:Orientation>8</tiff:Orientation>"})
-        8
-    """
+    """The orientation, 1 to 8, from the `info` of an image opened by Pillow; a PNG must be loaded before."""
     exif, raw = info.get("exif"), info.get("Raw profile type exif")
     # Written by ImageMagick: empty, name, length, hexadecimal digits.
     if exif is None and isinstance(raw, str):
@@ -101,13 +89,7 @@ def swaps_sides(orientation: int) -> bool:
 
 
 def turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
-    """Stored pixels (H, W, C) as a view that is upright.
-
-    Example:
-        >>> import numpy as np
-        >>> turn_upright(np.arange(6).reshape(2, 3, 1), 6)[:, :, 0].tolist()
-        [[3, 0], [4, 1], [5, 2]]
-    """
+    """Stored pixels (H, W, C) as a view that is upright."""
     if swaps_sides(orientation):
         pixels = pixels.swapaxes(0, 1)
     rows, columns = _mirrored(orientation)
@@ -115,12 +97,7 @@ def turn_upright(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
 
 
 def stored_box(box: Box, orientation: int, height: int, width: int) -> Box:
-    """The box in the stored image of a box in the upright one.
-
-    Example:
-        >>> stored_box((0, 0, 1, 2), 6, height=3, width=2)
-        (0, 0, 2, 1)
-    """
+    """The box in the stored image of a box in the upright one."""
     top, left, h, w = box
     rows, columns = _mirrored(orientation)
     top = height - top - h if rows else top

@@ -19,12 +19,7 @@ ENDINGS = {name: endings for name, endings, _ in _FORMATS}
 
 
 def format_of(data: bytes) -> str:
-    """The name of the format of a file, by its first bytes; '' for none of ENDINGS.
-
-    Example:
-        >>> format_of(b"GIF89a"), format_of(b"text")
-        ('GIF', '')
-    """
+    """The name of the format of a file, by its first bytes; '' for none of ENDINGS."""
     if data[4:12] in _AVIF:
         return "AVIF"
     return next((name for name, _, magics in _FORMATS if data.startswith(magics)), "")

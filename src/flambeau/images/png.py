@@ -28,11 +28,7 @@ _MOST_CHUNKS = 1 << 16
 
 
 class PngHeader(NamedTuple):
-    """The header of a common PNG.
-
-    Attributes:
-        pieces: begin and end, in the file, of each piece of the deflated pixels.
-    """
+    """The header of a common PNG; `pieces`: begin and end, in the file, of pieces of deflated pixels."""
 
     height: int
     width: int
@@ -43,8 +39,7 @@ class PngHeader(NamedTuple):
 def indices(data: bytes) -> Pixels | None:
     """The levels of a grey PNG of 8 bits, or the indices of one with a palette, (H, W).
 
-    Returns:
-        None for every other file, for a damaged one, and without a kernel.
+    None for every other file, for a damaged one, and without a kernel.
     """
     header = read_header(data, kinds=_INDICES)
     rows = None if header is None else first_rows(data, header, header.height)
@@ -59,15 +54,6 @@ def read_header(data: bytes, *, kinds: Mapping[bytes, int] = _CHANNELS_OF) -> Pn
 
     Returns:
         None for every other file, for a damaged one (all checksums are compared), and without a kernel.
-
-    Example:
-        >>> import io
-        >>> from PIL import Image
-        >>> file = io.BytesIO()
-        >>> Image.new("L", (50, 30)).save(file, "png")
-        >>> header = read_header(file.getvalue())
-        >>> header is None or (header.height, header.width, header.channels)
-        (30, 50, 1)
     """
     if not data.startswith(_SIGNATURE) or native.kernel() is None:
         return None
@@ -92,11 +78,7 @@ def read_header(data: bytes, *, kinds: Mapping[bytes, int] = _CHANNELS_OF) -> Pn
 
 
 def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
-    """The upper rows of the image.
-
-    Returns:
-        (rows, width, channels) uint8, contiguous; None if the data are damaged or not of this size.
-    """
+    """The upper rows of the image, (rows, width, channels); None if the data are damaged or do not fit."""
     kernel = native.kernel()
     assert kernel is not None
     size = rows * (1 + header.width * header.channels)

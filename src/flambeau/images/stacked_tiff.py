@@ -43,8 +43,6 @@ class Stack(NamedTuple):
     """What the tags of a file say that `samples` reads.
 
     Attributes:
-        height, width: pixels, as they are stored.
-        bits: 8 or 16, of each sample.
         has_more_channels: they are more than grey or color and an alpha.
     """
 
@@ -59,9 +57,8 @@ class Stack(NamedTuple):
 def read_header(data: bytes) -> Stack | None:
     """The header of a TIFF of several grey or RGB samples per pixel; None for any other image.
 
-    Raises:
-        UnsupportedImage: one with more channels than grey or color and an alpha, which cannot be read, or
-            that claims more samples than are read or than its bytes can hold.
+    UnsupportedImage: one with more channels than can be read, or that claims more samples than its bytes can
+    hold.
     """
     if not data.startswith(tuple(PREFIXES)) or data.startswith(b"MM\0\x2b"):
         return None
@@ -83,14 +80,7 @@ def read_header(data: bytes) -> Stack | None:
 
 
 def samples(data: bytes, stack: Stack) -> NDArray[Any]:
-    """All samples of a file, upright.
-
-    Returns:
-        (height, width, channels) uint8 or uint16.
-
-    Raises:
-        ValueError, OSError and others of Pillow: damaged.
-    """
+    """All samples, upright, (height, width, channels) uint8 or uint16; any error of Pillow if damaged."""
     kind = Kind(stack.tags)
     if not kind.is_separate:
         planes = [_plane(data, stack, 0, stack.channels)]
@@ -101,7 +91,6 @@ def samples(data: bytes, stack: Stack) -> NDArray[Any]:
 
 
 def upright_size(stack: Stack) -> tuple[int, int]:
-    """Height and width of what `samples` returns."""
     sides = stack.height, stack.width
     return sides[::-1] if swaps_sides(_orientation(stack)) else sides
 
@@ -141,7 +130,6 @@ def _why_not(kind: Kind, tags: Tags, height: int, width: int, size: int) -> str 
 
 
 def _plane(data: bytes, stack: Stack, number: int, channels: int) -> NDArray[Any]:
-    """One plane of the image, (height, width, channels)."""
     silence_warnings()
     grey = _as_grey(data, stack, number, channels)
     with Image.open(io.BytesIO(grey), formats=["TIFF"]) as image:

@@ -28,12 +28,7 @@ _ZIPPED = (".zip", ".npz", ".pth", ".pt")  # formats that are zip archives thems
 
 
 def stand_in(head: bytes, path: Path = Path("FILE")) -> str | None:
-    """What kind of file this is instead of images, and the remedy; None if that is unknown.
-
-    Example:
-        >>> stand_in(b"version https://git-lfs.github.com/spec/v1")
-        'a pointer of Git LFS, and not the file itself: fetch that with `git lfs pull`'
-    """
+    """What kind of file this is instead of images, and the remedy; None if that is unknown."""
     return _sentence(signature_of(head, path), path)
 
 
@@ -47,12 +42,7 @@ def stand_in_at(path: Path) -> str | None:
 
 
 def why_unreadable(error: OSError) -> str:
-    """Why an image could not be read, without its path.
-
-    Example:
-        >>> why_unreadable(FileNotFoundError(2, "No such file or directory", "a.png"))
-        'no such file or directory'
-    """
+    """Why an image could not be read, without its path."""
     if error.errno == errno.ENOENT and error.filename and is_annexed(Path(error.filename)):
         return f"this is {ANNEXED.sentence}"
     return error.strerror.lower() if error.strerror else str(error)

@@ -20,12 +20,6 @@ class DecodePool:
     Args:
         threads: how many, this one included; None for this process's share of the CPUs, or for one in a
             worker of a DataLoader, which is itself one of many.
-
-    Example:
-        >>> squares = [0] * 4
-        >>> DecodePool(2).each(4, lambda number: squares.__setitem__(number, number**2))
-        >>> squares
-        [0, 1, 4, 9]
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -35,13 +29,9 @@ class DecodePool:
         self._started_in: tuple[int, int, ThreadPoolExecutor | None] | None = None  # by process
 
     def each(self, count: int, work: Callable[[int], None]) -> None:
-        """Call work(0), ..., work(count - 1).
+        """Call work(0), ..., work(count - 1), in this order, several at once.
 
-        Args:
-            work: may be called in several threads at once, in the order of the numbers.
-
-        Raises:
-            Exception: that of `work`, for the smallest number if there are several; later ones do not start.
+        Raises the exception of the smallest number if there are several; later ones do not start.
         """
         numbers = itertools.count()
         failures: list[tuple[int, Exception]] = []  # appending is atomic

@@ -36,14 +36,12 @@ def is_wide(image: Image.Image) -> bool:
 def wide_levels(
     open_image: Callable[[], Image.Image], *, keep_alpha: bool = False
 ) -> NDArray[np.uint16]:
-    """The levels of an image of 16 bits; transparent parts are laid over white.
+    """The levels (H, W, 1 or 3) of an image of 16 bits, for which `is_wide` holds; transparent parts over
+    white.
 
     Args:
-        open_image: gives the image anew, for which `is_wide` holds.
-        keep_alpha: return all channels as they are stored instead.
-
-    Returns:
-        (H, W, 1 or 3), or with `keep_alpha` 4.
+        open_image: gives the image anew.
+        keep_alpha: return all channels, up to 4, as they are stored instead.
 
     Raises:
         UnsupportedImage: of 32 bits, with levels beyond 16.

@@ -21,14 +21,7 @@ _BRANCH = "generic_jump"  # torch's word for an `if` that asks for the value of 
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """A source line at which torch.compile ends a graph.
-
-    Attributes:
-        file: the innermost that does not belong to torch.
-        line: from 1.
-        code: the text of the line.
-        reason: the first sentence of what torch says.
-    """
+    """A line, the innermost that is not torch's, at which torch.compile ends a graph, and why."""
 
     file: str
     line: int
@@ -38,13 +31,7 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What torch.compile makes of a forward pass.
-
-    Attributes:
-        graphs: how many; 1 is the best.
-        operations: in all of them.
-        breaks: each line once.
-    """
+    """What torch.compile makes of a forward pass: graphs, operations in all, each line that breaks them."""
 
     graphs: int
     operations: int
@@ -56,12 +43,8 @@ def graph_breaks(
 ) -> Compilation:
     """Trace a forward pass in evaluation mode as torch.compile does, without compiling any graph.
 
-    Args:
-        model: on any device, 'meta' too; its modes are restored.
-        args, kwargs: of the model; tensors on 'meta' get random values unless the model is there too.
-
-    Raises:
-        InputError: the model cannot be traced, or does not take the arguments.
+    The model's modes are restored; tensors on 'meta' get random values unless the model is there too.
+    InputError: it cannot be traced, or does not take the arguments.
     """
     inputs: tuple[Any, Any] = (tuple(args), dict(kwargs or {}))
     if not any(one.is_meta for one in (*model.parameters(), *model.buffers())):

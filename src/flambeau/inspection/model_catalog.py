@@ -24,7 +24,6 @@ class CatalogEntry:
     Attributes:
         parameters: their number with the published head, or 1000 classes; None where not counted yet.
         input_size: side of the images for its published weights, pixels; None where any size works.
-        pretrained: whether published weights exist.
         tags: names of timm's published weights; --pretrained takes the first.
     """
 
@@ -73,7 +72,6 @@ def _torchvision_entry(name: str) -> CatalogEntry:
 
 
 def counted(entry: CatalogEntry) -> CatalogEntry:
-    """The entry with its parameters counted."""
     if entry.parameters is not None:
         return entry
     model = model_without_values(entry.name)
@@ -99,13 +97,7 @@ def model_with_values(
 ) -> nn.Module:
     """A model with new weights and the head of its published ones, or one for 1000 classes.
 
-    Args:
-        name: one of `model_names`.
-        channels: of the input; None for 3.
-        image_size: side of the input, pixels; None for that of the published weights.
-
-    Raises:
-        InputError: the model does not take these channels or this size.
+    By default for 3 channels, and the size of the published weights. InputError: it does not take these.
     """
     published = None if ":" in name or name in OWN_MODELS else timm.get_pretrained_cfg(name)
     return build_model(

@@ -25,12 +25,8 @@ class ModuleSummary:
 
     Attributes:
         name: in the model, '' is the model itself.
-        kind: its class.
         output: shapes of the tensors that its last call returned; empty if it was not called.
-        calls: how often it was called.
         parameters: numbers, each tensor once.
-        trainable: those of them that need a gradient.
-        buffers: numbers in buffers.
         flops: multiply and add being two.
         accessed_bytes: read and written by its operations except views: the memory access cost.
         kept_bytes: tensors that its operations keep for the backward pass, except parameters and inputs
@@ -90,14 +86,10 @@ class _Cost:
 def summarize(
     model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> ModelSummary:
-    """Watch a forward pass in evaluation mode.
+    """Watch a forward pass in evaluation mode; the model, which may be on 'meta', is not changed.
 
-    Args:
-        model: on any device, 'meta' too; not changed.
-        args, kwargs: of the model; only shapes and dtypes count, unless the model reads values.
-
-    Raises:
-        InputError: the model does not take the arguments; its message is included.
+    Only shapes and dtypes count, unless the model reads values. InputError: the model does not take the
+    arguments; its message is included.
     """
     return follow(model, args, kwargs or {}, _watched)
 

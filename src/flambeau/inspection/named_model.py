@@ -45,19 +45,10 @@ def named_model(
     trust: bool,
     say: Callable[[str], None],
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A model, and args and kwargs for it on the meta device.
+    """A model (a name, FILE.py:FUNCTION or a run), and args and kwargs for it on the meta device.
 
-    Args:
-        name: a name, FILE.py:FUNCTION or the folder of a run.
-        inputs: as --input takes them; empty for images of the size that the model is made for.
-        batch: how many images.
-        values: whether the weights need values.
-        trust: run the file that a run names as its model, wherever the run comes from.
-        say: takes lines for the user.
-
-    Raises:
-        InputError: no such model, or an input that cannot be read.
-        UntrustedCode: the model of a run is in a file that may not be run.
+    Without `inputs` (as --input takes them) images of the size that the model is made for. `values`: whether
+    the weights need values. `trust`: run the file that a run names as its model, wherever the run comes from.
     """
     args, kwargs = _example_inputs(inputs)
     model, (channels, side) = _loaded(

@@ -36,11 +36,7 @@ EVERYTHING: Final = ReceptiveField((), (), ())
 
 
 class FieldTracker:
-    """The receptive field of each tensor that operations have made; None if unknown.
-
-    Args:
-        inputs: of the network; floating-point tensors (N, C, positions...) are images.
-    """
+    """The receptive field of each tensor that operations have made; None if unknown."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self._fields = WeakTensorKeyDictionary()
@@ -96,7 +92,6 @@ def _window(
 
 
 def _each(value: Any, dims: int) -> list[int]:
-    """An argument such as a stride as one number per dimension."""
     values = list(value) if isinstance(value, Sequence) else [value]
     return values if len(values) == dims else values * dims
 

@@ -29,13 +29,8 @@ def follow(
 ) -> _Result:
     """Call `watch` with a copy of a model whose tensors have no values, or random ones if that fails.
 
-    Args:
-        model: on any device, 'meta' too; not changed.
-        args, kwargs: of the model, tensors in any nesting.
-        watch: takes the copy, args, kwargs and whether tensors have values, and calls the copy.
-
-    Raises:
-        InputError: the model does not take the arguments, or reads values and is on the device meta.
+    It takes the copy, args, kwargs and whether tensors have values, and calls the copy. InputError: the model
+    does not take the arguments, or reads values and is on the device meta.
     """
     inputs: tuple[_Args, _Kwargs] = (tuple(args), dict(kwargs))
     tensors = [*model.parameters(), *model.buffers()]
@@ -110,12 +105,10 @@ def hooked(
     before: Callable[[nn.Module, Any, Any], None],
     after: Callable[[nn.Module, Any, Any, Any], None],
 ) -> Iterator[None]:
-    """While the context is open, calls two functions around each call of the model and its modules.
+    """While the context is open, calls `before`(module, args, kwargs) and `after`(module, args, kwargs,
+    output) at each call.
 
-    Args:
-        model: whose modules are watched.
-        before: takes (module, args, kwargs), and runs before the module's own hooks.
-        after: takes (module, args, kwargs, output).
+    `before` runs before the module's own hooks.
     """
     handles: list[Any] = []
     for module in model.modules():

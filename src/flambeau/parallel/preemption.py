@@ -30,11 +30,7 @@ _SIGNALS = [
 
 
 def pause_after() -> int | None:
-    """The epochs of PAUSE_AFTER; None if it is not set.
-
-    Raises:
-        InputError: it is no number above 0.
-    """
+    """The epochs of PAUSE_AFTER; None if it is not set; InputError: it is no number above 0."""
     text = os.environ.get(PAUSE_AFTER, "")
     if text and not re.fullmatch("0*[1-9][0-9]{0,8}", text):
         raise InputError(f"{PAUSE_AFTER} must be a number of epochs above 0, got {text!r:.50}")
@@ -81,14 +77,11 @@ class StopFlag:
         self._pid = os.getpid()
 
     def install(self, owner: object, *, is_command: bool = False) -> bool:
-        """Install the handlers; only in the main thread, as Python allows no others.
+        """Install the handlers, if in the main thread: Python allows no others. Whether signals stop a run of
+        this thread.
 
-        Args:
-            owner: calls `restore` later.
-            is_command: the process is the command `flambeau`, and ends with its run.
-
-        Returns:
-            Whether signals stop a run of this thread.
+        `owner` calls `restore` later. `is_command`: the process is the command `flambeau`, and ends with its
+        run.
         """
         if os.getpid() != self._pid:
             StopFlag.__init__(self)  # drop the state of the parent process

@@ -46,11 +46,7 @@ class FailedElsewhere(SystemExit):
 class Ranks:
     """This process among those of the job, and its exchange with them. All ranks call every method alike.
 
-    Args:
-        group: of torch, for objects and tensors on the CPU; None in a world of one.
-
-    Attributes:
-        watch: the watchdog, between `begin_watch` and `end_watch`.
+    `group` is torch's, for objects and tensors on the CPU; None in a world of one.
     """
 
     def __init__(self, rank: int, world: int, group: dist.ProcessGroup | None) -> None:
@@ -88,8 +84,7 @@ class Ranks:
     def end_watch(self) -> None:
         """End the watchdog; if an exception is passing through, report it to the other ranks instead.
 
-        Raises:
-            FailedElsewhere: instead of an error that the loss of another rank has caused.
+        It becomes FailedElsewhere if the loss of another rank has caused it.
         """
         self._num_watching -= 1
         if self.watch is None or self._num_watching > 0:
@@ -132,10 +127,8 @@ class Ranks:
         return FLAG.signal if self.watch is None else self.watch.reach_point()
 
     def first(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns on rank 0; no other rank runs it.
-
-        Raises:
-            FailedElsewhere: on the others, if it has raised on rank 0.
+        """What `work` returns on rank 0, which alone runs it; the others raise FailedElsewhere if it
+        failed.
         """
         if self.world == 1:
             return work()
@@ -152,9 +145,8 @@ class Ranks:
     def each(self, work: Callable[[], _T]) -> _T:
         """What `work` returns here; all ranks run it, and continue only if it has failed on none.
 
-        Raises:
-            InputError: on rank 0, with the message of the first rank that failed.
-            FailedElsewhere: on the others.
+        Else InputError on rank 0, with the message of the first rank that failed, and FailedElsewhere on the
+        others.
         """
         if self.world == 1:
             return work()
@@ -168,7 +160,6 @@ class Ranks:
         return value  # type: ignore[return-value]
 
     def broadcast(self, value: Any) -> Any:
-        """The object of rank 0, on all."""
         if self.world == 1:
             return value
         box = [value]
@@ -207,9 +198,7 @@ class Ranks:
     def check_same(self, facts: Mapping[str, Any]) -> None:
         """Refuse to train with ranks that disagree; facts must be small and picklable.
 
-        Raises:
-            InputError: on rank 0, naming a rank and what differs there.
-            FailedElsewhere: on the others.
+        InputError on rank 0, naming a rank and what differs there; FailedElsewhere on the others.
         """
         everyone = self.gather((self.host, dict(facts)))
         self.first(lambda: _refuse_difference(everyone))

@@ -20,13 +20,7 @@ STATE = "training_state.pt"
 
 @dataclass(frozen=True)
 class Piece:
-    """A rectangular part of a tensor.
-
-    Attributes:
-        shape: of the whole tensor.
-        offsets: of the part in it.
-        sizes: of the part.
-    """
+    """A rectangular part of a tensor: the shape of the whole, offsets and sizes of the part."""
 
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -45,12 +39,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """The pieces of a run that this rank holds.
-
-    Attributes:
-        model: of parameters, buffers and their averages, by name.
-        parameters: of the optimizer's parameters, in its order.
-    """
+    """The pieces that this rank holds: of model and averages by name, of the optimizer's in its order."""
 
     model: Mapping[str, Piece]
     parameters: Sequence[Piece]
@@ -63,14 +52,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def read_index(data: bytes, folder: Path) -> dict[str, Any]:
-    """The tensors of a sharded checkpoint by name: dtype, shape, and file, offsets and sizes of each piece.
-
-    Args:
-        data: the verified content of sharding.json.
-
-    Raises:
-        CheckpointDamaged: a format of another version.
-    """
+    """The tensors of a sharded checkpoint by name: dtype, shape, and file, offsets, sizes of each piece."""
     index = json.loads(data)
     if index["format"] != INDEX_FORMAT:
         what = f"has format {index['format']!r}, this program reads {INDEX_FORMAT}"
@@ -94,11 +76,7 @@ def split_tensors(
 
 
 def unsharded(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """The files of a verified checkpoint as a single process would have written them.
-
-    Args:
-        files: content by name; returned unchanged if the checkpoint is not sharded.
-    """
+    """The files of a verified checkpoint, by name, as a single process would have written them."""
     if INDEX not in files:
         return files
     tensors = {}

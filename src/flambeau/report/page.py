@@ -13,6 +13,7 @@ from flambeau.report.markup import escaped, frame, heading, row
 from flambeau.report.reported_run import Chart, ReportedRun, Series, charts, seed_groups, thinned
 from flambeau.report.slices_panel import slices
 from flambeau.report.svg import element
+from flambeau.report.sweep_panels import ReportedSweep, bands, folds, importance
 
 ASSETS = Path(__file__).parent / "assets"
 GENERATOR = "flambeau report"  # a tag in the head, by which our file is recognized
@@ -25,6 +26,7 @@ def report_page(
     words: Mapping[str, str],
     version: str,
     watch_s: int | None = None,
+    sweep: ReportedSweep | None = None,
 ) -> str:
     """A report of one run or of several.
 
@@ -33,6 +35,7 @@ def report_page(
         words: from `flambeau.report.words`.
         version: of flambeau.
         watch_s: seconds after which a served page reloads itself; None for a file.
+        sweep: of which the runs are.
     """
     files = ["report.js"] if watch_s is None else ["report.js", "watch.js"]
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in files]
@@ -40,7 +43,7 @@ def report_page(
     title = runs[0].name
     if len(runs) > 1:
         title = f"{words['title']}: {len(runs)} {words['runs'].lower()}"
-    contents = _sections(runs, drawn, words)
+    contents = _sections(runs, drawn, words, sweep)
     names = [name for name, content in contents.items() if content]
     sections = [_section(name, words, contents[name]) for name in names]
     return f"""<!DOCTYPE html>
@@ -63,7 +66,10 @@ def report_page(
 
 
 def _sections(
-    runs: Sequence[ReportedRun], drawn: Sequence[Chart], words: Mapping[str, str]
+    runs: Sequence[ReportedRun],
+    drawn: Sequence[Chart],
+    words: Mapping[str, str],
+    sweep: ReportedSweep | None,
 ) -> dict[str, str]:
     """The content of each section in the order of the page; empty ones are left out."""
     one, answers = (runs[0], runs[0].evaluated) if len(runs) == 1 else (None, None)
@@ -79,6 +85,11 @@ def _sections(
         shown["first_batch"] = panels.first_batch(one, words) if one.first_batch else ""
         shown["events"] = panels.events(one, words) if one.events else ""
         shown["model"] = panels.model(one, words) if one.model else ""
+    if sweep is not None:
+        shown["bands"] = bands(sweep, runs, words)
+        shown["fold_table"] = folds(sweep, runs, words)
+        shown["importance"] = importance(sweep, words)
+        shown["tested"] = f"<p>{escaped(sweep.test)}</p>" if sweep.test else ""
     shown["slices"] = slices(runs, differing(runs), words) if one is None else ""
     shown["settings"] = _settings(runs, words)
     checked = panels.findings(answers, words) if answers and answers.findings else ""

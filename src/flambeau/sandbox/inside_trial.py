@@ -24,10 +24,6 @@ def folder_for_run(path: Path) -> Path:
     """The folder in which a run is trained: in a trial an empty one, not the user's run.
 
     Where the user has no such folder, and the trial's writing reaches nothing, a link leads there.
-
-    Example:
-        >>> folder_for_run(Path("runs/mine")).name
-        'mine'
     """
     if not in_trial():
         return path

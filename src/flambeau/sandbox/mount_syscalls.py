@@ -51,8 +51,6 @@ _NO_FILES = frozenset(
 
 @dataclass(frozen=True)
 class Mount:
-    """One mounted file system."""
-
     path: str
     kind: str
     is_read_only: bool
@@ -79,12 +77,7 @@ def read_mounts(text: str | None = None) -> list[Mount]:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Whether a path is a folder or inside it; both absolute.
-
-    Example:
-        >>> is_inside("/home/me", "/home"), is_inside("/homes", "/home"), is_inside("/x", "/")
-        (True, False, True)
-    """
+    """Whether a path is a folder or inside it; both absolute."""
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 

@@ -56,7 +56,6 @@ def enter_view(
         kept: {folder: scratch folder}: writes there are visible in the next view with the same one.
         roots: folders that will surely be written to, such as the working and the home directory. An
             unprivileged user can write into a folder of another user, such as a group's, if it is a root.
-        memory_bytes: limit of writes to memory, for folders without a usable scratch folder.
 
     Returns:
         Folders that are read-only, because they could not be covered.

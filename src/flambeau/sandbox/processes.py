@@ -18,10 +18,9 @@ _CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 def processes_of(folder: Path, namespace: str | None = None) -> Iterator[int]:
     """The living processes, by number; none on systems without /proc.
 
-    Args:
-        namespace: the mount namespace of the trial, as in /proc/PID/ns/mnt; a process that has cleared its
-            environment is still in it. Only descendants of this process count: once a trial has ended, the
-            kernel gives the number of its namespace to the next one, which may be of another doctor.
+    A process that has cleared its environment is still in the mount `namespace` of the trial
+    (/proc/PID/ns/mnt). Only descendants of this process count: once a trial has ended, the kernel gives that
+    number to the next one, which may be of another doctor.
     """
     mark = os.fsencode(f"{MARK}={folder}")
     if namespace == _namespace_of("self"):  # the trial has no namespace

@@ -1,5 +1,6 @@
 """Runs a user's commands so that they cannot change the user's files."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -19,7 +20,6 @@ from flambeau.sandbox.first_process import REPORT
 from flambeau.sandbox.inside_trial import HELD, MARK
 from flambeau.sandbox.landlock import landlock_version
 from flambeau.sandbox.overlay_view import most_in_memory
-from flambeau.sandbox.private_copy import copy_folder
 from flambeau.sandbox.processes import (
     adopt_orphans,
     adopted_processes,
@@ -27,7 +27,62 @@ from flambeau.sandbox.processes import (
     processes_of,
 )
 from flambeau.sandbox.scratch import Scratch, remove_tree
-from flambeau.sandbox.shared_memory import mapped, remove_left, shared_files
+
+_CLONE = 0x4004_9409  # FICLONE of ioctl_ficlone(2): the copy shares its blocks until one is written
+_SMALL_BYTES = 8 * 2**20
+_MOST_BYTES = 2**30
+_MOST_FILES = 50_000
+"""Beyond these limits, which are chosen, a file becomes a link to the real one: readable and replaceable."""
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder for a process that cannot write to the source; unreadable files are left out."""
+    left_bytes, left_files = _MOST_BYTES, _MOST_FILES
+    for folder, folders, names in os.walk(source):
+        here = target / Path(folder).relative_to(source)
+        here.mkdir(parents=True, exist_ok=True)
+        for name in [one for one in folders if _is_tool_folder(Path(folder) / one)]:
+            folders.remove(name)
+            (here / name).symlink_to(Path(folder) / name)
+        for name in [*names, *(one for one in folders if (Path(folder) / one).is_symlink())]:
+            file = Path(folder) / name
+            left_files -= 1
+            with suppress(OSError):
+                if file.is_symlink():
+                    (here / name).symlink_to(_link_target(file, source))
+                elif not file.is_file():
+                    continue
+                elif _cloned(file, here / name):
+                    shutil.copystat(file, here / name)
+                elif left_files > 0 and file.stat().st_size <= min(_SMALL_BYTES, left_bytes):
+                    left_bytes -= file.stat().st_size
+                    shutil.copy2(file, here / name)
+                else:
+                    (here / name).symlink_to(file)
+
+
+def _is_tool_folder(folder: Path) -> bool:
+    """Whether it is a virtual environment or git's storage: many files that a training does not write."""
+    return (folder / "pyvenv.cfg").exists() or (folder / "HEAD").exists()
+
+
+def _link_target(link: Path, source: Path) -> Path:
+    """The target for a link in the copy: the copy for links within the folder, else the real file."""
+    target = link.readlink()
+    is_within = not target.is_absolute() and link.resolve().is_relative_to(source.resolve())
+    return target if is_within else link.parent / target
+
+
+def _cloned(source: Path, target: Path) -> bool:
+    """Whether the file system made a copy that shares its blocks; if not, nothing is left."""
+    with source.open("rb") as old, target.open("xb") as new:
+        try:
+            fcntl.ioctl(new, _CLONE, old.fileno())
+        except OSError:
+            target.unlink()
+            return False
+    return True
+
 
 _SOURCES = Path(__file__).resolve().parents[2]
 _START = (
@@ -78,7 +133,6 @@ class Sandbox:
 
     @property
     def folders(self) -> list[Path]:
-        """The scratch folders."""
         return self._scratch.folders
 
     @property
@@ -229,7 +283,6 @@ class Sandbox:
             remove_tree(folder)
 
     def close(self) -> None:
-        """End all commands, and remove all scratch folders."""
         for folder in list(self._running):
             self.end(folder)
         self._scratch.close()
@@ -256,7 +309,6 @@ class Sandbox:
     # ------------------------------------------------------------ what it may write
 
     def _view(self, running: "_Running") -> dict[str, Any]:
-        """The arguments of `enter_view`."""
         return {
             "scratch": [str(one) for one in running.scratch],
             "real": [str(running.folder)],
@@ -326,3 +378,54 @@ def _roots(words: Sequence[str]) -> list[str]:
             with suppress(OSError, ValueError):
                 folders += [one for one in (Path(name), Path(name).parent) if one.is_dir()]
     return list(dict.fromkeys(str(one) for one in folders))
+
+
+_PROC, _FOLDER = Path("/proc"), Path("/dev/shm")
+_Files = dict[str, tuple[int, int]]
+
+
+def shared_files() -> _Files:
+    """The user's files in /dev/shm, which killed processes leave there: inode and device by name."""
+    found: _Files = {}
+    with suppress(OSError), os.scandir(_FOLDER) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                facts = entry.stat(follow_symlinks=False)
+                if entry.is_file(follow_symlinks=False) and facts.st_uid == os.geteuid():
+                    found[entry.name] = (facts.st_ino, facts.st_dev)
+    return found
+
+
+def mapped(processes: Iterable[int], names: Collection[str]) -> set[str]:
+    """Those of some files in /dev/shm that processes have as memory."""
+    lines: list[str] = []
+    for process in processes:
+        with suppress(OSError):
+            lines += (_PROC / f"{process}/maps").read_text(errors="surrogateescape").splitlines()
+    return _named(lines, names)
+
+
+def _opened(processes: Iterable[int], names: Collection[str]) -> set[str]:
+    links: list[str] = []
+    for process in processes:
+        for link in (_PROC / f"{process}/fd").glob("*"):
+            with suppress(OSError):
+                links.append(str(link.readlink()))
+    return _named(links, names)
+
+
+def _named(lines: Iterable[str], names: Collection[str]) -> set[str]:
+    parts = (line.rpartition(f"{_FOLDER}/") for line in lines)
+    return {name for _, found, name in parts if found and name in names}
+
+
+def remove_left(files: _Files) -> None:
+    """Remove files that no process uses any more; those made anew under their names stay."""
+    there = shared_files()
+    left = {name for name, file in files.items() if there.get(name) == file}
+    if left:
+        processes = [int(entry.name) for entry in _PROC.glob("[0-9]*")]
+        left -= mapped(processes, left) | _opened(processes, left)
+    for name in left:
+        with suppress(OSError):
+            (_FOLDER / name).unlink()

@@ -73,7 +73,6 @@ class Scratch:
         return ""
 
     def close(self) -> None:
-        """Remove everything."""
         for folder, lock in zip(self.folders, self._locks, strict=True):
             remove_tree(folder)
             os.close(lock)

@@ -12,15 +12,11 @@ _folders: dict[Path, int] = {}
 
 
 def keep_off_files(outputs: Sequence[Path] = ()) -> str:
-    """From now on this process and its children write only to caches and to files named here.
+    """From now on this process and its children write only to caches and to the files `outputs` (as of
+    `outside`).
 
-    All other writes go to memory and end with them. Call it before a thread is started.
-
-    Args:
-        outputs: files that the command must write, each at the path that `outside` returns for it.
-
-    Returns:
-        Why files are not protected; '' if they are.
+    All other writes go to memory and end with them. Call it before a thread is started. Returns why files are
+    not protected; '' if they are.
     """
     if sys.platform != "linux":
         return "only Linux has mount namespaces"
@@ -39,10 +35,6 @@ def keep_off_files(outputs: Sequence[Path] = ()) -> str:
 
 
 def outside(file: Path) -> Path:
-    """The path at which the command writes an output, which the view may cover.
-
-    Args:
-        file: one of those given to `keep_off_files`; any other path is returned unchanged.
-    """
+    """The path at which the command writes an output that the view may cover; other paths unchanged."""
     folder = _folders.get(file.absolute().parent)
     return file if folder is None else Path(f"/proc/self/fd/{folder}") / file.name

@@ -4,9 +4,10 @@ The commands `flambeau train`, `predict` and `evaluate` use the same functions.
 """
 
 import contextlib
+import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, overload
@@ -20,19 +21,20 @@ from flambeau.data.sources.open_data import open_source
 from flambeau.data.sources.source import Source, SubsetSource, left_out_lines
 from flambeau.errors import InputError, in_words_of_python, nearest
 from flambeau.html_table import html_table
-from flambeau.provenance import RUNNING
+from flambeau.provenance import RUNNING, named_code
 from flambeau.recipes.setup.determinism import COMPILER_VARIABLE, use_deterministic
 from flambeau.recipes.setup.float32_precision import float32_precision_kept
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.run.folder.store_run import folder_and_mirror, run_here
+from flambeau.run.folder.store_run import folder_and_mirror, mirror_again, run_here
 from flambeau.run.loop.evaluation_mode import generators_restored
 from flambeau.run.loop.training_thread import training_here
 from flambeau.run.options.option import declares
 from flambeau.run.options.tracker_names import Track, tracker_list
 from flambeau.sandbox.inside_trial import folder_for_run
 from flambeau.terminal import say as terminal_say
-from flambeau.trainer.evaluation.members import MemberFigures
+from flambeau.trainer.evaluation.reading import MemberFigures
+from flambeau.trainer.parts.data import check_test, target_choice
 from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.prediction.ensemble import (
     Ensemble,
@@ -42,9 +44,16 @@ from flambeau.trainer.prediction.ensemble import (
     model_at_size,
     read_model,
 )
+from flambeau.trainer.prediction.final_test import (
+    check_look,
+    look_lines,
+    looks_file,
+    record_look,
+    run_to_test,
+)
 from flambeau.trainer.prediction.pixel_remarks import pixel_remarks
 from flambeau.trainer.prediction.predictor import EnsemblePredictor, Predictor, predictor_of
-from flambeau.trainer.prediction.trained_images import trained_images
+from flambeau.trainer.prediction.trained_images import images_to_test, trained_images
 from flambeau.trainer.prediction.trained_model import (
     Trained,
     load_trained,
@@ -140,6 +149,7 @@ def train(
     split: str | None = None,
     fold: str | None = None,
     subset: float | None = None,
+    test: str | None = None,
     ignore_index: int | None = None,
     channels: int | None = None,
     bits: int | None = None,
@@ -247,6 +257,8 @@ def train(
             sweep trains all).
         subset: share of the training images that is trained on, of each class; smaller shares lie in larger
             ones (None: all; above 0 and at most 1).
+        test: images that are neither trained nor validated on, kept for one test at the end: a share of each
+            class such as 10%, or other data.
         ignore_index: the number in masks of pixels that count in no loss and no figure (None: 255, unless it
             has a name; from 0 to 255).
         channels: channels of the images: 1 makes grey and 3 color of any image, another number keeps all that
@@ -488,8 +500,10 @@ def load(
 @float32_by_default()
 def evaluate(
     run: str | Path | Predictor | EnsemblePredictor | Runs,
-    data: str | Path,
+    data: str | Path | None = None,
     *,
+    test: bool = False,
+    again: bool = False,
     image_size: int | None = None,
     flip_tta: bool = False,
     workers: int = 0,
@@ -506,7 +520,10 @@ def evaluate(
         run: folder of a run, or what `load` returned; a list of folders, as one model: the result has the
             figures of each, too.
         data: as for `flambeau train`; its validation part is used, if any, and else the images that the
-            model was not trained on.
+            model was not trained on. With `test` where these images are now (None: where the run says).
+        test: count the images that the run keeps for a test (the setting `test` of `train`), and record it in
+            its folder, or in that of its sweep. Refused a second time.
+        again: a second look at them all the same, recorded as one.
         image_size: as for `load`.
         flip_tta: average the probabilities of each image and its mirror image.
         workers: processes that read; 0 reads in this one.
@@ -532,6 +549,31 @@ def evaluate(
     for name, number in (("workers", workers), ("skip_bad_images", skip_bad_images)):
         if number < 0:
             raise InputError(f"{name} must be at least 0, got {number}")
+    if test:
+        if not isinstance(run, str | Path) or all_images or download or image_size is not None:
+            raise InputError(
+                "test=True is of the folder of one run, as it was trained: leave all_images, image_size and "
+                "download out"
+            )
+        folder = run_to_test(run)
+        return evaluate_test(
+            _loaded(run, None, trust, say),
+            [folder],
+            data=None if data is None else str(data),
+            again=again,
+            flip_tta=flip_tta,
+            workers=workers,
+            skip_bad_images=skip_bad_images,
+            trust=trust,
+            progress=progress,
+            say=say or terminal_say,
+        )
+    if again or data is None:
+        raise InputError(
+            "again=True has no effect without test=True: leave it out"
+            if again
+            else "name the data to evaluate on; test=True counts the images that the run keeps for a test"
+        )
     return evaluate_model(
         _loaded(run, image_size, trust, say),
         data,
@@ -543,6 +585,65 @@ def evaluate(
         progress=progress,
         say=say or terminal_say,
     )
+
+
+@float32_by_default()
+def evaluate_test(
+    trained: Model,
+    runs: Sequence[Path],
+    *,
+    data: str | None = None,
+    again: bool = False,
+    flip_tta: bool = False,
+    workers: int = 0,
+    skip_bad_images: int = 0,
+    trust: bool = False,
+    progress: bool = False,
+    say: Callable[[str], object] = terminal_say,
+) -> AnyEvaluation:
+    """Look at the images that runs keep for a test, and record it.
+
+    Args:
+        trained: the model of the runs.
+        runs: their folders; several are those of one trial of a sweep.
+        data: where the images are now; None: where the run says.
+        again: it is not the first look.
+
+    Raises:
+        InputError: the run keeps none, they have changed, or this would be a second look.
+    """
+    first = members_of(trained)[0]
+    file = looks_file(runs[0])
+    if first.settings.test is None or first.facts.test_fingerprint is None:
+        raise InputError(
+            f"{runs[0]} keeps no images for a test: train or sweep with --test 10%, or --test DATA"
+        )
+    check_look(file, again=again)
+    settings: Settings = first.settings
+    if data is not None:
+        is_share = target_choice(settings).test is not None
+        settings = (
+            dataclasses.replace(settings, data=data)
+            if is_share
+            else dataclasses.replace(settings, test=data)
+        )
+    elif "data" in named_code(stored := vars(settings)):
+        folder = RunFolder(runs[0])
+        folder.permission(folder.read_existing(), trust=trust, say=say).ask_for(stored, "data")
+    evaluation = measure(
+        trained,
+        check_test(first.facts, settings),
+        flip_tta=flip_tta,
+        workers=workers,
+        skip_bad_images=skip_bad_images,
+        progress=progress,
+    )
+    record_look(file, runs, evaluation)
+    if file.parent == runs[0].resolve():
+        mirror_again(runs[0], say=say)
+    for line in look_lines(file):
+        say(line)
+    return evaluation
 
 
 def evaluate_model(
@@ -561,7 +662,7 @@ def evaluate_model(
     """As `evaluate`, of a loaded model.
 
     Args:
-        keep: takes the outputs and targets of each batch, of a single model.
+        keep: takes the outputs and targets of each batch; of several models the joint outputs.
     """
     source = open_source(
         Path(data), trained.facts.classes, download=download, choice=trained.choice
@@ -578,17 +679,27 @@ def evaluate_model(
             f"{data_text(data)} count"
         )
     was_trained_on = torch.zeros(len(source), dtype=torch.bool)
+    is_tested = torch.zeros(len(source), dtype=torch.bool)
     for one in members_of(trained):
         was_trained_on |= trained_images(one, Path(data), source)
+        is_tested |= images_to_test(one, Path(data), source)
+    if num_tested := int(is_tested.sum()):
+        say(f"{num_tested} images are kept for a test, and left out: --test counts them, once")
     num_trained_on = int(was_trained_on.sum())
-    if num_trained_on and not all_images:
-        if num_trained_on == len(source):
+    is_left_out = is_tested if all_images else is_tested | was_trained_on
+    if is_left_out.any():
+        if num_tested == len(source):
+            raise InputError(
+                f"all images of {data_text(data)} are kept for a test: `flambeau evaluate RUN --test` counts "
+                "them, once"
+            )
+        if is_left_out.all():
             raise InputError(
                 f"the model was trained on all {num_trained_on} images of {data_text(data)}: they do not "
                 "show what it is worth\nName others, or give --all (all_images=True) to measure it on "
                 "these all the same"
             )
-        source = SubsetSource(source, (~was_trained_on).nonzero()[:, 0])
+        source = SubsetSource(source, (~is_left_out).nonzero()[:, 0])
     return measure(
         trained,
         source,
@@ -616,7 +727,7 @@ def measure(
     """Like `evaluate`, with a loaded model and a source of its classes.
 
     Args:
-        keep: takes the outputs and targets of each batch, of a single model.
+        keep: takes the outputs and targets of each batch; of several models the joint outputs.
         facts: further fields of the evaluation.
     """
     loader, bad = read_model(trained, source, workers=workers, skip_bad_images=skip_bad_images)
@@ -628,7 +739,9 @@ def measure(
             outputs = trained.each_logits(images, flip_tta=flip_tta)
             for counter, output, view in zip(each, outputs, trained.view_of, strict=True):
                 counter.update(output, targets[view], indices)
-            counters.update(trained.joined(outputs), targets[trained.reference_view], indices)
+            joint = trained.joined(outputs)
+            counters.update(joint, targets[trained.reference_view], indices)
+            keep(joint, targets[trained.reference_view])
         else:
             logits = trained.logits(images, flip_tta=flip_tta)
             counters.update(logits, targets, indices)

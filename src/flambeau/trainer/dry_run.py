@@ -78,8 +78,6 @@ class Cost:
     Attributes:
         step_s: median of the steps after the first.
         total_s: of all steps, without evaluations.
-        memory_bytes: at the peak, of this process or on the device.
-        batch_size: samples at once, as planned.
         fitting: samples at once that fit into memory.
     """
 

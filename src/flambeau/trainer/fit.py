@@ -150,7 +150,6 @@ def set_up(
         replay_from: a checkpoint folder to start from, writing nothing.
         micro_batch: samples per forward pass, if fewer than in the settings; 'auto' finds how many fit.
         before_run: called when everything but the run is made, so after most errors.
-        track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
     """
     settings = prepared.settings
     facts = prepared.facts
@@ -258,11 +257,7 @@ def try_batches(
     normalize: Callable[[Tensor], Tensor],
     micro_batch: int | Literal["auto"] | None,
 ) -> tuple[int | None, list[str]]:
-    """Find how many samples fit if `micro_batch` is 'auto', and compile the model for its batch sizes.
-
-    Returns:
-        Samples per forward pass of all processes (None: as the settings say), and lines for the user.
-    """
+    """Find how many samples fit if `micro_batch` is 'auto', and compile the model for its batch sizes."""
     device = pick_device(settings.device)
     first_loss = functools.partial(loss_of, step=0)
     lines: list[str] = []
@@ -354,8 +349,7 @@ def init_from_images(
 ) -> None:
     """Give a model that begins with what it sees some training images, by its method of this name.
 
-    Raises:
-        InputError: the settings are those of a preset for such models, and this is another one.
+    InputError: the settings are those of a preset for such models, and this is another one.
     """
     initialize = getattr(model, "init_from_images", None)
     if initialize is not None:

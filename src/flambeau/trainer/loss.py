@@ -23,12 +23,7 @@ _SHOWN = 16  # images of a batch that are kept for the report
 
 
 class TrainingLoss:
-    """From uint8 images (N, C, S, S) and targets (N,) to the loss, 0-d float32.
-
-    Args:
-        normalize: from uint8 images to float32 ones.
-        teacher: None: learn from the labels alone.
-    """
+    """From uint8 images (N, C, S, S) and targets (N,) to the loss, 0-d; `teacher` None: by labels alone."""
 
     def __init__(
         self,
@@ -92,12 +87,8 @@ class TrainingLoss:
 class AdaptedTeacher:
     """A trained network that gets the student's inputs and returns logits of the student's classes.
 
-    Args:
-        weight: share of the teacher in the loss.
-        temperature: softens the probabilities of both.
-
-    Raises:
-        InputError: other classes, another number of channels, or pixels of another unit.
+    `weight`: its share in the loss; `temperature` softens the probabilities of both. InputError: other
+    classes, another number of channels, or pixels of another unit.
     """
 
     def __init__(
@@ -162,12 +153,7 @@ class AdaptedTeacher:
 
 
 class SeveralTeachers:
-    """Teachers that teach as one: the mean of their softened probabilities, or of their numbers.
-
-    Args:
-        teachers: at least two, of one weight and temperature.
-        task: of the student.
-    """
+    """Teachers of one weight and temperature as one: the mean of softened probabilities, or numbers."""
 
     def __init__(self, teachers: Sequence[AdaptedTeacher], task: Task) -> None:
         self._teachers, self._task = teachers, task
@@ -185,8 +171,7 @@ def make_teacher(
 ) -> AdaptedTeacher | SeveralTeachers | None:
     """The teacher of a run, if any, or several as one, on the device of the training.
 
-    Raises:
-        InputError: not a finished run, of other data, or changed since this run was started.
+    InputError: not a finished run, of other data, or changed since this run was started.
     """
     if settings.distillation is None:
         return None

@@ -35,7 +35,6 @@ class ReportData:
 
     Args:
         folder: None writes nothing, as in a replay.
-        normalized_by: mean and standard deviation of each channel of the model's input.
         has_unit: pixels are uint8 or from 0 to 1, not in an unknown unit.
         check_data: returns what looks wrong with the data, in about `seconds`; called at the end of the run.
     """
@@ -68,11 +67,10 @@ class ReportData:
         end: SampleHistory | None,
         say: Callable[[str], None],
     ) -> None:
-        """Note the evaluation that has just ended.
+        """Note the evaluation that has just ended, and the step of the weights that the run would publish
+        now.
 
-        Args:
-            published: step of the weights that the run would publish now.
-            end: the history of the training images, if the run ends here.
+        `end`: the history of the training images, if the run ends here.
         """
         folder = self._folder
         if folder is None or self.metric.last is None:
@@ -155,11 +153,7 @@ class ReportData:
         return x_NCHW if self._has_unit else unit_range(x_NCHW)
 
     def add_first_batch(self, x_NCHW: Tensor, *, say: Callable[[str], None]) -> None:
-        """Keep some training images as the model saw them, unless that file exists.
-
-        Args:
-            x_NCHW: (N, C, H, W) floating, normalized.
-        """
+        """Keep some normalized training images (N, C, H, W) as the model saw them, unless the file exists."""
         if self._folder is None or (path := self._folder / "first_batch.jpg").exists():
             return
         mean, std = (torch.tensor(one).view(1, -1, 1, 1) for one in self._normalized_by)

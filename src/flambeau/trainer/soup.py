@@ -73,13 +73,7 @@ _SAME_FACTS = {
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A run whose weights may go into the soup.
-
-    Attributes:
-        run: its folder, as it was named.
-        sha256: of its weights.
-        value: its figure on the held-out images.
-    """
+    """A run whose weights may go into the soup, their SHA-256, and its figure on the held-out images."""
 
     run: str
     sha256: str
@@ -91,12 +85,7 @@ class Soup:
     """What was made.
 
     Attributes:
-        folder: a finished run.
-        figure: the name of what was compared, as in result.json.
         better: whether more or less of it is better.
-        runs: in the order in which they were named.
-        uniform: the figure of the average of all.
-        greedy: that of the greedy soup.
         greedy_runs: what is in it, in the order in which it was added.
         took: which of the two is in the folder.
         num_norm_images: training images on which the statistics of BatchNorm were made; 0 without BatchNorm.
@@ -215,17 +204,11 @@ def make_soup(
     trust: bool = False,
     say: Callable[[str], None],
 ) -> Soup:
-    """Average the weights of runs, and write the better of two soups as a finished run.
+    """Average the weights of finished runs of one network, and write the better of two soups as a finished
+    run.
 
-    Args:
-        runs: folders of finished runs of one network, on the same data.
-        out: the folder to make.
-        workers: processes that read images.
-        trust: run the code that the runs name, even if nothing shows that this user has made it.
-        say: takes lines for the user.
-
-    Raises:
-        InputError: runs that cannot be averaged, `out` exists, or no average is better than the best run.
+    `trust`: run the code that the runs name, even if nothing shows that this user has made it. InputError:
+    runs that cannot be averaged, `out` exists, or no average is better than the best run.
     """
     if len(runs) < 2:
         raise InputError(f"a soup is made of at least two runs, got {len(runs)}")
@@ -317,15 +300,7 @@ def renew_batchnorm(trained: Trained, norms: Sequence[nn.Module], batches: Any) 
     """Make running statistics of BatchNorm the plain mean of those of batches, as torch's `update_bn` does.
 
     All other modules stay in evaluation mode, so that nothing is random. A batch of less than `BATCH` images
-    is left out, unless it is the only one.
-
-    Args:
-        trained: the model, which is changed.
-        norms: its BatchNorm modules.
-        batches: of images (N, C, S, S), as they are read.
-
-    Returns:
-        The number of images.
+    is left out, unless it is the only one. Returns the number of images.
     """
     before = [norm.momentum for norm in norms]
     for norm in norms:

@@ -39,8 +39,10 @@ from flambeau.trainer.parts.data import (
     Prepared,
     check_cache,
     check_teacher_code,
+    check_test,
     check_unchanged,
     open_data,
+    with_test,
 )
 from flambeau.trainer.parts.optimizer import without_compiler
 from flambeau.trainer.parts.pixel_lines import pixel_lines
@@ -53,11 +55,10 @@ from flambeau.trainer.tasks.all_tasks import TASK_TYPES
 
 @dataclasses.dataclass(frozen=True)
 class ProgressOptions:
-    """Who follows a training, besides the lines for the user.
+    """Who follows a training, besides the lines for the user: `listener`, a program, gets events on the first
+    process.
 
-    Attributes:
-        listener: receives events on the first process, for a program.
-        track: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
+    `track`: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
     """
 
     bar: bool = True
@@ -80,14 +81,10 @@ def start(
     """Train, or continue, with the watchdog between the processes running from start to end.
 
     Args:
-        settings: canonical.
         given: those of them that the user gave.
         find_lr: takes the curve of a learning-rate range test, which is made instead of the training.
         trust: run code that only the folder of the run or of its teacher names, even if nothing shows that
             this user has made that folder.
-
-    Returns:
-        Whether the run was finished before.
     """
     batch = parse_batch_size(settings.batch_size)
     given = _with_number(given)
@@ -215,6 +212,11 @@ def _open(
         facts = ranks.first(lambda: DataFacts.read(folder.dataset))
     else:
         resolved, facts = ranks.first(lambda: resolve(settings, train, val))
+    kept = wanted.test is not None
+    if kept and stored is None:
+        facts = ranks.first(lambda: with_test(facts, resolved, train, val))
+    elif kept:
+        ranks.first(lambda: bool(check_test(facts, resolved)))
     train, val = (of_kind(source, facts.pixels, facts.channels) for source in (train, val))
     moved = None if stored is None else ranks.first(lambda: _moved(folder, stored.data))
     ranks.each(lambda: check_unchanged(facts, train, val, settings=resolved, moved=moved))
@@ -292,8 +294,7 @@ def _check_code(
 ) -> None:
     """Refuse code that only a folder names, unless its user has made that folder here or trusts it.
 
-    Args:
-        given: settings that the user gave to an existing run; None for a new one.
+    `given`: settings that the user gave to an existing run; None for a new one.
     """
     check_teacher_code(settings.teacher, trust=trust, say=say)
     stored = {} if given is None else folder.read_config() or {}

@@ -19,11 +19,7 @@ def trial_training(
     replay_from: Path | None = None,
     micro_batch: int | Literal["auto"] | None = None,
 ) -> Iterator[Training]:
-    """A silent training that is ready to start; closed at the end, and its folder removed.
-
-    Args:
-        replay_from: a checkpoint folder of the run; None starts at its beginning.
-    """
+    """A silent training, perhaps from a checkpoint, ready to start; its folder is removed at the end."""
     ranks = join_ranks()
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-trial-"))
     if replay_from is None:

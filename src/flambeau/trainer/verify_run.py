@@ -20,7 +20,13 @@ from flambeau.run.folder.json_file import dataset_facts, json_table
 from flambeau.run.folder.metrics_log import crc32_of
 from flambeau.run.folder.published_weights import Result, are_whole, published
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.trainer.parts.data import DataFacts, check_model_file, check_unchanged, open_data
+from flambeau.trainer.parts.data import (
+    DataFacts,
+    check_model_file,
+    check_test,
+    check_unchanged,
+    open_data,
+)
 from flambeau.trainer.parts.device import pick_device, use_threads
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.stored_settings import from_stored
@@ -112,6 +118,8 @@ def _check_data(settings: ResolvedSettings, facts: DataFacts) -> None:
         return
     train, val = open_data(dataclasses.replace(settings, download=False))
     check_unchanged(facts, train, val, settings=settings)
+    if settings.test is not None:
+        check_test(facts, settings)
 
 
 def _unreadable_facts(folder: RunFolder, stored: Mapping[str, Any]) -> list[str]:

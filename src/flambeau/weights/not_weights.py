@@ -22,11 +22,7 @@ _CURES = {
 
 
 def not_weights_reason(path: Path) -> str | None:
-    """By its first bytes, what a file is that holds no weights; None if it may hold some.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """By its first bytes, what a file is that holds no weights; None if it may hold some."""
     file_type = signature(path)
     if file_type is None or file_type.kind in _READ:
         return None

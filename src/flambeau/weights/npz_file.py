@@ -22,13 +22,9 @@ _UNNAMED = re.compile(r"arr_\d+")  # names that numpy.savez gives to unnamed arr
 
 
 def read_npz(path: Path) -> dict[str, Any]:
-    """The arrays of a file of numpy.savez or savez_compressed.
+    """The arrays by name of a file of numpy.savez; a `Foreign` for each that holds Python objects or records.
 
-    Returns:
-        Arrays by name; a `Foreign` for each that holds Python objects or records.
-
-    Raises:
-        ValueError: damaged; as InputError if the arrays are larger than the memory.
+    ValueError: damaged; as InputError if the arrays are larger than the memory.
     """
     arrays: dict[str, Any] = {}
     members = list(npz_members(path))
@@ -56,8 +52,7 @@ def read_npz(path: Path) -> dict[str, Any]:
 def holds_weights(path: Path) -> bool:
     """Whether an .npz or .npy file holds no images, by the names and types in it; False if damaged.
 
-    Args:
-        path: the file; a stand-in such as a pointer of Git LFS holds no images either.
+    A stand-in such as a pointer of Git LFS holds no images either.
     """
     file_type = signature(path)
     if file_type is not None and file_type.kind in STAND_INS:

@@ -64,7 +64,6 @@ class Weights:
     """The weights of a model on the CPU, mostly mapped from the file.
 
     Attributes:
-        source: where they came from, for people: 'model.pth, key state_dict'.
         others: keys of further weights in the file.
         dropped: objects that the file names and that were not made.
         lost: where they would have been, such as 'w (torch._utils._rebuild_sparse_tensor)'.
@@ -99,9 +98,6 @@ def open_weights(path: Path, *, key: str | None = None, drop_objects: bool = Fal
             or the folder of a checkpoint.
         key: which of several weights: a key of the dict in the file; 'model' or 'ema' of a checkpoint.
         drop_objects: accept a file that also names other objects, such as a whole model.
-
-    Raises:
-        InputError: missing, damaged, without weights, or it names objects.
     """
     if path.is_dir():
         return _from_folder(path, key)
@@ -307,13 +303,9 @@ def _from_checkpoint(files: Mapping[str, bytes], source: str, key: str | None) -
 
 
 def plain_names(tensors: Mapping[str, Tensor], strip: str | None = None) -> dict[str, Tensor]:
-    """Tensors under the model's names, without the prefixes of wrappers and without `strip`.
+    """Tensors under the model's names, without the prefixes of wrappers and without `strip`, such as 'model'.
 
-    Args:
-        strip: a prefix given by the user, such as 'model' or 'model.'; other names stay.
-
-    Raises:
-        InputError: two names would become one; no name has the prefix.
+    InputError: two names would become one; no name has the prefix.
     """
     try:
         names = dict(strip_prefixes(tensors))

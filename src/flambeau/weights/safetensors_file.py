@@ -19,20 +19,12 @@ class _Fault(str):
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, mapped where the library maps them.
-
-    Raises:
-        InputError: missing or damaged.
-    """
+    """The tensors of a file, mapped where the library maps them; InputError: missing or damaged."""
     return dict(each_tensor(path))
 
 
 def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file with their names, one at a time, so that not all are in memory.
-
-    Raises:
-        InputError: as `read_safetensors`.
-    """
+    """The tensors of a file with their names, one at a time: not all are in memory; errors likewise."""
     if path.is_fifo():  # it would be waited for
         raise InputError(f"{path} is a pipe, and no file")
     try:
@@ -57,8 +49,7 @@ def _fault_of_header(path: Path) -> str | None:
 def check_header(path: Path) -> None:
     """Check the header's claims against the file; the library accepts duplicate names.
 
-    Raises:
-        InputError: what is wrong, without the path; other checks are left to the library.
+    InputError: what is wrong, without the path; other checks are left to the library.
     """
     size = path.stat().st_size
     with path.open("rb") as file:

@@ -36,7 +36,6 @@ class WeightsReport:
 
     Attributes:
         container: 'safetensors', 'npz', or the container that `safe_pickle` reports.
-        num_tensors, num_bytes: of its tensors.
         damaged: one sentence per defect.
         other: what the file is, if it holds no weights that are read here.
         checksums: whether it has any, all of which are right.
@@ -70,8 +69,7 @@ class WeightsReport:
 def is_weights(path: Path) -> bool:
     """Whether a file holds weights and not images, by its content; a damaged .pth counts as weights.
 
-    Args:
-        path: any path; a link of git-annex to weights that have not been fetched counts.
+    So does a link of git-annex to weights that have not been fetched.
     """
     is_annexed = path.is_symlink() and not path.exists() and not_weights_reason(path) is not None
     named = path.name.endswith((*_ENDINGS, *_OTHERS, ".pth.tar", ".index.json"))
@@ -115,11 +113,7 @@ def _holds_dicts(values: Sequence[Any]) -> bool:
 
 
 def report_weights(path: Path) -> WeightsReport:
-    """Read every byte of a file of weights, and run nothing in it.
-
-    Raises:
-        OSError: it cannot be read for a reason that says nothing about its content.
-    """
+    """Read every byte of a file of weights, and run nothing in it."""
     other = not_weights_reason(path)
     if other is not None:
         report = WeightsReport(path, "no weights", convertible=False)

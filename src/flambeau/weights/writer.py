@@ -26,12 +26,7 @@ _SPREAD = 1 << 30  # bytes; a larger tensor over smaller storage is no weight bu
 
 @dataclass(frozen=True)
 class Written:
-    """The result of `write_weights`.
-
-    Attributes:
-        num_tensors, size_bytes: of the file.
-        num_shared: tensors that shared memory with another; .safetensors holds each in full.
-    """
+    """The result of `write_weights`; `num_shared`: tensors that shared memory, in full in .safetensors."""
 
     num_tensors: int
     size_bytes: int
@@ -49,16 +44,9 @@ def write_weights(
 ) -> Written:
     """Write tensors into a file, completely or not at all; converted tensors are all in memory at once.
 
-    Args:
-        out: NAME.safetensors, or NAME.pth, .pt or .bin: a plain dict, as weights_only reads it.
-        dtype: of all floating tensors; the others stay as they are.
-        source: where they came from, for the metadata of a safetensors file.
-        force: replace a file.
-        disk: performs all file operations.
-
-    Raises:
-        InputError: another ending, `out` exists, a value that `dtype` cannot hold, a tensor that the format
-            has no type for.
+    NAME.safetensors, with `source`, for people, in its metadata; or NAME.pth, .pt or .bin: a plain dict, as
+    weights_only reads it. `dtype` is of all floating tensors. InputError: another ending, `out` exists and
+    not `force`, a value that `dtype` cannot hold, a tensor that the format has no type for.
     """
     if out.suffix != ".safetensors" and out.suffix not in _PICKLES:
         raise InputError(f"{out}: OUT must end with .safetensors, .pth, .pt or .bin")

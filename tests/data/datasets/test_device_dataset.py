@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from flambeau.data.datasets import decoded_images as module
+from flambeau.data.datasets import image_dataset as module
 from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
 from flambeau.data.loading.batch_layout import BatchLayout

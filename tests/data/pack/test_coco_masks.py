@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from flambeau.data.pack import coco_masks
-from flambeau.data.pack.coco_masks import _in_polygon, _numbers_of, masks_of_coco
-from flambeau.data.pack.unfinished_masks import UnfinishedMasks
+from flambeau.data.pack.coco_masks import UnfinishedMasks, _in_polygon, _numbers_of, masks_of_coco
 from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import mask_of
 from flambeau.errors import InputError

@@ -79,10 +79,9 @@ def test_a_file_is_read_whole_whatever_size_the_system_tells(tmp_path, monkeypat
     whole = [source.read(index) for index in range(len(source))]
     assert all(whole)
     for size in (0, 2, 10**6):
-        monkeypatch.setattr(
-            os, "fstat", lambda file, size=size: type("Facts", (), {"st_size": size})
-        )
-        assert [source.read(index) for index in range(len(source))] == whole
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fstat", lambda file, size=size: type("Facts", (), {"st_size": size}))
+            assert [source.read(index) for index in range(len(source))] == whole
     (tmp_path / source.names[0]).unlink()
     with pytest.raises(FileNotFoundError):
         source.read(0)

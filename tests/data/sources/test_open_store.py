@@ -20,7 +20,13 @@ from flambeau.data.sources import sample_blocks, shard_index
 from flambeau.data.sources.open_data import open_parts, open_source, open_sources, open_unlabelled
 from flambeau.data.sources.open_store import SHARDS_INDEX
 from flambeau.data.sources.shard_index import read_index, write_index
-from flambeau.data.sources.source import Source, fetch_ahead, fetches_ahead, mask_problem
+from flambeau.data.sources.source import (
+    ConcatSource,
+    Source,
+    fetch_ahead,
+    fetches_ahead,
+    mask_problem,
+)
 from flambeau.data.sources.store_shards import StoreShard
 from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.sources.wide_source import found_format, of_kind
@@ -581,6 +587,27 @@ def test_the_index_comes_back_as_it_was(packed: Path) -> None:
     shards = read_index(index_of(packed), "here")
     assert [shard.name for shard in shards] == [f"pets-{n:05}-of-00003.tar" for n in range(3)]
     assert write_index(read_index(write_index(shards), "here")) == write_index(shards)
+    for shard in shards:
+        near, _ = open_parts(packed / "tar" / shard.name)
+        tails = [*shard.parts[0].images.tails]
+        assert [f"{packed / 'tar' / shard.name}{tail}" for tail in tails] == [
+            near.describe(index) for index in range(len(near))
+        ]
+        assert tails == [shard.parts[0].images.tails[at] for at in range(len(tails))]
+    # What messages name is not kept beside the names that it is made of.
+    with np.load(io.BytesIO(index_of(packed))) as stored:
+        assert len(stored["tails"]) == 0
+        assert len(stored["names"]) > 0
+
+
+def test_the_labels_of_an_index_are_not_copied(packed: Path) -> None:
+    parts = [shard.parts[0] for shard in read_index(index_of(packed), "here")]
+    options = CacheOptions(packed / "cache")
+    whole = ConcatSource([StoreShard("s3://b/a.tar", part, options) for part in parts])
+    assert whole.labels.data_ptr() == parts[0].labels.data_ptr()
+    assert torch.equal(whole.labels, torch.cat([part.labels for part in parts]))
+    turned = ConcatSource([StoreShard("s3://b/a.tar", part, options) for part in parts[::-1]])
+    assert torch.equal(turned.labels, torch.cat([part.labels for part in parts[::-1]]))
 
 
 @pytest.mark.parametrize(("offset", "value"), [(10, 93), (8, 1)], ids=["method", "lock"])
@@ -656,6 +683,19 @@ def test_an_index_that_contradicts_itself_is_refused(
     file = io.BytesIO()
     np.savez(file, **arrays)
     with pytest.raises(DamagedData, match=r"^here is damaged"):
+        read_index(file.getvalue(), "here")
+
+
+@pytest.mark.parametrize("tails", [[], ["a"], ["", "#" * 5000], [1, 2], "#", None, -1, 10**9])
+def test_words_of_an_index_are_bounded(packed: Path, tails: Any) -> None:
+    with np.load(io.BytesIO(index_of(packed))) as stored:
+        arrays = {name: stored[name] for name in stored.files}
+    head = json.loads(arrays["head"].tobytes())
+    head["shards"][0]["parts"][0]["tails"] = tails
+    arrays["head"] = np.frombuffer(json.dumps(head).encode(), np.uint8)
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    with pytest.raises(DamagedData):
         read_index(file.getvalue(), "here")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flambeau.parallel.watchdog.stack_dump import STACK_DUMP
+from flambeau.parallel.watchdog.watchdog import STACK_DUMP
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs fork")
 

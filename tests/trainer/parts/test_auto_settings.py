@@ -104,6 +104,7 @@ def test_nothing_is_left_open() -> None:
         "split",
         "fold",
         "subset",
+        "test",
     }  # of tables, of several runs
     of_others |= {"ignore_index"}  # of masks
     of_others |= {"cache", "cache_size"}  # of a store

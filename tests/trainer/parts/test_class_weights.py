@@ -21,7 +21,7 @@ from flambeau.trainer.parts.class_weights import balanced_sampler, class_weights
 from flambeau.trainer.parts.data import DataFacts
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 from flambeau.trainer.settings.settings import Settings
-from flambeau.trainer.tasks.class_counts import class_lines
+from flambeau.trainer.tasks.classification import class_lines
 
 LABELS = torch.tensor([0] * 90 + [1] * 8 + [2] * 2)
 NAMES = ("ant", "bee", "cat")

@@ -4,6 +4,9 @@ import contextlib
 import copy
 import csv
 import json
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,7 +68,8 @@ def root(
 def _in_the_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(root)
     monkeypatch.setattr(step_figures, "_ROUNDS", range(1, 2))
-    Path("run/calibration.json").unlink(missing_ok=True)
+    for file in Path("run").glob("calibration*.json"):
+        file.unlink()
 
 
 FILES = [f"others/{name}/{k:03}.png" for name in "abc" for k in range(40)]
@@ -221,8 +225,119 @@ def test_each_member_of_an_ensemble_is_calibrated(tmp_path: Path, flambeau: Flam
     row = json.loads(flambeau("predict", out, "--json", FILES[0]).out)
     shares = {one["class"]: one["probability"] for one in row["classes"]}
     assert shares == pytest.approx(dict(zip("abc", mean[0].tolist(), strict=True)), abs=1e-5)
-    answer = flambeau("evaluate run others --calibrate --with", runs[1])
-    refused(answer, "--calibrate and --with")
+
+
+def second(folder: Path) -> str:
+    train(
+        "photos", out=folder, model="net.py:net", epochs=2, batch_size=16, seed=1,
+        precision="fp32", bar=False,
+    )  # fmt: skip
+    return str(folder)
+
+
+def test_several_runs_are_calibrated_together(tmp_path: Path, flambeau: Flambeau) -> None:
+    runs = ["run", second(tmp_path / "second")]
+    plain = load(runs)(FILES).logits
+    answer = flambeau("evaluate run others --calibrate --coverage 0.8 --json --with", runs[1])
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)["calibration"]
+    assert not Path("run/calibration.json").exists()
+    expected = fitted(
+        load(runs)(FILES).logits * found["temperature"],
+        LABELS,
+        weights_sha256="",
+        coverage=0.8,
+    )
+    assert found["temperature"] == pytest.approx(expected.temperature, rel=1e-4)
+    assert found["threshold"] == pytest.approx(expected.threshold, rel=1e-4)
+    for order in (runs, runs[::-1]):  # it is kept for these two, whichever comes first
+        together = load(order)(FILES)
+        torch.testing.assert_close(together.logits, plain / found["temperature"])
+        assert together.sets is not None
+        limit = found["threshold"] - 1e-6  # where the image that has chosen it is
+        for shares, chosen in zip(together.probabilities, together.sets, strict=True):
+            inside = {name for name, one in zip("abc", shares, strict=True) if one >= limit}
+            assert {*chosen} == inside
+    line = flambeau("predict run", FILES[0], "--with", runs[1])
+    assert "; set: " in line.out
+    assert load("run")(FILES[0]).sets is None
+
+    assert flambeau("evaluate run others --calibrate").code == 0  # now it is another ensemble
+    assert load(runs)(FILES[0]).sets is None
+
+
+def test_sets_are_in_an_export_of_several(tmp_path: Path, flambeau: Flambeau) -> None:
+    runs = ["run", second(tmp_path / "second")]
+    assert flambeau("evaluate run others --calibrate --coverage 0.8 --with", runs[1]).code == 0
+    out = tmp_path / "both"
+    assert flambeau("export run --allow-slower --with", runs[1], "--out", out).code == 0
+    said = json.loads(flambeau("predict run", FILES[0], "--json --with", runs[1]).out)
+    shipped = json.loads(flambeau("predict", out, "--json", FILES[0]).out)
+    assert shipped["set"] == said["set"]
+    for one, other in zip(shipped["classes"], said["classes"], strict=True):
+        assert one["class"] == other["class"]
+        assert one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+
+
+@pytest.mark.parametrize("adaptive", ["", "--adaptive"])
+def test_sets_from_python_and_in_an_export(
+    tmp_path: Path, flambeau: Flambeau, adaptive: str
+) -> None:
+    assert load("run")(FILES).sets is None
+    assert flambeau("evaluate run others --calibrate --coverage 0.8", adaptive).code == 0
+    rows = [json.loads(line) for line in flambeau("predict run --json", *FILES).out.splitlines()]
+    sets = load("run")(FILES).sets
+    assert sets is not None
+    assert [[*one] for one in sets] == [row["set"] for row in rows]
+    assert len({len(one) for one in sets}) > 1
+
+    out = tmp_path / "shipped"
+    assert flambeau("export run --allow-slower --out", out).code == 0
+    again = [
+        json.loads(line) for line in flambeau("predict", out, "--json", *FILES).out.splitlines()
+    ]
+    assert [row["set"] for row in again] == [row["set"] for row in rows]
+    done = subprocess.run(
+        [sys.executable, out / "example.py", *FILES], capture_output=True, text=True, check=True
+    )
+    printed = [line.removeprefix("  set: ") for line in done.stdout.splitlines()[1::2]]
+    assert printed == [", ".join(row["set"]) or "no class" for row in rows]
+
+    index = out / "export.json"
+    about = json.loads(index.read_text())
+    index.write_text(json.dumps({**about, "sets": {"coverage": "x"}}))
+    refused(flambeau("predict", out, FILES[0]), "was edited: its sets of classes")
+
+
+def test_a_quantized_export_has_no_sets(tmp_path: Path, flambeau: Flambeau) -> None:
+    assert flambeau("evaluate run others --calibrate --coverage 0.8").code == 0
+    out = tmp_path / "shipped"
+    done = flambeau("export run --allow-slower --quantize fp16 --format torch-export --out", out)
+    assert done.code == 0, done.err
+    assert "the sets of classes are left out" in done.err
+    assert "sets" not in json.loads((out / "export.json").read_text())
+    assert "set_of" not in (out / "example.py").read_text()
+
+
+def test_a_calibration_reaches_the_mirror(tmp_path: Path, flambeau: Flambeau) -> None:
+    mirror = f"file://{tmp_path}/store"
+    run = tmp_path / "run"
+    train(
+        "photos", out=run, model="net.py:net", epochs=1, batch_size=16, bar=False, mirror=mirror,
+        precision="fp32",
+    )  # fmt: skip
+    done = flambeau("evaluate", run, "others --calibrate")
+    assert done.code == 0
+    assert f"the mirror {mirror} gets it, too" in done.err
+    kept = (run / "calibration.json").read_bytes()
+    assert (tmp_path / "store/calibration.json").read_bytes() == kept
+    shutil.rmtree(run)
+    refused(flambeau("evaluate", mirror, "others --calibrate"), "is no folder of a run here")
+    train(
+        "photos", out=run, model="net.py:net", epochs=1, batch_size=16, bar=False, mirror=mirror,
+        precision="fp32",
+    )  # fmt: skip
+    assert (run / "calibration.json").read_bytes() == kept
 
 
 def test_a_network_is_fine_tuned_towards_plain_logits(tmp_path: Path, flambeau: Flambeau) -> None:

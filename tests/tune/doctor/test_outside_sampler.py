@@ -8,8 +8,8 @@ import pytest
 
 from flambeau.sandbox.sandbox import Sandbox
 from flambeau.tune.doctor import outside_sampler
-from flambeau.tune.doctor.evaluation_lines import evaluation_lines
 from flambeau.tune.doctor.outside_sampler import OutsideSampler, rows_of_stacks, why_not
+from flambeau.tune.doctor.script_statements import evaluation_lines
 from flambeau.tune.doctor.shares import by_line, data_work, rows_of, shares_of
 from flambeau.tune.doctor.trial import Script, Trial
 from flambeau.tune.watch.outside import SHORT

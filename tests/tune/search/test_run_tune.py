@@ -19,10 +19,8 @@ from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.settings.stored_settings import read_config
 from flambeau.tune.doctor.trial import Trial
 from flambeau.tune.search.levers import Lever, Setting, TrainFacts, levers_of_train
-from flambeau.tune.search.packed_trial_data import PackedCopies
-from flambeau.tune.search.run_tune import Options, tune
+from flambeau.tune.search.run_tune import FIRST_LINE, Options, PackedCopies, tune, tuned_toml
 from flambeau.tune.search.search import SearchResult, Step
-from flambeau.tune.search.tuned_toml import FIRST_LINE, tuned_toml
 from flambeau.tune.watch.plan import Plan
 from replaced_trials import answer_of, replace_trials, script
 

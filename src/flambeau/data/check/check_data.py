@@ -45,13 +45,7 @@ _FEW = 5  # images of a class that are hardly enough to learn from; chosen
 
 @dataclass(frozen=True)
 class DataCheck:
-    """The result of `check_data`.
-
-    Attributes:
-        source: the images of `train`, then those of `val`.
-        is_val: (N,) bool.
-        leaked: numbers within `val` of the images that training shows, too.
-    """
+    """The result for `train`, then `val`; `leaked`: numbers within `val` that training shows, too."""
 
     train: Source
     val: Source
@@ -73,7 +67,6 @@ class DataCheck:
         return frozenset[int]().union(*(f.drop for f in self.findings if f.kind in kinds))
 
     def as_dict(self) -> dict[str, Any]:
-        """The content of the JSON report."""
         several, looked_at = several_pages(self.train, self.val)
         return {
             "images": len(self.source),
@@ -94,8 +87,7 @@ def check_data(
 ) -> DataCheck:
     """Read every image once, compare all with each other, and check classes and names, relative to `path`.
 
-    Args:
-        train, val: as `open_sources` opens them, so that `val` holds what is held out of `train`.
+    `train` and `val` are as `open_sources` opens them, so that `val` holds what is held out of `train`.
     """
     format_ = found_format(train)
     train, val = (of_kind(source, *format_) for source in (train, val))

@@ -20,7 +20,6 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def require_new(path: Path, source: Source, data: Path, *, force: bool) -> None:
-    """Refuse a listing that could not be written."""
     if path.suffix.lower() != ".csv":
         raise InputError(f"--out {path}: a listing is a CSV file; name it such as clean.csv")
     require_folder(path)
@@ -45,11 +44,7 @@ def write_listing(
     *,
     group: str | None = None,
 ) -> int:
-    """Write path, targets, group and split of all images except `drop`; the whole file or nothing.
-
-    Args:
-        group: the name of the column of groups.
-    """
+    """Write path, targets, the column `group` and split of all images but `drop`; the file whole or not."""
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]
     if all(is_val[number] for number in kept):

@@ -38,11 +38,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """All findings of one kind.
-
-    Attributes:
-        drop: numbers of the images to leave out, so that none of it remains.
-    """
+    """All findings of one kind; `drop`: numbers of the images to leave out, so that none of it remains."""
 
     kind: str
     title: str
@@ -53,7 +49,6 @@ class Finding:
     drop: frozenset[int] = frozenset()
 
     def as_dict(self, names: Sequence[str]) -> dict[str, Any]:
-        """The content of the JSON report; `names` are those of all images."""
         return {
             "kind": self.kind,
             "title": self.title,
@@ -71,8 +66,7 @@ def of_single_images(
 ) -> list[Finding]:
     """A finding with a row per image, given by number and note; none if there are no images.
 
-    Args:
-        title: what follows '1 image' and '3 images' alike.
+    Its title is what follows '1 image' and '3 images' alike.
     """
     rows = [Row((number,), note) for number, note in images]
     if not rows:
@@ -83,10 +77,4 @@ def of_single_images(
 
 
 def images_text(count: int, what: str = "image") -> str:
-    """1 image, 1,200 images.
-
-    Example:
-        >>> images_text(1200), images_text(1, "pair")
-        ('1,200 images', '1 pair')
-    """
     return f"{count:,} {what}{'s' * (count != 1)}"

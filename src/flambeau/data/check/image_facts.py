@@ -42,8 +42,6 @@ class ImageFacts:
     """Facts of N images; zeros for those that cannot be read.
 
     Attributes:
-        width, height: (N,) int32 pixels, upright.
-        is_grey: (N,) bool, stored without color.
         spread: (N,) float32, standard deviation of the levels 0 .. 255, of the channel where it is greatest.
         darkest: (N,) uint8: 99 % of the levels of each channel are at least this.
         brightest: (N,) uint8: 99 % of the levels of each channel are at most this.
@@ -51,7 +49,6 @@ class ImageFacts:
         pixel_hash: (N,) uint64 of size and decoded pixels.
         small: (N, SIDE, SIDE) uint8, the whole image in grey, stretched to a square.
         chroma: (N, 2) float32, mean Cb and Cr.
-        problems: by number, why an image cannot be read.
     """
 
     width: NDArray[np.int32]
@@ -69,7 +66,6 @@ class ImageFacts:
 
     @property
     def is_read(self) -> NDArray[np.bool_]:
-        """(N,) bool."""
         return self.width > 0
 
 
@@ -113,7 +109,6 @@ def _compare_in_full(
 
 
 def empty_facts(count: int) -> ImageFacts:
-    """Facts of `count` images before one of them is read."""
     return ImageFacts(
         width=np.zeros(count, np.int32),
         height=np.zeros(count, np.int32),
@@ -141,8 +136,7 @@ def read_each(
 ) -> None:
     """Read images on several threads, and record why one of them cannot be read.
 
-    Args:
-        note: gets the number of an image and its stored form; may raise what is wrong with it.
+    `note` gets the number of an image and its stored form, and may raise what is wrong with it.
     """
 
     def work(position: int) -> None:

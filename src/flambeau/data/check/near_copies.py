@@ -51,7 +51,6 @@ class NearPair(NamedTuple):
     Attributes:
         first, second: numbers of the images; `second` shows all or a part of `first`.
         cuts: what the second does not show at the top, bottom, left and right of the first, in 1/STEPS.
-        likeness: cosine of the two, up to 1.
     """
 
     first: int
@@ -82,8 +81,7 @@ def near_pairs(
 ) -> list[NearPair]:
     """The pairs of images that show the same picture, each once.
 
-    Args:
-        small: (N, SIDE, SIDE) grey; images that hardly vary are not compared.
+    `small`: (N, SIDE, SIDE) grey; images that hardly vary are not compared.
     """
     pictures = torch.from_numpy(small)
     blocks = range(0, len(pictures), _BLOCK)

@@ -27,7 +27,6 @@ _SHOWN = 5  # examples of a finding; --json has all
 
 
 def report_lines(check: DataCheck) -> Iterator[str]:
-    """The lines of the report."""
     count = len(check.source)
     ms = (check.read_s + check.compared_s) / count * 1000
     yield (
@@ -66,11 +65,10 @@ class ReportItem(NamedTuple):
 def quick_findings(
     train: Source, val: Source, path: Path | None, *, seconds: float
 ) -> list[ReportItem]:
-    """Findings at little cost: on classes, names, and images almost without decoding them.
+    """Findings at little cost, of `check_data`: on classes, names (with a path), and images almost without
+    decoding them.
 
-    Args:
-        train, val, path: as in `check_data`; without a path names are not checked.
-        seconds: about how long the images may take; a last line counts those that were not read.
+    Images may take about so many `seconds`; a last line counts those that were not read.
     """
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)

@@ -41,8 +41,7 @@ def same_pictures(
 ) -> SamePictures:
     """Compare all images with each other, except blank ones, which are all alike.
 
-    Args:
-        confirmed: returns those of the pairs that are alike at full size, too.
+    `confirmed` returns those of the pairs that are alike at full size, too.
     """
     by_picture = _by_hash(facts)
     groups = [group for group in by_picture if len(group) > 1]

@@ -17,7 +17,6 @@ _FEW = 0.05  # grey or color is odd if fewer images have it
 
 
 def single_image_findings(facts: ImageFacts, names: Sequence[str]) -> list[Finding]:
-    """Findings that need no comparison of one image with another."""
     return [
         *of_single_images(
             "unreadable",

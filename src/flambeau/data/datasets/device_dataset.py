@@ -34,14 +34,12 @@ def can_hold(
 
 
 class DeviceDataset(SeededDataset):
-    """Small images of a source held on a device, with the batches of an `ImageDataset`.
+    """Small images of a source, all of the side `image_size`, held on a device, with the batches of an
+    `ImageDataset`.
 
     A DataLoader must not pin its batches, which are not in host memory, nor make them in workers, which would
-    each hold the data. Pickling includes the pixels.
-
-    Args:
-        image_size: side, pixels; all images must have it (`can_hold`).
-        cutout: side of a square of zeros in each training image, pixels; 0 for none.
+    each hold the data. Pickling includes the pixels. `cutout`: side of a square of zeros in each training
+    image; 0 for none.
     """
 
     def __init__(
@@ -86,17 +84,11 @@ class DeviceDataset(SeededDataset):
         return self.source.describe(index)
 
     def batch(self, indices: Tensor, seeds: Tensor) -> tuple[tuple[Tensor, Tensor], Sequence[int]]:
-        """Make one batch on the device.
+        """One batch on the device: ((images (N, C, S, S), channels_last in memory, targets (N,) int64), bad
+        indices).
 
-        Args:
-            indices: (N,) int64, positions in the source, on the CPU or on the device. If the source has bad
-                images, indices on the device are copied to the host, which waits for the device.
-            seeds: (N,) int64, one per sample, on the CPU or on the device; not used in evaluation.
-
-        Returns:
-            ((images, targets), bad): images (N, C, S, S) uint8 or float32, channels_last in memory, and
-            targets (N,) int64, both on the device; and the indices that could not be read, replaced in
-            training, missing in evaluation.
+        Indices and seeds (N,) int64 are on the CPU or on the device. If the source has bad images, indices on
+        the device are copied to the host, which waits for the device.
         """
         used = indices
         bad = list[int]()

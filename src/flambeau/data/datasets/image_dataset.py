@@ -1,13 +1,12 @@
 """Batches of augmented images from a source."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flambeau.data.datasets.decoded_images import NUMPY_TYPES, DecodedImages, NothingReadable
 from flambeau.data.datasets.image_statistics import probe
 from flambeau.data.loading.seeded_dataset import SeededDataset
 from flambeau.data.loading.workers.progress import reading
@@ -29,6 +28,64 @@ from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.data.batch_crop_flip import batch_crop_flip
 
+_DECODED_AT_ONCE = 4096  # images in progress, so that the host never has all of them twice
+
+
+NUMPY_TYPES = {torch.uint8: np.uint8, torch.float32: np.float32}  # of pixels
+
+
+class NothingReadable(ValueError):
+    """No image of the data set is readable."""
+
+
+class DecodedImages:
+    """Small images decoded once and kept, on the host or on the device.
+
+    N: images, S: side in pixels, C: channels.
+
+    Args:
+        read: takes positions (N,), and returns them, with -1 for images that could not be decoded, and the
+            pixels of the others.
+        shape: (S, S, C).
+        replace: replace a bad image by the next readable one; else leave it out.
+
+    Attributes:
+        used: (length,) int64 on the CPU, the image used for each, -1 for none; None if all are readable.
+        x_NHWC: (length, S, S, C) of `dtype` on the device; zeros for bad images.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Tensor], tuple[Tensor, Tensor]],
+        length: int,
+        shape: tuple[int, int, int],
+        *,
+        device: torch.device,
+        replace: bool,
+        dtype: torch.dtype = torch.uint8,
+    ) -> None:
+        self.used: Tensor | None = None
+        if device.type == "cpu":  # NumPy asks Linux for huge pages, torch does not
+            self.x_NHWC = torch.from_numpy(np.zeros((length, *shape), NUMPY_TYPES[dtype]))
+        else:
+            self.x_NHWC = torch.zeros(length, *shape, dtype=dtype, device=device)
+        good = torch.ones(length, dtype=torch.bool)
+        for indices in torch.arange(length).split(_DECODED_AT_ONCE):
+            used, x_NHWC = read(indices)
+            good[indices] = used >= 0
+            self.x_NHWC[indices[used >= 0].to(device)] = x_NHWC.to(device)
+        if good.all():
+            return
+        positions = torch.arange(length)
+        self.used = torch.where(good, positions, -1)
+        if replace:
+            if not good.any():
+                raise NothingReadable
+            readable = positions[good]
+            next_one = torch.searchsorted(readable, positions) % len(readable)
+            self.used = readable[next_one]
+
+
 # In images up to this side a random resized crop would leave too little (CIFAR 32, Tiny ImageNet 64).
 SMALL_SIDE = 64
 CACHE_BYTES = 256 << 20  # decoded small images kept in memory: 87,000 of 32 x 32 x 3
@@ -49,7 +106,6 @@ class ImageDataset(SeededDataset):
     Args:
         skip_bad: continue after an image that cannot be read or decoded. In training it is replaced by the
             next readable one of the source, with its own seed; in evaluation it is left out.
-        crop: of training images; its interpolation is also that of evaluation.
         augmentation: of training images, after crop and flip; the floating-point pixels of a user's function
             are only moved.
         keep: keep decoded small images; False if each is read only once, so that the first batch does not
@@ -107,10 +163,6 @@ class ImageDataset(SeededDataset):
 
     def batch(self, indices: Tensor, seeds: Tensor) -> tuple[tuple[Tensor, Tensor], Sequence[int]]:
         """Make one batch.
-
-        Args:
-            indices: (N,) int64, positions in the source.
-            seeds: (N,) int64, one per sample; not used in evaluation.
 
         Returns:
             ((images, targets), bad): images (N, C, S, S) of `dtype`, channels_last in memory; targets (N,)

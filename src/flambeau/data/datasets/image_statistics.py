@@ -27,12 +27,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """Facts from a sample of a source's images.
-
-    Attributes:
-        same_size: (height, width) if all of the sample have it, else None.
-        grey: all of the sample are stored without color.
-    """
+    """From a sample of a source's images: the (height, width) of all, if one; whether all lack color."""
 
     median_shorter_side: int
     same_size: tuple[int, int] | None
@@ -69,8 +64,7 @@ def several_pages(*sources: Source, limit: int = 64) -> tuple[int, int]:
 def page_remarks(*sources: Source, channels: int | None = None) -> list[str]:
     """A line if images that are looked at are TIFF files of several pages.
 
-    Args:
-        channels: of the model; if these are no color, pages may be its channels, and nothing is said.
+    None if the `channels` of the model are no color: pages may be its channels.
     """
     if channels not in (None, *COLORS):
         return []
@@ -88,12 +82,9 @@ def mean_std(
 ) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel, over images evenly spaced over the source.
 
-    Each image has the same weight, whatever its size; bad ones are skipped.
-
-    Returns:
-        (mean, standard deviation), each `channels` numbers in [0, 1] with 4 digits, the deviation at least
-        0.0039, to allow division by it; for floating-point pixels in their unit, with 6 significant digits,
-        the deviation at least a millionth of the largest mean and 1e-12.
+    Each image has the same weight, whatever its size; bad ones are skipped. Numbers in [0, 1] with 4 digits,
+    or of floating-point pixels in their unit with 6 significant ones; the deviation is at least 0.0039, or a
+    millionth of the largest mean, to allow division by it.
     """
     levels = np.arange(256)
     is_float = pixel_kind(source) != "uint8"

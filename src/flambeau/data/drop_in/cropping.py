@@ -27,7 +27,6 @@ _FILTERS = {"bilinear", "bicubic"}
 
 
 def whole(picture: Picture, channels: int, seeds: Seeds) -> Pixels:
-    """The whole picture."""
     return picture.pixels(channels=channels)
 
 

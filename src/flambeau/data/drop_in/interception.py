@@ -82,8 +82,7 @@ def taking_over() -> Iterator[None]:
 def plan_for(compose: Any, kept: Plans | None = None) -> Plan | None:
     """The plan of a Compose as it is now; None if nothing of it can be taken over.
 
-    Args:
-        kept: plans that stay what they are, whatever becomes of the Compose.
+    `kept` plans stay what they are, whatever becomes of the Compose.
     """
     if kept is not None:
         with _lock:

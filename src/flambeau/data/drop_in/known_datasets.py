@@ -24,11 +24,7 @@ _MOST_DEPTH = 8
 
 @dataclass(frozen=True)
 class Takeover:
-    """What flambeau does of a data set's work.
-
-    Attributes:
-        code: classes whose own code reads the samples; nothing is known about it.
-    """
+    """What flambeau does of a data set's work; of samples read by the `code` of classes nothing is known."""
 
     taken: tuple[str, ...]
     left: tuple[str, ...]

@@ -46,12 +46,6 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
         targets: of each image: (N,) int64, of several labels or numbers (N, K) float32; of masks the share
             of the pixels of each class.
         window: see `sampler`; 0 for a permutation.
-        fetches_ahead: whether `fetch_ahead` has an effect.
-        in_blocks: whether neighbours are parts of one file, and so are read together best.
-
-    Raises:
-        InputError: the images have other pixels than color and grey, or masks that the transform does not
-            take.
     """
 
     def __init__(
@@ -92,19 +86,13 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
         return fetch_ahead(self._source, indices)
 
     def describe(self, index: int) -> str:
-        """The name of an image in messages."""
         return self._source.describe(index)
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        """An image and its target; with masks what the transform returns.
-
-        Raises:
-            InputError: the image cannot be read, or its mask.
-            IndexError: there is no such image.
-        """
+        """An image and its target; with masks what the transform returns. InputError: it cannot be read."""
         # Torchvision, two seconds of a start, is not loaded where nothing is read this way.
         from flambeau.data.drop_in.interception import taking_over
         from flambeau.data.drop_in.lazy_image import open_upright

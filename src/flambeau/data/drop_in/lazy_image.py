@@ -29,13 +29,6 @@ class LazyImage(Image.Image):
     Every PIL method that needs pixels, or anything else in the file, gets them: `open_it` reads the file
     then. `isinstance` and pickle see PIL's class. Once its file is closed, everything goes to PIL, which
     raises what it always raises then, unless `load` was called before.
-
-    Args:
-        picture: the stored pixels.
-        mode: "RGB" or "L".
-        open_it: opens the file by PIL.
-        kind: PIL's class of the image.
-        stream: the user's open file, if the image comes from one.
     """
 
     def __init__(
@@ -171,8 +164,6 @@ class LazyImage(Image.Image):
 
 
 class _LazyPixels:
-    """PIL's access to single pixels."""
-
     def __init__(self, image: LazyImage) -> None:
         self._image = image
 
@@ -221,8 +212,7 @@ def open_lazily(
 def open_upright(data: Stored) -> Image.Image:
     """An RGB image, upright as `Picture` turns it, of a whole file or of pixels.
 
-    Raises:
-        DecodeError: it cannot be read. Damage is noticed here, also where no transform will look.
+    DecodeError: damaged, which is noticed here, also where no transform will look.
     """
 
     def decoded() -> Image.Image:

@@ -93,9 +93,6 @@ class Sample:
 
         If the user's code has reset a generator to an earlier state, its seed repeats, too: that is how
         people transform an image and its mask alike.
-
-        Args:
-            draws_python: whether the transforms draw from Python's generator.
         """
         view, self._views = self._views, self._views + 1
         drawn_as = Seeds(view, view)

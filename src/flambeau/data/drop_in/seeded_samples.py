@@ -73,12 +73,10 @@ def reads_whole_batches(dataset: Any) -> bool:
 
 
 def whole_batch(dataset: Any, batch: Batch) -> Any:
-    """The result of its `__getitems__`."""
     return dataset.__getitems__([index for index, _ in batch])
 
 
 def seed_of_collating(batch: Batch) -> int:
-    """The seed for the `collate_fn` of this batch."""
     return mix(batch[0][1] + 1) if batch else 0
 
 

@@ -112,7 +112,6 @@ def takes_pil_image(transform: Any) -> bool:
 
 
 def call_on_image(transform: Any) -> PixelStep:
-    """The user's transform, called on a PIL image."""
 
     def step(pixels: Pixels, seeds: Seeds) -> Pixels:
         changed = np.asarray(transform(to_image(pixels)))

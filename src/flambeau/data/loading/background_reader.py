@@ -30,15 +30,8 @@ def prefetch(
     """`map(read, parts)`, in order, with `read` called in one thread, at most `depth` results ahead.
 
     An exception of `read` is raised in the position of its result. The thread ends with this iterator, which
-    waits for the call in progress. Nothing beyond `depth` results is read until they are consumed.
-
-    Args:
-        parts: iterated in the thread that consumes the results.
-        start: called once in the other thread, before anything is read.
-
-    Example:
-        >>> list(prefetch([3, 4, 5], float))
-        [3.0, 4.0, 5.0]
+    waits for the call in progress. `parts` is iterated in the thread that consumes the results; `start` is
+    called once in the other one, first.
     """
     if depth < 1:
         raise ValueError(f"depth must be at least 1, got {depth}")

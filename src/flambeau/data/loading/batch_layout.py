@@ -21,9 +21,6 @@ class Cut:
         local: the samples of this rank, relative to `low`.
         is_stand_in: this rank has no sample left; what it computes does not count.
         part: number of the pass in the global batch, from 1.
-        ends_batch: this is the last pass of the global batch.
-        position: samples of the epoch that are consumed after the pass.
-        all_have: every rank has samples that count.
         draw: a number that no other pass of the epoch has; seeds what is drawn at random for it.
         counts_indices: no earlier pass of the global batch contained these samples.
         sum_key: metrics of passes with the same key are added up together, in their order.
@@ -64,7 +61,6 @@ class BatchLayout:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples per optimizer step."""
         return self.step_samples or self.micro_batch_size * self.accumulate
 
     @property
@@ -138,7 +134,6 @@ class FixedPartsLayout:
 
     @property
     def num_parts(self) -> int:
-        """Parts of a whole global batch."""
         return self.parts
 
     @property

@@ -31,10 +31,8 @@ class Order(Protocol):
 class BatchPart:
     """What a worker is to read; in NumPy, because a tensor would travel through shared memory.
 
-    `draws` (N,) seed the samples: the index of each, or another number if the epoch repeats it.
-
-    Attributes:
-        indices: (N,) the samples of the forward pass, of all ranks that share it.
+    `indices` (N,) are those of all ranks that share the forward pass. `draws` (N,) seed the samples: the
+    index of each, or another number if the epoch repeats it.
     """
 
     epoch: int
@@ -48,8 +46,6 @@ class BatchPlan(Sampler[BatchPart]):
     """The parts of the batches in order, from a position on. A Sampler because DataLoader needs one.
 
     Args:
-        order: from an epoch, the indices of its samples, (length,) int64.
-        repeats: an index may come several times in an epoch.
         stream_of: of an order whose places come by turns from streams; see `BlockSampler`. The samples of a
             forward pass are grouped by stream, so that a rank, whose share is a slice, reads few of them.
         epoch, position: where to begin: an epoch, and samples of it that are already consumed.
@@ -104,8 +100,7 @@ class BatchPlan(Sampler[BatchPart]):
 class AnnouncedPlan(Sampler[BatchPart]):
     """A plan whose samples of this rank are made known some batches before they are read.
 
-    Args:
-        announce: takes indices of samples that come next, in order; False if they are enough for now.
+    `announce` takes indices of samples that come next, in order; it returns False if they are enough for now.
     """
 
     def __init__(self, plan: Sampler[BatchPart], announce: Callable[[Indices], bool]) -> None:

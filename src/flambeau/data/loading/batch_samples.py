@@ -116,7 +116,6 @@ def _is_list(value: Any) -> bool:
 
 
 def tensors_in_batch(batch: Any) -> Iterator[Tensor]:
-    """All tensors in nested containers."""
     if isinstance(batch, Tensor):
         yield batch
     for value in values_of(batch):
@@ -124,7 +123,6 @@ def tensors_in_batch(batch: Any) -> Iterator[Tensor]:
 
 
 def rebuilt(batch: Any, values: Sequence[Any]) -> Any:
-    """A container of the same kind with other values."""
     if isinstance(batch, Mapping):
         items = dict(zip(batch, values, strict=True))
         if not isinstance(batch, MutableMapping):

@@ -71,8 +71,6 @@ class Loader:
         dataset: a SeededDataset, or any map-style Dataset. For the latter the global generators of torch,
             NumPy and random are seeded before each sample, so that it depends on (seed, epoch, index) alone;
             where a sampler repeats an index within an epoch, also on the number of the repetition.
-        sampler: its `order(epoch)` replaces the permutation.
-        on_bad: called, in this process, with the indices that a batch could not read.
     """
 
     def __init__(
@@ -118,7 +116,6 @@ class Loader:
 
     @property
     def forks(self) -> bool:
-        """Whether reading starts other processes."""
         return self._workers.count > 0
 
     @property
@@ -144,7 +141,6 @@ class Loader:
 
     @property
     def layout(self) -> Layout:
-        """How samples are grouped."""
         return self._layout
 
     def set_micro_batches(self, size: int) -> None:
@@ -152,13 +148,11 @@ class Loader:
         self._layout = self._layout.with_micro_batches(size)
 
     def describe(self, index: int) -> str:
-        """The name of a sample in messages."""
         if isinstance(self._dataset, SeededDataset | ReadAhead):
             return self._dataset.describe(index)
         return f"sample {index}"
 
     def order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The indices of an epoch, in order."""
         if self._sampler is not None:
             return self._sampler.order(epoch).numpy()
         if self._shuffle:
@@ -363,7 +357,6 @@ class _Fetch(Dataset[Any]):
                 return part, self.collated(samples), size, ()
 
     def unpacked(self, data: Any) -> Any:
-        """The batch that a worker sent."""
         data = received(data)
         return self._collate(data.samples) if isinstance(data, Uncollated) else data
 

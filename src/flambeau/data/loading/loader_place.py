@@ -43,9 +43,7 @@ def _has_state(kind: type) -> bool:
 class LoaderPlace:
     """The place of a loader in the stream of a run.
 
-    Args:
-        say: called with a line on what a resume cannot promise.
-        restores: False where each process has batches of its own, of which a checkpoint holds one alone.
+    `restores`: False where each process has batches of its own, of which a checkpoint holds one alone.
     """
 
     def __init__(self, loader: Any, *, say: Callable[[str], None], restores: bool) -> None:
@@ -61,12 +59,10 @@ class LoaderPlace:
         return self._part is not None
 
     def reached(self, place: Place, batch: Any) -> None:
-        """Note the place behind a batch."""
         self._at = place
         self._digests.append((place, _beginning(batch)))
 
     def saved(self, place: Place) -> dict[str, Any]:
-        """What a checkpoint holds at a place."""
         if self._saved is not None and self._saved[0] == place:
             return self._saved[1]
         digest = next((one for at, one in reversed(self._digests) if at == place), None)
@@ -75,14 +71,12 @@ class LoaderPlace:
         return {"digest": digest, "state": copy.deepcopy(self._part.state_dict())}
 
     def restore(self, place: Place, saved: dict[str, Any] | None) -> None:
-        """Continue at a place, with what a checkpoint held."""
         self._saved = None if saved is None else (place, saved)
 
     def enter(self, epoch: int, position: int) -> int:
         """Prepare the loader for the batches from a place on; returns how many it leaves out by itself.
 
-        Raises:
-            InputError: the loader cannot go back within this process.
+        InputError: it cannot go back within this process.
         """
         place = epoch, position
         saved = None

@@ -15,7 +15,6 @@ class MicroBatch(NamedTuple):
     Fields that are not listed here are those of `batch_layout.Cut`.
 
     Attributes:
-        indices: (N,) int64, indices of the samples of all ranks.
         size: samples in `data` that count: fewer where a data set leaves out what it cannot read; 0 where
             `data` is a stand-in, on a rank without samples.
         position: samples of the epoch that are consumed after it (of UserDataLoader: batches).

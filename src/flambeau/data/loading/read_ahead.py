@@ -15,7 +15,6 @@ class ReadAhead(Protocol):
     """A map-style data set whose samples are far away.
 
     Attributes:
-        fetches_ahead: whether `fetch_ahead` has an effect.
         in_blocks: whether neighbours are parts of one file, and so are read together best.
     """
 

@@ -48,8 +48,7 @@ def _decides_order(value: Any) -> bool:
 def are_shares(loader: Any, *, rank: int, world: int) -> bool:
     """Whether a sampler, or an IterableDataset, gives each rank batches of its own.
 
-    Raises:
-        InputError: it does for another number of processes, or for another rank.
+    InputError: it does for another number of processes, or for another rank.
     """
     shared = False
     for owner in owners_of(loader):
@@ -99,10 +98,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def first_indices(loader: Any, *, seed: int) -> str | None:
-    """The samples of the first batch as text; None if only reading shows them.
-
-    Samplers are asked as copies, so that they stay as they are.
-    """
+    """The samples of the first batch as text, by copies of the samplers; None if only reading shows them."""
     loader = getattr(loader, "loader", loader)  # inside one of `fast`, or timm's PrefetchLoader
     is_plain = getattr(type(loader), "__iter__", None) is DataLoader.__iter__
     if not is_plain or isinstance(loader.dataset, IterableDataset):

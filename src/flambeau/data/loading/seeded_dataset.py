@@ -32,17 +32,13 @@ class SeededDataset(Dataset[Any]):
         return False
 
     def batch(self, indices: Tensor, seeds: Tensor) -> tuple[Any, Sequence[int]]:
-        """Make one batch.
+        """One batch, and the indices that could not be read and were replaced (training) or left out
+        (evaluation).
 
-        Args:
-            seeds: (N,) int64, one per sample; its augmentation must depend on nothing else.
-
-        Returns:
-            The batch (a tensor, or a tuple of tensors whose first dimension counts samples), and the
-            indices that could not be read and were replaced (training) or left out (evaluation).
+        The batch is a tensor, or a tuple of tensors whose first dimension counts samples; the augmentation of
+        a sample must depend on its seed alone; seeds (N,) int64.
         """
         raise NotImplementedError
 
     def describe(self, index: int) -> str:
-        """The name of a sample in messages, such as its path."""
         return f"sample {index}"

@@ -13,11 +13,7 @@ more streams the first batch would wait for more blocks."""
 
 @runtime_checkable
 class InStreams(Protocol):
-    """An order in streams; see `BlockSampler`.
-
-    Attributes:
-        stream_of: (streams,) int64 on the CPU, the stream of each place of an epoch, modulo `streams`.
-    """
+    """An order in streams, see `BlockSampler`: `stream_of` each place, modulo `streams`."""
 
     stream_of: torch.Tensor
 

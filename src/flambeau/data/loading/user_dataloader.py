@@ -34,16 +34,6 @@ class UserDataLoader:
 
     Each rank reads all batches and takes its share of the samples, unless the loader has a
     DistributedSampler, at any depth: then its batches are the shares.
-
-    Args:
-        gather: gives what each rank calls it with, in their order; to see that all read the same.
-        say: called with a line on what a resume cannot promise.
-
-    Attributes:
-        place: where the loader stands, for checkpoints.
-
-    Raises:
-        InputError: no batches, or samplers that share the data in a way that is not this job's.
     """
 
     def __init__(
@@ -80,7 +70,6 @@ class UserDataLoader:
 
     @property
     def forks(self) -> bool:
-        """Whether reading starts other processes."""
         return getattr(self._batches, "num_workers", 0) > 0
 
     @property
@@ -94,7 +83,6 @@ class UserDataLoader:
         return list(range(low, min(low + self._accumulate, self.length)))
 
     def describe(self, index: int) -> str:
-        """The name of a batch in messages."""
         return f"batch {index} of the loader"
 
     def _compare(self, first: Any) -> None:

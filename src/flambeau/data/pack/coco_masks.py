@@ -4,27 +4,36 @@ Source: the format of instances_train2017.json: images, categories, and annotati
 list of polygons, [x0, y0, x1, y1, ...], or run lengths column by column, as numbers or as COCO's text.
 """
 
+import contextlib
 import csv
 import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
-from flambeau.data.pack.output_files import name_disk_errors, write_whole
-from flambeau.data.pack.unfinished_masks import UnfinishedMasks
+from flambeau.data.pack.output_files import (
+    hidden_folder,
+    locked_folder,
+    name_disk_errors,
+    remove_folder,
+    sync_file,
+    write_whole,
+)
 from flambeau.data.sources.class_names_file import classes_file
 from flambeau.data.sources.masks.mask_classes import names_in
 from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.errors import DecodeError, InputError, json_object, require_folder, unreadable
 from flambeau.images.decode import size_of
+from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 from flambeau.terminal import CountBar
 
 _MOST_BYTES = 4 << 30  # of the file; the largest of COCO has 0.5 GB
@@ -37,13 +46,7 @@ _BITS = 5  # of a character of COCO's text, with one more that says whether the 
 
 @dataclass(frozen=True)
 class CocoMasks:
-    """What `masks_of_coco` has written.
-
-    Attributes:
-        table: a file with the columns path and mask.
-        names: the file of the names of the classes.
-        images: how many it lists.
-    """
+    """What `masks_of_coco` has written: the table of images and masks, the file of names, and how many."""
 
     table: Path
     names: Path
@@ -61,10 +64,6 @@ def masks_of_coco(src: Path, dst: Path, *, show: bool = False) -> CocoMasks:
         src: the file of polygons; images lie beside it, or in a folder called images or like its last word
             beside it or its folder, as train2017/ for annotations/instances_train2017.json.
         dst: NAME.csv.
-
-    Raises:
-        InputError: DST exists, or SRC is no such file, names an image that is not there or has another size,
-            or has a polygon that is none.
     """
     require_folder(dst)
     content, digest = _read(src)
@@ -112,7 +111,6 @@ def _mask_files(src: Path, by_image: _ByImage) -> dict[PurePosixPath, str]:
 
 
 def _read(src: Path) -> tuple[dict[str, list[dict[str, Any]]], str]:
-    """The content of the file, and its SHA-256."""
     try:
         if src.stat().st_size > _MOST_BYTES:
             raise InputError(f"{src} has more than {_MOST_BYTES >> 30} GiB")
@@ -189,7 +187,6 @@ def _size(src: Path, path: Path, image: dict[str, Any]) -> tuple[int, int]:
 
 
 def _drawn(src: Path, path: Path, drawn: Sequence[tuple[int, Any]], size: tuple[int, int]) -> Mask:
-    """The mask of an image."""
     shapes = []
     for value, outline in drawn:
         inside = _inside(outline, size)
@@ -315,3 +312,80 @@ def _text(src: Path, entry: dict[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value.strip() or "\n" in value:
         raise InputError(f"{src}: an entry has no {name!r}: {str(entry)[:80]}")
     return value
+
+
+_PLAN = "source.txt"
+_MASKS = "masks"
+_NEXT = "next.png"
+
+
+class UnfinishedMasks:
+    """The masks of the table NAME.csv, which become the folder NAME_masks; the table is written after all of
+    them.
+
+    `source` changes with whatever decides what the masks are. InputError: the table is there, or the folder,
+    and no earlier start from this source has made it.
+    """
+
+    def __init__(self, table: Path, source: str) -> None:
+        self.folder = table.with_name(f"{table.stem}_masks")
+        self._table, self._source = table, source
+        self._hidden = hidden_folder(table)
+        self._masks = self._hidden / _MASKS
+        if table.exists() and not self._masks.exists():  # killed as the last thing was removed
+            remove_folder(self._hidden)
+        _refuse_existing(table)
+        if not self._is_moved():
+            _refuse_existing(self.folder)
+
+    def _is_begun(self) -> bool:
+        """Whether an earlier start has begun from the same source."""
+        plan = self._hidden / _PLAN
+        return plan.is_file() and plan.read_text(encoding="utf-8") == self._source
+
+    def _is_moved(self) -> bool:
+        return self._is_begun() and self.folder.exists() and not self._masks.exists()
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """Keep another process out, and what is unfinished when the context is left by an error."""
+        with locked_folder(self._hidden, self._table, plan=_PLAN):
+            if not self._is_begun():
+                remove_folder(self._masks)  # of another source
+                self._masks.mkdir()
+                write_whole(self._hidden / _PLAN, self._source)
+            elif not self._is_moved():
+                self._masks.mkdir(exist_ok=True)
+            try:
+                yield
+            except BaseException:
+                if self._masks.exists() and not any(self._masks.rglob("*.png")):
+                    (self._hidden / _PLAN).unlink()  # nothing that could be continued
+                raise
+            (self._hidden / _PLAN).unlink()
+
+    def has(self, name: PurePosixPath) -> bool:
+        """Whether this start or an earlier one has made a mask."""
+        return ((self.folder if self._is_moved() else self._masks) / name).is_file()
+
+    def write(self, name: PurePosixPath, mask: Mask) -> None:
+        file = (self.folder if self._is_moved() else self._masks) / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = io.BytesIO()
+        Image.fromarray(mask).save(written, "PNG")
+        temporary = self._hidden / _NEXT
+        temporary.write_bytes(written.getvalue())
+        sync_file(temporary)
+        temporary.rename(file)
+
+    def move(self) -> None:
+        """Give the folder its name: all masks have been made."""
+        if not self._is_moved():
+            _refuse_existing(self.folder)
+            self._masks.rename(self.folder)
+            Disk().sync_folder(self.folder.parent)
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise InputError(f"{path} exists\nName another DST, or remove it")

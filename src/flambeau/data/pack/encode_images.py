@@ -30,18 +30,13 @@ class CannotStore(ValueError):
 
 
 class Layout(NamedTuple):
-    """The common shape, (H, W) or (H, W, C), and dtype of all images of an array.
-
-    Attributes:
-        shape: (H, W), or (H, W, C).
-    """
+    """The common shape, (H, W) or (H, W, C), and dtype of all images of an array."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @classmethod
     def of(cls, image: Stored) -> "Layout":
-        """The layout of pixels."""
         assert not isinstance(image, bytes)
         return cls(image.shape, str(image.dtype))
 
@@ -69,12 +64,6 @@ class Conversion:
     channels: int | None = None
 
     def convert(self, stored: Stored) -> Stored:
-        """The image in its stored form.
-
-        Raises:
-            DecodeError: it cannot be decoded, or, if its bytes are kept, has a damaged header.
-            CannotStore: the format cannot hold it, for example so many pixels per side.
-        """
         if (channels := no_color(stored)) is not None:
             return self._with_all_channels(stored, channels)
         picture = Picture(stored)

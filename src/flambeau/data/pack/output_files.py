@@ -29,13 +29,7 @@ _RESERVED = 1 << 20  # bytes that a full file system may still report as free
 
 
 class Packed(NamedTuple):
-    """The result of `pack`.
-
-    Attributes:
-        files: their paths, or their addresses in a store.
-        bad: one line for each image that was left out.
-        already: an earlier run of the same command had made it.
-    """
+    """Paths or addresses of the files, a line per image left out; `already`: an earlier run had made it."""
 
     files: Sequence[Path | str]
     images: int
@@ -200,7 +194,6 @@ class PackFiles:
         }
 
     def remove(self) -> None:
-        """Remove the hidden folder."""
         remove_folder(self._staging)
 
     def _final(self, unit: Unit) -> Path:
@@ -238,7 +231,6 @@ class PackFiles:
 
 
 def hidden_folder(dst: Path) -> Path:
-    """Where what becomes DST grows."""
     return dst.with_name(f".{dst.name}{_STAGING}")
 
 
@@ -246,8 +238,7 @@ def hidden_folder(dst: Path) -> Path:
 def locked_folder(folder: Path, dst: Path, *, plan: str) -> Iterator[None]:
     """Make a hidden folder, and keep a second process that makes the same DST out of it.
 
-    Args:
-        plan: the name of the file without which the folder holds nothing to continue; it is then removed.
+    Without the file `plan` it holds nothing to continue, and is then removed.
     """
     folder.mkdir(exist_ok=True)
     with (folder / _LOCK).open("w") as file:
@@ -364,12 +355,10 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the disk has a file."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of ours with all that is in it, if it is there."""
     if folder.exists():
         shutil.rmtree(folder)

@@ -87,11 +87,7 @@ class _Bad(NamedTuple):
 
 
 def record_crc(target: str | None, stored: Stored) -> int:
-    """CRC-32 of a target as text and an image in its stored form.
-
-    Args:
-        target: the name of a class, a `vector_text` or a `mask_text`; None: a vector that is not looked at.
-    """
+    """CRC-32 of a target as text (None: a vector that is not looked at) and an image in its stored form."""
     return zlib.crc32(as_buffer(stored), zlib.crc32(f"{target}\0".encode()))
 
 
@@ -110,11 +106,8 @@ def pack(
 ) -> Packed:
     """Make DST of SRC, or continue an unfinished one, or return a finished one.
 
-    Args:
-        choice: which targets of SRC are meant.
-        workers: threads that read and convert; the result does not depend on their number.
-        dst: a path, or the address of an object in a store.
-        fresh: start again; finished files are renamed, not deleted.
+    The result does not depend on the number of threads, `workers`. `fresh` starts again; finished files are
+    renamed, not deleted.
     """
     split.check()
     kind = target_kind(dst)
@@ -227,7 +220,6 @@ class _Work:
             self._how = dataclasses.replace(self._how, channels=channels)
 
     def write_unit(self, files: PackFiles, number: int, unit: Unit) -> None:
-        """Write a unit, unless it exists."""
         done = files.unit_facts(number)
         if done is not None:
             self.bad += done["bad"]
@@ -341,7 +333,6 @@ def _checked_text(source: Source, class_name: str, label: Label) -> str | None:
 
 
 def _labels_of(source: Source) -> Sequence[Label]:
-    """The label of each image as it is written."""
     if isinstance(source, VectorRecords):
         return source.vectors
     if kind_of_targets(source).is_table:

@@ -32,11 +32,9 @@ class ScannedRecord(NamedTuple):
     """A record of a packed file, good or damaged.
 
     Attributes:
-        image: bytes of a file, or pixels; None if it is damaged.
         label: number or name of its class, its label vector, the names of its labels, or its mask as a file;
             None if it has none that is looked at.
         content: what is needed to write it again in its format.
-        damage: what is wrong with it; None if nothing is.
         whole: with `damage`: its bytes are undamaged, but not supported; None if that cannot be known.
         doubt: what may be wrong with it, if no checksum can decide.
     """

@@ -38,12 +38,7 @@ class _Member(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """One of a tar or a zip.
-
-    Attributes:
-        at: the offset of its first header; None in a zip.
-        files: their bytes, by extension.
-    """
+    """One of a tar or a zip: `files` by extension; `at`: the offset of its first header, None in a zip."""
 
     key: str
     at: int | None
@@ -55,11 +50,7 @@ class Sample(NamedTuple):
         return plain or [n for n in self.files if f".{n.rpartition('.')[2]}" in IMAGE_SUFFIXES]
 
     def label_kind(self) -> str:
-        """Where its target is read from, as in `TarSource`.
-
-        Returns:
-            One of LABEL_FILES, 'mask', 'folder', 'txt', 'targets', or '' for nowhere.
-        """
+        """Where `TarSource` reads its target: in LABEL_FILES, 'mask', 'folder', 'txt', 'targets', or ''."""
         content = _json(self.files)
         if is_packed(content) and "cls" not in self.files:
             return "targets"
@@ -77,7 +68,6 @@ class Sample(NamedTuple):
 
 
 def walk_tar(data: mmap.mmap) -> Iterator[ScannedRecord]:
-    """Samples and damage of a tar, in its order."""
     return sample_records(lambda read: _samples(data, read))
 
 
@@ -88,9 +78,6 @@ def sample_records(
 
     A sample without the kind of label that the others have has lost it if the tar is damaged. Samples without
     an image are skipped in an undamaged tar, as in training; in a damaged one they have lost it.
-
-    Args:
-        samples: takes the extensions whose bytes are needed; None for all.
     """
     kinds: Counter[str] = Counter()
     broken = False

@@ -1,20 +1,21 @@
 """Packed images one by one, past damage: what `flambeau verify` checks and `--salvage` keeps."""
 
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 
 from flambeau.data.pack.salvage_records import ScannedRecord, walk_rec, walk_tfrecord
-from flambeau.data.pack.salvage_tar import walk_tar
-from flambeau.data.pack.salvage_zip import walk_zip
+from flambeau.data.pack.salvage_tar import Sample, sample_records, walk_tar
 from flambeau.data.pack.table_files import walk_table
 from flambeau.data.sources.arrays.array_source import UnfitPixels
 from flambeau.data.sources.folder import FolderSource, class_folders
 from flambeau.data.sources.packed_formats import FORMATS
 from flambeau.data.sources.path_format import kind_of, open_path
 from flambeau.data.sources.source import Source
+from flambeau.data.sources.zip_members import UnfitZip, ZipReader, index_zip
 from flambeau.errors import DAMAGE_ERRNOS, DISK_ERRNOS, DamagedData, InputError
 from flambeau.images.stand_ins import stand_in_at, why_unreadable
+from flambeau.recipes.data.tar_shards import ShardError
 
 # Tools that may recover something from a file that cannot be opened, by format.
 RECOVERY: Mapping[str, str] = {
@@ -31,7 +32,6 @@ _ACCESS_ERRORS = DISK_ERRNOS - DAMAGE_ERRNOS
 
 
 def scan(path: Path, kind: str) -> Iterator[ScannedRecord]:
-    """The records of a file, in its order."""
     if path.is_file() and not path.stat().st_size:
         yield ScannedRecord("the file", 0, damage="it is empty")
         return
@@ -110,3 +110,34 @@ def _parts(path: Path) -> list[Source]:
         below = [folder for folder in sorted(class_folders(path)) if class_folders(folder)]
         return [FolderSource(folder) for folder in below or [path]]
     return [source for source in open_path(path) if source is not None]
+
+
+def walk_zip(path: Path, *, recovery: str) -> Iterator[ScannedRecord]:
+    """Samples and damage of a zip, in the order in which they are read.
+
+    `recovery`: what may help where its list of files is damaged.
+    """
+    try:
+        reader = ZipReader(path, index_zip(path))
+    except ShardError as error:
+        problem = str(error).removeprefix(str(path)).lstrip(":, ")
+        is_unfit = isinstance(error, UnfitZip)
+        damage = problem if is_unfit else f"{problem}; {recovery}"
+        yield ScannedRecord("the file", None, damage=damage, whole=is_unfit)
+        return
+    yield from sample_records(lambda read: _samples(reader, read))
+
+
+def _samples(reader: ZipReader, read: Container[str] | None) -> Iterator[Sample | ScannedRecord]:
+    for number, key in enumerate(reader.keys):
+        files = {}
+        try:
+            for extension in reader.extensions(number):
+                wanted = read is None or extension in read
+                files[extension] = reader.read(number, extension) if wanted else b""
+        except ShardError as error:
+            damage = str(error).rpartition(": ")[2]
+            name = f"{key}.{extension}".encode(errors="backslashreplace").decode()
+            yield ScannedRecord(name, None, damage=damage)
+            continue
+        yield Sample(key, None, files)

@@ -86,11 +86,7 @@ class Split:
 
 
 class Unit(NamedTuple):
-    """The images that are written, and redone after a kill, as a whole.
-
-    Attributes:
-        file: its name beside DST; for a folder the sub-folder of DST, or ''.
-    """
+    """The images that are written, and redone after a kill, as a whole; `file` lies beside DST, or in it."""
 
     file: str
     part: int
@@ -116,11 +112,10 @@ def head_of(source: Source) -> TargetHead:
 def named_parts(
     src: Path, kind: str, *, download: bool = False, choice: TargetChoice = FOUND
 ) -> list[tuple[str, Source]]:
-    """All images that `flambeau train` would read, under '', or under 'train' and 'val'.
+    """All images that `flambeau train` would read, under '', or under 'train' and 'val'; or those of a .rec
+    with label vectors.
 
-    Args:
-        src: anything that `flambeau train` reads; or a .rec file with label vectors.
-        kind: the format to make, as from `target_kind`, or 'list'.
+    `kind`: the format to make, as from `target_kind`, or 'list'.
     """
     try:
         train, val = _opened(src, download=download, choice=choice)
@@ -247,11 +242,7 @@ def units_of(parts: Sequence[tuple[str, Source]], dst: Path, split: Split) -> li
 
 
 def deal(length: int, split: Split) -> Iterator[tuple[str, str, list[int]]]:
-    """The images of each file of im2rec, with the suffixes of the file's name.
-
-    Returns:
-        For each file: '' or '_0', '_1' of the chunk; '' or 'train', 'val', 'test'; positions, possibly none.
-    """
+    """The images of each file of im2rec: '', '_0', '_1' of the chunk; '', 'train', 'val', 'test'; where."""
     order = list(range(length))
     if split.shuffle:
         random.Random(split.seed).shuffle(order)

@@ -38,13 +38,10 @@ _MOST_TEXT = 64 << 20  # bytes of a file that may hold labels and is fetched; ch
 
 
 def open_single_objects(data: str | Path, choice: TargetChoice) -> tuple[Source, Source | None]:
-    """The images to train on, and those to validate on if the data say which.
+    """The images of a table's or a folder's address to train on, and those to validate on if the data say
+    which.
 
-    Args:
-        data: the address of a table that names images, or of a folder of them.
-
-    Raises:
-        InputError: there are none; or they have masks, all of which would be read to know their classes.
+    InputError: there are none; or they have masks, all of which would be read to know their classes.
     """
     address = address_of(data)
     is_table = kind_of_name(name_of(address)) in ("listing", "parquet")
@@ -94,11 +91,7 @@ def _with_masks(address: str) -> InputError:
 
 
 class _Place:
-    """A folder of this disk that stands for one in a store.
-
-    Attributes:
-        base: the address of that folder, with its last slash.
-    """
+    """A folder of this disk that stands for one in a store, whose address is `base`, with its last slash."""
 
     def __init__(self, base: str) -> None:
         self.base = base
@@ -165,11 +158,7 @@ class _Place:
 
 
 class SingleObjectSource:
-    """The images of a source of files that stand for objects.
-
-    Args:
-        files: the source of local files, of which only the names are right.
-    """
+    """The images of a source of local `files` that stand for objects; of these only the names are right."""
 
     def __init__(self, files: Source, place: _Place) -> None:
         self._files, self._place = files, place

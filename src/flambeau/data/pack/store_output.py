@@ -37,11 +37,7 @@ _FEW = 4  # objects that are asked for one by one
 
 
 class StoreOutput:
-    """DST in a store.
-
-    Attributes:
-        local: the file of a disk that stands for DST while it is made.
-    """
+    """DST in a store; `local` is the file of a disk that stands for it while it is made."""
 
     def __init__(self, dst: Path) -> None:
         self._address = address_of(dst)
@@ -66,7 +62,6 @@ class StoreOutput:
         self.local = cache.path / "packing" / key / name
 
     def prepare(self) -> None:
-        """Make the folder of `local`."""
         folder = self.local.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -78,11 +73,7 @@ class StoreOutput:
             ) from error
 
     def finished(self, files: PackFiles) -> Packed | None:
-        """As `PackFiles.finished`.
-
-        Raises:
-            InputError: there is another one, or objects of these names that are of another pack.
-        """
+        """As `PackFiles.finished`; InputError: there is another one, or objects of another pack."""
         facts = self._manifest()
         if facts is None:
             self._require_free(files)

@@ -168,12 +168,7 @@ def _walk_arrow(path: Path) -> Iterator[ScannedRecord]:
 
 
 class _Read(NamedTuple):
-    """The columns to read.
-
-    Attributes:
-        head: what is known of targets that are no classes.
-        masks: the column of masks.
-    """
+    """The columns to read; `head`: what is known of targets that are no classes."""
 
     images: Columns
     head: TargetHead | None = None

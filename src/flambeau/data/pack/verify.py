@@ -66,9 +66,7 @@ class FileReport:
     """The result for one file.
 
     Attributes:
-        path: of the file, or its address in a store.
         checksums: a DST.pack.json, or an index, has a checksum of each image.
-        absent: a sentence for each array with absent parts, which read as the fill value.
         not_read: records that are undamaged, but unsupported or of another kind.
     """
 
@@ -114,7 +112,6 @@ def verify_file(
     say: Callable[[Damage], None] = lambda _: None,
     salvage: Path | None = None,
 ) -> FileReport:
-    """Check one file, and optionally save its good records."""
     report = FileReport(path, kind)
     try:
         checksums = _Checksums.beside(path)
@@ -263,7 +260,6 @@ def _check_storage(path: Path, kind: str) -> tuple[bool, Sequence[str]]:
 
 
 def _num_classes(path: Path) -> int:
-    """The number of classes that labels may have."""
     if not classes_file(path).exists():
         return _MAX_CLASSES
     try:

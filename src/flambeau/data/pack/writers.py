@@ -39,11 +39,9 @@ Label = int | float | Tensor | bytes
 
 
 class Record(NamedTuple):
-    """One image to be written into a file.
+    """One image to be written; `label`: the number of its class, its label vector, or its mask as a file.
 
-    Attributes:
-        label: the number of its class, its label vector, or its mask as a file.
-        class_name: the name of that class; '' if the label is no class.
+    `class_name` is '' if the label is no class.
     """
 
     key: str
@@ -139,7 +137,6 @@ class ZipWriter:
         self._archive = zipfile.ZipFile(path, "x")
 
     def write(self, key: str, sample: Mapping[str, bytes]) -> None:
-        """Append a sample: bytes by extension."""
         for extension, data in sample.items():
             name = f"{key}.{extension}"
             try:
@@ -163,7 +160,6 @@ def _samples(
 
 
 def _sample(record: Record, head: TargetHead) -> dict[str, bytes]:
-    """The files of a sample in a tar or a zip, by extension."""
     assert isinstance(record.image, bytes)
     if isinstance(record.label, bytes):
         label = {MASK: record.label}

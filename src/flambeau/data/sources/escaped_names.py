@@ -30,9 +30,7 @@ _PARTS = {
 def folder_names(classes: Sequence[str]) -> list[str]:
     """A folder name for each class, distinct without regard to case; '%' is escaped if any name must be.
 
-    Example:
-        >>> folder_names(["T-shirt/top", "50%"]), folder_names(["50%", "dog"])
-        (['T-shirt%2Ftop', '50%25'], ['50%', 'dog'])
+    T-shirt/top and 50% become T-shirt%2Ftop and 50%25; 50% alone stays 50%.
     """
     # These would be taken for the two parts of a data set.
     as_parts = {_PARTS[name.lower()] for name in classes if name.lower() in _PARTS} == {0, 1}

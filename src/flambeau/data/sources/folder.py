@@ -45,9 +45,6 @@ class FolderSource:
     at any depth by IMAGE_SUFFIXES in upper or lower case, and by their first bytes if their names are of
     _UNSURE_SUFFIXES, in the order of their names; links are followed.
     Hidden files, hidden folders and __MACOSX are skipped, files of other types counted.
-
-    Attributes:
-        left_out: the files of other types in class folders, and files beside these that may hold labels.
     """
 
     def __init__(self, root: Path) -> None:
@@ -175,11 +172,10 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def images_below(root: Path) -> tuple[list[str], LeftOut]:
-    """All images of a folder at any depth, with the rules of `FolderSource`, with or without class folders.
+    """All images of a folder at any depth, by the rules of `FolderSource`, and the other files.
 
-    Returns:
-        Relative paths, with slashes: those in the folder itself, then sub-folder by sub-folder, in the order
-        of the names; and the other files.
+    Relative paths, with slashes: those in the folder itself, then sub-folder by sub-folder, in the order of
+    the names.
     """
     others = LeftOut(_printable(root))
     names: list[str] = []

@@ -15,24 +15,34 @@ from flambeau.data.sources.source import Source, SubsetSource, hold_out
 from flambeau.data.sources.targets import TargetChoice, groups_of, kind_of_targets, task_of
 from flambeau.errors import InputError
 
+_TEST_SEED = 1  # of the hashes; the images to validate on have 0
+
 
 def fold_sources(source: Source, fold: Fold) -> tuple[Source, Source]:
-    """The images of all other folds to train on, and those of this one to validate on.
-
-    Raises:
-        InputError: a class or a group does not fit into so many folds.
-    """
+    """The images of all other folds to train on, and those of this one to validate on."""
     number, of = fold
     held = torch.from_numpy(folds_of(source, of) == number - 1)
     return tuple(SubsetSource(source, part.nonzero()[:, 0]) for part in (~held, held))  # type: ignore[return-value]
 
 
-def split(source: Source, choice: TargetChoice, **how: Any) -> tuple[Source, Source]:
-    """What a source without a part to validate on is divided into: the fold of `choice`, else `hold_out`.
+def without_test(source: Source, choice: TargetChoice) -> Source:
+    """The images that may be trained or validated on: without those that `choice` keeps for a test."""
+    return source if choice.test is None else _tested(source, choice.test)[0]
 
-    Args:
-        how: of `hold_out`.
-    """
+
+def part_to_test(source: Source, choice: TargetChoice) -> Source:
+    """The images that `without_test` leaves out."""
+    assert choice.test is not None
+    return _tested(source, choice.test)[1]
+
+
+def _tested(source: Source, share: float) -> tuple[Source, Source]:
+    """As `hold_out`, by other hashes than those of the images to validate on."""
+    return hold_out(source, share=share, seed=_TEST_SEED, purpose="test")
+
+
+def split(source: Source, choice: TargetChoice, **how: Any) -> tuple[Source, Source]:
+    """What a source without a part to validate on is divided into: the fold of `choice`, else `hold_out`."""
     if choice.fold is not None:
         return fold_sources(source, choice.fold)
     return hold_out(source, **how)
@@ -62,9 +72,6 @@ def folds_of(source: Source, folds: int) -> NDArray[np.int64]:
     numbers are one class. It depends on the names of the images alone, by their hashes. Of a source with
     groups whole ones are moved: largest first, each to the fold in which the shares of the classes stay most
     even; exactly as many groups as folds are the folds, in the order of their names.
-
-    Raises:
-        InputError: a class has fewer images, or groups, than there are folds; a group is larger than a fold.
     """
     strata = kind_of_targets(source).strata(source.labels)
     groups = groups_of(source)
@@ -141,15 +148,16 @@ def _require_class_in_each(
     source: Source, strata: Sequence[int], groups: Sequence[str] | None, folds: int
 ) -> None:
     """Refuse a class that some fold would be without."""
-    what = "images" if groups is None else "groups"
+    what = "image" if groups is None else "group"
     places: dict[int, set[object]] = {}
     for index, stratum in enumerate(strata):
         places.setdefault(stratum, set()).add(index if groups is None else groups[index])
     for stratum, found in sorted(places.items()):
         if len(found) < folds:
+            count = f"{len(found)} {what}{'' if len(found) == 1 else 's'}"
             raise InputError(
-                f"class {source.classes[stratum]!r} has {len(found)} {what}, and there are {folds} folds: "
-                "one would be without it; give fewer --folds, or leave the class out"
+                f"class {source.classes[stratum]!r} has {count}, and there are {folds} folds: one would be "
+                "without it; give fewer --folds, or leave the class out"
             )
 
 

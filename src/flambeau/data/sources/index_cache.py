@@ -27,12 +27,8 @@ def stored_index(
 
     It is kept as PATH.flambeau-index (a .npz without objects), written atomically; if the folder cannot be
     written, it is built each time. A file of another size, time or content at its ends counts as another
-    file, and a damaged index is built again.
-
-    Args:
-        build: makes arrays by name, none of dtype object.
-        kind: the content and its version, such as 'tfrecord 1'; an index of another kind is replaced.
-        stamp: changes if the content of a folder does.
+    file, and a damaged index is built again; so is one of another `kind`, such as 'tfrecord 1', or `stamp`,
+    which changes if the content of a folder does.
     """
     facts = f"{_VERSION} {kind} {_stamp(path) if stamp is None else stamp}"
     marked = np.frombuffer(facts.encode(), np.uint8)

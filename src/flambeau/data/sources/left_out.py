@@ -14,10 +14,7 @@ _SHOWN = 5  # endings in a message
 class LeftOut:
     """Counts of files that are not read, by their ending, or the columns of a table that are not.
 
-    Attributes:
-        where: the folder or file that holds them.
-        columns: their names.
-        first: one file of each ending, if it can be looked at.
+    `first` has one file of each ending, if it can be looked at.
     """
 
     where: str

@@ -123,20 +123,15 @@ class ListingSource:
     A path must not be repeated: one copy could be held out of training, and the other not.
 
     Args:
-        path: the file, UTF-8. Paths in it are relative to its folder, or absolute.
         labelled: False for images to predict on. A line may then be a path alone, and paths may repeat; an
             image without a label, or with several in a .lst, is of class ''; labels that could not be trained
             on are class names as they are.
         whole_folder: what it does not list of its folder counts as left out.
-        are_here: False for a listing whose images are in a store, and are read there.
-        choice: the task and the columns of its targets.
 
     Attributes:
-        task, separator: see `Targets`.
         parts: train, val or test for each image; None without a column for it.
         mask_names: the paths of the masks as they stand there; None without a column of them.
         groups: of each image; None unless `choice` names a column of them.
-        left_out: the columns that are not read; and the files of its folder that it does not list.
     """
 
     def __init__(

@@ -95,15 +95,10 @@ class LMDBSource:
 
 
 def image_key(class_name: str, name: str) -> bytes:
-    """The key of an image from which an LMDBSource reads its class.
+    """The key of an image from which an LMDBSource reads its class: CLASS/NAME, where NAME may begin so
+    already.
 
-    Args:
-        name: of the image in its source; a leading CLASS/ is not repeated, and a name too long for a key is
-            replaced by its SHA-256.
-
-    Example:
-        >>> image_key("cat", "cat/1.jpg"), image_key("cat", "70")
-        (b'cat/1.jpg', b'cat/70')
+    A name too long for a key is replaced by its SHA-256.
     """
     prefix = f"{class_name}/"
     if not class_name or "/" in class_name or class_name[:2] == "__" or len(prefix.encode()) > 255:

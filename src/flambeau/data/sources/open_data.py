@@ -26,15 +26,15 @@ from flambeau.data.sources.folder import (
     classes_above,
     images_below,
 )
-from flambeau.data.sources.folds import split, subset_of
+from flambeau.data.sources.folds import split, subset_of, without_test
 from flambeau.data.sources.masks.mask_folders import mask_pairs
-from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.open_store import open_address, open_evaluated
 from flambeau.data.sources.packed_formats import endings_of
 from flambeau.data.sources.path_format import (
     TRAIN_FOLDERS,
     VAL_FOLDERS,
     kind_of,
+    labels_beside,
     open_masked,
     open_path,
     open_shards,
@@ -88,7 +88,7 @@ def open_sources(
     """The images to train on and those to validate on.
 
     If DATA have no validation part, a share of each class is held out (see `hold_out`); with a fold of
-    `choice`, the images of that fold.
+    `choice`, the images of that fold. The share to test on of `choice` is in neither.
 
     Args:
         path: a folder with one sub-folder per class, or with train/ and one of val/, valid/, validation/,
@@ -97,12 +97,7 @@ def open_sources(
             `open_named`, in $FLAMBEAU_DATA or ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or
             hf:NAME:CONFIG of Hugging Face;
             an address of shards in a store (see `open_address`); None: the embedded Fashion-MNIST.
-        choice: which targets of the data are meant.
         groups_may_cross: a group with images on both sides is not refused.
-        cache: of data in a store.
-
-    Returns:
-        Training and validation source, both with the classes of the training source.
     """
     path = EMBEDDED if path is None else path
     train, val = open_parts(path, download=download, choice=choice, cache=cache)
@@ -110,16 +105,17 @@ def open_sources(
         _require_images(train)
     kind = kind_of_targets(train)
     kind.require_learnable(train.classes, train.labels, data_text(path))
+    train = without_test(train, choice)
     if val is None or choice.fold is not None:  # with folds a part to validate on is for the end
         train, val = split(train, choice, share=holdout, seed=seed)
     else:
         kind.require_in_training(train, val)
     if not groups_may_cross:
-        _require_apart(train, val)
+        require_apart(train, val)
     return subset_of(train, choice), val
 
 
-def _require_apart(train: Source, val: Source) -> None:
+def require_apart(train: Source, val: Source, purpose: str = "validate") -> None:
     """Refuse a group with images on both sides."""
     groups = groups_of(train)
     others = groups_of(val)
@@ -129,7 +125,7 @@ def _require_apart(train: Source, val: Source) -> None:
     for index, group in enumerate(others):
         if group in first:
             raise InputError(
-                f"{val.describe(index)} is to validate on and of the group {group!r}, as is "
+                f"{val.describe(index)} is to {purpose} on and of the group {group!r}, as is "
                 f"{train.describe(first[group])} to train on\nKeep a group on one side, or leave --group out"
             )
 
@@ -192,7 +188,6 @@ def open_source(
     Args:
         path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
             or packed images; of data with a validation part only that is used.
-        choice: which targets of the data are meant: those of the model.
 
     Returns:
         A source with exactly these classes; some may have no image.

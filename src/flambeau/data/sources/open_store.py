@@ -180,8 +180,12 @@ class _Opener:
     def opened(self, shards: Sequence[str], choice: TargetChoice) -> Opened:
         """The images of shards, one after the other."""
         self._read_indexes(shards)
-        with ThreadPoolExecutor(_AT_ONCE, "index-shards") as pool:
-            opened = list(pool.map(functools.partial(self._one, choice=choice), shards))
+        one = functools.partial(self._one, choice=choice)
+        if all(shard in self._packed for shard in shards):
+            opened = [*map(one, shards)]
+        else:
+            with ThreadPoolExecutor(_AT_ONCE, "index-shards") as pool:
+                opened = [*pool.map(one, shards)]
         if len(opened) == 1:
             source, val = opened[0]
             return opened[0] if val is not None else split(source, parts_of(source))
@@ -219,6 +223,8 @@ class _Opener:
 
     def _read_indexes(self, shards: Sequence[str]) -> None:
         for shard in shards:
+            if shard in self._packed:
+                continue
             name = name_of(shard)
             whole = str(whole_name(Path(name)))
             if whole != name:

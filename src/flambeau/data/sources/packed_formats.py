@@ -11,7 +11,6 @@ class Format:
         endings: of its files, or of its folders, the preferred one first; none for a folder of images.
         folder_files: a folder with one of these files is of this format.
         holds: 'files' of images, 'pixels', 'both', or 'paths' of files elsewhere, which cannot be packed.
-        is_zip: a zip file, with a CRC-32 for each member.
         is_walked: its records can be found after damage, and are saved as they are.
         checksums: cover each byte of an image; None if that depends on the file.
     """
@@ -69,12 +68,7 @@ KIND_OF_ENDING = {ending: form.kind for form in FORMATS.values() for ending in f
 
 
 def endings_of(*holds: str) -> str:
-    """The preferred endings of the formats that hold one of these, for a message.
-
-    Example:
-        >>> endings_of("pixels", "both")
-        '.h5 .n5 .zarr .npz .npy .pth'
-    """
+    """The preferred endings of the formats that hold one of these, for a message."""
     chosen = (form for form in FORMATS.values() if form.holds in holds)
     return " ".join(
         " ".join(f.endings if f.holds == "paths" else f.endings[:1]) for f in chosen

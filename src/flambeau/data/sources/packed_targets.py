@@ -41,8 +41,7 @@ class TargetHead(NamedTuple):
 
 
 def as_mark(head: TargetHead) -> int:
-    """What `id2` of a header says of a record's label, as text: 0 of a class; `number`; or `label` and what
-    separates labels in a cell."""
+    """A header's `id2` as text: 0 of a class, `number`, or `label` and what separates labels in a cell."""
     word = _MARKS.get(head.task, "")
     end = (head.separator or "").encode()
     if len(word) + len(end) > _MARK_BYTES:
@@ -73,11 +72,7 @@ def as_metadata(head: TargetHead) -> dict[bytes, bytes]:
 
 
 def of_metadata(metadata: Mapping[bytes, bytes] | None, path: Path) -> TargetHead | None:
-    """The inverse of `as_metadata`; None if there is none.
-
-    Raises:
-        DamagedData: it is no such text.
-    """
+    """The inverse of `as_metadata`; None if there is none. DamagedData: it is no such text."""
     data = (metadata or {}).get(_KEY)
     if data is None:
         return None

@@ -2,16 +2,15 @@
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from flambeau.data.sources.arrays.array_roles import is_of_labels
 from flambeau.data.sources.arrays.array_source import open_arrays
-from flambeau.data.sources.folder import FolderSource, class_folders
-from flambeau.data.sources.listing import open_listing, split
+from flambeau.data.sources.folder import FolderSource, class_folders, images_below
+from flambeau.data.sources.listing import ListingSource, has_columns, open_listing, split
 from flambeau.data.sources.lmdb_file import LMDBSource
 from flambeau.data.sources.masks.mask_folders import mask_pairs, open_pairs
 from flambeau.data.sources.masks.masked_source import MaskedSource
-from flambeau.data.sources.metadata_file import labels_beside
 from flambeau.data.sources.packed_formats import FORMATS, KIND_OF_ENDING
 from flambeau.data.sources.recordio_file import RecordSource
 from flambeau.data.sources.source import ConcatSource, Source, parts_of
@@ -19,7 +18,7 @@ from flambeau.data.sources.tables.arrow_file import open_arrow
 from flambeau.data.sources.tables.hugging_face import open_saved
 from flambeau.data.sources.tables.parquet_file import open_parquet
 from flambeau.data.sources.tar_file import open_tar
-from flambeau.data.sources.targets import FOUND, TargetChoice, require_classes
+from flambeau.data.sources.targets import FOUND, TargetChoice, kind_of_targets, require_classes
 from flambeau.data.sources.tfrecord_file import TFRecordSource
 from flambeau.errors import DamagedData, InputError
 from flambeau.images.stand_ins import stand_in_at
@@ -108,14 +107,9 @@ def open_path(
 ) -> tuple[Source, Source | None]:
     """The images of a path, or those to train on and those to validate on if the data say which are which.
 
-    Args:
-        path: a file of a format, a folder of shards of one, the whole name of such shards, a folder with a
-            metadata.csv of labels, one of images and masks, or one with one sub-folder per class.
-        labelled: False ignores labels: all packed images are of class ''.
-        choice: which targets are meant.
-
-    Raises:
-        InputError: data that have no such targets, or cannot be read.
+    A path is a file of a format, a folder of shards of one, the whole name of such shards, a folder with a
+    metadata.csv of labels, one of images and masks, or one with one sub-folder per class. `labelled` False
+    ignores labels: all packed images are of class ''.
     """
     kind = kind_of(path)
     if kind is not None:
@@ -138,8 +132,7 @@ def open_shard(
 ) -> tuple[Source, Source | None]:
     """As `open_path`, of one file of several: a column that says the parts divides all of them together.
 
-    Args:
-        copies: the folder of what is made to read it; no file but the class names beside it is read.
+    What is made to read it lies in the folder `copies`; no file but the class names beside it is read.
     """
     return _open_kind(path, str(kind_of(path)), labelled, choice, copies)
 
@@ -229,3 +222,41 @@ def _open(
 
 
 _VECTORS: dict[str, Callable[..., Source]] = {"rec": RecordSource, "tfrecord": TFRecordSource}
+
+
+_OTHERS = ("metadata.jsonl", "metadata.parquet")  # which `datasets` reads, too
+_CLASSES = "move it elsewhere if the folders are the classes"
+
+
+def labels_beside(folder: Path, choice: TargetChoice = FOUND) -> Path | None:
+    """A folder's metadata.csv if it has the labels of its images; None if the folders have them.
+
+    InputError if both say something else, or if it is of a kind that is not read.
+    """
+    for name in _OTHERS:
+        other = folder / name
+        if other.is_file() and images_below(folder)[0]:
+            raise InputError(
+                f"{other} may hold the labels of the images beside it, and is not read\n"
+                f"Write it as metadata.csv with the columns file_name and label, or {_CLASSES}"
+            )
+    path = folder / "metadata.csv"
+    if not path.is_file() or not has_columns(path, choice):
+        return None
+    if len(class_folders(folder)) < 2:
+        return path
+    listing = ListingSource(path, choice=choice)
+    if kind_of_targets(listing).is_table or listing.mask_names is not None:
+        return path
+    labels = listing.labels.tolist()
+    folders = [PurePosixPath(name).parent.parts for name in listing.names]
+    pairs = {(above[:1], label) for above, label in zip(folders, labels, strict=True)}
+    if len(pairs) == len({above for above, _ in pairs}) == len({label for _, label in pairs}):
+        return None
+    for index, (above, label) in enumerate(zip(folders, labels, strict=True)):
+        if listing.classes[label] not in above:
+            raise InputError(
+                f"{listing.describe(index)} is of class {listing.classes[label]!r}, and lies in the folder "
+                f"{'/'.join(above) or '.'}\nTrain on the file, {path}, or {_CLASSES}"
+            )
+    return None

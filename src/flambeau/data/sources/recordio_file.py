@@ -33,9 +33,6 @@ class RecordSource:
     The class names are the lines of NAME.classes.txt beside NAME.rec, NAME_train.rec or NAME_val.rec;
     without that file they are the numbers from 0 to the largest label.
     All records are read once, for their labels.
-
-    Attributes:
-        task, separator: see `Targets`.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> None:

@@ -50,13 +50,19 @@ _MAX_SIDE = 1 << 20
 _MAX_BYTES = 1 << 48
 _HERE = "\x01"  # stands for the shard in messages about masks
 _PARTS = ("train", "val", "test", "")
+_LONGEST_AROUND = 1 << 10
 
 
 class Texts(Sequence[str]):
-    """Texts out of one array, each followed by a zero."""
+    """Texts out of one array, each followed by a zero.
 
-    def __init__(self, data: NDArray[np.uint8]) -> None:
+    Args:
+        around: what begins and what ends each of them, and is not in the array.
+    """
+
+    def __init__(self, data: NDArray[np.uint8], around: tuple[str, str] = ("", "")) -> None:
         self._data = data
+        self._before, self._after = around
         self._ends: NDArray[np.uint32] | NDArray[np.int64] | None = None
 
     def _positions(self) -> NDArray[np.uint32] | NDArray[np.int64]:
@@ -70,7 +76,7 @@ class Texts(Sequence[str]):
         return int(np.count_nonzero(self._data == 0)) if self._ends is None else len(self._ends)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(split_texts(self._data))
+        return (self._before + text + self._after for text in split_texts(self._data))
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
@@ -78,11 +84,20 @@ class Texts(Sequence[str]):
         ends = self._positions()
         at = range(len(ends))[index]
         start = int(ends[at - 1]) + 1 if at else 0
-        return self._data[start : int(ends[at])].tobytes().decode(errors="surrogateescape")
+        text = self._data[start : int(ends[at])].tobytes().decode(errors="surrogateescape")
+        return self._before + text + self._after
 
     @property
     def array(self) -> NDArray[np.uint8]:
-        return self._data
+        return joined(self) if self._before or self._after else self._data
+
+    def around(self, others: "Texts") -> tuple[str, str] | None:
+        """What stands before and behind each of the others to make these texts; None if they are no such."""
+        if not len(self) or len(self) != len(others):
+            return None
+        before, found, after = str(self[0]).partition(others[0])
+        same = (text == before + other + after for text, other in zip(self, others, strict=True))
+        return (before, after) if found and all(same) else None
 
 
 @dataclass(frozen=True)
@@ -434,7 +449,7 @@ class _Writing:
             "left_out": part.left_out,
             "columns": list(part.columns),
             "has_shapes": part.shapes is not None,
-            **self._places(part.images),
+            **self._places(part.images, part.names),
         }
         self._add("labels", part.labels.numpy())
         if part.shapes is not None:
@@ -450,23 +465,24 @@ class _Writing:
             if texts is not None:
                 facts[name] = self._add("texts", texts.array)
         if part.masks is not None:
-            facts["masks"] = self._masks(part.masks)
+            facts["masks"] = self._masks(part.masks, part.names)
         return facts
 
-    def _places(self, places: Places) -> dict[str, Any]:
+    def _places(self, places: Places, names: Texts) -> dict[str, Any]:
         for name in ("offsets", "sizes", "crcs"):
             self._add(name, getattr(places, name))
         for data in places.inline.values():
             self._add("inline", np.frombuffer(data, np.uint8))
         if places.packed is not None:
             self._add("packed", places.packed)
+        around = places.tails.around(names)
         return {
-            "tails": self._add("tails", places.tails.array),
+            "tails": around or self._add("tails", places.tails.array),
             "inline": {str(at): len(data) for at, data in places.inline.items()},
             **({} if places.packed is None else {"packed": True}),
         }
 
-    def _masks(self, masks: MaskPart) -> dict[str, Any]:
+    def _masks(self, masks: MaskPart, names: Texts) -> dict[str, Any]:
         named = masks.named
         images, values = masks.counts.nonzero()
         counts = np.stack([images, values, masks.counts[images, values]], axis=1)
@@ -475,7 +491,7 @@ class _Writing:
             "named": None if named is None else [sorted(named.names.items()), named.whose],
             "problems": {str(at): text for at, text in masks.problems.items()},
             "counts": self._add("counts", counts.astype(np.uint32)),
-            **self._places(masks.places),
+            **self._places(masks.places, names),
         }
 
 
@@ -528,6 +544,8 @@ class _Reading:
         for name, kind in _KINDS.items():
             _require(arrays[name].dtype == kind)
         _require(arrays["labels"].dtype in (np.int64, np.float32))
+        # Of one storage, so that a `ConcatSource` of all parts copies none.
+        self._labels = torch.from_numpy(arrays["labels"])
 
     def shards(self, forget: Callable[[], None]) -> list[ShardIndex]:
         """All shards; `forget` is called now and then, when what was checked may leave the memory."""
@@ -562,8 +580,8 @@ class _Reading:
         if "rows" in facts:
             rows = self._rows(facts["rows"], count, shard_size, 1 + ("masks" in facts))
         names = self._texts("names", facts["names"], count)
-        images = self._places(facts, count, shard_size, is_packed=rows is not None)
-        labels = torch.from_numpy(self._take("labels", count))
+        images = self._places(facts, names, shard_size, is_packed=rows is not None)
+        labels = self._labels[self._at.get("labels", 0) :][: len(self._take("labels", count))]
         classes = self._classes[facts["classes"]]
         task = facts["task"]
         separator = facts["separator"]
@@ -581,7 +599,7 @@ class _Reading:
         _require(parts is None or {*parts} <= {*_PARTS})
         masks = None
         if "masks" in facts:
-            masks = self._masks(facts["masks"], count, shard_size, is_packed=rows is not None)
+            masks = self._masks(facts["masks"], names, shard_size, is_packed=rows is not None)
         return ShardPart(
             task=task,
             separator=separator,
@@ -600,8 +618,9 @@ class _Reading:
         )
 
     def _places(
-        self, facts: dict[str, Any], count: int, shard_size: int, *, is_packed: bool
+        self, facts: dict[str, Any], names: Texts, shard_size: int, *, is_packed: bool
     ) -> Places:
+        count = len(names)
         offsets = self._take("offsets", count)
         sizes = self._take("sizes", count)
         _require(bool((offsets >= 0).all() and (sizes >= -1).all()))
@@ -624,8 +643,15 @@ class _Reading:
             for at, length in facts["inline"].items()
         }
         _require(all(0 <= at < count and sizes[at] == 0 for at in inline))
-        tails = self._texts("tails", facts["tails"], count)
-        return Places(tails, offsets, sizes, self._take("crcs", count), inline, packed)
+        tails = facts["tails"]
+        if isinstance(tails, list):
+            before, after = tails
+            _require(isinstance(before, str) and isinstance(after, str))
+            _require(len(before) + len(after) < _LONGEST_AROUND)
+            texts = Texts(names.array, (before, after))
+        else:
+            texts = self._texts("tails", tails, count)
+        return Places(texts, offsets, sizes, self._take("crcs", count), inline, packed)
 
     def _shapes(self, count: int, sizes: NDArray[np.int64]) -> NDArray[np.int32]:
         shapes = self._take("shapes", count)
@@ -650,9 +676,10 @@ class _Reading:
         return RowGroups(columns, lengths, start, size, crc)
 
     def _masks(
-        self, facts: dict[str, Any], count: int, shard_size: int, *, is_packed: bool
+        self, facts: dict[str, Any], names: Texts, shard_size: int, *, is_packed: bool
     ) -> MaskPart:
-        places = self._places(facts, count, shard_size, is_packed=is_packed)
+        count = len(names)
+        places = self._places(facts, names, shard_size, is_packed=is_packed)
         triples = self._take("counts", facts["counts"])
         _require(triples.shape[1:] == (3,))
         at, values, pixels = triples.T

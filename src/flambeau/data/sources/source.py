@@ -128,11 +128,7 @@ def file_of(source: Source, index: int) -> Path | None:
 
 
 def mask_of(source: Source, index: int) -> Mask | None:
-    """The class of each pixel of an image, (H, W) uint8, 255 for none; None if the data have no masks.
-
-    Raises:
-        DecodeError: it is damaged or cannot be read.
-    """
+    """The class of each pixel of an image, (H, W) uint8, 255 for none; None if the data have no masks."""
     read: Callable[[int], Mask] | None = getattr(source, "read_mask", None)
     return None if read is None or task_of(source) != "segmentation" else read(index)
 
@@ -257,9 +253,7 @@ class PassedMasks:
 class SubsetSource(PassedMasks):
     """Some images of a source, by indices (M,) int64; optionally with the class numbers of another source.
 
-    Args:
-        classes: names in which the labels become positions; by default the source's.
-        shown: texts of the targets, which become the classes: of images that are not learned from.
+    `shown`: texts of the targets, which become the classes: of images that are not learned from.
     """
 
     def __init__(
@@ -370,13 +364,26 @@ class SubsetSource(PassedMasks):
         return table[mask]
 
 
+def _joined(labels: Sequence[Tensor]) -> Tensor:
+    """Tensors one behind the other: a view if they lie so in memory, as the labels of an index do."""
+    first = labels[0]
+    place = first.storage_offset()
+    for one in labels:
+        same = one.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (same and one.is_contiguous() and one.storage_offset() == place):
+            return torch.cat([*labels])
+        place += one.numel()
+    shape = (sum(map(len, labels)), *first.shape[1:])
+    whole = torch.empty(0, dtype=first.dtype)
+    whole.set_(first.untyped_storage(), first.storage_offset(), shape)  # type: ignore[call-overload]
+    return whole
+
+
 class ConcatSource(PassedMasks):
     """Several sources, one after the other.
 
-    Their classes are merged: in the order of their numbers if all are numbers, else of their names.
-
-    Args:
-        parts: at least one; if all have the same classes, their order is kept.
+    If all have the same classes, their order is kept; else they are merged: in the order of their numbers if
+    all are numbers, else of their names.
     """
 
     def __init__(self, parts: Sequence[Source]) -> None:
@@ -395,7 +402,7 @@ class ConcatSource(PassedMasks):
             else part
             for part in parts
         ]
-        self.labels = torch.cat([part.labels for part in self._parts])
+        self.labels = _joined([part.labels for part in self._parts])
         self._starts = [0, *itertools.accumulate(map(len, parts))]
 
     @property
@@ -497,7 +504,9 @@ HELD_OUT = 0.1
 """The share of each class that is held out of data without a validation part; chosen."""
 
 
-def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple[Source, Source]:
+def hold_out(
+    source: Source, *, share: float = HELD_OUT, seed: int = 0, purpose: str = "validate"
+) -> tuple[Source, Source]:
     """Split a source into two, class by class, by the hashes of its images' names.
 
     Images with several labels are split by the rarest label of each, those with numbers as one class.
@@ -505,6 +514,9 @@ def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple
     The smallest hashes of a class are held out, and a hash depends on the seed and the image's name alone:
     adding or removing an image moves at most one other image of its class to the other part.
     Of a source with groups whole ones are held out, by the hashes of their names, until they have the share.
+
+    Args:
+        purpose: what the part is for, in a message.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share to hold out must be above 0 and below 1, got {share}")
@@ -521,8 +533,8 @@ def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple
                 held_groups.add(one)
         if not held_groups:
             raise InputError(
-                f"all images are of one group, {groups[0]!r}, so none can be held out to validate on\n"
-                "Name another column as --group, or give a part to validate on"
+                f"all images are of one group, {groups[0]!r}, so none can be held out to {purpose} on\n"
+                f"Name another column as --group, or give a part to {purpose} on"
             )
         held = torch.tensor([name in held_groups for name in groups])
         return SubsetSource(source, (~held).nonzero()[:, 0]), SubsetSource(
@@ -539,7 +551,7 @@ def hold_out(source: Source, *, share: float = HELD_OUT, seed: int = 0) -> tuple
             held[sorted(of_class, key=hashes.__getitem__)[:count]] = True
     if not held.any():
         raise InputError(
-            f"no class has two images, so none can be held out to validate on (the first image is "
+            f"no class has two images, so none can be held out to {purpose} on (the first image is "
             f"{source.describe(0)})\nAdd images, or give a folder with train/ and val/"
         )
     return SubsetSource(source, (~held).nonzero()[:, 0]), SubsetSource(source, held.nonzero()[:, 0])

@@ -56,9 +56,6 @@ class StoreFiles:
         places: F of them.
         identity: of the content, wherever the object lies.
         index_of: what the index came from, for messages.
-
-    Attributes:
-        blocks: (B,) int64, samples per block, in order.
     """
 
     def __init__(
@@ -73,6 +70,7 @@ class StoreFiles:
     ) -> None:
         self._address, self._places, self._cache = address, places, cache
         self._identity, self._rows, self._index_of = identity, rows, index_of
+        self._keys: dict[int, str] = {}
         self._offsets = _side_by_side([one.offsets for one in places])
         self._crcs = _side_by_side([one.crcs for one in places])
         self._stored_sizes = _side_by_side([one.sizes for one in places])
@@ -84,12 +82,20 @@ class StoreFiles:
         if len(self._sizes) and self._sizes.min() < 0:
             self._sizes = np.maximum(self._sizes, 0)
         lengths = np.array([len(self._sizes)]) if rows is None else rows.lengths
-        # With masks, within the blocks of the images alone, from which the order of an epoch is made.
-        within = lengths if len(places) == 1 else block_lengths(self._sizes[:, 0], lengths)
-        self.blocks = block_lengths(self._sizes.sum(1), within)
-        self._ends = np.cumsum(self.blocks)
         self._group_ends = np.cumsum(lengths)
-        self._keys: dict[int, str] = {}
+
+    @functools.cached_property
+    def blocks(self) -> NDArray[np.int64]:
+        """(B,) samples per block, in order."""
+        lengths = np.diff(self._group_ends, prepend=0)
+        # With masks, within the blocks of the images alone, from which the order of an epoch is made.
+        is_alone = len(self._places) == 1
+        within = lengths if is_alone else block_lengths(self._sizes[:, 0], lengths)
+        return block_lengths(self._sizes.sum(1), within)
+
+    @functools.cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        return np.cumsum(self.blocks)
 
     def describe(self, index: int, column: int) -> str:
         return f"{self._address}{self._places[column].tails[index]}"
@@ -390,8 +396,6 @@ class _OtherBytes(Exception):
 
 
 class _Process:
-    """What the shards of one process share."""
-
     def __init__(self, options: CacheOptions) -> None:
         self.cache = BlockCache(options)
         self.ahead = FetchAhead()
@@ -411,5 +415,4 @@ def _process(options: CacheOptions) -> _Process:
 
 
 def cache_of(options: CacheOptions) -> BlockCache:
-    """The blocks of this process."""
     return _process(options).cache

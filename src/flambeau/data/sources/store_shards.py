@@ -28,7 +28,6 @@ class StoreShard:
         index_of: what the index came from, for messages.
 
     Attributes:
-        files: the images, and the masks if there are any.
         image_sizes, image_blocks: see `image_blocks`.
         groups, parts: what a table says of each image; None if it does not.
     """
@@ -36,7 +35,8 @@ class StoreShard:
     def __init__(
         self, address: str, part: ShardPart, cache: CacheOptions, *, index_of: str | None = None
     ) -> None:
-        self._part = part
+        self._address, self._part, self._cache = address, part, cache
+        self._index_of = index_of
         self.task: TaskName = part.task
         self.separator = part.separator
         self.classes = part.classes
@@ -45,19 +45,29 @@ class StoreShard:
         self.left_out = (LeftOut(address, Counter(part.left_out), columns=part.columns),)
         self.groups: Sequence[str] | None = part.groups
         self.parts: Sequence[str] | None = part.parts
-        places = [part.images]
-        identity = part.fingerprint
-        if part.masks is not None:
-            places.append(part.masks.places)
-            identity += part.masks.fingerprint
-        self.files = StoreFiles(
-            address, places, cache, identity=identity, rows=part.rows, index_of=index_of
-        )
         sizes = part.images.sizes
         has_bad = bool(len(part) and sizes.min() < 0)
         self.image_sizes = np.maximum(sizes, 0) if has_bad else sizes
         if part.rows is not None:
             self.image_blocks = group_blocks(self.image_sizes, part.rows.lengths)
+
+    @functools.cached_property
+    def files(self) -> StoreFiles:
+        """The images, and the masks if there are any; made when one is read, for there may be many shards."""
+        part = self._part
+        places = [part.images]
+        identity = part.fingerprint
+        if part.masks is not None:
+            places.append(part.masks.places)
+            identity += part.masks.fingerprint
+        return StoreFiles(
+            self._address,
+            places,
+            self._cache,
+            identity=identity,
+            rows=part.rows,
+            index_of=self._index_of,
+        )
 
     @property
     def names(self) -> Sequence[str]:

@@ -318,7 +318,6 @@ def _kind(reader: TarReader, sample: int, *, has_masks: bool) -> str:
 
 
 def _label(reader: TarReader, sample: int, kind: str) -> str:
-    """The number or name of a class."""
     where = f"{_where(reader, sample)}.{kind}"
     if kind not in reader.extensions(sample):
         raise InputError(

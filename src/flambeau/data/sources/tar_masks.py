@@ -47,14 +47,9 @@ def masked_tar(
     index: Sequence[Sequence[Any]],
     choice: TargetChoice,
 ) -> MaskedSource:
-    """The images of a tar or a zip with their masks.
+    """The images of a tar or a zip with their masks; `index` has the columns of these, the names first.
 
-    Args:
-        reader: of the masks.
-        index: the columns of theirs, the names first.
-
-    Raises:
-        InputError: an image without a mask, or masks that are none.
+    InputError: an image without a mask, or masks that are none.
     """
     names = tuple(index[0])
     files = _InTar(reader, names)

@@ -59,11 +59,7 @@ def targets_text(content: object, where: str) -> str:
 def json_targets(
     texts: Sequence[str], path: Path, choice: TargetChoice, describe: Callable[[int], str]
 ) -> Targets:
-    """The targets of all samples, of `targets_text`.
-
-    Raises:
-        InputError: they do not fit the task, or each other.
-    """
+    """The targets of all samples, of `targets_text`; InputError if they do not fit the task."""
     contents = [json.loads(text, object_pairs_hook=json_object) for text in texts]
     first = contents[0]
     head = _head(first)

@@ -17,9 +17,8 @@ from flambeau.errors import InputError
 class TargetKind(Protocol):
     """What is done with targets of a kind, wherever they come from.
 
-    Attributes:
-        is_table: they are rows of float32, and not class numbers.
-        has_it: how a message says that an image has a target, before its name.
+    `is_table`: they are rows of float32, and not class numbers; `has_it`: how a message says that an image
+    has one.
     """
 
     @property
@@ -43,12 +42,10 @@ class TargetKind(Protocol):
         """Groups of images of which each part of a split gets its share."""
 
     def renumbered(self, labels: Tensor, positions: Tensor, num: int, absent: float) -> Tensor:
-        """The targets at other places.
+        """The targets at other places: `positions` of each class, label or column among the `num` new ones,
+        -1 for one that no image has.
 
-        Args:
-            positions: of each class, label or column among the new ones; -1 for one that no image has.
-            num: how many new ones there are.
-            absent: the value of a label that has no place among the old ones.
+        `absent` is the value of a label that has no place among the old ones.
         """
 
     def require_learnable(self, names: Sequence[str], labels: Tensor, where: str) -> None:
@@ -131,7 +128,6 @@ class SeveralLabels:
         return labels[:, number] == 1
 
     def strata(self, labels: Tensor) -> list[int]:
-        """The rarest label of each image."""
         return _rarest(labels == 1)
 
     def renumbered(self, labels: Tensor, positions: Tensor, num: int, absent: float) -> Tensor:
@@ -197,7 +193,6 @@ class PixelClasses:
     has_it = "has pixels of class"
 
     def texts(self, names: Sequence[str], labels: Tensor) -> list[str]:
-        """The shares of its classes."""
         return [
             "|".join(f"{name} {share:.6g}" for name, share in zip(names, row, strict=True) if share)
             for row in labels.tolist()
@@ -212,7 +207,6 @@ class PixelClasses:
         return labels[:, number] > 0
 
     def strata(self, labels: Tensor) -> list[int]:
-        """The rarest class of each image."""
         return _rarest(labels > 0)
 
     def renumbered(self, labels: Tensor, positions: Tensor, num: int, absent: float) -> Tensor:
@@ -237,11 +231,7 @@ class PixelClasses:
 
 
 def _rarest(has: Tensor) -> list[int]:
-    """The rarest target of each of N images; K without any.
-
-    Args:
-        has: (N, K) bool.
-    """
+    """The rarest target of each of N images, of (N, K) bool; K without any."""
     rarity = torch.where(has, has.sum(0), len(has) + 1)
     return torch.where(has.any(1), rarity.argmin(1), has.shape[1]).tolist()
 

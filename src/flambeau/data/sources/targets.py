@@ -33,12 +33,11 @@ class TargetChoice:
 
     Attributes:
         task: None: found from the data.
-        columns: of a table; none: found by their names.
-        separator: between the labels in a cell; None: found.
         group: the column of a table that says which images stay together, such as those of a patient.
         split: the column that says train, val or test; None: one of a usual name, if there is one.
         fold: which part of the training images is held out, from 1, and of how many; None: see `hold_out`.
         subset: the share of the training images that is trained on; None: all.
+        test: the share of the training images that is kept for a test, before any other split; None: none.
         ignore_index: the number in masks that counts as nothing; None: 255, unless that has a name.
         mask_classes: number and name of each class in masks, if a file does not say them; none: found.
         of_others: the data are others than those that these are for: what they have no columns for is left
@@ -52,6 +51,7 @@ class TargetChoice:
     split: str | None = None
     fold: tuple[int, int] | None = None
     subset: float | None = None
+    test: float | None = None
     ignore_index: int | None = None
     mask_classes: tuple[tuple[int, str], ...] = ()
     of_others: bool = False
@@ -82,7 +82,6 @@ class Targets(NamedTuple):
     """The targets of all images.
 
     Attributes:
-        names: of the K labels, or columns of numbers.
         labels: (N, K) float32: 1, 0, or NaN for unknown; or numbers, NaN where one is missing.
         separator: between the labels of a cell; None: each label has a column of its own.
     """
@@ -122,15 +121,10 @@ def target_texts(source: Any) -> list[str]:
 
 
 def renumbered(source: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor:
-    """The targets of a source for other names, or for another order of them.
+    """The targets of a source, or some of them, for other names, or for another order of them.
 
-    Args:
-        labels: of the source, or some of them.
-        classes: names in which classes become positions, and labels or numbers columns. A label that the
-            source does not know is 0 where cells name what is there, and NaN where it has no column.
-
-    Raises:
-        ValueError: an image of a class, or with a label, that is not in `classes`.
+    A label that the source does not know is 0 where cells name what is there, and NaN where it has no column.
+    ValueError: an image of a class, or with a label, that is not in `classes`.
     """
     unknown = lost_name(source, labels, classes)
     if unknown is not None:
@@ -194,11 +188,7 @@ def refuse_columns(path: Path, choice: TargetChoice) -> None:
 
 
 def named_column(wanted: str, columns: Sequence[str], whose: str) -> int:
-    """The position of the column that the user calls so.
-
-    Args:
-        whose: begins the message, such as 'FILE has'.
-    """
+    """The position of the column that the user calls so; `whose` begins the message, such as 'FILE has'."""
     matches = [at for at, name in enumerate(columns) if name == wanted]
     matches = matches or [at for at, name in enumerate(columns) if name.lower() == wanted.lower()]
     if len(matches) != 1:
@@ -217,16 +207,11 @@ def table_targets(
     cell: Callable[[int, int], str],
     known: Sequence[str] | None = None,
 ) -> Targets | None:
-    """The targets in the cells of one or several columns; None if they are classes.
+    """The targets in the cells of one or several columns, given column by column; None if they are classes.
 
-    Args:
-        columns: the texts of the cells, column by column.
-        names: of the columns.
-        cell: describes the cell of a row and a column, for an error.
-        known: the names of the classes, or of the labels in their order, if a file says them.
-
-    Raises:
-        InputError: cells that do not fit the task, or may mean several things.
+    `cell` describes a row and a column, for an error; `known` are the names of the classes, or of the labels
+    in their order, if a file says them. InputError: cells that do not fit the task, or may mean several
+    things.
     """
     task = choice.task
     if len(columns) > 1:
@@ -395,11 +380,7 @@ def _numbers(
 def number_column(values: Sequence[float], what: str) -> Tensor:
     """Numbers as (N,) float32, NaN where one is missing.
 
-    Args:
-        what: names the column, for an error.
-
-    Raises:
-        InputError: all are missing or too large for float32, or float32 cannot tell them apart.
+    InputError: all are missing or too large for float32, or float32 cannot tell them apart.
     """
     exact = torch.tensor(values, dtype=torch.float64)
     given = exact[~exact.isnan()]

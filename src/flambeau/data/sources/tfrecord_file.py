@@ -89,12 +89,7 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 class _Chosen(NamedTuple):
-    """The names of the features that are read.
-
-    Attributes:
-        labels: one; or several of one number each.
-        is_vector: the labels are numbers, which may be other targets than classes.
-    """
+    """The features that are read; `labels`: one, or several of a number each; `is_vector`: numbers."""
 
     image: str
     labels: tuple[str, ...]
@@ -111,12 +106,6 @@ class TFRecordSource:
     numbers are numbers. See `named_labels` for the names of numbered classes. Several numbers, and numbers
     with fractions, are other targets if `vector_targets` finds that they are.
     All records are read once, and offsets, labels and names are kept beside the file.
-
-    Args:
-        choice: the task; its columns are features.
-
-    Attributes:
-        task, separator: see `Targets`.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> None:

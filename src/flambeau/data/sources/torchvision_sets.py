@@ -60,12 +60,7 @@ class PixelSet:
 
 
 def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source | None]:
-    """The images of a data set to train on, and those to validate on.
-
-    Returns:
-        The training part; and the validation part, or without one the test part, or None for a data set
-        without parts.
-    """
+    """The images to train on, and those to validate on (the test part, if need be), or None."""
     name = name.lower().replace("_", "-")
     if name not in _SETS:
         guess = nearest(name, NAMES)

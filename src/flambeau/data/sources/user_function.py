@@ -175,11 +175,7 @@ class UserSource:
         return f"of {self.describe(index)}"
 
     def mask(self, index: int) -> object:
-        """The mask that a sample has beside its image: a file or an array.
-
-        Raises:
-            InputError, DecodeError: of the user's code, or a sample that is no such pair.
-        """
+        """The mask that a sample has beside its image: a file or an array."""
         kept = self._returned.kept_mask((self._number, index))
         if kept is not None:
             return kept

@@ -18,8 +18,7 @@ from flambeau.errors import DecodeError
 from flambeau.images.channels import channels_axis
 from flambeau.images.decode import Stored
 from flambeau.images.exif_orientation import UPRIGHT, info_orientation, turn_upright
-from flambeau.images.float_pixels import float_to_uint8
-from flambeau.images.pixels import MAX_CHANNELS
+from flambeau.images.pixels import MAX_CHANNELS, float_to_uint8
 
 Label = int | str
 """The number of a class, or its name."""
@@ -127,12 +126,7 @@ def is_mask(label: object) -> bool:
 
 
 def stored_mask(label: object) -> bytes | NDArray[Any]:
-    """The mask of a sample as bytes of a file, or as an array of its own.
-
-    Raises:
-        WrongSample: it is none of these, nor a tensor or the path of a file.
-        OSError: the file cannot be read.
-    """
+    """The mask of a sample as bytes of a file, or as an array of its own; WrongSample if it is neither."""
     if isinstance(label, str | os.PathLike):
         return Path(os.fsdecode(label)).read_bytes()
     if isinstance(label, torch.Tensor):
@@ -189,10 +183,6 @@ def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
         WrongSample: it is no image; or has floating-point pixels that are not all k / 255; or, with
             `is_float`, is no array or tensor of floating-point pixels.
         DecodeError: a PIL image of pixels without a defined brightness, or pixels that are not finite.
-
-    Example:
-        >>> stored_image(torch.zeros(3, 4, 5, dtype=torch.uint8)).shape
-        (4, 5, 3)
     """
     if is_float:
         return _of_floats(image)

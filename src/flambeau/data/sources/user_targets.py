@@ -47,11 +47,7 @@ def other_targets(
 ) -> Targets | None:
     """Several labels or numbers; None if the targets are one class per image.
 
-    Args:
-        classes: names of the labels or numbers, if the data set says them.
-
-    Raises:
-        InputError: targets that do not fit the task, or each other.
+    InputError: targets that do not fit the task, or each other.
     """
     if choice.task == "classification":
         return None

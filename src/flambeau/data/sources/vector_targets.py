@@ -65,9 +65,6 @@ def vector_targets(
     Args:
         said: what the file says of its targets.
         names: of the labels or numbers; None: those of the file of class names, else counted from 0.
-
-    Raises:
-        InputError: vectors that do not fit the task, or each other.
     """
     task = choice.task or (None if said is None else said.task)
     are_named = names is not None and len(names) > 1  # by the user, who means that many targets

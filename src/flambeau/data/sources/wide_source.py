@@ -40,12 +40,6 @@ class WideSource(PassedMasks):
 
     With 16 bits an image of 8 bits is a bad image: its levels have another unit. With all channels one of
     another number of them is a bad image.
-
-    Args:
-        stacked_channels: how many channels all images have; None converts them to grey or color.
-
-    Attributes:
-        plain: the same images, which decode to grey or color of 8 bits where they can.
     """
 
     def __init__(
@@ -121,11 +115,7 @@ def in_kind(x_HWC: NDArray[Any], kind: PixelKind) -> NDArray[Any]:
 
 
 class PixelFormat(NamedTuple):
-    """What is read of the pixels of images.
-
-    Attributes:
-        stacked_channels: how many channels they have, if these are no color; None: grey or color.
-    """
+    """What is read of the pixels; `stacked_channels`: how many, if they are no color; None: grey or color."""
 
     kind: PixelKind
     stacked_channels: int | None
@@ -134,13 +124,10 @@ class PixelFormat(NamedTuple):
 def found_format(
     source: Source, *, channels: int | None = None, bits: int | None = None
 ) -> PixelFormat:
-    """The format of some images of a source: 16 bits if all have them, all channels if they are no color.
+    """The format of some images of a source: 16 bits if all have them, all channels if they are no color;
+    else what is asked for.
 
-    Args:
-        channels, bits: what is asked for instead.
-
-    Raises:
-        InputError: an image without what is asked for, or with other channels than another one.
+    InputError: an image without what is asked for, or with other channels than another one.
     """
     is_asked = channels is not None or bits is not None
     looked = headers(source, is_asked=is_asked)
@@ -185,8 +172,7 @@ def require_channels(source: Source, stacked: int | None, whose: str) -> None:
 def headers(source: Source, *, is_asked: bool = True) -> dict[int, StoredChannels]:
     """What the headers of some images say, by position; bad images, which are counted later, are left out.
 
-    Args:
-        is_asked: False looks at few images, if these are all grey or color of 8 bits.
+    Unless it `is_asked`, few are looked at if these are all grey or color of 8 bits.
     """
     found: dict[int, StoredChannels] = {}
     for most in (_FEW, LOOKED_AT)[is_asked:]:
@@ -239,10 +225,9 @@ def _counted(found: StoredChannels) -> str:
 
 
 def of_kind(source: Source, kind: PixelKind, stacked: int | None = None) -> Source:
-    """The source with pixels of a kind, if its images can have it: 8-bit or 16-bit ones.
+    """The source with pixels of 8 or 16 bits, if its images can have them.
 
-    Args:
-        stacked: how many channels its images have, if these are no color; 1 and 3 count as color.
+    `stacked`: how many channels they have, if these are no color; 1 and 3 count as color.
     """
     plain = source.plain if isinstance(source, WideSource) else source
     known = pixel_kind(plain)

@@ -32,16 +32,7 @@ class UnfitZip(ShardError):
 
 
 class ZipIndex(NamedTuple):
-    """Files of a zip.
-
-    Attributes:
-        names: N of them, with slashes.
-        offsets: of the first byte of each, as it is stored.
-        sizes: bytes after unpacking.
-        stored: bytes in the file; fewer where it is compressed.
-        packed: 1 where a file is compressed (deflate), else 0.
-        crcs: CRC-32 after unpacking.
-    """
+    """N files of a zip: offset, stored and unpacked size, whether it is deflated, CRC-32 after unpacking."""
 
     names: Any
     offsets: Any
@@ -54,8 +45,7 @@ class ZipIndex(NamedTuple):
 def index_zip(path: Path) -> ZipIndex:
     """List the files of a zip that belong to samples; of these only the headers are read.
 
-    Raises:
-        ShardError: the zip is damaged or cut short, encrypted, or compressed by another method than deflate.
+    ShardError: the zip is damaged or cut short, encrypted, or compressed by another method than deflate.
     """
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:

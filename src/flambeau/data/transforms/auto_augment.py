@@ -94,11 +94,6 @@ def rand_augment(
     Args:
         magnitude: from 0, which changes nothing or little, to num_magnitude_bins - 1.
         names: of the operations that are drawn from; None: all that such pixels can have.
-
-    Example:
-        >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-        >>> bool((rand_augment(pixels, 5) == rand_augment(pixels, 5)).all())
-        True
     """
     height, width = pixels.shape[:2]
     drawn = draw_rand_augment(
@@ -116,13 +111,7 @@ def rand_augment(
 def trivial_augment_wide(
     pixels: Pixels, seed: int, *, names: Sequence[str] | None = None
 ) -> Pixels:
-    """One random operation with a random magnitude; `names` as of `rand_augment`.
-
-    Example:
-        >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-        >>> bool((trivial_augment_wide(pixels, 5) == trivial_augment_wide(pixels, 5)).all())
-        True
-    """
+    """One random operation with a random magnitude; `names` as of `rand_augment`."""
     drawn = draw_trivial_augment_wide(seed, names=names or _names_for(pixels))
     return apply_operations(pixels, [drawn])
 
@@ -137,12 +126,7 @@ def draw_rand_augment(
     num_magnitude_bins: int = 31,
     names: Sequence[str] = _NAMES,
 ) -> list[Operation]:
-    """The operations of `rand_augment` for an image of this size.
-
-    Example:
-        >>> [name for name, _ in draw_rand_augment(32, 32, seed=5)]
-        ['Rotate', 'Contrast']
-    """
+    """The operations of `rand_augment` for an image of this size."""
     if num_ops < 0:
         raise ValueError(f"num_ops must be at least 0, got {num_ops}")
     if num_magnitude_bins < 2:
@@ -164,12 +148,7 @@ def draw_rand_augment(
 
 
 def draw_trivial_augment_wide(seed: int, *, names: Sequence[str] = _NAMES) -> Operation:
-    """The operation of `trivial_augment_wide`.
-
-    Example:
-        >>> draw_trivial_augment_wide(seed=5)
-        Operation(name='Solarize', magnitude=0.7333333492279053)
-    """
+    """The operation of `trivial_augment_wide`."""
     num_bins = 31
     bin_ = int(uniform(seed, _TRIVIAL + 1) * num_bins)
     sign = uniform(seed, _TRIVIAL + 2)
@@ -177,13 +156,7 @@ def draw_trivial_augment_wide(seed: int, *, names: Sequence[str] = _NAMES) -> Op
 
 
 def apply_operations(pixels: Pixels, operations: list[Operation]) -> Pixels:
-    """Applies operations in their order to (H, W, C), C 1 or 3, or any with SHAPES; the result is contiguous.
-
-    Example:
-        >>> pixels = np.array([[[1], [2], [3]]], np.uint8)
-        >>> apply_operations(pixels, [Operation("TranslateX", -1.0)]).ravel().tolist()
-        [2, 3, 0]
-    """
+    """Applies operations in their order to (H, W, C), C 1 or 3, or any with SHAPES; a contiguous result."""
     for name, magnitude in operations:
         pixels = _WITH_INVERT[name](pixels, magnitude)
     return np.ascontiguousarray(pixels)
@@ -220,7 +193,6 @@ class Augmentation:
 
     Args:
         policy: 'none', 'randaugment' or 'trivialaugment', with torchvision's default magnitudes.
-        jitter: brightness, contrast and saturation are each changed by up to this factor.
         moves_only: the policy draws from SHAPES alone.
     """
 

@@ -54,8 +54,6 @@ class TrainingCrop:
         scale: smallest and largest share of the area that a random resized crop keeps, within (0, 1].
         padding: how far small images, which are not resized, are shifted each way, pixels; None for an eighth
             of their side.
-        interpolation: of crops, also in evaluation: 'bilinear' or 'bicubic'.
-        eval_resize: of evaluation.
     """
 
     flip: bool | Literal["alternate"] = True
@@ -93,19 +91,11 @@ def random_resized_crop_box(
     scale: tuple[float, float] = CROP_SCALE,
     ratio: tuple[float, float] = CROP_RATIO,
 ) -> tuple[int, int, int, int]:
-    """A random box inside an image: uniform area, uniform logarithm of the aspect ratio, uniform position.
+    """A random box (top, left, height, width): uniform area, uniform logarithm of the aspect ratio, uniform
+    position.
 
-    Args:
-        scale: smallest and largest area of the box as a fraction of the image's, within (0, 1].
-
-    Returns:
-        (top, left, height, width) in pixels. If ten tries do not fit (a very long image), the largest centred
-        box of an allowed ratio.
-
-    Example:
-        >>> top, left, height, width = random_resized_crop_box(375, 500, seed=7)
-        >>> 0 <= top <= 375 - height and 0 <= left <= 500 - width
-        True
+    `scale` is its smallest and largest share of the area, within (0, 1]. If ten tries do not fit (a very long
+    image), the largest centred box of an allowed ratio.
     """
     if height < 1 or width < 1:
         raise ValueError(f"the image must have a pixel, got height {height} and width {width}")
@@ -145,11 +135,6 @@ def train_image(
 
     Returns:
         (size, size, C) uint8 (float32 of float32), contiguous; `out` if that is given.
-
-    Example:
-        >>> pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-        >>> bool((train_image(pixels, 5, 2) == train_image(pixels, 5, 2)).all())
-        True
     """
     picture = Picture(data)
     box = crop.box(picture.height, picture.width, seed)
@@ -178,10 +163,6 @@ def eval_image(
     Args:
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
         resize: another rule; see `EvalResize`.
-
-    Example:
-        >>> eval_image(np.zeros((30, 50, 3), np.uint8), 14).shape
-        (14, 14, 3)
     """
     picture = Picture(data)
     channels = channels or _channels_of(data)

@@ -17,12 +17,7 @@ Mask = NDArray[np.uint8]
 
 
 def train_mask(mask: Mask, seed: int, out: Mask, *, crop: TrainingCrop) -> None:
-    """Fill `out` with what `train_image` shows of the image of this mask.
-
-    Args:
-        mask: (H, W), of the size of its image.
-        out: (S, S).
-    """
+    """Fill `out`, (S, S), with what `train_image` shows of the image of this mask, which has its size."""
     box = crop.box(mask.shape[0], mask.shape[1], seed)
     fill_nearest(mask, box, out, mirror=crop.mirrors(seed))
 
@@ -33,14 +28,7 @@ def eval_mask(mask: Mask, out: Mask) -> None:
 
 
 def fill_nearest(mask: Mask, box: Box, out: Mask, *, mirror: bool = False) -> None:
-    """Fill `out` with a part of a mask in another size.
-
-    Example:
-        >>> out = np.empty((2, 2), np.uint8)
-        >>> fill_nearest(np.arange(16, dtype=np.uint8).reshape(4, 4), (0, 0, 4, 4), out, mirror=True)
-        >>> out.tolist()
-        [[2, 0], [10, 8]]
-    """
+    """Fill `out` with a part of a mask in another size."""
     top, left, height, width = box
     rows = top + nearest(height, out.shape[0])
     columns = left + nearest(width, out.shape[1])

@@ -38,9 +38,6 @@ def resized_part(
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size only if that leaves three times the sides of the result:
     if it left only the sides of the result, that would be softer by 4 to 7 % (mean second differences of
     photographs, at 128 and 64 pixels), and for photographs of 500 x 375 it saves hardly any time.
-
-    Returns:
-        (*size, channels) uint8, contiguous.
     """
     out = torch.empty(*size, channels, dtype=torch.uint8)
     fill_part(picture, box, interpolation, mirror=mirror, out=out, least_share=3)
@@ -56,15 +53,9 @@ def resized_window(
     interpolation: str = "bilinear",
     like_pillow: bool = False,
 ) -> Pixels:
-    """A part of a resized picture; only what that part needs is decoded.
+    """A window (top, left, height, width) of a picture resized to `sides`; only what that needs is decoded.
 
-    Args:
-        sides: height and width to which the whole picture is resized.
-        window: top, left, height and width of the part of the result.
-        like_pillow: the pixels of `PIL.Image.resize`, which rounds differently than torch.
-
-    Returns:
-        (height, width, channels) uint8.
+    `like_pillow`: the pixels of `PIL.Image.resize`, which rounds differently than torch.
     """
     whole = 0, 0, picture.height, picture.width
     return window_of_part(

@@ -20,52 +20,27 @@ from flambeau.images.pixels import Pixels
 
 
 def shear_x(pixels: Pixels, amount: float) -> Pixels:
-    """Each row is moved to the left by `amount` times its distance from the top, with black borders.
-
-    Example:
-        >>> shear_x(np.array([[[1], [2]], [[3], [4]]], np.uint8), 1.0)[:, :, 0].tolist()
-        [[2, 0], [0, 0]]
-    """
+    """Each row is moved to the left by `amount` times its distance from the top, with black borders."""
     return _transformed(pixels, (1, amount, 0, 0, 1, 0))
 
 
 def shear_y(pixels: Pixels, amount: float) -> Pixels:
-    """Each column is moved up by `amount` times its distance from the left, with black borders.
-
-    Example:
-        >>> shear_y(np.array([[[1], [2]], [[3], [4]]], np.uint8), -1.0)[:, :, 0].tolist()
-        [[1, 0], [3, 2]]
-    """
+    """Each column is moved up by `amount` times its distance from the left, with black borders."""
     return _transformed(pixels, (1, 0, 0, amount, 1, 0))
 
 
 def translate_x(pixels: Pixels, shift: int) -> Pixels:
-    """Moved to the right by `shift` pixels (to the left if negative), with black borders.
-
-    Example:
-        >>> translate_x(np.array([[[1], [2], [3]]], np.uint8), 1).ravel().tolist()
-        [0, 1, 2]
-    """
+    """Moved to the right by `shift` pixels (to the left if negative), with black borders."""
     return _moved(pixels, 0, shift)
 
 
 def translate_y(pixels: Pixels, shift: int) -> Pixels:
-    """Moved down by `shift` pixels (up if negative), with black borders.
-
-    Example:
-        >>> translate_y(np.array([[[1]], [[2]], [[3]]], np.uint8), -1).ravel().tolist()
-        [2, 3, 0]
-    """
+    """Moved down by `shift` pixels (up if negative), with black borders."""
     return _moved(pixels, shift, 0)
 
 
 def rotate(pixels: Pixels, degrees: float) -> Pixels:
-    """Turned counter-clockwise about the center in the same size, with black borders.
-
-    Example:
-        >>> rotate(np.array([[[1], [2]], [[3], [4]]], np.uint8), 90)[:, :, 0].tolist()
-        [[2, 4], [1, 3]]
-    """
+    """Turned counter-clockwise about the center in the same size, with black borders."""
     return _changed(pixels, lambda image: image.rotate(degrees))
 
 

@@ -31,12 +31,7 @@ def require_compiler(model_name: str) -> None:
 
 
 def write_aot_inductor(model: ServedModel, path: Path) -> None:
-    """Compile the model; takes a minute, and a C++ compiler.
-
-    Raises:
-        InputError: the compiler fails.
-        OSError: the disk is full or failing.
-    """
+    """Compile the model; takes a minute, and a C++ compiler. InputError: the compiler fails."""
     program = traced_program(model)
     file = io.BytesIO()  # torch's own writer aborts the process where a disk is full
     try:

@@ -21,8 +21,6 @@ class ModelFormat:
     """A format of exported models.
 
     Attributes:
-        name: for --format.
-        file: the name of the file in the folder.
         require: takes the name of the run's model; raises InputError if this machine cannot write or open the
             format, or the format cannot hold the model.
         write: writes a model to a path; raises InputError if that is not possible.

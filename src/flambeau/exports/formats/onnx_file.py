@@ -19,7 +19,6 @@ INPUTS = ["pixels", "full_size"]
 
 
 def require_onnx(model_name: str) -> None:
-    """Raise InputError if a package is not installed."""
     del model_name
     for package in ("onnx", "onnxscript", "onnxruntime"):
         require(package)
@@ -28,9 +27,7 @@ def require_onnx(model_name: str) -> None:
 def write_onnx(model: ServedModel, path: Path) -> None:
     """Export by torch's exporter, and check the file.
 
-    Raises:
-        InputError: onnx or onnxscript is not installed, or ONNX lacks an operation of the model.
-        OSError: the disk is full or failing.
+    InputError: onnx or onnxscript is not installed, or ONNX lacks an operation of the model.
     """
     onnx = require("onnx")
     require("onnxscript")
@@ -60,11 +57,7 @@ def write_onnx(model: ServedModel, path: Path) -> None:
 
 
 def open_onnx(path: Path, threads: int, permission: Permission) -> Classifier:
-    """Open the file with ONNX Runtime on the CPU; it holds no code, and no custom operators are loaded.
-
-    Raises:
-        InputError: onnxruntime is not installed, or cannot read the file.
-    """
+    """Open the file with ONNX Runtime on the CPU; it holds no code, and no custom operators are loaded."""
     del permission
     onnxruntime = require("onnxruntime")
     options = onnxruntime.SessionOptions()
@@ -85,11 +78,7 @@ def open_onnx(path: Path, threads: int, permission: Permission) -> Classifier:
 
 
 def require(package: str) -> Any:
-    """Import a package of the extra `export`, without its warnings.
-
-    Raises:
-        InputError: it is not installed.
-    """
+    """Import a package of the extra `export`, without its warnings; InputError: it is not installed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return extra(package, what="--format onnx")

@@ -18,15 +18,7 @@ _BATCH = 8  # images per call while ranges are measured, which keeps every tenso
 
 
 def quantize_static(source: Path, target: Path, images: Tensor) -> None:
-    """Weights and activations as int8, per channel, ranges from images.
-
-    Args:
-        source: a file of `write_onnx`.
-        images: (N, S, S, C) for the ranges, as the model takes them.
-
-    Raises:
-        InputError: onnxruntime is not installed.
-    """
+    """Weights and activations as int8, per channel, by ranges of images (N, S, S, C)."""
     quantization = _quantization()
     with _prepared(source) as prepared:
         quantization.quantize_static(
@@ -45,11 +37,7 @@ def quantize_static(source: Path, target: Path, images: Tensor) -> None:
 
 
 def quantize_dynamic(source: Path, target: Path) -> None:
-    """Weights of linear layers as int8; their inputs are quantized at run time.
-
-    Raises:
-        InputError: onnxruntime is not installed.
-    """
+    """Weights of linear layers as int8; their inputs are quantized at run time."""
     quantization = _quantization()
     with _prepared(source) as prepared:
         quantization.quantize_dynamic(

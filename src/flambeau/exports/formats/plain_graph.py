@@ -181,14 +181,9 @@ class _Step:
 
 
 class PlainGraph:
-    """A graph that can be called.
+    """A graph, of its JSON, that can be called; NotPlain: an operator or a value is not plain.
 
-    Args:
-        graph: its JSON.
-        known: tensors for some of its inputs, by their names in the graph.
-
-    Raises:
-        NotPlain: an operator or a value is not plain.
+    `known` are tensors for some of its inputs, by their names in the graph.
     """
 
     def __init__(self, graph: object, known: Mapping[str, Tensor]) -> None:
@@ -211,15 +206,10 @@ class PlainGraph:
 
     @property
     def num_inputs(self) -> int:
-        """How many arguments the graph takes."""
         return len(self._inputs)
 
     def __call__(self, *args: Any) -> list[Any]:
-        """The outputs of the graph.
-
-        Raises:
-            InputError: a step would make a tensor that no such network makes.
-        """
+        """The outputs of the graph; InputError: a step would make a tensor that no such network makes."""
         if len(args) != len(self._inputs):
             raise ValueError(f"the graph takes {len(self._inputs)} inputs, got {len(args)}")
         values = self._start.copy()
@@ -333,11 +323,7 @@ _LISTS = {
 
 
 def plain_graph(archive: PlainArchive) -> PlainGraph:
-    """The graph of an archive with its weights; it takes the inputs of the traced model.
-
-    Raises:
-        NotPlain: an operator, an input or an output is not plain.
-    """
+    """The graph of an archive with its weights, for the inputs of the traced model; NotPlain as there."""
     version = _dict(archive.program.get("schema_version"), "schema_version")
     if version.get("major") != _MAJOR:
         raise NotPlain(f"its schema is {str(version.get('major'))[:20]}, and {_MAJOR} is read here")
@@ -459,7 +445,6 @@ def _without_content(part: Any) -> Any:
 
 
 def _bytes_in(parts: Iterable[Any]) -> int:
-    """What the tensors among these hold."""
     return sum(one.nbytes for one in parts if isinstance(one, Tensor))
 
 

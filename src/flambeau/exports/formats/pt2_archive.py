@@ -53,13 +53,7 @@ class NotWhole(NotPlain):
 
 @dataclass(frozen=True)
 class PlainArchive:
-    """The content of a .pt2 file.
-
-    Attributes:
-        program: the JSON of the exported program.
-        weights: parameters and buffers by name.
-        constants: tensors of the graph by name.
-    """
+    """The content of a .pt2 file: the JSON of the program; parameters, buffers and constants by name."""
 
     program: dict[str, Any]
     weights: dict[str, Tensor]
@@ -69,8 +63,7 @@ class PlainArchive:
 def read_archive(data: bytes) -> PlainArchive:
     """Check every member of a .pt2 file and read those that are needed.
 
-    Raises:
-        NotPlain: the file is damaged or of another layout, or a member needs unpickling or is code.
+    NotPlain: the file is damaged or of another layout, or a member needs unpickling or is code.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -22,12 +22,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 
 def write_torch_export(model: ServedModel, path: Path) -> None:
-    """Trace the model and save its graph with its weights.
-
-    Raises:
-        InputError: the model cannot be traced.
-        OSError: the disk is full or failing.
-    """
+    """Trace the model and save its graph with its weights; InputError: it cannot be traced."""
     program = traced_program(model)
     file = io.BytesIO()  # torch's own writer aborts the process where a disk is full
     with quiet():
@@ -36,11 +31,9 @@ def write_torch_export(model: ServedModel, path: Path) -> None:
 
 
 def open_torch_export(path: Path, threads: int, permission: Permission) -> Classifier:
-    """Open the graph; it runs on torch's threads.
+    """Open the graph; it runs on torch's threads. InputError: the file is damaged, or of a later torch.
 
-    Raises:
-        InputError: the file is damaged, or of a later torch.
-        UntrustedCode: the file holds more than a graph, and it may not be run.
+    UntrustedCode: the file holds more than a graph, and it may not be run.
     """
     del threads
     data = read_bytes(path)
@@ -70,11 +63,7 @@ def check_torch_export(path: Path) -> str | None:
 
 
 def read_plain(data: bytes) -> PlainGraph:
-    """The graph of a file that holds only a graph and tensors; nothing in it is run.
-
-    Raises:
-        NotPlain: the file holds more, or is damaged.
-    """
+    """The graph of a file that holds only a graph and tensors, else NotPlain; nothing in it is run."""
     try:
         archive = read_archive(data)
         check_words(archive.program)

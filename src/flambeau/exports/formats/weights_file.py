@@ -29,11 +29,6 @@ def require_known_class(model_name: str) -> None:
 
 
 def write_weights(model: ServedModel, path: Path) -> None:
-    """Write the weights by their names in the class.
-
-    Raises:
-        OSError: the disk is full or failing.
-    """
     state = {name: tensor.contiguous() for name, tensor in model.network.state_dict().items()}
     write_file(path, save(state, metadata={_KEY: json.dumps(model.origin)}))
 

@@ -41,6 +41,7 @@ class Preprocessing:
         thresholds: of several labels, the probability from which on each is predicted.
         target_mean, target_std: of numbers, what makes them of the logits.
         mask_values: of masks, the number of each class.
+        sets: coverage and threshold of prediction sets; None without.
         size: S.
         is_wide: its images are float32: levels 0 .. 65535 of 16 bits, or other numbers.
         is_float: these are no levels, which image files would hold, but numbers of arrays.
@@ -53,6 +54,7 @@ class Preprocessing:
         self.target_mean = np.float32(about.get("target_mean", []))
         self.target_std = np.float32(about.get("target_std", []))
         self.mask_values = np.array(about.get("mask_values", []), np.uint8)
+        self.sets: dict[str, Any] | None = about.get("sets")
         self.size = about["image_size"]
         self.channels = len(about["mean"])
         self.is_wide = about["pixels"] != "uint8"
@@ -60,6 +62,23 @@ class Preprocessing:
         self.interpolation, self.shorter = about["interpolation"], about["resized_shorter_side"]
         self.squashes = about.get("squash", False)
         self.mean, self.std = (np.float32(about[name]) for name in ("mean", "std"))
+
+    def set_of(self, probabilities: Any) -> list[str]:
+        """The classes of the prediction set of an image, the most probable first.
+
+        Args:
+            probabilities: (K,), of all classes.
+        """
+        if self.sets is None:
+            raise ValueError("this model was exported without sets of classes")
+        shares = np.asarray(probabilities, np.float64)
+        order = np.argsort(-shares, kind="stable")
+        ranked = shares[order]
+        limit = self.sets["threshold"]
+        before = np.cumsum(ranked) - ranked
+        # An image of the calibration is exactly at the limit; other runtimes round otherwise.
+        inside = before <= limit + 1e-6 if self.sets["adaptive"] else ranked >= limit - 1e-6
+        return [self.classes[k] for k in order[inside]]
 
     def shares(self, mask: Any) -> dict[str, float]:
         """The share of each class in the pixels of a mask (H, W), without those that do not occur."""

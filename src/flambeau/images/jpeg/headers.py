@@ -19,7 +19,6 @@ class JpegHeader(NamedTuple):
     """The content of the marker segments before the pixels.
 
     Attributes:
-        height, width: as stored, not turned; at least 1.
         unit_height, unit_width: pixels of the blocks that are coded together, 8 to 32.
         height_at: offset of the height, two bytes, in the file.
         scan_at: offset of the marker of the first scan.
@@ -40,18 +39,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-    """The header of a JPEG of 8 bits, grey or in three colors, Huffman-coded.
-
-    Returns:
-        None for everything else: no JPEG, a damaged header, CMYK, 12 bits, lossless, arithmetic coding.
-
-    Example:
-        >>> import numpy as np, simplejpeg
-        >>> data = simplejpeg.encode_jpeg(np.zeros((30, 50, 3), np.uint8), colorsubsampling="420")
-        >>> header = read_header(data)
-        >>> header.height, header.width, header.unit_height, header.sequential
-        (30, 50, 16, True)
-    """
+    """The header of a JPEG of 8 bits, grey or in three colors, Huffman-coded; None for everything else."""
     frame = 0
     scan = 0
     exif = b""

@@ -32,32 +32,18 @@ _UNWRITTEN = 0xA5
 
 
 def scaled(side: int, scale_eighths: int) -> int:
-    """Pixels of a side at a scale, as libjpeg rounds them: up.
-
-    Example:
-        >>> scaled(13, 8), scaled(13, 4), scaled(13, 1)
-        (13, 7, 2)
-    """
+    """Pixels of a side at a scale, as libjpeg rounds them: up."""
     return -(-side * scale_eighths // 8)
 
 
 def decode_region(
     data: bytes, header: JpegHeader, box: Box, *, scale_eighths: int, channels: int
 ) -> Pixels | None:
-    """A part of a JPEG.
+    """A part of a JPEG, (height, width, channels) uint8, often a view; the box is in the stored image at this
+    scale.
 
-    Args:
-        box: the part, in pixels of the stored image at this scale.
-
-    Returns:
-        (height, width, channels) uint8, often a view; None if the file may be truncated, or is damaged in a
-        way that libjpeg-turbo does not ignore: then Pillow decides.
-
-    Example:
-        >>> from flambeau.images.jpeg.headers import read_header
-        >>> data = simplejpeg.encode_jpeg(np.zeros((30, 50, 3), np.uint8))
-        >>> decode_region(data, read_header(data), (2, 1, 7, 9), scale_eighths=4, channels=3).shape
-        (7, 9, 3)
+    None if the file may be truncated, or is damaged in a way that libjpeg-turbo does not ignore: then Pillow
+    decides.
     """
     # Entropy-coded data contain no such pair but the end marker; libjpeg-turbo would invent missing pixels.
     if data.rfind(b"\xff\xd9", header.scan_at) < 0:
@@ -85,9 +71,8 @@ def decode_by_kernel(
 ) -> bool:
     """A part of a JPEG by the C kernel, with the arguments of its `decode_region`.
 
-    Returns:
-        False without a kernel that is faster, and for a file that the kernel does not decode: progressive, or
-        damaged in any way; then libjpeg-turbo decides.
+    False without a kernel that is faster, and for a file that is progressive, or damaged in any way: then
+    libjpeg-turbo decides.
     """
     kernel = native.kernel()
     if kernel is None or not (kernel.uses_avx2 or header.segmented):

@@ -32,14 +32,6 @@ def segment(data: bytes, *, interval_px: int = 64) -> bytes:
     Raises:
         CannotSegment: another kind of file, or one that is damaged in any way; keep it as it is.
         InputError: the C kernel is missing; the message says how to get it.
-
-    Example:
-        >>> import numpy as np, simplejpeg
-        >>> image = np.zeros((40, 300, 3), np.uint8)
-        >>> data = simplejpeg.encode_jpeg(image, colorsubsampling="420")
-        >>> cut = segment(data)
-        >>> is_segmented(data), is_segmented(cut), cut == segment(cut)
-        (False, True, True)
     """
     if not 1 <= interval_px <= 4096:
         raise ValueError(f"interval_px must be 1 to 4096, got {interval_px}")

@@ -18,18 +18,7 @@ _MOST_BEHIND_END = 1024
 
 
 def is_sound(data: bytes, header: JpegHeader) -> bool:
-    """Whether nothing in a JPEG makes libjpeg end with an error.
-
-    Args:
-        header: what `read_header` says of it.
-
-    Example:
-        >>> import numpy as np, simplejpeg
-        >>> from flambeau.images.jpeg.headers import read_header
-        >>> data = simplejpeg.encode_jpeg(np.zeros((30, 50, 3), np.uint8))
-        >>> is_sound(data, read_header(data)), is_sound(data[:-2], read_header(data))
-        (True, False)
-    """
+    """Whether nothing in a JPEG makes libjpeg end with an error."""
     if max(header.height, header.width) > _MOST_SIDE:
         return False
     frame = _Frame(data, header)
@@ -52,8 +41,6 @@ def _markers(data: bytes, begin: int) -> Iterator[int]:
 
 
 class _Frame:
-    """What has been read of a file's tables and scans."""
-
     def __init__(self, data: bytes, header: JpegHeader) -> None:
         frame = header.height_at - 1
         entries = [data[at : at + 3] for at in range(frame + 6, frame + 6 + 3 * header.channels, 3)]

@@ -143,12 +143,7 @@ class Kernel:
         like_pillow: bool = False,
         scalar: bool = False,
     ) -> None:
-        """Fill `out` with resized pixels, antialiased as by torch; raises KernelError.
-
-        Args:
-            pixels: (H, W, 1 or 3); each row must be contiguous.
-            out: (height, width, as many channels), contiguous.
-        """
+        """Fill `out` with pixels (H, W, 1 or 3) antialiased as by torch; rows contiguous; or KernelError."""
         shape = (ctypes.c_int * 3)(*pixels.shape)
         to = (ctypes.c_int * 5)(*out.shape[:2], mirror, cubic, like_pillow)
         stride = pixels.strides[0]
@@ -300,12 +295,7 @@ def require_kernel(what: str) -> Kernel:
 
 
 def kernel_status() -> str:
-    """One line for a person: whether the kernel is used, and if not, why.
-
-    Example:
-        >>> kernel_status().split(":")[0] in ("built", "not built", "not used")
-        True
-    """
+    """One line for a person: whether the kernel is used, and if not, why."""
     loaded = _load()
     if isinstance(loaded, str):
         return loaded

@@ -20,8 +20,6 @@ class SavedTensor:
 
     Attributes:
         name: what the node calls it, such as 'self', 'weight', 'result'.
-        shape: of the tensor.
-        dtype: such as 'float32'.
         size_bytes: of its storage, 0 if another node keeps that, too, and came before, and for what is
             there anyway.
         of: the parameter, the buffer or the input that it is part of, '' if it is kept for this alone; or
@@ -43,8 +41,6 @@ class AutogradNode:
         name: such as 'ConvolutionBackward0', a parameter for a leaf, a module for several nodes.
         module: in which it was made, '' for the model itself.
         leaf: gradients are accumulated here, in `.grad`.
-        shape: of a leaf.
-        nodes: how many nodes this one stands for, leaves included.
         changed: a kept tensor was changed in place since, so a backward pass fails here.
     """
 
@@ -201,11 +197,7 @@ class _Reader:
 
 
 def _kept_by(node: Any) -> Iterator[tuple[str, Tensor]]:
-    """The saved tensors of a node by name: `_saved_NAME` (torch: 'Autograd mechanics, saved tensors').
-
-    Raises:
-        RuntimeError: one was changed in place since.
-    """
+    """The saved tensors of a node by name: `_saved_NAME` (torch: 'Autograd mechanics, saved tensors')."""
     saved: dict[str, Any] = {
         name.removeprefix("_saved_"): getattr(node, name)
         for name in dir(node)

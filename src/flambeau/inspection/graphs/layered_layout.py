@@ -21,12 +21,7 @@ _WORK = 400_000  # nodes times sweeps; seconds
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions in pixels.
-
-    Attributes:
-        centers: (x, y) of each node.
-        lines: the points of each edge, from the lower side of one node to the upper side of the other.
-    """
+    """In pixels: (x, y) of each node's centre, and the points of each edge, from a lower to an upper side."""
 
     width: float
     height: float
@@ -48,12 +43,7 @@ class _Net:
 def layered_layout(
     sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]
 ) -> Layout:
-    """Arrange nodes and edges.
-
-    Args:
-        sizes: (width, height) of each node, pixels.
-        edges: pairs of indices into `sizes`; a circle is cut somewhere.
-    """
+    """Arrange nodes of (width, height) pixels and edges between them; a circle is cut somewhere."""
     if not sizes:
         return Layout(0.0, 0.0, (), ())
     order = _topological(len(sizes), edges)

@@ -12,12 +12,8 @@ class ModuleNode:
 
     Attributes:
         name: of a module in the model ('' is the model), an operation or an input.
-        kind: the class of a module, otherwise ''.
         call: which call of this module, from 1.
-        output: shapes of the resulting tensors.
-        parameters: their number in a module.
         reads: names of the parameters that an operation takes.
-        within: the module in which an operation happens.
     """
 
     role: Literal["input", "module", "operation", "output"]
@@ -34,8 +30,7 @@ class ModuleNode:
 class ModuleGraph:
     """Nodes in the order of the forward pass, and edges as pairs of indices into them.
 
-    Attributes:
-        depth: down to which modules are nodes; deeper ones belong to the node around them.
+    Modules deeper than `depth` belong to the node around them.
     """
 
     depth: int

@@ -34,13 +34,10 @@ _TOO_MANY = "{0}: drawn to depth {1}, as depth {2} has more than {3:,} nodes"
 
 @dataclass(frozen=True)
 class ModelGraphs:
-    """Both graphs of one forward pass.
+    """Both graphs of one forward pass, perhaps in training mode; `deepest`: depth of the deepest module that
+    is called.
 
-    Attributes:
-        name: the class of the model.
-        training: it ran in training mode.
-        deepest: depth of the deepest module that is called.
-        notes: sentences on where the picture is not what was requested.
+    `notes`: sentences on where the picture is not what was requested.
     """
 
     name: str
@@ -63,16 +60,10 @@ def model_graphs(
     *,
     depth: int | None = None,
 ) -> ModelGraphs:
-    """The graphs of a forward pass in training mode.
+    """The graphs of a forward pass in training mode; the model, which may be on 'meta', is not changed.
 
-    Args:
-        model: on any device, 'meta' too; not changed.
-        args, kwargs: of the model; only shapes and dtypes count, unless the model reads values.
-        depth: down to which modules are boxes, and by which autograd's nodes are grouped; None for the
-            deepest that is readable.
-
-    Raises:
-        InputError: the model does not take the arguments.
+    Only shapes and dtypes count, unless the model reads values. `depth`: down to which modules are boxes, and
+    by which autograd's nodes are grouped; None for the deepest that is readable.
     """
 
     def read(seen: RecordedPass) -> ModelGraphs:
@@ -121,8 +112,6 @@ def _fitting(graphs: Iterable[_Graph], most: int) -> _Graph:
 
 @dataclass(frozen=True)
 class _Box:
-    """A node as it is drawn."""
-
     lines: tuple[str, ...]
     note: str
     fill: str
@@ -294,7 +283,6 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def size_text(size: int) -> str:
-    """Bytes in the unit that fits."""
     for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= unit:
             return f"{size / unit:.2f} {name}"

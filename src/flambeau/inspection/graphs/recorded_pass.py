@@ -24,10 +24,6 @@ class Call:
 
     Attributes:
         name: of the module in the model, '' is the model itself.
-        number: which call of this module, from 1.
-        calls: how many calls it makes directly.
-        operations: how many happen in it.
-        output: shapes of the tensors that it returned.
     """
 
     name: str
@@ -51,8 +47,6 @@ class Operation:
         name: as in torch.ops.aten, '' for a module that returned its input.
         calls: in which it happens, the model's first.
         sources: indices of the operations whose results it takes.
-        reads: names of the parameters and buffers that it takes.
-        output: shapes of its results.
     """
 
     name: str
@@ -68,7 +62,6 @@ class RecordedPass:
 
     Attributes:
         model: the copy that ran.
-        training: it ran in training mode.
         values: it ran on random values, because it reads some.
         operations: in order, the inputs first.
         inputs: (name, tensor) of each input.
@@ -101,12 +94,7 @@ def record(
 ) -> _Result:
     """Watch a forward pass in training mode, or in evaluation mode if that fails, and call `reader` with it.
 
-    Args:
-        model: on any device, 'meta' too; not changed.
-        args, kwargs: of the model; only shapes and dtypes count, unless the model reads values.
-
-    Raises:
-        InputError: the model does not take the arguments; its message is included.
+    As of `model_graphs`. InputError: the model does not take the arguments; its message is included.
     """
 
     def watch(
@@ -128,8 +116,6 @@ def record(
 
 
 class _Watch(TorchDispatchMode):
-    """Records the operations and the calls of modules."""
-
     def __init__(self, seen: RecordedPass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seen = seen
@@ -222,7 +208,6 @@ class _Watch(TorchDispatchMode):
                 todo += [one for one, _ in node.next_functions]
 
     def end(self, output: Any) -> None:
-        """Record the outputs of the model."""
         for name, tensor in _named_tensors("", output):
             self.seen.outputs.append((name, tensor, self._maker(tensor)))
 

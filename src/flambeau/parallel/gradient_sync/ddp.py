@@ -41,11 +41,6 @@ class Replicas:
 
     The first step of a process is reduced after backward, because only then it is known whether every
     parameter gets a gradient on every rank. If so, DDP overlaps from the second step on.
-
-    Args:
-        model: the same on all ranks, not wrapped.
-        ranks: more than one.
-        compression: of the exchanged gradients: 'none', 'fp16', 'bf16' or 'powersgd'.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, compression: str = "none") -> None:
@@ -114,11 +109,7 @@ class Replicas:
         """Nothing to do before the last one."""
 
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
-        """Make the gradients the averages over the ranks, see GradientSync.
-
-        Raises:
-            RuntimeError: other parameters got gradients than in the first step.
-        """
+        """Make the gradients the averages over the ranks, see GradientSync."""
         missing = [n for n, p in zip(self._names, self._parameters, strict=True) if p.grad is None]
         if self._overlaps:
             if missing:

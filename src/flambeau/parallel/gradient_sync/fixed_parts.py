@@ -25,11 +25,7 @@ from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 class FixedParts:
     """A `GradientSync` for one or several processes.
 
-    Args:
-        model: the same on all ranks, not wrapped.
-
-    Attributes:
-        together: computes the parts together if the model has SyncBatchNorm; else None.
+    `together` computes the parts together if the model has SyncBatchNorm; else None.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, parts: int) -> None:
@@ -157,11 +153,7 @@ class _RunningStatistics:
             self._counted.append(torch.stack(self._counters))
 
     def send(self, ranks: Ranks, *, dealt: int, parts: int) -> None:
-        """Start to exchange the statistics of all parts.
-
-        Args:
-            dealt: parts of this step.
-        """
+        """Start to exchange the statistics of all parts; this step has `dealt` of them."""
         if not self._layers:
             return
         width = len(self._before) + len(self._layers)

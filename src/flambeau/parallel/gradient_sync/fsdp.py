@@ -195,12 +195,8 @@ class Shards:
     def adopt(self, optimizer: Optimizer) -> Layout:
         """Let an optimizer step the pieces instead of the model's parameters; before its first step.
 
-        Args:
-            optimizer: over parameters of the model; must work elementwise.
-
-        Raises:
-            InputError: an optimizer that uses whole parameters (Muon, Adafactor, LBFGS), or is not known.
-            ValueError: it has stepped already.
+        It must work elementwise. InputError: one that uses whole parameters (Muon, Adafactor, LBFGS), or is
+        not known.
         """
         if not isinstance(optimizer, _ELEMENTWISE):
             names = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
@@ -257,15 +253,8 @@ class Shards:
         """Hand the clipped gradients to the pieces, before the optimizer's step.
 
         If one is not finite on any rank, all become NaN on all ranks, so that all skip the same step.
-
-        Args:
-            scale: 0-d: the factor of the loss (fp16).
-
-        Returns:
-            The norm, which is not finite if a gradient is not; nothing in fp16, where gradients are checked.
-
-        Raises:
-            InputError: in fp16 a rank has no trained weight.
+        `scale`, 0-d, is the factor of the loss in fp16. Returns the norm, which is not finite if a gradient
+        is not; nothing in fp16, where gradients are checked.
         """
         if scale is not None and not self._all_train:
             # Without a gradient that rank would not see skipped steps, and its loss scale would grow.
@@ -302,11 +291,7 @@ class Shards:
         return [self.norm] if scale is None else []
 
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:
-        """Give all ranks the buffers of rank 0, which are the saved ones.
-
-        Args:
-            also: averages by the model's names; those of buffers come from rank 0, those of parameters stay.
-        """
+        """Give all ranks the buffers of rank 0, which are the saved ones."""
         pieces = {name for name, _ in self.pieces.named_parameters(remove_duplicate=False)}
         averages = [t for name, t in also.items() if name not in pieces]
         self._ranks.broadcast_tensors([*self._model.buffers(), *averages])

@@ -37,11 +37,8 @@ class GradientSync(Protocol):
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Make the gradients those of the global batch, before the optimizer's step.
 
-        Args:
-            scale: 0-d: the factor of the loss in fp16, else None.
-
-        Returns:
-            Tensors that must be finite too for the step to count.
+        `scale`, 0-d, is the factor of the loss in fp16, else None. Returns tensors that must be finite too
+        for the step to count.
         """
 
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:

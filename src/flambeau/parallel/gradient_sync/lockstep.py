@@ -37,14 +37,10 @@ class _Turn:
 
 
 class Lockstep:
-    """Runs rounds of functions that meet on their way.
+    """Runs rounds of at most `most` functions that meet on their way; `uneven`: the message if not equally
+    often.
 
-    Args:
-        most: functions of a round.
-        uneven: the message if they have not met equally often.
-
-    Attributes:
-        keeps: save and restore what each function needs for itself.
+    `keeps` save and restore what each function needs for itself.
     """
 
     def __init__(self, device: torch.device, *, most: int, uneven: str) -> None:
@@ -88,12 +84,7 @@ class Lockstep:
             raise failed from None
 
     def meet(self, given: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """Called by each function: `combine` of the tensors that they give, in their order.
-
-        Args:
-            given: of one shape and dtype.
-            combine: called once, after the last one has given its tensor.
-        """
+        """Called by each function: `combine` of their tensors, of one shape and dtype, in their order."""
         turn = self._current
         assert turn is not None
         self._given.append(given)

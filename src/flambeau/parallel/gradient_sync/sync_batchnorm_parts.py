@@ -21,10 +21,7 @@ from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 class GatheredRows:
     """An all-gather of one row per part, in the order of the parts; all ranks make one.
 
-    Args:
-        mine: (n, ...), a row for each part of this rank; rows beyond the dealt parts are ignored.
-        parts: of a step, at most.
-        dealt: parts of this step.
+    `mine` (n, ...) has a row for each part of this rank; rows beyond the dealt parts are ignored.
     """
 
     def __init__(self, mine: Tensor, ranks: Ranks, *, parts: int, dealt: int) -> None:
@@ -48,13 +45,10 @@ class GatheredRows:
 
 
 class SyncBatchNormParts:
-    """Lets all SyncBatchNorm layers of a model normalize over all parts of a step.
+    """Lets all SyncBatchNorm layers of a model, which have no process groups, normalize over all parts of a
+    step.
 
-    Args:
-        model: the same on all ranks; its layers have no process groups of their own.
-
-    Attributes:
-        keeps: save and restore what else each part needs for itself.
+    `keeps` save and restore what else each part needs for itself.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, parts: int) -> None:
@@ -89,11 +83,7 @@ class SyncBatchNormParts:
             layer._buffers.update(_copies(start))
 
     def do(self, work: Callable[[], None], micro: MicroBatch) -> None:
-        """Compute a part until it needs later ones; with the last one, all of them to their ends.
-
-        Raises:
-            InputError: the parts do not pass through the same layers.
-        """
+        """Compute a part until it needs later ones; with the last one, all of them to their ends."""
         try:
             self._lockstep.do(work, is_last=micro.ends_batch)
         except BaseException:
@@ -104,8 +94,8 @@ class SyncBatchNormParts:
     def examined(self) -> Iterator[list[int]]:
         """Around parts that are computed only to examine them; a bad one may skip its backward pass.
 
-        Yields:
-            At the end, the parts (from 1) that were the first to give something not finite.
+        Yields a list that gets, at the end, the parts (from 1) that were the first to give something not
+        finite.
         """
         origins: list[int] = []
         self._origins = origins

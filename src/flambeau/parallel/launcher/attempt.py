@@ -33,13 +33,8 @@ class Attempt:
     """Watches the ranks of this machine, and ends all of them if one fails, here or elsewhere.
 
     Args:
-        signals: grows by the signals to forward to the ranks.
         num_restarts: how often ranks have failed before, and how often they may.
         can_halve: running out of memory is no failure, because ranks then train in smaller micro-batches.
-
-    Attributes:
-        outcome: of the job; None while it continues.
-        ending: why the ranks have ended, unless they were done.
     """
 
     def __init__(
@@ -259,11 +254,9 @@ def _name_of(rank: int, world: int, host: str, process: int) -> str:
 
 
 def _line_of(name: str, code: int, cause: str) -> str:
-    """How a rank has ended, and why, as far as known.
+    """How a rank has ended (its exit code, negative for a signal), and why, as far as known.
 
-    Args:
-        code: its exit code, negative for a signal.
-        cause: the first line of its error file; the rank's watchdog may have written the whole line there.
+    `cause` is the first line of its error file; the rank's watchdog may have written the whole line there.
     """
     cause = cause.removeprefix(f"{name} failed: ")
     if cause.startswith(f"{name} ") or (code == LOST_PEER and cause.startswith("rank")):

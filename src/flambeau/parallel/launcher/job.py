@@ -39,12 +39,9 @@ _PATIENCE_S = 5.0  # of waiting for other nodes, before the user is warned
 
 
 class Job:
-    """Runs a job, attempt by attempt.
+    """Runs a job, attempt by attempt; `signals` grows by those to forward to the ranks.
 
-    Args:
-        rendezvous: where the nodes meet.
-        signals: grows by the signals to forward to the ranks.
-        note_lost_rank: takes a run folder, and how a rank of it was lost.
+    `note_lost_rank` takes a run folder, and how a rank of it was lost.
     """
 
     def __init__(
@@ -66,11 +63,7 @@ class Job:
         self._last_line = ""
 
     def run(self) -> Outcome:
-        """Run the job to its end.
-
-        Raises:
-            InputError: other nodes have not come, or claim the same rank.
-        """
+        """Run the job to its end; InputError: other nodes have not come, or claim the same rank."""
         with _quiet():
             outcome = self._stopped()
             if outcome is None and self._rendezvous.port:

@@ -13,10 +13,8 @@ class JobSpec:
 
     Attributes:
         command: program and arguments; `${local_rank}` in them becomes the rank's number on this machine.
-        procs: ranks on this machine.
         nodes: minimum and maximum number of machines; below the maximum the job continues without lost ones.
         rendezvous: HOST:PORT, the same on all nodes, with one of them as HOST; needed for several nodes.
-        job_id: the same on all nodes.
         node_rank: the rank of this node; without it torch sorts the nodes.
         max_restarts: how often all ranks are started again after one has failed.
         local_addr: by which other nodes reach this machine.

@@ -15,13 +15,7 @@ _POLL_S = 0.02
 
 
 class Rank(NamedTuple):
-    """A rank that has been started.
-
-    Attributes:
-        rank: its number in the job.
-        node: number of its machine in the job.
-        supervisor: the process of `rank_supervisor`.
-    """
+    """A started rank: its number and its machine's in the job, and the process of `rank_supervisor`."""
 
     rank: int
     world: int
@@ -32,15 +26,9 @@ class Rank(NamedTuple):
 
 
 class RankProcesses:
-    """The ranks of one start.
+    """The ranks of one start, which report through `folder`.
 
-    Args:
-        folder: made here; `rank_supervisor` reports through it.
-        environment: variables for the ranks, in addition to those of torch's agent.
-
-    Attributes:
-        started: the started ranks, by their number on this machine.
-        codes: exit codes of those that have ended; negative for a signal.
+    `started` and `codes` (exit codes, negative for a signal) are by their number on this machine.
     """
 
     def __init__(self, folder: Path, num_ranks: int, environment: Mapping[str, str]) -> None:

@@ -25,8 +25,7 @@ _IGNORED = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP")
 def supervise(arguments: Sequence[str]) -> int:
     """Run the rank's program until the launcher releases this process.
 
-    Args:
-        arguments: process id of the launcher, its folder for these ranks, the program, its arguments.
+    Arguments: process id of the launcher, its folder for these ranks, the program, its arguments.
     """
     launcher = int(arguments[0])
     folder = Path(arguments[1])
@@ -76,7 +75,6 @@ def _kill_group(pid: int) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole, or not at all."""
     part = path.with_suffix(f"{path.suffix}.part")
     with contextlib.suppress(FileNotFoundError):  # the launcher has given up
         part.write_text(text)

@@ -18,7 +18,6 @@ class Rendezvous(NamedTuple):
         port: 0: any free one.
         is_here: this launcher serves it, unless another one on this machine does.
         local_addr: how other nodes reach this machine.
-        interface: the network interface with this address, if known.
     """
 
     host: str
@@ -53,9 +52,8 @@ def find_rendezvous(
 ) -> Rendezvous:
     """Look up a rendezvous.
 
-    Args:
-        node_rank: 0 means that it is here, whatever the host's name leads to; others that it is not.
-        local_addr: how other nodes reach this machine; by default the address from which it reaches the host.
+    Node rank 0 means that it is here, whatever the host's name leads to; others that it is not. By default
+    other nodes reach this machine by the address from which it reaches the host.
     """
     host, _, digits = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

@@ -63,7 +63,6 @@ class Ending:
 
     Attributes:
         line: says who failed and how.
-        code: exit code of the rank, negative for a signal.
         weight: the lower, the closer to the cause.
         is_final: the ranks are not started again.
         is_failure: False if the ranks are to be started again because a node joins or one of them needs
@@ -82,13 +81,9 @@ class Ending:
 
 
 def open_store(rendezvous: Rendezvous, most_nodes: int, job_id: str) -> tuple[Store, bool]:
-    """Serve the store of the job, or connect to it; may block forever if another program has the port.
+    """Serve the store of the job, or connect to it, and whether it is served here; may block forever.
 
-    Returns:
-        The store, and whether this process serves it.
-
-    Raises:
-        InputError: another program has the port.
+    InputError: another program has the port.
     """
     is_host = rendezvous.is_here
     try:
@@ -124,15 +119,7 @@ def _tcp_store(rendezvous: Rendezvous, *, is_host: bool) -> TCPStore:
 
 
 def join_attempt(store: Store, most_nodes: int, node_rank: int | None) -> int | None:
-    """Find the attempt that this node can join; wait as a spare while the job has all its nodes.
-
-    Args:
-        most_nodes: the maximum number of nodes of the job.
-        node_rank: of this node, if the nodes have given ranks.
-
-    Returns:
-        The number of the attempt; None if the job is over.
-    """
+    """The attempt that this node can join, waited for while the job has all its nodes; None at its end."""
     number = int(store.compare_set("round", "", "0"))
     if store.check([f"{number}/nodes"]):  # its ranks run
         if int(store.get(f"{number}/nodes")) < most_nodes:
@@ -167,8 +154,6 @@ class AttemptStatus:
     """Polls the store twice a second, in a thread.
 
     Attributes:
-        ending: of the attempt, if a node has published one.
-        everyone_is_done: the ranks of all nodes are done.
         silent_node: in words, a node that has been silent for too long.
         is_done: set from outside: the ranks of this node are done.
     """

@@ -57,7 +57,6 @@ class Failure:
 
     Attributes:
         ranks: that caused it; may be empty.
-        cause: one line.
         by: the rank that found it, and prints it.
         stack: of the first of `ranks`, as text.
         is_silent: their threads do not run, so they cannot end by themselves.
@@ -141,11 +140,7 @@ class FailureDetector:
         is_silent: bool = False,
         restart_note: str = "",
     ) -> Failure:
-        """Publish to all ranks why the job ends.
-
-        Returns:
-            The failure that was published first, perhaps by another rank.
-        """
+        """Publish why the job ends; returns the failure that was first, perhaps by another rank."""
         failure = Failure(
             ranks, cause, self._rank, self.me.host, stack, is_silent, restart_note=restart_note
         )
@@ -175,8 +170,7 @@ class FailureDetector:
     def stall(self, client: StoreClient, *, has_lost_peer: bool) -> Failure | None:
         """Why this rank makes no progress, if that lasts too long: a silent rank, or else the slowest one.
 
-        Args:
-            has_lost_peer: a connection to another rank is broken, so look for a silent rank at once.
+        With a lost peer a silent rank is looked for at once.
         """
         stalled_s = self._progress.stalled_s
         silent_s = self._pace.silent_s

@@ -27,7 +27,6 @@ class Process(NamedTuple):
     """The process of a rank.
 
     Attributes:
-        host: name of its machine, for people.
         started: its start time in /proc, because process numbers are reused.
         pid_namespace: processes with the same one see each other in /proc; empty without /proc.
     """
@@ -67,7 +66,6 @@ class Heartbeat(NamedTuple):
     Attributes:
         point: points of the run that the main thread has reached.
         beats: calls of `beat` since that point.
-        stalled_s: seconds since its last progress.
         is_overdue: that is longer than the phase may take.
     """
 
@@ -86,9 +84,8 @@ Heartbeats = Sequence[Heartbeat | None]
 class ProgressTracker:
     """The progress of the main thread: counted by itself, timed by another thread.
 
-    Args:
-        timeout_s: how long it may make no progress; 0: forever.
-        tick_s: the longest time between two calls of `update`, unless the process was suspended.
+    Without progress for `timeout_s` (0: forever) it has stalled; `update` is called every `tick_s`, unless
+    the process was suspended.
     """
 
     def __init__(

@@ -19,11 +19,7 @@ _NEVER: Final = 1 << 62
 
 
 class StopAgreement:
-    """One rank's part in the agreement.
-
-    Args:
-        stop_signal: returns the name of the signal that asked this process to stop, or None.
-    """
+    """One rank's part in the agreement; `stop_signal` names the signal that asked to stop, or None."""
 
     def __init__(self, *, rank: int, world: int, stop_signal: Callable[[], str | None]) -> None:
         self._rank, self._world, self._stop_signal = rank, world, stop_signal
@@ -38,11 +34,7 @@ class StopAgreement:
     # waits, or the other thread sees the count of the point that is being passed.
 
     def reach_point(self) -> str | None:
-        """The main thread is where the run can stop.
-
-        Returns:
-            The name of the signal if all ranks stop here, else None.
-        """
+        """The main thread is where the run can stop: the name of the signal if all ranks do, else None."""
         self.point += 1
         if self._world == 1:
             return self._stop_signal()
@@ -67,11 +59,7 @@ class StopAgreement:
         return self._signal is None and self._stop_signal() is not None
 
     def exchange(self, store: Store) -> None:
-        """Publish and read stop requests; call it when `has_new_request` and when the counter changes.
-
-        Args:
-            store: of the job; each write increments its counter 'changes', which the others poll.
-        """
+        """Publish and read stop requests, when `has_new_request` or the counter 'changes' did."""
         if self._signal is None:
             signal = self._stop_signal()
             if signal is not None:

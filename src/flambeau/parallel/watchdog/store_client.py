@@ -27,11 +27,7 @@ class StoreClient:
         self._thread.start()
 
     def call(self, request: Callable[[Store], T]) -> T:
-        """What `request` returns for the store.
-
-        Raises:
-            StoreLost: no answer, or a broken connection. The client is then unusable.
-        """
+        """What `request` returns for the store; StoreLost: no answer; the client is then unusable."""
         self._requests.put(request)
         # In slices: if the whole job was suspended for an hour, only one slice has expired.
         for _ in range(20):

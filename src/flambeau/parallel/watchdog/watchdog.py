@@ -20,6 +20,7 @@ the whole job; then all ranks end. The thread also carries the agreement on wher
 
 import atexit
 import contextlib
+import faulthandler
 import json
 import os
 import sys
@@ -36,7 +37,6 @@ from torch.distributed.distributed_c10d import Store
 
 from flambeau.parallel.watchdog.failure_detector import PACE, Failure, FailureDetector, Member, Pace
 from flambeau.parallel.watchdog.heartbeat import ProgressTracker
-from flambeau.parallel.watchdog.stack_dump import STACK_DUMP
 from flambeau.parallel.watchdog.stop_agreement import StopAgreement
 from flambeau.parallel.watchdog.store_client import StoreClient, StoreLost
 from flambeau.terminal import print_text
@@ -56,11 +56,6 @@ class Watchdog:
         stall_timeout_s: how long a rank may make no progress; 0: forever.
         stop_signal: returns the name of the signal that asked this process to stop, or None.
         say: prints a line; must take no lock that a stuck main thread may hold.
-        end: ends the process with a code.
-
-    Attributes:
-        note: takes the failure of another rank.
-        on_restart_note: takes what another rank, which leaves, wants noted for the restart.
     """
 
     def __init__(
@@ -137,11 +132,7 @@ class Watchdog:
         self._progress.beat(phase)
 
     def reach_point(self) -> str | None:
-        """The main thread is where the run can stop; all ranks pass the same points.
-
-        Returns:
-            The name of a signal if all ranks stop here, else None.
-        """
+        """The main thread is where the run can stop, on all ranks: the name of a signal if all stop here."""
         self._progress.reach_point()
         return self._stops.reach_point()
 
@@ -346,7 +337,6 @@ class Watchdog:
         self._exit()
 
     def _exit(self) -> None:
-        """Flush the output and end the process."""
         self._in_bounded_time(lambda: print_text(end=""))
         at_fault = self._failure is not None and self._rank in self._failure.ranks
         self._end(self._local_failure[1] if self._local_failure else 1 if at_fault else LOST_PEER)
@@ -395,3 +385,46 @@ def _say(text: str) -> None:
     descriptor = sys.__stderr__.fileno() if sys.__stderr__ else 2
     start = "\n" if os.isatty(descriptor) else ""  # after a progress bar
     os.write(descriptor, f"{start}{text}\n".encode())
+
+
+class StackDump:
+    """Prints the stacks of all threads to standard error, unless postponed in time.
+
+    By a timer of C, for when native code holds the GIL, so that no Python thread can print.
+
+    It does not end the process: it cannot tell a hanging process from one that was suspended as long.
+    """
+
+    def __init__(self) -> None:
+        self._is_armed = self._is_registered = False
+        self._lock = threading.Lock()
+
+    def arm(self, after_s: float) -> None:
+        """Print after this time, unless `arm` or `disarm` is called before."""
+        if not self._is_registered:
+            self._is_registered = True
+            release = self._lock.release
+            os.register_at_fork(
+                before=self._before_fork, after_in_parent=release, after_in_child=release
+            )
+        with self._lock:
+            self._is_armed = True
+            faulthandler.dump_traceback_later(after_s, file=2)
+
+    def disarm(self) -> None:
+        with self._lock:
+            self._cancel()
+
+    def _before_fork(self) -> None:
+        """At its exit a forked child would wait for the timer's thread, which it does not have."""
+        self._lock.acquire()
+        self._cancel()
+
+    def _cancel(self) -> None:
+        if self._is_armed:
+            self._is_armed = False
+            faulthandler.cancel_dump_traceback_later()
+
+
+STACK_DUMP: Final = StackDump()
+"""The only one of this process: faulthandler has a single timer."""

@@ -65,11 +65,7 @@ class SaveFailed(InputError):
 
 
 class Checkpointer:
-    """Writes snapshots as checkpoints, one at a time.
-
-    Args:
-        keep: how many of the newest to keep, besides the best.
-    """
+    """Writes snapshots as checkpoints, one at a time; keeps so many of the newest, besides the best."""
 
     def __init__(
         self, root: Path, *, keep: int, disk: Disk | None = None, advice: Advice = Advice()
@@ -100,7 +96,6 @@ class Checkpointer:
         """Start writing; waits only for a save that is still running.
 
         Args:
-            name: of the checkpoint; an existing one is left unchanged.
             best: name of a checkpoint to keep at any age.
             rollback: name of another, to which a rollback would return.
             before: runs first, in the thread (syncs metrics.jsonl to the disk).
@@ -136,7 +131,6 @@ class Checkpointer:
         return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
-        """Return when everything is on the disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -151,15 +145,11 @@ class Checkpointer:
     def restore_latest(
         self, *, say: Callable[[str], None], newest: str | None = None
     ) -> "Restored | None":
-        """The newest checkpoint that is whole for every rank; damaged ones are set aside and reported.
+        """The newest checkpoint that is whole for every rank, not later than `newest`; damaged ones are set
+        aside and reported.
 
-        Args:
-            newest: leave out those of later steps than this name; None: none.
-
-        Raises:
-            InputError: there are checkpoints, but none is whole; on rank 0.
-            OSError: one could not be read, which says nothing about its content; on rank 0.
-            FailedElsewhere: one of these, on the other ranks.
+        On rank 0 InputError: there are checkpoints, but none is whole; OSError: one could not be read, which
+        says nothing about its content. FailedElsewhere on the other ranks.
         """
         ranks = self._ranks
         damaged = list[CheckpointDamaged]()
@@ -312,11 +302,7 @@ def _files(snapshot: Snapshot) -> dict[str, bytes]:
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
-    """The file of everything but weights.
-
-    Raises:
-        InputError: something in it could not be read without running code.
-    """
+    """The file of everything but weights; InputError: part of it could not be read without running code."""
     try:
         return to_bytes(state)
     except TypeError as error:

@@ -14,12 +14,7 @@ _MAX_BYTES = 2**22  # of the file; later events are only printed
 
 
 class EventsLog:
-    """Appends a line per event; an event that cannot be written is dropped.
-
-    Args:
-        step: returns the optimizer steps done.
-        clock: seconds since 1970.
-    """
+    """Appends a line per event; an event that cannot be written is dropped."""
 
     def __init__(
         self, path: Path, step: Callable[[], int], *, clock: Callable[[], float] = time.time

@@ -58,11 +58,9 @@ _GROUP_SETTINGS = (
 
 @dataclass(frozen=True)
 class Identity:
-    """What identifies a run.
+    """What identifies a run: values by name, as config.toml holds them.
 
-    Attributes:
-        values: by name, as config.toml holds them.
-        declared: the options among them, which say what a resume may change.
+    `declared`: the options among them, which say what a resume may change.
     """
 
     values: Mapping[str, Any]
@@ -77,11 +75,9 @@ class Identity:
         schedule: str,
         use: Mapping[str, Any] = {},
     ) -> "Identity":
-        """The identity of a run.
+        """The identity of a run, whose optimizer's groups have `initial_lr`.
 
-        Args:
-            optimizer: its groups have `initial_lr`.
-            use: how the model is made and used, which does not identify the run.
+        `use`: how the model is made and used, which does not identify the run.
         """
         if isinstance(options.settings, SharedOptions):
             return cls(values_of(options.settings), options_of(type(options.settings)))

@@ -25,12 +25,7 @@ _NAMES = {
 
 
 def json_file(path: Path) -> Any:
-    """The content of a JSON file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: not JSON, a name twice, no regular file, or too large.
-    """
+    """The content of a JSON file; ValueError: not JSON, a name twice, no regular file, or too large."""
     if not path.is_file():
         if path.exists():
             raise ValueError("it is not a file")
@@ -90,11 +85,7 @@ def finite_number(value: object) -> float | None:
 
 
 def dataset_facts(path: Path) -> dict[str, Any]:
-    """The content of dataset.json of a run, which describes its data.
-
-    Raises:
-        ValueError: why it cannot be read, or is not what a run writes.
-    """
+    """The content of dataset.json of a run; ValueError: why it is not what a run writes."""
     try:
         facts = json_file(path)
     except FileNotFoundError:
@@ -105,11 +96,7 @@ def dataset_facts(path: Path) -> dict[str, Any]:
 
 
 def checked_facts(facts: object) -> dict[str, Any]:
-    """The description of a run's data, as dataset.json has it.
-
-    Raises:
-        ValueError: it is not what a run writes.
-    """
+    """The description of a run's data, as dataset.json has it; ValueError: it is not what a run writes."""
     if not isinstance(facts, dict):
         raise ValueError("it is no table")
     if missing := sorted(_NAMES - facts.keys()):
@@ -129,14 +116,14 @@ def _is_what_a_run_writes(name: str, value: Any, facts: Mapping[str, Any]) -> bo
         return all(one is not None and (one > 0 or name == "mean") for one in numbers)
     if name == "channels":
         return type(value) is int and 1 <= value <= _MAX_CHANNELS
-    if name in ("train_samples", "val_samples"):
+    if name in ("train_samples", "val_samples", "test_samples"):
         return type(value) is int and 0 <= value < 10**18
     if name == "shuffle_streams":
         return type(value) is int and 1 <= value <= _MAX_STREAMS
     if name == "class_weights":
         is_list = isinstance(value, list) and len(value) == len(facts["classes"])
         return value is None or (is_list and all(type(one) in (int, float) for one in value))
-    if name in ("train_content", "val_content", "train_names"):
+    if name in ("train_content", "val_content", "train_names", "test_fingerprint"):
         return value is None or isinstance(value, str)
     if name not in _NAMES | {"teacher_sha256", "pixels"}:
         return True  # written by a later version

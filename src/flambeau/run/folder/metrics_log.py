@@ -14,9 +14,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 class MetricsLog:
     """Appends lines, each in one write, so a killed run leaves at most a torn last line.
 
-    Args:
-        path: made if it is missing.
-        keep_bytes: the length at the checkpoint; later lines will be written again.
+    What is beyond `keep_bytes`, the length at the checkpoint, will be written again.
     """
 
     def __init__(self, path: Path, *, keep_bytes: int) -> None:

@@ -44,14 +44,12 @@ _BEHIND = "not all of the run is in its mirror: the same command, also of a fini
 
 
 def fetch(folder: Path, address: str, *, fresh: bool = False, is_copy: bool = False) -> str | None:
-    """Bring the run of a mirror to this machine, if there is none in the folder.
+    """Bring the run of a mirror to this machine, if there is none in the folder; what was brought, for the
+    user.
 
     Args:
         fresh: a new run is about to begin in the folder.
         is_copy: the folder is that of a run in the store: where the store is further, it is set aside.
-
-    Returns:
-        What was brought, for the user; None if nothing was.
 
     Raises:
         InputError: the mirror is of another run, or further than the folder; or the store does not answer.
@@ -73,7 +71,7 @@ def fetch(folder: Path, address: str, *, fresh: bool = False, is_copy: bool = Fa
 class Mirror:
     """Keeps the mirror of a run up to date until it is closed."""
 
-    def __init__(self, folder: Path, address: str, *, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, address: str, *, say: Callable[[str], object]) -> None:
         self._say = say
         self._process = subprocess.Popen(
             _command("follow", str(folder), mirror_address(address)),
@@ -329,8 +327,7 @@ def _files_here(folder: Path) -> Iterator[str]:
 def files_there(address: str, store: Store) -> list[str]:
     """The names of all files of a mirror, relative to it; without hidden ones, which are of no run.
 
-    Raises:
-        InputError: there are far too many, or a name leads out of the folder.
+    InputError: there are far too many, or a name leads out of the folder.
     """
     found: list[str] = []
     waiting = [address]

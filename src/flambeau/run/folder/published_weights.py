@@ -31,7 +31,6 @@ class Result:
     Attributes:
         weights: which weights model.safetensors holds: averaged, best, or last; or the mean of those of
             several runs (`flambeau soup`).
-        step: the step that they are from.
         metrics: of the last evaluation of exactly these weights; None where one was not finite.
         sha256: of model.safetensors; None in runs of version 0.1.
     """
@@ -88,10 +87,8 @@ class Best:
     ) -> None:
         """Say once if the metric is missing in all evaluations so far, or was logged twice at one step.
 
-        Args:
-            training: the names that were logged outside of evaluations.
-            is_last: the run ends here: a `best` that the user has set is then also missed without
-                evaluations.
+        `training`: names that were logged outside of evaluations. At the end of the run (`is_last`) a `best`
+        that the user has set is also missed without evaluations.
         """
         if self._is_twice and not self._said_twice:
             self._said_twice = True
@@ -138,8 +135,7 @@ def publish(
 ) -> Result:
     """Copy the verified weights of a checkpoint to model.safetensors, then write result.json.
 
-    Args:
-        results: what to publish, preferred first; a damaged checkpoint is reported and skipped.
+    The first of `results` that is whole; a damaged checkpoint is reported and skipped.
     """
     for result in results:
         try:
@@ -169,11 +165,7 @@ def are_whole(folder: RunFolder, result: Result) -> bool | None:
 
 
 def published(folder: RunFolder) -> Result | None:
-    """The result of a finished run; None if it is not finished.
-
-    Raises:
-        InputError: result.json is not what a run writes.
-    """
+    """The result of a finished run, else None; InputError: result.json is not what a run writes."""
     try:
         return _result(json_file(folder.result))
     except FileNotFoundError:

@@ -18,7 +18,7 @@ from flambeau.report.evaluated import evaluated
 from flambeau.report.page import GENERATOR, report_page
 from flambeau.report.reported_run import Event, ReportedRun, read_series
 from flambeau.report.words import ENGLISH
-from flambeau.run.folder.json_file import json_row, json_table
+from flambeau.run.folder.json_file import finite_number, json_row, json_table
 from flambeau.run.folder.summary import summarize
 from flambeau.terminal import clock
 from flambeau.version import __version__
@@ -50,6 +50,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         "step": None if summary.step is None else f"{summary.step}/{summary.steps or '?'}",
         summary.metric or "best": None if summary.best is None else f"{summary.best:.4f}",
         "largest class": None if largest is None else "{1:.4f} ({0})".format(*largest),
+        "test": looked_at(json_table(folder / "test.json")),
         "time": None if summary.seconds is None else clock(summary.seconds),
         "memory": None if memory is None else f"{memory / 2**20:.0f} MiB",
     }
@@ -72,6 +73,19 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         first_batch=_jpeg(folder / "first_batch.jpg"),
         bad_images=_bad_images(folder / "bad_images.txt"),
     )
+
+
+def looked_at(record: Mapping[str, Any]) -> str | None:
+    """What the first look at the images that the run keeps for a test has found, and how many there were."""
+    looks = record.get("looks")
+    if not isinstance(looks, list) or not looks or not isinstance(looks[0], dict):
+        return None
+    look = looks[0]
+    value, low, high = (finite_number(look.get(name)) for name in ("value", "low", "high"))
+    if value is None:
+        return None
+    interval = "" if low is None or high is None else f" (95 %: {low:.4f} to {high:.4f})"
+    return f"{look.get('figure')} {value:.4f}{interval}, n = {look.get('images')}, touched: {len(looks)}"
 
 
 def link_to(run: ReportedRun, folder: Path, page_folder: Path) -> ReportedRun:
@@ -160,7 +174,6 @@ def _events(path: Path) -> Iterator[Event]:
 
 
 def _jpeg(path: Path) -> str | None:
-    """A JPEG file as a data URL."""
     try:
         if not path.is_file() or path.stat().st_size > _MAX_PICTURE_BYTES:
             return None

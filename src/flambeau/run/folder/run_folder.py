@@ -41,8 +41,7 @@ class RunFolder:
     def read_config(self) -> dict[str, Any] | None:
         """The configuration that the folder was made with; None where there is no run yet.
 
-        Raises:
-            InputError: the folder holds something else, or the file cannot be read.
+        InputError: the folder holds something else, or the file cannot be read.
         """
         try:
             return load_toml(self.config)
@@ -69,11 +68,7 @@ class RunFolder:
         return None
 
     def read_existing(self) -> dict[str, Any]:
-        """The configuration of an existing run, for a command that reads it.
-
-        Raises:
-            InputError: it is not a run folder, or its configuration cannot be read.
-        """
+        """The configuration of an existing run; InputError: it is no run folder, or cannot be read."""
         path = self.path
         if not path.exists():
             raise InputError(
@@ -94,15 +89,11 @@ class RunFolder:
             raise InputError(f"{self.config} cannot be read: {error}") from error
 
     def claim(self, identity: Identity, files: Mapping[str, bytes]) -> dict[str, Any] | None:
-        """Make the folder or continue in it; from here on no other process may write in it.
+        """Make the folder, or continue in it and return its configuration; from here on no other process may
+        write in it.
 
-        Changed settings that a resume permits are written later, by `update_config`.
-
-        Returns:
-            The configuration that was there; None in a new folder.
-
-        Raises:
-            InputError: a run of another configuration, or another process trains here now.
+        Changed settings that a resume permits are written later, by `update_config`. InputError: a run of
+        another configuration, or another process trains here now.
         """
         toml = as_toml(identity.values)
         try:
@@ -135,8 +126,7 @@ class RunFolder:
     def check_in_place(self) -> None:
         """Refuse to write where the claimed folder is no more: all that follows would be lost, or elsewhere.
 
-        Raises:
-            InputError: it was removed or renamed, or is relative to a working directory that has changed.
+        It was removed or renamed, or is relative to a working directory that has changed.
         """
         if self._claimed is None or _inode(self.path) == self._claimed:
             return
@@ -155,7 +145,6 @@ class RunFolder:
     def permission(
         self, stored: Mapping[str, Any], *, trust: bool, say: Callable[[str], object]
     ) -> Permission:
-        """The permission to run the code that its configuration names."""
         return Permission(self.path, self._is_recorded(stored), trust, say)
 
     def record_made_here(self) -> None:
@@ -175,11 +164,7 @@ class RunFolder:
         return is_same and is_recorded(content, named_code(config).values())
 
     def update_config(self, *, only: Mapping[str, Any] | None = None) -> None:
-        """Write the changed settings to config.toml, once the checkpoint has been loaded.
-
-        Args:
-            only: these values, and no other change.
-        """
+        """Write the changed settings, or `only` these, to config.toml, after the checkpoint was loaded."""
         if self._new_config is None:
             return
         new = self._new_config

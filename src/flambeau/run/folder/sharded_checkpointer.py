@@ -56,11 +56,9 @@ _T = TypeVar("_T")
 class ShardedCheckpointer(Checkpointer):
     """`Checkpointer` for a run whose tensors are spread over ranks.
 
-    Every rank makes one and calls the same methods. Each writes its pieces of a snapshot, and rank 0 the
-    rest. A failure is a SaveFailed on rank 0 and a FailedElsewhere on the others.
-
-    Args:
-        root: on a file system that all ranks share; otherwise rank 0 raises InputError.
+    Every rank makes one, with a folder on a file system that all share, and calls the same methods. Each
+    writes its pieces of a snapshot, and rank 0 the rest. A failure is a SaveFailed on rank 0 and a
+    FailedElsewhere on the others.
     """
 
     def __init__(
@@ -102,9 +100,7 @@ class ShardedCheckpointer(Checkpointer):
 def check_shared(folder: Path, ranks: Ranks) -> None:
     """Check that a folder is the same for all ranks; every rank calls it.
 
-    Raises:
-        InputError: on rank 0, naming the ranks that do not see its file.
-        FailedElsewhere: on the others.
+    InputError on rank 0, naming the ranks that do not see its file; FailedElsewhere on the others.
     """
     # A leftover's name: if this process dies now, the next start removes the file.
     name = ranks.broadcast(f".shared.{secrets.token_hex(8)}.tmp")
@@ -139,13 +135,7 @@ def save_sharded(
 ) -> None:
     """Save the pieces of all ranks as one checkpoint, which survives a power failure once this returns.
 
-    Args:
-        folder: to make, the same on all ranks.
-        snapshot: this rank's pieces; `state` and `meta` are taken from rank 0.
-        layout: where the pieces belong.
-
-    Raises:
-        FailedOnRanks: on all ranks; `folder` was not made.
+    `state` and `meta` are taken from rank 0. FailedOnRanks on all ranks: `folder` was not made.
     """
     writer = CheckpointWriter(folder, disk=disk)
     state = dict[str, Any]()

@@ -29,13 +29,9 @@ def working_folder(address: str) -> Path:
 
 
 def folder_and_mirror(out: str | Path, mirror: str | None) -> tuple[Path, str | None]:
-    """The folder of this disk in which a run is trained, and its mirror.
+    """The folder of this disk in which a run is trained, and its mirror, which `out` is if it is an address.
 
-    Args:
-        out: a folder, or an address, which then is the mirror.
-
-    Raises:
-        InputError: an address that cannot be written, or another mirror beside it.
+    InputError: an address that cannot be written, or another mirror beside it.
     """
     if not is_address(out):
         return Path(out), mirror
@@ -62,12 +58,21 @@ def is_run_in_store(address: str) -> bool:
         return False
 
 
-def run_here(run: str | Path, say: Callable[[str], object] = lambda _: None) -> Path:
-    """The folder of a run: a path as it is; of one in a store a copy here, brought up to date.
+def mirror_again(folder: Path, *, say: Callable[[str], object]) -> None:
+    """Bring what a command has added to a finished run to its mirror, if it has one."""
+    from flambeau.run.folder.run_folder import RunFolder
 
-    Raises:
-        InputError: there is no run, or it cannot be read or copied.
-    """
+    mirror = (RunFolder(folder).read_config() or {}).get("mirror")
+    if not isinstance(mirror, str):
+        return
+    from flambeau.run.folder.mirror import Mirror
+
+    say(f"the mirror {mirror} gets it, too")
+    Mirror(folder, mirror, say=say).close()
+
+
+def run_here(run: str | Path, say: Callable[[str], object] = lambda _: None) -> Path:
+    """The folder of a run: a path as it is; of one in a store a copy here, brought up to date."""
     if not is_address(run):
         return Path(run)
     from flambeau.run.folder.mirror import alone

@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,8 @@ _MAX_ENTRIES = 200_000  # names in them, so that a folder of photos is left soon
 _MAX_DEPTH = 4  # of folders below the first one
 _MAX_RUNS = 5_000
 _CHECKPOINT = re.compile(r"step-([0-9]{1,18})")
+TRIAL = re.compile(r"(?P<trial>[0-9]{1,9})(-fold(?P<fold>[0-9]{1,3}))?(-seed[0-9]+)?")
+"""The name of a run folder of a sweep."""
 _NOT_FINITE = re.compile(r"not-finite-step-([0-9]{1,18})\.json")
 
 
@@ -49,16 +52,12 @@ class RunSummary:
     """What a run folder says; None where it says nothing.
 
     Attributes:
-        name: path below the folder that was searched.
         state: finished, running (a process holds its lock), stopped, failed (a loss or gradient was not
             finite), damaged (a file is not what a run writes), foreign (config.toml of another program).
         why: reason of damaged, foreign or failed.
-        kind: made by `flambeau train`, or by a script with `Run`.
         metric, best: name and value; of a finished run, those of its published weights.
-        step, steps: optimizer steps done, and of the whole run.
-        changed: time of the last change, seconds since 1970.
         seconds: of training, without evaluations and pauses.
-        config: the content of config.toml.
+        is_sweep: it is of several runs of a sweep, and `why` counts them.
     """
 
     path: Path
@@ -76,6 +75,7 @@ class RunSummary:
     changed: float | None = None
     seconds: float | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    is_sweep: bool = False
 
     @property
     def moment(self) -> datetime.datetime | None:
@@ -105,11 +105,7 @@ class RunSummary:
 
 @dataclass
 class Search:
-    """The run folders below a folder, up to a limit of searched folders.
-
-    Attributes:
-        is_cut: there may be more.
-    """
+    """The run folders below a folder, up to a limit of searched folders; `is_cut`: there may be more."""
 
     root: Path
     is_cut: bool = False
@@ -148,6 +144,47 @@ class Search:
             if len(seen) > _MAX_FOLDERS or entries > _MAX_ENTRIES or runs > _MAX_RUNS:
                 self.is_cut = True
                 return
+
+
+def sweep_of(run: Path) -> Path | None:
+    """The folder of the sweep that has trained a run; None for another run."""
+    root = run.parent.parent
+    is_trial = run.parent.name == "trials" and TRIAL.fullmatch(run.name) is not None
+    with contextlib.suppress(OSError):
+        return root if is_trial and (root / "sweep.toml").is_file() else None
+    return None
+
+
+def of_sweep(runs: Sequence[RunSummary], path: Path, *, name: str) -> RunSummary:
+    """One summary of runs of a sweep: how many are in which state, and the best figure of them.
+
+    Args:
+        runs: at least one.
+    """
+    counts = Counter(run.state for run in runs)
+    several = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    if len(counts) == 1:
+        several = runs[0].state if len(runs) == 1 else f"all {runs[0].state}"
+    known = [run for run in runs if run.best is not None]
+    sign = -1 if known and mode_of(known[0].config) == "max" else 1
+    best = min(known, key=lambda run: sign * (run.best or 0.0), default=runs[0])
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    data = {run.data for run in runs}
+    models = {run.model for run in runs}
+    return RunSummary(
+        path,
+        name,
+        "running" if counts["running"] else best.state,
+        f"{len(runs)} run{'s' if len(runs) > 1 else ''}: {several}",
+        best.kind,
+        data.pop() if len(data) == 1 else None,
+        models.pop() if len(models) == 1 else None,
+        metric=best.metric,
+        best=best.best,
+        changed=max((run.changed for run in runs if run.changed is not None), default=None),
+        seconds=sum(seconds) if seconds else None,
+        is_sweep=True,
+    )
 
 
 def mode_of(config: Mapping[str, Any]) -> Literal["max", "min"]:

@@ -89,12 +89,7 @@ class BatchDraws:
 
 
 class BatchReader:
-    """Makes the loaders of a run.
-
-    Args:
-        sharded: the model needs all ranks for each forward pass, also in an evaluation.
-        micro_batches: sizes that have fitted into memory.
-    """
+    """Makes the loaders of a run."""
 
     def __init__(
         self,
@@ -131,11 +126,7 @@ class BatchReader:
         on_bad: OnBad | None,
         sampler: Order | None = None,
     ) -> Loader | UserDataLoader:
-        """The loader of a Dataset, or of a ready-made loader.
-
-        Raises:
-            InputError: data that cannot be read in batches.
-        """
+        """The loader of a Dataset, or of a ready-made loader; InputError: data that have no batches."""
         if (why := _why_not(data)) is not None:
             raise InputError(
                 f"{'run.evaluate' if evaluates else 'Run'} cannot read its data: {why}"
@@ -185,8 +176,7 @@ class BatchReader:
     ) -> Iterator[MicroBatch]:
         """Move the data to the device, copying while the device computes.
 
-        Args:
-            ahead: read the next batch meanwhile; False where a checkpoint asks the loader for its state.
+        `ahead` reads the next batch meanwhile; False where a checkpoint asks the loader for its state.
         """
         if self._device.type == "cpu":
             return stream

@@ -32,7 +32,6 @@ class CpuWaits:
 
     @property
     def seconds(self) -> float:
-        """How long this has counted."""
         return time.perf_counter() - self._began
 
     def share(self) -> float:

@@ -27,15 +27,10 @@ _INEXACT = {
 
 
 class EvaluationMetrics:
-    """The user's metrics by name, reset before each evaluation.
+    """The user's metrics by name, reset before each evaluation; modules among them are moved to the device.
 
-    Args:
-        metrics: by name; modules among them are moved to the device.
-        classes: names of the classes, for `predictions`.
-
-    Raises:
-        InputError: a metric lacks a method, would not be exact, or has a name that every line of
-            metrics.jsonl has.
+    InputError: a metric lacks a method, would not be exact, or has a name that every line of metrics.jsonl
+    has.
     """
 
     def __init__(
@@ -84,14 +79,10 @@ class EvaluationMetrics:
             metric.reset()
 
     def update(self, name: str, value: Any, num_samples: int) -> None:
-        """Count a batch.
+        """Count a batch of so many samples; 0 means that it does not count.
 
-        Args:
-            value: for the metric's `update`: a tuple of arguments, a dict of keywords, or the only argument.
-            num_samples: of the batch; 0 means that it does not count.
-
-        Raises:
-            RuntimeError: no evaluation is under way.
+        `value` is for the metric's `update`: a tuple of arguments, a dict of keywords, or the only argument.
+        RuntimeError: no evaluation is under way.
         """
         if not self._counting:
             raise RuntimeError(f"metrics[{name!r}] counts in `for ... in run.evaluate(...)` alone")
@@ -107,13 +98,11 @@ class EvaluationMetrics:
             metric.update(value)
 
     def figures(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The logged means, and the values of the updated metrics over the samples of all ranks.
+        """The logged means, and the values of the updated metrics over the samples of all ranks; waits for
+        the device.
 
-        Waits for the device.
-
-        Raises:
-            TypeError: `compute` returned neither a number nor a dict of numbers.
-            ValueError: two figures have the same name.
+        TypeError: `compute` returned neither a number nor a dict of numbers. ValueError: two figures have the
+        same name.
         """
         if not self._metrics:
             return dict(means)

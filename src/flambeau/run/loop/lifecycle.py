@@ -104,13 +104,8 @@ class Lifecycle:
     def _begin_extension(self) -> bool:
         """Let a finished run continue if `extend` asks for more steps than its checkpoint was trained for.
 
-        Called after each load, because the checkpoint may be from before the extension.
-
-        Returns:
-            Whether the run now continues beyond its former end.
-
-        Raises:
-            InputError: the run is not finished, or is to be shorter than it was trained for.
+        Called after each load, because the checkpoint may be from before the extension. InputError: the run
+        is not finished, or is to be shorter than it was trained for.
         """
         state = self.state
         plan = self.parts.plan
@@ -141,11 +136,7 @@ class Lifecycle:
         return True
 
     def _check_extension(self, steps: int, more: int) -> None:
-        """Refuse to extend a run before its end, or to make it shorter than it was trained for.
-
-        Args:
-            steps: of the run without `more`.
-        """
+        """Refuse to extend a run of `steps` before its end, or to make it shorter than it was trained for."""
         state = self.state
         is_over = state.stopped or state.step >= steps
         if more < 0:
@@ -332,8 +323,7 @@ class Lifecycle:
     def save(self, *, wait: bool = False, is_planned: bool = True) -> None:
         """Copy the state and start to write a checkpoint; with `wait`, until it is on the disk.
 
-        Args:
-            is_planned: a run that nobody stops makes it, too.
+        `is_planned`: a run that nobody stops makes it, too.
         """
         self.ranks.beat(SAVING)
         if bool(self.parts.amp.halted):

@@ -31,9 +31,7 @@ _Kept: TypeAlias = tuple[Tensor, Tensor, Tensor]
 class LoggedPredictions:
     """One of the metrics of a run, with no figures of its own; nothing waits for the device.
 
-    Args:
-        classes: K names; None: their numbers.
-        rank: of this process.
+    Without names, `classes`, their numbers stand for them.
     """
 
     any_order = True  # sorted by position
@@ -51,16 +49,10 @@ class LoggedPredictions:
     def update(
         self, indices: Tensor | None, logits: Tensor, targets: Tensor, images: Tensor | None = None
     ) -> None:
-        """Count a batch.
+        """Count a batch: logits (N, K), targets (N,), images (N, C, H, W) as the model got them.
 
-        Args:
-            indices: (N,) positions in the data; None: in the order of the batches.
-            logits: (N, K).
-            targets: (N,) classes.
-            images: (N, C, H, W), as the model got them.
-
-        Raises:
-            ValueError: other shapes, or another number of classes than there are names.
+        Without `indices` (N,) the positions in the data are in the order of the batches. ValueError: other
+        shapes, or another number of classes than there are names.
         """
         num = len(logits)
         if logits.ndim != 2 or targets.shape != (num,) or targets.is_floating_point():
@@ -138,7 +130,6 @@ class LoggedPredictions:
         return {}
 
     def reset(self) -> None:
-        """Begin an evaluation."""
         self._results.reset()
         self._kept = {}
         self._count = 0
@@ -152,7 +143,6 @@ class LoggedPredictions:
         }
 
     def merge(self, state: Mapping[str, Any]) -> None:
-        """Add the images of another process."""
         self._results.merge(state["results"])
         self._num_classes = self._num_classes or state["num_classes"]
         for name, (scores, indices, images) in state["kept"].items():
@@ -171,12 +161,7 @@ def _shown(image: Tensor, prepared: Preprocessing | None) -> Tensor:
 
 
 def namer(data: Any, *, world: int) -> Callable[[int], str]:
-    """What the image at a position of an evaluation is called.
-
-    Args:
-        data: what was evaluated: a data set, or a loader.
-        world: number of processes.
-    """
+    """What the image at a position of an evaluation of a data set, or a loader, is called."""
     dataset = data if hasattr(data, "__getitem__") else None
     sampler = getattr(data, "sampler", None)
     if dataset is None and world == 1 and type(sampler) is SequentialSampler:
@@ -199,11 +184,7 @@ def namer(data: Any, *, world: int) -> Callable[[int], str]:
 
 
 class EvaluationFile:
-    """evaluation.json of a run: the predictions of the weights that it would publish.
-
-    Args:
-        path: of the file.
-    """
+    """evaluation.json of a run: the predictions of the weights that it would publish."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

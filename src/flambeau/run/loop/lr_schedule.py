@@ -37,11 +37,7 @@ _CYCLE_MULTIPLIER = 2  # SGDR's doubling
 
 
 class LRSchedule:
-    """The multiplier of each step.
-
-    Args:
-        schedule: a name, alone or with numbers; a function of the step; a ReduceOnPlateau.
-    """
+    """The multiplier of each step, by a name, with or without numbers, a function or a ReduceOnPlateau."""
 
     def __init__(
         self,
@@ -78,11 +74,7 @@ class LRSchedule:
             self._value = figures[self._metric]
 
     def end_epoch(self, *, say: Callable[[str], None]) -> None:
-        """Count the evaluation of the epoch.
-
-        Raises:
-            InputError: the metric was not logged, or is NaN.
-        """
+        """Count the evaluation of the epoch; InputError: the metric was not logged, or is NaN."""
         plateau, value = self._plateau, self._value
         self._value = None
         if plateau is None:
@@ -117,15 +109,11 @@ class LRSchedule:
 def schedule_of(
     plan: StepPlan, schedule: str | NamedSchedule | Callable[[int], float], *, warmup: str
 ) -> Callable[[int], float]:
-    """The multiplier of the learning rate as a function of the step, from 0.
+    """The multiplier of the learning rate as a function of the step, from 0: a named schedule after its
+    warm-up, or `schedule`.
 
-    Args:
-        schedule: one of SCHEDULES, or a function, which is used unchanged.
-        warmup: a duration, in which a named schedule rises to 1.
-
-    Raises:
-        InputError: an unknown name, a warm-up as long as the run or beside a function, or a function that
-            returns no multiplier.
+    InputError: an unknown name, a warm-up as long as the run or beside a function, or a function that returns
+    no multiplier.
     """
     length = parse_duration(warmup, name="warmup", units="% ep st")
     if callable(schedule):

@@ -8,13 +8,14 @@ import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from flambeau.data.loading.batch_samples import slice_samples
 from flambeau.data.loading.loader import Loader
@@ -23,8 +24,8 @@ from flambeau.errors import InputError
 from flambeau.parallel.preemption import OUT_OF_MEMORY, MicroBatchHalved
 from flambeau.parallel.ranks import Ranks
 from flambeau.recipes.memory.batch_size_finder import is_out_of_memory, release_memory
+from flambeau.recipes.memory.memory_budget import activations_by_module, top_modules
 from flambeau.run.folder.micro_batches_file import FILE, MicroBatches
-from flambeau.run.loop.memory_table import inputs_of, memory_table
 from flambeau.run.loop.run_parts import RunParts
 from flambeau.run.loop.state import ResumableState, TransientState
 from flambeau.run.options.advice import Advice
@@ -44,9 +45,6 @@ class MemoryGuard:
 
     One of several ranks cannot repeat a batch, because the others wait for it in a collective call: all are
     started again instead, from the newest checkpoint.
-
-    Args:
-        folder: the run folder; None in a replay, which writes nothing.
     """
 
     def __init__(
@@ -72,8 +70,7 @@ class MemoryGuard:
     def around(self) -> Iterator[None]:
         """Around the forward pass, loss and step of a batch, or the forward pass of an evaluation.
 
-        Raises:
-            InputError: smaller micro-batches do not help or are impossible.
+        InputError: smaller micro-batches do not help or are impossible.
         """
         loop = self._loop
         is_evaluation = loop.evaluated is not None
@@ -207,9 +204,8 @@ class MemoryGuard:
     def evaluated_parts(self, micro: MicroBatch, loader: object) -> Iterator[object]:
         """The data of an evaluation's batch, in parts that fit; a part that does not fit is cut and repeated.
 
-        Raises:
-            InputError: one sample alone does not fit, or the batch cannot be cut.
-            MicroBatchHalved: a sharded model needs all ranks for each part.
+        InputError: one sample alone does not fit, or the batch cannot be cut. MicroBatchHalved: a sharded
+        model needs all ranks for each part.
         """
         loop = self._loop
         reader = self._parts.reader
@@ -285,7 +281,6 @@ class BufferCopies:
                 _copy(live, self._kept)
 
     def put_back(self) -> None:
-        """Write the last copy back into the model."""
         if self._kept is not None:
             with torch.no_grad():
                 _copy(self._kept, self._live())
@@ -308,3 +303,63 @@ def _indices(micro: MicroBatch) -> Tensor | None:
     local = micro.indices[micro.local]
     local = local[~np.isin(local, list(micro.bad))]
     return torch.from_numpy(local) if len(local) == micro.size else None
+
+
+_MAX_ROWS = 12  # of modules; the rest is summed up in one
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_COLUMNS = ("parameters", "gradients", "optimizer", "activations")
+
+
+def inputs_of(data: Any) -> Tensor | None:
+    """The first tensor of a batch, on the meta device: most loops give it to their model."""
+    first = next((leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor)), None)
+    if first is None:
+        return None
+    # Byte images are converted before a model sees them.
+    dtype = torch.float32 if first.dtype is torch.uint8 else first.dtype
+    return torch.empty_like(first, dtype=dtype, device="meta")
+
+
+def memory_table(state: ResumableState, parts: RunParts, inputs: Tensor | None) -> str:
+    """Parameters, gradients, optimizer state and activations of a forward pass, in MiB, by module.
+
+    Without inputs on the meta device, or where the model fails on it, the column of activations is left out.
+    """
+    kept: Mapping[str, int] = {}
+    if inputs is not None and parts.shards is None:
+        try:
+            kept = activations_by_module(
+                parts.model, (inputs,), autocast=_DTYPES.get(parts.amp.precision)
+            )
+        # Any model may fail on tensors without values, and a table must not end a run that can continue.
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            kept = {}
+    rows = {name: [0, 0, 0, kept.get(name, 0)] for name in ("", *top_modules(parts.model))}
+    for name, parameter in state.model.named_parameters():  # a sharded model: this rank's pieces
+        module = next((row for row in rows if row and f"{name}.".startswith(f"{row}.")), "")
+        state_of = state.optimizer.state.get(parameter, {})
+        for column, tensors in enumerate(([parameter], [parameter.grad], state_of.values())):
+            rows[module][column] += _bytes(tensors)
+    return _table(rows, has_activations=bool(kept))
+
+
+def _bytes(tensors: Iterable[Any]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def _table(rows: Mapping[str, list[int]], *, has_activations: bool) -> str:
+    """Modules in their order, without empty ones; beyond the largest, the rest in one row."""
+    total = [sum(column) for column in zip(*rows.values(), strict=True)]
+    named = {name or "(model itself)": row for name, row in rows.items() if any(row)}
+    largest = sorted(named, key=lambda name: -sum(named[name]))[:_MAX_ROWS]
+    shown = {name: row for name, row in named.items() if name in largest}
+    if rest := [row for name, row in named.items() if name not in largest]:
+        shown[f"{len(rest)} others"] = [sum(column) for column in zip(*rest, strict=True)]
+    shown["all"] = total
+    columns = _COLUMNS if has_activations else _COLUMNS[:-1]
+    width = max(map(len, ["MiB in memory", *shown]))
+    lines = ["  ".join([f"{'MiB in memory':<{width}}", *(f"{name:>11}" for name in columns)])]
+    for name, row in shown.items():
+        sizes = (f"{size / 2**20:11.1f}" for size in row[: len(columns)])
+        lines.append("  ".join([f"{name:<{width}}", *sizes]))
+    return "\n".join(f"  {line}" for line in lines)

@@ -34,11 +34,8 @@ def build_from_file(
 ) -> nn.Module:
     """Call FILE.py:FUNCTION with what it asks for of the other arguments, by name.
 
-    Args:
-        what: how the user has given the function, such as '--model'.
-
-    Raises:
-        InputError: there is no such function, it fails, or it returns no module.
+    `what`: how the user has given it, such as '--model'. InputError: there is no such function, it fails, or
+    it returns no module.
     """
     with _while_building(name):
         function = load_function(name, what=what)
@@ -73,11 +70,7 @@ def _while_building(name: str) -> Iterator[None]:
 
 
 def check_not_building() -> None:
-    """Refuse a run that begins because the file of a builder is imported: it would train within itself.
-
-    Raises:
-        InputError: such a file is being run.
-    """
+    """Refuse a run that begins because the file of a builder is imported: it would train within itself."""
     name = _building.get()
     if name is not None:
         raise InputError(
@@ -112,9 +105,6 @@ def check_builder(model: nn.Module, options: RunOptions) -> None:
     """Refuse a builder that does not make the model which is trained, or one for other images or classes.
 
     The model is made once, on the CPU; random generators are as before.
-
-    Raises:
-        InputError: it cannot be made, has other names or shapes, or gives no logits (N, K).
     """
     if options.builder is None:
         return
@@ -146,7 +136,6 @@ def check_builder(model: nn.Module, options: RunOptions) -> None:
 
 
 def _check_same(built: nn.Module, model: nn.Module, name: str) -> None:
-    """Compare names and shapes of all that is saved."""
     there = built.state_dict()
     here = model.state_dict()
     why = None

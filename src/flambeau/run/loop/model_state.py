@@ -23,8 +23,7 @@ SPARSE = "Run takes dense gradients alone; leave sparse=True out"
 def model_entries(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The model's `state_dict()`: the tensors for model.safetensors, and the rest; no copies.
 
-    Raises:
-        InputError: something in it can be in neither file.
+    InputError: something in it can be in neither file.
     """
     state = model.state_dict()
     tensors = {name: value for name, value in state.items() if _is_weight(value)}
@@ -61,15 +60,11 @@ def check_gradients(model: nn.Module) -> None:
 
 
 def check_model(model: nn.Module, device: torch.device, *, averages: bool) -> list[str]:
-    """Refuse, before the first step, a model that could not be trained or put back from a checkpoint.
+    """Refuse, before the first step, a model (or piece) that could not be trained or put back from a
+    checkpoint.
 
-    Args:
-        model: whose weights are saved: the whole model, or this rank's pieces.
-        device: of the optimizer's parameters.
-        averages: an EMA will average the weights.
-
-    Returns:
-        The entries of its state_dict() that model.safetensors cannot hold.
+    Returns the entries of its state_dict() that model.safetensors cannot hold. `averages`: an EMA will
+    average the weights.
     """
     own = _own_tensors(model)
     for name, tensor in own.items():
@@ -88,11 +83,7 @@ def check_model(model: nn.Module, device: torch.device, *, averages: bool) -> li
 
 
 def check_shardable(model: nn.Module) -> None:
-    """Refuse what pieces of parameters and buffers cannot hold.
-
-    Args:
-        model: the whole of it, sharded.
-    """
+    """Refuse what pieces of parameters and buffers of a whole model cannot hold."""
     for name in model.state_dict().keys() - _own_tensors(model).keys():
         raise InputError(
             f"a sharded model's checkpoints hold parameters and buffers alone, and its state_dict() has "
@@ -138,7 +129,6 @@ def _check_puts_back(
 
 
 def _is_weight(value: object) -> bool:
-    """Whether a safetensors file holds it."""
     if not isinstance(value, Tensor) or hasattr(value, "__tensor_flatten__"):
         return False
     is_plain = value.layout is torch.strided and not value.is_quantized and not value.is_nested

@@ -50,8 +50,6 @@ class BadStep:
     """A step that was not finite.
 
     Attributes:
-        step: from 1, as in metrics.jsonl.
-        indices: the samples of its global batch, in order.
         samples: the data set's names of them.
         checkpoint: the last one before the step, from which a replay starts.
         findings: what was not finite first, if `explain` was given.
@@ -78,11 +76,7 @@ class BadStep:
 
     @classmethod
     def read(cls, path: Path) -> "BadStep":
-        """Read what `write` wrote.
-
-        Raises:
-            InputError: no such file, or another kind of file.
-        """
+        """Read what `write` wrote; InputError: no such file, or another kind of file."""
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -93,11 +87,7 @@ class BadStep:
 
 
 class NanGuard:
-    """Stops the run after a step that was not finite, or rolls it back to a checkpoint; all ranks together.
-
-    Args:
-        folder: the run folder; None in a replay, which writes nothing.
-    """
+    """Stops the run after a step that was not finite, or rolls it back; all ranks together."""
 
     def __init__(
         self,
@@ -125,16 +115,9 @@ class NanGuard:
     def roll_back(
         self, steps_before: int, recorder: Recorder, load: Callable[[Restored], None]
     ) -> str:
-        """Record a bad step, then load the newest planned checkpoint with a lower rate, or stop.
+        """Record a bad step, then load the newest planned checkpoint with a lower rate, or stop by NotFinite.
 
-        Args:
-            steps_before: steps of the run before the bad one.
-
-        Returns:
-            What has happened, for the user.
-
-        Raises:
-            NotFinite: the run stops.
+        `steps_before`: steps of the run before the bad one. Returns what has happened, for the user.
         """
         findings = self.explain(steps_before)
         try:

@@ -38,12 +38,7 @@ def _verdict(data_wait: float, waits: CpuWaits | None) -> str:
 
 
 class ProgressBar:
-    """One bar over all steps of a run on standard error, with lines above it.
-
-    Args:
-        shown: False hides the bar; lines are still printed.
-        silent: no lines either.
-    """
+    """One bar over all steps of a run on standard error, if `shown`, and lines above it, if not `silent`."""
 
     def __init__(self, *, shown: bool, silent: bool = False) -> None:
         self._shown = shown and not silent and shows_bars()
@@ -133,7 +128,6 @@ class ProgressBar:
         self.log_event(text)
 
     def say_once(self, text: str) -> None:
-        """Like `say`, but only once per text."""
         if text not in self._said:
             self._said.add(text)
             self.say(text)
@@ -267,11 +261,7 @@ class NewestLoss:
         self._arrived: torch.Event | None = None
 
     def read(self, losses: Sequence[Tensor]) -> float | None:
-        """The mean of the last losses, or of slightly earlier ones; None where nothing new is known.
-
-        Args:
-            losses: 0-d, float32, on the device.
-        """
+        """The mean of the last losses (0-d), or of slightly earlier ones; None where nothing new is known."""
         value = self._arrived_value()
         if not losses or time.perf_counter() < self._due or self._arrived is not None:
             return value

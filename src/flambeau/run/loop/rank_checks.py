@@ -20,13 +20,9 @@ from flambeau.version import __version__
 def check_ranks(
     ranks: Ranks, identity: Mapping[str, Any], model: nn.Module, data_length: int
 ) -> None:
-    """Check that all ranks are about to do the same, then copy rank 0's weights to them.
+    """Check that all ranks are about to do the same, then copy rank 0's parameters and buffers to them.
 
-    Args:
-        model: parameters and buffers are overwritten on all ranks but 0.
-
-    Raises:
-        InputError, FailedElsewhere: they differ in code, settings, data or model.
+    InputError, FailedElsewhere: they differ in code, settings, data or model.
     """
     if ranks.world == 1:
         return
@@ -56,9 +52,6 @@ def check_shares(then: int, now: int) -> None:
     """Refuse to resume within an epoch with a DistributedSampler and another number of ranks.
 
     It would split the epoch differently, so some samples would be seen twice.
-
-    Args:
-        then, now: number of ranks.
     """
     if then != now:
         raise InputError(
@@ -72,8 +65,7 @@ def gathered_means(
 ) -> dict[str, float]:
     """The means over the samples of all ranks; waits for the device.
 
-    Args:
-        means: by part of the data and by name; summed in the order of the parts, then of the ranks.
+    They are by part of the data and by name, summed in the order of the parts, then of the ranks.
     """
     everyone = ranks.gather(sums_by_part(means))
     in_order = [
@@ -106,11 +98,7 @@ class BadReports:
         return lambda indices: self._unreadable.extend((number, index) for index in indices)
 
     def report(self) -> None:
-        """Report what was unreadable since the last call; all ranks must call it.
-
-        Raises:
-            InputError, FailedElsewhere: more samples than allowed.
-        """
+        """Report what was unreadable since the last call, if not too much; all ranks must call it."""
         if not self._callbacks:
             return
         unreadable = [item for theirs in self._ranks.gather(self._unreadable) for item in theirs]

@@ -1,6 +1,7 @@
 """The files of a run: metrics.jsonl, checkpoints, published weights, events, trackers."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,17 +24,18 @@ from flambeau.run.folder.published_weights import Result, publish
 from flambeau.run.folder.report_file import write_run_report
 from flambeau.run.folder.run_folder import RunFolder
 from flambeau.run.folder.store_run import in_store
-from flambeau.run.loop.epoch_lines import EpochLines
 from flambeau.run.loop.logged_predictions import EvaluationFile
 from flambeau.run.loop.model_builder import use_record
 from flambeau.run.loop.notebook_chart import NotebookChart
-from flambeau.run.loop.progress_bar import peak_bytes
+from flambeau.run.loop.progress_bar import ProgressBar, peak_bytes
 from flambeau.run.loop.run_parts import RunParts
 from flambeau.run.loop.state import ResumableState
+from flambeau.run.loop.step_plan import StepPlan
 from flambeau.run.options.durations import parse_seconds
 from flambeau.run.options.run_options import RunOptions
 from flambeau.run.options.shared_options import SharedOptions
 from flambeau.sandbox.inside_trial import in_trial
+from flambeau.terminal import clock
 
 if TYPE_CHECKING:
     from flambeau.run.trackers.run_trackers import RunTrackers
@@ -83,11 +85,7 @@ class Recorder:
         self._log_before_evaluations: dict[int, tuple[int, int]] = {}
 
     def claim(self) -> None:
-        """Make the folder or continue it; from here on no other process writes there.
-
-        Raises:
-            InputError: a run of another identity, or another process trains there.
-        """
+        """Make the folder or continue it; from here on no other process writes there."""
         facts = {
             **environment(),
             "exactness": self.exactness,
@@ -202,7 +200,6 @@ class Recorder:
                 self._chart.load(self._folder.metrics)
 
     def start_epoch(self) -> int:
-        """Start or continue an epoch; returns its number."""
         self._epoch_lines.start()
         self._update_chart()
         self._progress.start_epoch()
@@ -236,11 +233,7 @@ class Recorder:
         self.show_evaluation(figures)
 
     def note_predictions(self, describe: Callable[[int], str]) -> None:
-        """Write evaluation.json, if the loop has logged `predictions` of the weights to publish.
-
-        Args:
-            describe: what the image at a position is called.
-        """
+        """Write evaluation.json, if the loop has logged `predictions` of the weights to publish."""
         logged = self._parts.metrics.predictions
         if self._evaluation_file is None or logged is None or logged.facts is None:
             return
@@ -259,11 +252,7 @@ class Recorder:
         self._update_chart()
 
     def note_length(self, epoch: int | None) -> None:
-        """The lines from here on are of evaluations outside of `batches`, which a resume repeats.
-
-        Args:
-            epoch: None: no longer, they are of steps.
-        """
+        """The lines from here on are of evaluations outside of `batches`, which a resume repeats."""
         if self._metrics_log is not None:
             length = self._metrics_log.size, self._metrics_log.crc32
             noted = self._log_before_evaluations
@@ -273,7 +262,6 @@ class Recorder:
             )
 
     def save(self) -> None:
-        """Copy the state and start writing it as a checkpoint."""
         if not self._ranks.is_first and self._layout is None:
             return
         self._report_saved()
@@ -300,13 +288,10 @@ class Recorder:
             self._metrics_log.sync()
 
     def has_time_to_save(self, *, another: bool) -> bool:
-        """Whether a checkpoint can be on the disk within `stop_within` of the signal; a message says if not.
+        """Whether a checkpoint can be on the disk within `stop_within` of the signal, on all ranks; a message
+        says if not.
 
-        Args:
-            another: a new one is needed; else that of this step is being written or done.
-
-        Returns:
-            The same on all ranks.
+        `another`: a new one is needed; else that of this step is being written or done.
         """
         if self._options.stop_within is None or not another:
             return True
@@ -336,11 +321,7 @@ class Recorder:
             self._progress.emit({"event": "checkpoint", "path": path})
 
     def newest(self, *, upto: int | None = None) -> Restored | None:
-        """The newest whole checkpoint, if any, the same on all ranks.
-
-        Args:
-            upto: leave out those of later steps.
-        """
+        """The newest whole checkpoint, if any, not of steps later than `upto`; the same on all ranks."""
         newest = None if upto is None else checkpoint_name(upto)
 
         def restore() -> Restored | None:
@@ -447,13 +428,9 @@ def checkpoint_name(step: int) -> str:
 
 
 def model_parts(model: nn.Module) -> dict[str, Any]:
-    """Its class and parameter counts, and those of its children.
+    """Its class and parameter counts, and those of its children, at most 40, as JSON.
 
-    Args:
-        model: may share parameters, be sharded, or have parameters without a shape yet.
-
-    Returns:
-        JSON: `class`, `parameters`, `trained`, and `parts`, at most 40 of [name, class, parameters, trained].
+    The model may share parameters, be sharded, or have parameters without a shape yet.
     """
 
     def count(module: nn.Module) -> tuple[int, int]:
@@ -473,3 +450,71 @@ def model_parts(model: nn.Module) -> dict[str, Any]:
 def _class_name(module: nn.Module) -> str:
     """The user's class: FSDP derives one from its own class and the user's."""
     return (type(module).__bases__[-1] if is_sharded(module) else type(module)).__name__
+
+
+_MARK = "* best"
+
+
+class EpochLines:
+    """Reports each epoch at its end, and each evaluation."""
+
+    def __init__(
+        self, state: ResumableState, plan: StepPlan, *, best: str, progress: ProgressBar
+    ) -> None:
+        self._state, self._plan, self._best, self._progress = state, plan, best, progress
+        self._is_reported = True
+        self.start()
+
+    def start(self) -> None:
+        """Start or continue an epoch; the previous one is reported if it was not evaluated."""
+        self.end()
+        self._epoch = self._state.epoch
+        self._start = time.perf_counter()
+        self._is_reported = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Average the loss from here on: the steps before are undone, or reported."""
+        self._loss = 0.0
+        self._num_steps = 0
+        self._step = self._state.step
+
+    def add(self, row: Mapping[str, float]) -> None:
+        """Count the losses since the last line of metrics.jsonl."""
+        if "train_loss" in row:
+            num_steps = self._state.step - self._step
+            self._loss += row["train_loss"] * num_steps
+            self._num_steps, self._step = self._num_steps + num_steps, self._state.step
+
+    def evaluation(self, figures: Mapping[str, float]) -> None:
+        self._is_reported = True
+        is_best = self._best in figures and self._state.best.step == self._state.step
+        is_within = self._state.position < self._state.data_length
+        self._report(figures, is_best=is_best, is_within=is_within)
+
+    def end(self) -> None:
+        if not self._is_reported and self._num_steps:
+            self._report({}, is_best=False, is_within=False)
+        self._is_reported = True
+
+    def _report(self, figures: Mapping[str, float], *, is_best: bool, is_within: bool) -> None:
+        state = self._state
+        plan = self._plan
+        seconds = time.perf_counter() - self._start
+        epochs = math.ceil(plan.total_steps / plan.steps_per_epoch)
+        parts = [f"epoch {self._epoch + 1}/{epochs}"]
+        if is_within:
+            parts.append(f"step {state.step}/{plan.total_steps}")
+        row = {"event": "epoch", "epoch": self._epoch, "step": state.step}
+        row |= {"epochs": epochs, "steps": plan.total_steps}
+        if self._num_steps:
+            row["train_loss"] = self._loss / self._num_steps
+            parts.append(f"loss {row['train_loss']:.4f}")
+        for name, figure in figures.items():
+            mark = f" {_MARK}" if is_best and name == self._best else ""
+            parts.append(f"{name} {figure:.4f}{mark}")
+        parts.append(f"{seconds:.1f} s" if seconds < 60 else clock(seconds))
+        self._progress.show("  ".join(parts), green=_MARK if is_best else "")
+        self._progress.emit(
+            {**row, "metrics": {**figures}, "best": is_best, "seconds": round(seconds, 3)}
+        )

@@ -51,10 +51,6 @@ class RunParts:
 
     Attributes:
         model: the module inside torch.compile, if the model is compiled.
-        shards: this rank's pieces of a sharded model, and their layout; else None.
-        bad: reports unreadable samples to rank 0.
-        metrics: of evaluations, other than means.
-        identity: what config.toml will hold, and which of it a resume may change.
     """
 
     model: nn.Module
@@ -82,9 +78,8 @@ def make_parts(
 ) -> RunParts:
     """Make the parts; the optimizer's groups get their `initial_lr`.
 
-    Args:
-        folder: the run folder, which may record how many samples fit into memory.
-        given: options that differ from their defaults.
+    The run folder may record how many samples fit into memory. `given`: options that differ from their
+    defaults.
     """
     plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if isinstance(plain, DistributedDataParallel | nn.DataParallel):
@@ -277,11 +272,7 @@ def _shards(
 def make_state(
     parts: RunParts, model: nn.Module, optimizer: Optimizer, options: RunOptions
 ) -> ResumableState:
-    """The state before the first step; the average starts from the current weights.
-
-    Args:
-        model: whose weights are saved: the whole model, or this rank's pieces.
-    """
+    """The state before the first step, of the model or this rank's pieces; the average starts from them."""
     # A trial before the run may have left gradients, which a resume would not have.
     optimizer.zero_grad(set_to_none=True)
     schedule = parts.schedule.saved_objects()

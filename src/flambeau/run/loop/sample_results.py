@@ -23,8 +23,6 @@ class SampleResults:
     """One evaluation, in the order of the data; all on the CPU.
 
     Attributes:
-        indices: (N,) int64, positions in the data.
-        targets: (N,) int64 classes.
         predicted: (N,) int64, the most probable class.
         confidence: (N,) float32, its probability.
         of_target: (N,) float32, the probability of the right class.
@@ -38,12 +36,7 @@ class SampleResults:
 
 
 def class_results(targets: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
-    """The fields of `SampleResults` after the indices, of a batch.
-
-    Args:
-        targets: (N,) int64.
-        logits: (N, C).
-    """
+    """The fields of `SampleResults` after the indices, of a batch: targets (N,), logits (N, C)."""
     shares = logits.detach().float().softmax(1)
     confidence, predicted = shares.max(1)
     of_target = shares.gather(1, targets.unsqueeze(1)).squeeze(1)
@@ -75,12 +68,6 @@ class SampleResultsMetric(Generic[Results]):
         """Of the last complete evaluation, on the first process."""
 
     def update(self, indices: Tensor, targets: Tensor, outputs: Tensor) -> None:
-        """Count a batch.
-
-        Args:
-            indices: (N,) int64.
-            targets, outputs: of N images.
-        """
         self._batches.append((indices, *self._keep(targets, outputs)))
 
     def compute(self) -> dict[str, float]:

@@ -171,9 +171,8 @@ class ResumableState:
     def snapshot(self, *, metrics: tuple[int, int], exactness: Mapping[str, Any]) -> Snapshot:
         """A copy of everything on the CPU; waits for the device. Raises InputError like `check_shapes`.
 
-        Args:
-            metrics: the length of metrics.jsonl now, and the CRC-32 of that much of it.
-            exactness: what else decides the bits of a resume.
+        `metrics`: the length of metrics.jsonl now, and the CRC-32 of that much of it; `exactness`: what else
+        decides the bits of a resume.
         """
         self.check_shapes()
         fields = {name: getattr(self, name) for name in _SAVED_FIELDS}
@@ -241,11 +240,7 @@ class ResumableState:
         return [last]
 
     def load(self, restored: Restored) -> None:
-        """Load a checkpoint.
-
-        Raises:
-            InputError: the data length, the model's tensors or the optimizer's groups differ.
-        """
+        """Load a checkpoint; InputError: another data length, other tensors or optimizer's groups."""
         state = restored.state
         if state["data_length"] != self.data_length:
             raise InputError(

@@ -49,11 +49,7 @@ class StepMetrics:
         self._step_ends: list[int] = []  # indices in settled + losses
 
     def add_loss(self, loss: Tensor, num_samples: int, *, ends_step: bool = True) -> list[Tensor]:
-        """Count the mean loss of a micro-batch, 0-d.
-
-        Returns:
-            All losses since the last line, detached float32.
-        """
+        """Count the mean loss of a micro-batch, 0-d; returns all losses since the last line, detached."""
         detached = loss.detach()
         if type(detached) is not Tensor:  # a subclass of it, which no checkpoint can hold
             detached = detached.as_subclass(Tensor)
@@ -257,14 +253,12 @@ def add_value(
     """Count a value under a name without waiting for the device; (N, ...) counts as N means of samples.
 
     Args:
-        value: a number or 0-d tensor, the mean over the batch; or (N, ...).
-        num_samples: N of the last batch; 0 if it does not count, -1 if there was no batch.
+        num_samples: N of the last batch; 0 if it does not count, -1 if there was no batch, a RuntimeError.
         count: runs the counting, now or when the batch is done.
 
     Raises:
         TypeError: not a number or a tensor, or a tensor on another device.
         ValueError: not one value per sample, or a name that every line has.
-        RuntimeError: there was no batch.
     """
     dtype = torch.float32 if device.type == "mps" else torch.float64
     if not isinstance(value, Tensor):

@@ -29,11 +29,7 @@ class StepPlan:
         return more.steps(steps_per_epoch=self.steps_per_epoch)
 
     def has_line(self, step: int, last: MicroBatch | None) -> bool:
-        """Whether metrics.jsonl gets a line after this step.
-
-        Args:
-            last: the micro-batch that ended the step; None if none has.
-        """
+        """Whether metrics.jsonl gets a line after this step, ended by the micro-batch `last`, if any."""
         if last is None:
             return False
         return last.ends_epoch or step % self.log_every == 0 or step == self.total_steps

@@ -56,9 +56,8 @@ class TrainingStep:
     def share(self, sync: GradientSync | None, *keeps: Keep) -> None:
         """Exchange the gradients from here on.
 
-        Args:
-            keeps: each saves a state that every batch needs for itself, and returns the function that
-                restores it; used where several batches are computed together.
+        Each of `keeps` saves a state that every batch needs for itself, and returns the function that
+        restores it; used where several batches are computed together.
         """
         self.sync = sync
         self._together = None if sync is None else sync.together
@@ -66,11 +65,7 @@ class TrainingStep:
             self._together.keeps += [self._keep, *keeps]
 
     def compute(self, work: Callable[[], None], micro: MicroBatch | None) -> None:
-        """Run the forward and backward pass of a batch: now, or together with the other batches of the step.
-
-        Args:
-            micro: the batch; None outside of a step.
-        """
+        """Run the forward and backward pass of a batch: now, or together with others of the step."""
         if self._together is None or micro is None:
             work()
         else:
@@ -89,12 +84,9 @@ class TrainingStep:
     ) -> list[int]:
         """Compute the batches of a step again, to find what is not finite.
 
-        Args:
-            examine: computes one batch, and adds what it finds to `findings`, by the batch's part.
-            findings: where batches are independent, those after the first finding are skipped.
-
-        Returns:
-            The parts in which something was not finite before they exchanged anything, the first one first.
+        `examine` computes one batch, and adds what it finds to `findings`, by the batch's part; where batches
+        are independent, those after the first finding are skipped. Returns the parts in which something was
+        not finite before they exchanged anything, the first one first.
         """
         together = self._together
         if together is None:
@@ -129,14 +121,7 @@ class TrainingStep:
             self.sync.share_statistics(self.state.ema.shadow if self.state.ema else {})
 
     def __call__(self, loss: Tensor, micro: MicroBatch) -> None:
-        """Backward of a micro-batch; after the last one of a global batch the optimizer's step.
-
-        Args:
-            loss: 0-d, the mean over the samples of the micro-batch.
-
-        Raises:
-            ValueError: the loss is not 0-d.
-        """
+        """Backward of a micro-batch's mean loss, 0-d; after the last one of a batch the optimizer's step."""
         if not isinstance(loss, Tensor) or loss.dim():
             got = tuple(loss.shape) if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")

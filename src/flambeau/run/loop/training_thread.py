@@ -12,11 +12,7 @@ _LOCK = threading.RLock()  # a run that is dropped meanwhile ends here
 
 @contextlib.contextmanager
 def training_here() -> Iterator[None]:
-    """Keep other threads from training until the end.
-
-    Raises:
-        InputError: another thread trains.
-    """
+    """Keep other threads from training until the end; InputError: another thread trains."""
     here = threading.current_thread()
     with _LOCK:
         check_no_other_trains()

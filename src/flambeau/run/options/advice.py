@@ -8,12 +8,6 @@ class Advice:
     """What a user can do about an error, in the words with which they started the run.
 
     `Run` speaks of its arguments; a command passes sentences with its flags.
-
-    Attributes:
-        start_again: how to start over where the folder holds a run.
-        train_longer: how to continue a finished run.
-        save_memory: how to need less memory.
-        stay_finite: what usually keeps losses and gradients finite.
     """
 
     start_again: str = "move the folder of the run away to start again"

@@ -24,11 +24,7 @@ class Duration:
         return f"{Decimal(repr(self.amount)):f}".removesuffix(".0") + self.unit
 
     def steps(self, *, steps_per_epoch: int, total_steps: int | None = None) -> int:
-        """The duration in optimizer steps, rounded.
-
-        Args:
-            total_steps: of the whole run, for a percentage.
-        """
+        """The duration in optimizer steps, rounded; a percentage is of `total_steps`."""
         if self.unit == "st":
             return int(self.amount)
         if self.unit == "ep":
@@ -46,18 +42,7 @@ def parse_seconds(text: str, *, name: str) -> float:
 
 
 def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
-    """Read a duration.
-
-    Args:
-        text: such as '90ep', '5000st', '5%', '0.5ep'.
-
-    Raises:
-        InputError: another form or unit, or a fraction of a step.
-
-    Example:
-        >>> parse_duration("2.5ep", name="warmup").steps(steps_per_epoch=10)
-        25
-    """
+    """Read '90ep', '5000st', '5%' or '0.5ep'; InputError: another form or unit, or a fraction of a step."""
     match = _PATTERN.fullmatch(str(text).strip())  # a script may give a number
     allowed = " or ".join(f"'{5 if u == '%' else 10}{u}' ({_NAMES[u]})" for u in units.split())
     if match is None or match[2] not in units.split():

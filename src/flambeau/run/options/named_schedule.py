@@ -18,13 +18,6 @@ class NamedSchedule:
         name: of `flambeau train --schedule`.
         gamma: the factor of 'multistep' at each milestone (default 0.1), or of 'exponential' per epoch (0.9).
         milestones: of 'multistep', durations from the start of the run: ('30ep', '60ep'), ('50%', '75%').
-
-    Raises:
-        InputError: a number that this schedule does not take, or milestones that are not durations.
-
-    Example:
-        >>> NamedSchedule("multistep", milestones=("30ep", "60ep"), gamma=0.2).name
-        'multistep'
     """
 
     name: str

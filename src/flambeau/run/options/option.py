@@ -25,13 +25,9 @@ _TYPE_NAMES: dict[Any, str] = {
 
 
 class Range(NamedTuple):
-    """The numbers that an option may be.
+    """The numbers that an option may be, with bounds that are refused themselves where it says so.
 
-    Attributes:
-        low, high: the bounds.
-        above_low: the lower bound itself is refused.
-        below_high: the upper bound itself is refused.
-        or_zero: 0 is allowed too, and switches something off.
+    `or_zero`: 0 is allowed too, and switches something off.
     """
 
     low: float
@@ -169,12 +165,7 @@ def declares(
 
 
 def plain_text(text: str) -> str:
-    """A line of help without Markdown links.
-
-    Example:
-        >>> plain_text("where [memory is short](#out-of-memory)")
-        'where memory is short'
-    """
+    """A line of help without Markdown links."""
     return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
 
 
@@ -195,8 +186,7 @@ def allowed_types(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
 def typed(field: dataclasses.Field[Any], value: Any) -> Any:
     """The value in the field's type; NumPy numbers become Python's, and integers pass as floats.
 
-    Raises:
-        InputError: another type, an empty text, or a text that is not UTF-8.
+    InputError: another type, an empty text, or a text that is not UTF-8.
     """
     if value is None:
         if field.default is not None:

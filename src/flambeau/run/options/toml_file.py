@@ -12,12 +12,7 @@ _DEEP_KEY = re.compile(rf"(?:{_KEY_PART}[ \t]*+\.[ \t]*+){{64}}")
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file of limited size and depth.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: not TOML, a pipe, or too large; includes tomllib.TOMLDecodeError.
-    """
+    """The content of a TOML file of limited size and depth; ValueError: not TOML, a pipe, or too large."""
     if path.is_fifo():  # it would be waited for
         raise ValueError("it is a pipe, and no file")
     with path.open("rb") as file:

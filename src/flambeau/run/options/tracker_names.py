@@ -15,12 +15,7 @@ Track = str | LineFunction | Sequence[str | LineFunction]
 def tracker_list(track: Track | None) -> tuple[str | LineFunction, ...]:
     """The trackers one by one: 'a,b' is two, and 'none' is none.
 
-    Raises:
-        InputError: an unknown name, a name twice, or neither a name nor a function.
-
-    Example:
-        >>> tracker_list("tensorboard,csv")
-        ('tensorboard', 'csv')
+    InputError: an unknown name, a name twice, or neither a name nor a function.
     """
     if track is None:
         return ()
@@ -55,12 +50,7 @@ def tracker_list(track: Track | None) -> tuple[str | LineFunction, ...]:
 
 
 def tracker_options(tracker: str | LineFunction) -> tuple[str, ...]:
-    """The options that follow the name of a tracker.
-
-    Example:
-        >>> tracker_options("tensorboard:histograms:graph")
-        ('histograms', 'graph')
-    """
+    """The options that follow the name of a tracker: `tensorboard:histograms:graph` has two."""
     return tuple(tracker.split(":")[1:]) if isinstance(tracker, str) else ()
 
 

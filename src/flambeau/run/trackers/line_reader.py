@@ -11,11 +11,7 @@ _CHUNK_BYTES = 2**16
 
 
 def next_lines(path: Path, offset: int, size: int) -> list[tuple[int, dict[str, Any]]]:
-    """The whole lines from an offset on, each with its end in the file; none if nothing is left.
-
-    Args:
-        path: metrics.jsonl, which may grow or be cut meanwhile.
-    """
+    """The whole lines from an offset on, with their ends in the file, which may grow or be cut meanwhile."""
     chunk = _CHUNK_BYTES
     with path.open("rb") as file:
         while True:
@@ -58,12 +54,7 @@ def _first_lines(path: Path, size: int) -> list[bytes]:
 
 
 def figures_of(row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a line except its step; those of a list as name/0, name/1 ...
-
-    Example:
-        >>> figures_of({"step": 5, "epoch": 0, "train_loss": None, "learning_rates": [0.1, 0.2]})
-        {'epoch': 0, 'learning_rates/0': 0.1, 'learning_rates/1': 0.2}
-    """
+    """The numbers of a line except its step; those of a list as name/0, name/1 ..."""
     figures: dict[str, float] = {}
     for name, value in row.items():
         if name == "step":

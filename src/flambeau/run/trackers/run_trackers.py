@@ -30,9 +30,7 @@ _FORK_WAIT_S = 2.0  # an import takes less; chosen
 class RunTrackers:
     """The trackers of a run, in the process that writes metrics.jsonl.
 
-    Args:
-        is_sharded: each process has only pieces of the weights: no histograms and no graph.
-        say: takes a line for the user; called in the training thread.
+    `is_sharded`: each process has only pieces of the weights: no histograms and no graph.
     """
 
     def __init__(
@@ -154,8 +152,7 @@ class RunTrackers:
     def close(self, result: Result | None) -> None:
         """End the trackers; what they have not taken within `END_WAIT_S` is left out, with a message.
 
-        Args:
-            result: what the finished run has published; None if it is not finished.
+        `result`: what the finished run has published; None if it is not finished.
         """
         deadline = time.monotonic() + END_WAIT_S
         figures = None

@@ -115,12 +115,7 @@ class TensorboardEvents:
 
 
 def tag(name: str) -> str:
-    """The name of a curve; TensorBoard groups curves by the word before the slash.
-
-    Example:
-        >>> tag("val_loss"), tag("images_per_s")
-        ('loss/val', 'images_per_s')
-    """
+    """The name of a curve; TensorBoard groups curves by the word before the slash."""
     part, _, rest = name.partition("_")
     return f"{rest}/{part}" if part in ("train", "val") and rest else name
 
@@ -128,14 +123,8 @@ def tag(name: str) -> str:
 def model_graph(model: nn.Module, batch: Any) -> Any:
     """The argument of torch's `FileWriter.add_graph`, traced with one sample on a copy of the model.
 
-    A copy, so that the run keeps its bits.
-
-    Args:
-        model: takes the first tensor of a batch; 8-bit images are scaled to 0 to 1.
-        batch: a tensor (N, ...), or a sequence that starts with one; on any device.
-
-    Raises:
-        Exception: whatever copying or tracing the model raises.
+    A copy, so that the run keeps its bits. The batch is a tensor (N, ...), or a sequence that starts with
+    one; 8-bit images are scaled to 0 to 1. Whatever copying or tracing the model raises.
     """
     from torch.utils.tensorboard._pytorch_graph import graph
 

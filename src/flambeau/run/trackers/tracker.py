@@ -22,12 +22,7 @@ START = Position(0, 0)
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker knows about its run.
-
-    Attributes:
-        config: content of config.toml.
-        say: takes a line for the user, from any thread.
-    """
+    """What a tracker knows about its run; `say` takes a line for the user, from any thread."""
 
     folder: Path
     config: Mapping[str, Any]

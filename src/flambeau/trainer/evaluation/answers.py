@@ -63,7 +63,6 @@ class LabelAnswer:
 
     Attributes:
         labels: those whose probability reaches their threshold, the most probable first.
-        probabilities: of all labels.
     """
 
     labels: Sequence[str]
@@ -105,7 +104,6 @@ class NumberAnswer:
 
     @staticmethod
     def columns(names: Sequence[str]) -> list[str]:
-        """The names of its cells."""
         return [f"predicted_{name}" for name in names]
 
 

@@ -22,17 +22,9 @@ _WIDEST = 20.0  # inches; 3000 pixels
 def plot_confusion(
     counts: Tensor, classes: Sequence[str], path: Path, *, force: bool = False
 ) -> None:
-    """Draw the table: colors are shares of each row, so that rare classes are as visible as frequent ones.
+    """Draw the table, (C, C) counts on the CPU, as NAME.png, .pdf or .svg: rows are the true classes.
 
-    Args:
-        counts: (C, C) int64 on the CPU; rows are the true classes, columns the predicted ones.
-        classes: C names.
-        path: NAME.png, .pdf or .svg; written whole or not at all.
-        force: replace a file.
-
-    Raises:
-        InputError: as `check_plot`.
-        OSError: the disk is full or failing.
+    Colors are shares of each row, so that rare classes are as visible as frequent ones.
     """
     few = len(classes) <= _NUMBERED
     side = min(max(2.5, len(classes) * _CELL["few" if few else "many"]), _WIDEST)

@@ -11,8 +11,8 @@ from torch import Tensor
 from flambeau.html_table import html_grid, html_table
 from flambeau.trainer.evaluation.answers import Ranking
 from flambeau.trainer.evaluation.confusion_plot import plot_confusion
-from flambeau.trainer.evaluation.members import MemberFigures, member_rows, members_in_json
 from flambeau.trainer.evaluation.predictions_file import predictions_file
+from flambeau.trainer.evaluation.reading import MemberFigures, member_rows, members_in_json
 from flambeau.trainer.evaluation.text_table import finite, four_digits, text_table
 
 _SHOWN = 20  # classes; if there are more, the text shows the worst ones
@@ -44,9 +44,7 @@ class ImagePredictions:
     """The predictions of each evaluated image, in the order of the data.
 
     Attributes:
-        names: of the classes.
         indices: (N,) int64, positions in the data.
-        labels: (N,) int64 classes.
         ranked: (N, K) int64, the most probable classes; K is 5, or C if that is less.
         probabilities: (N, K) float32, of these.
         describe: returns the name of the image at a position: its path, or its file and position in it.
@@ -88,17 +86,13 @@ class Evaluation:
         top5_accuracy: share of those whose label is among the five most probable; None up to 5 classes.
         macro_precision, macro_recall, macro_f1: means over the classes that have images.
         calibration_error: expected calibration error; see the recipe calibration_error.
-        calibration_bins: its number of bins.
         auroc: area under the ROC curve of two classes; None with more, or without images of both.
-        num_images: counted, each once.
         num_bad: left out, because they cannot be read.
         num_trained_on: images of the data that the model was trained on.
         counts_trained_on: they are counted; else they are left out.
         image_size: side of the images as the model saw them, pixels.
         flip_tta: each image and its mirror image were predicted, and their probabilities averaged.
-        classes: figures of each class, in the order of the model's outputs.
         confusion: (C, C) int64 counts on the CPU: rows are the labels, columns the predicted classes.
-        predictions: of each image.
         members: of an ensemble, what each member reaches alone.
     """
 
@@ -154,11 +148,7 @@ class Evaluation:
         }
 
     def save_predictions(self, path: str | Path, *, force: bool = False) -> None:
-        """Write a CSV file with a row per image; see `predictions_file`.
-
-        Raises:
-            InputError: the file exists and not `force`.
-        """
+        """Write a CSV file with a row per image; see `predictions_file`."""
         columns = ["path", "label", *Ranking.columns(self.predictions.ranked.shape[1])]
         with predictions_file(Path(path), columns, force=force) as add:
             for image, label, pairs in self.predictions:
@@ -169,11 +159,7 @@ class Evaluation:
         self.plot_confusion(path, force=force)
 
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
-        """Draw the confusion matrix; see `flambeau.trainer.evaluation.confusion_plot`.
-
-        Raises:
-            InputError: matplotlib is missing, another ending than .png, .pdf or .svg, or the file exists.
-        """
+        """Draw the confusion matrix; see `flambeau.trainer.evaluation.confusion_plot`."""
         names = [one.name for one in self.classes]
         plot_confusion(self.confusion, names, Path(path), force=force)
 

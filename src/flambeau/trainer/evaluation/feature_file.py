@@ -28,12 +28,7 @@ _CHUNK_BYTES = 1 << 24
 
 @dataclass(frozen=True)
 class Column:
-    """An array with a row per image.
-
-    Attributes:
-        dtype: '<f4' or '<i8'.
-        shape: of one row.
-    """
+    """An array with a row per image, of `shape`; `dtype` is '<f4' or '<i8'."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -57,19 +52,12 @@ def feature_file(
     about: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Iterator[Add]:
-    """Write a file whole or, after an error, not at all.
+    """Write a file whole or, after an error, not at all; yields a function that takes the arrays of the next
+    images.
 
-    Args:
-        path: NAME.npy for one array, NAME.safetensors for one or several, in an existing folder.
-        num_images: N, or more: the file gets as many rows as are added.
-        about: metadata of a safetensors file.
-
-    Yields:
-        A function that takes the arrays of the next images. Floats become float32, others int64.
-
-    Raises:
-        InputError: another ending, no such folder, the file exists and not `force`, too little space on the
-            disk, or several arrays for a .npy file.
+    Floats become float32, others int64. NAME.npy is for one array, NAME.safetensors, with metadata `about`,
+    for one or several. `num_images` is N, or more: the file gets as many rows as are added. InputError:
+    another ending, no such folder, the file exists and not `force`, or too little space on the disk.
     """
     refuse_existing(path, suffixes=SUFFIXES, force=force, remedy="--force")
     disk = Disk()

@@ -36,8 +36,6 @@ class LabelFigures:
         precision: share of the images predicted to have it that do; None if it was never predicted.
         recall: share of the images with it that were predicted to have it; None if no image has it.
         f1: the harmonic mean of the two; None if no image has it and none was predicted to.
-        support: images that have it.
-        predicted: images that were predicted to have it.
         known: images of which it is known whether they have it.
     """
 
@@ -57,12 +55,9 @@ class LabelPredictions:
     """The predictions of each evaluated image, in the order of the data.
 
     Attributes:
-        names: of the K labels.
         indices: (N,) int64, positions in the data.
         labels: (N, K) float32: 1, 0, or NaN for unknown.
-        probabilities: (N, K) float32.
         thresholds: (K,); a label is predicted from its threshold on.
-        describe: returns the name of the image at a position.
     """
 
     names: Sequence[str]
@@ -108,8 +103,6 @@ class LabelEvaluation:
 
     Attributes:
         loss: mean binary cross-entropy.
-        reading: how many images were read, and at which size.
-        predictions: of each image.
     """
 
     loss: float
@@ -198,33 +191,21 @@ class LabelEvaluation:
         }
 
     def save_predictions(self, path: str | Path, *, force: bool = False) -> None:
-        """Write a CSV file: path, labels, predicted, and the probability of each label.
-
-        Raises:
-            InputError: the file exists and not `force`.
-        """
+        """Write a CSV file: path, labels, predicted, and the probability of each label."""
         columns = ["path", "labels", *LabelAnswer.columns(self.predictions.names)]
         with predictions_file(Path(path), columns, force=force) as add:
             for image, labels, answer in self.predictions:
                 add([image, "|".join(labels), *answer.cells()])
 
     def plot(self, path: str | Path, *, force: bool = False) -> None:
-        """Draw precision and recall of each label.
-
-        Raises:
-            InputError: matplotlib is missing, another ending than .png, .pdf or .svg, or the file exists.
-        """
+        """Draw precision and recall of each label."""
         said = self.predictions
         plot_precision_recall(
             said.probabilities, said.labels, said.thresholds, said.names, Path(path), force=force
         )
 
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
-        """Refused: each label is a question of its own.
-
-        Raises:
-            InputError: always.
-        """
+        """Refused with InputError: each label is a question of its own."""
         raise InputError(
             f"{path}: several labels per image have no confusion matrix\n"
             "Give .plot, which draws precision and recall of each label"

@@ -12,11 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LabelCounts:
-    """How often each label is there, was predicted, and both; (K,) int64 each, of known ones.
-
-    Attributes:
-        known: images of which it is known whether they have the label.
-    """
+    """Of known labels, (K,) each: how often there, predicted, both; and how many are known."""
 
     known: Tensor
     there: Tensor
@@ -47,13 +43,7 @@ class LabelCounts:
 
 
 def counted(probabilities: Tensor, labels: Tensor, thresholds: Tensor) -> LabelCounts:
-    """Counts at thresholds.
-
-    Args:
-        probabilities: (N, K).
-        labels: (N, K).
-        thresholds: (K,); a label is predicted from its threshold on.
-    """
+    """Counts of (N, K) probabilities and labels; a label is predicted from its threshold, (K,), on."""
     known = labels.isfinite()
     there = labels == 1
     predicted = (probabilities >= thresholds) & known
@@ -62,15 +52,11 @@ def counted(probabilities: Tensor, labels: Tensor, thresholds: Tensor) -> LabelC
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> Tensor:
-    """The average precision of each label: the sum of precision times the gain of recall, over its scores.
+    """The average precision of each label, (K,) float64, of scores and labels (N, K); NaN for one that no
+    image has.
 
-    Images of one score count together, as in scikit-learn's `average_precision_score`.
-
-    Args:
-        scores, labels: (N, K).
-
-    Returns:
-        (K,) float64; NaN for a label that no image has.
+    The sum of precision times the gain of recall, over its scores. Images of one score count together, as in
+    scikit-learn's `average_precision_score`.
     """
     columns = zip(scores.T, labels.T, strict=True)
     return torch.tensor([_average_precision(*column) for column in columns], dtype=torch.float64)
@@ -97,13 +83,9 @@ def _by_threshold(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def precision_recall(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Recall, precision and score at each different score of a label, falling, from it on upward.
+    """Recall, precision and score, (M,), at each different score of a label, falling, from it on upward.
 
-    Args:
-        scores, labels: (N,).
-
-    Returns:
-        Three (M,) float64; recall is NaN if no image has the label.
+    Recall is NaN if no image has the label.
     """
     values, right, said = _by_threshold(scores, labels)
     there = (labels == 1).sum()

@@ -46,12 +46,9 @@ class MaskPredictions:
     """What was counted of each evaluated image, in the order of the data.
 
     Attributes:
-        names: of the K classes.
         indices: (N,) int64, positions in the data.
-        counts: of the N images.
         losses: (N,) float32.
         boundary_f1: (N, K) float32, NaN where a class has no boundary.
-        describe: returns the name of the image at a position.
     """
 
     names: Sequence[str]
@@ -87,8 +84,6 @@ class MaskEvaluation:
 
     Attributes:
         loss: mean cross-entropy, at the size of the model's input.
-        reading: how many images were read, and at which size.
-        predictions: what was counted of each image.
         confusion: (K, K) int64, pixels by class and predicted class.
     """
 
@@ -167,11 +162,7 @@ class MaskEvaluation:
         }
 
     def save_predictions(self, path: str | Path, *, force: bool = False) -> None:
-        """Write a CSV file: path, mean intersection over union and loss of each image.
-
-        Raises:
-            InputError: the file exists and not `force`.
-        """
+        """Write a CSV file: path, mean intersection over union and loss of each image."""
         with predictions_file(Path(path), ["path", "iou", "loss"], force=force) as add:
             for image, iou, loss in self.predictions:
                 add([image, "" if iou != iou else f"{iou:.6f}", f"{loss:.6f}"])
@@ -181,11 +172,7 @@ class MaskEvaluation:
         self.plot_confusion(path, force=force)
 
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the confusion matrix of the pixels as a picture.
-
-        Raises:
-            InputError: the file exists and not `force`, or matplotlib is missing.
-        """
+        """Write the confusion matrix of the pixels as a picture."""
         plot_confusion(self.confusion, self.predictions.names, Path(path), force=force)
 
     def _repr_html_(self) -> str:

@@ -22,13 +22,7 @@ _CROSS = ((0, 1, 0), (1, 1, 1), (0, 1, 0))
 
 @dataclass(frozen=True)
 class MaskCounts:
-    """Known pixels of N images, by class.
-
-    Attributes:
-        right: (N, K) int64, of the class and predicted so.
-        predicted: (N, K) int64, predicted to be of the class.
-        there: (N, K) int64, of the class.
-    """
+    """Known pixels of N images, by class, (N, K) int64: predicted rightly, predicted, and there."""
 
     right: Tensor
     predicted: Tensor
@@ -70,12 +64,7 @@ class MaskCounts:
 
 
 def counted(predicted: Tensor, targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """`MaskCounts.right`, `predicted` and `there`, without waiting for the device.
-
-    Args:
-        predicted: (N, S, S) int64 classes.
-        targets: (N, S, S) uint8 classes, IGNORED where a pixel counts as nothing.
-    """
+    """`MaskCounts.right`, `predicted` and `there`, of classes (N, S, S), without waiting for the device."""
     known = targets != IGNORED
     row = torch.arange(len(targets), device=targets.device).view(-1, 1, 1) * num_classes
     wanted = targets.long().clamp(max=num_classes - 1)
@@ -99,10 +88,6 @@ def boundary_f1(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
 
     A pixel on the boundary of a class is known, of the class, and beside a known pixel of another one. It
     agrees if the other mask has one within 0.75 % of the diagonal.
-
-    Args:
-        predicted: (N, S, S) int64 classes.
-        targets: (N, S, S) uint8 classes, IGNORED where a pixel counts as nothing.
     """
     height, width = targets.shape[1:]
     radius = max(1, round(_TOLERANCE * math.hypot(height, width)))

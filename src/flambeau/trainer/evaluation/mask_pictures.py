@@ -40,12 +40,7 @@ def mask_image(mask: NDArray[np.uint8]) -> Image.Image:
 
 
 def overlay(image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> Image.Image:
-    """The colors of a mask over an image, whose pixels of number 0 and IGNORED stay as they are.
-
-    Args:
-        image: (H, W, 1 or 3).
-        mask: (H, W).
-    """
+    """The colors of a mask (H, W) over an image, whose pixels of number 0 and IGNORED stay as they are."""
     colors = palette()[mask].astype(np.float32)
     wide = np.broadcast_to(image, (*mask.shape, 3)).astype(np.float32)
     is_shown = ((mask != 0) & (mask != IGNORED))[:, :, None]
@@ -54,13 +49,7 @@ def overlay(image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> Image.Image:
 
 
 def mask_picture(image: Tensor, mask: Tensor, predicted: NDArray[np.uint8] | None) -> Tensor:
-    """A mask over its image, and the predicted one beside it, (3, S, S) or (3, S, 2 S) uint8.
-
-    Args:
-        image: (1 or 3, S, S) uint8, or from 0 to 1.
-        mask: (S, S) classes.
-        predicted: of another size.
-    """
+    """A mask over its image, and the predicted one of any size beside it, (3, S, S) or (3, S, 2 S)."""
     x = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).round().to(torch.uint8)
     pixels = x.permute(1, 2, 0).numpy()
     shown = [np.asarray(overlay(pixels, mask.numpy()))]

@@ -23,11 +23,8 @@ class NumberPredictions:
     """The predictions of each evaluated image, in the order of the data and in its units.
 
     Attributes:
-        names: of the K columns.
         indices: (N,) int64, positions in the data.
         numbers: (N, K) float32, NaN where one is missing.
-        predicted: (N, K) float32.
-        describe: returns the name of the image at a position.
     """
 
     names: Sequence[str]
@@ -58,8 +55,6 @@ class NumberEvaluation:
 
     Attributes:
         loss: the mean loss of the training, of standardized numbers.
-        reading: how many images were read, and at which size.
-        predictions: of each image.
     """
 
     loss: float
@@ -90,11 +85,7 @@ class NumberEvaluation:
         }
 
     def save_predictions(self, path: str | Path, *, force: bool = False) -> None:
-        """Write a CSV file: path, the numbers, and the predicted ones.
-
-        Raises:
-            InputError: the file exists and not `force`.
-        """
+        """Write a CSV file: path, the numbers, and the predicted ones."""
         names = self.predictions.names
         columns = ["path", *names, *NumberAnswer.columns(names)]
         with predictions_file(Path(path), columns, force=force) as add:
@@ -103,20 +94,12 @@ class NumberEvaluation:
                 add([image, *given, *answer.cells()])
 
     def plot(self, path: str | Path, *, force: bool = False) -> None:
-        """Draw the predicted numbers against the given ones.
-
-        Raises:
-            InputError: matplotlib is missing, another ending than .png, .pdf or .svg, or the file exists.
-        """
+        """Draw the predicted numbers against the given ones."""
         said = self.predictions
         plot_numbers(said.numbers, said.predicted, said.names, Path(path), force=force)
 
     def plot_confusion(self, path: str | Path, *, force: bool = False) -> None:
-        """Refused: numbers are not confused.
-
-        Raises:
-            InputError: always.
-        """
+        """Refused with InputError: numbers are not confused."""
         raise InputError(
             f"{path}: numbers have no confusion matrix\n"
             "Give .plot, which draws the predicted numbers against the given ones"

@@ -33,11 +33,7 @@ class NumberFigures:
 
 
 def figures_of_column(name: str, predicted: Tensor, numbers: Tensor) -> NumberFigures:
-    """Figures of a column.
-
-    Args:
-        predicted, numbers: (N,).
-    """
+    """Figures of a column, of predictions and numbers (N,)."""
     known = numbers.isfinite()
     given = numbers[known].double()
     said = predicted[known].double()

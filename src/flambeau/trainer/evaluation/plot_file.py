@@ -31,11 +31,7 @@ _FONTS = (
 
 
 def check_plot(path: Path, *, force: bool, remedy: str = "force=True") -> None:
-    """Refuse at once what `draw` would refuse.
-
-    Raises:
-        InputError: matplotlib is missing, another ending, or the file exists and not `force`.
-    """
+    """Refuse at once what `draw` would: no matplotlib, another ending, or the file exists and not `force`."""
     extra("matplotlib", what="a picture of an evaluation")
     refuse_existing(path, suffixes=_SUFFIXES, force=force, remedy=remedy)
 
@@ -48,18 +44,9 @@ def draw(
     *,
     force: bool = False,
 ) -> None:
-    """Draw a picture; it is written whole or not at all.
+    """Draw a picture as NAME.png, .pdf or .svg, of a size in inches; it is written whole or not at all.
 
-    Args:
-        path: NAME.png, .pdf or .svg.
-        names: those in it.
-        size: width and height, inches.
-        fill: draws into a figure, with the names as the installed fonts can show them.
-        force: replace a file.
-
-    Raises:
-        InputError: as `check_plot`.
-        OSError: the disk is full or failing.
+    `fill` draws into a figure, with the `names` as the installed fonts can show them.
     """
     check_plot(path, force=force)
     from matplotlib import rc_context

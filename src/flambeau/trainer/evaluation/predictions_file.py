@@ -16,13 +16,10 @@ _BUFFER_CHARS = 1 << 16
 def refuse_existing(
     path: Path, *, suffixes: Sequence[str], force: bool, remedy: str = "force=True"
 ) -> None:
-    """Refuse to overwrite a file without `force`, and a folder or device in any case.
+    """Refuse to overwrite a file without `force`, and a folder or device in any case; and endings but
+    `suffixes`.
 
-    Args:
-        remedy: how the caller can replace a file, such as a flag; '' if it cannot.
-
-    Raises:
-        InputError: `path` exists, has another ending, or its folder does not exist.
+    `remedy`: how the caller can replace a file, such as a flag; '' if it cannot.
     """
     if path.suffix.lower() not in suffixes:
         raise InputError(f"{path}: the name of this file must end with {' or '.join(suffixes)}")
@@ -39,18 +36,9 @@ def refuse_existing(
 def predictions_file(
     path: Path, columns: Sequence[str], *, force: bool = False
 ) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Write a CSV file whole or, after an error, not at all.
+    """Write a CSV file whole or, after an error, not at all; yields a function that takes the cells of a row.
 
-    It is UTF-8; bytes of a path that are not text are escaped.
-
-    Args:
-        columns: their names.
-
-    Yields:
-        A function that takes the cells of a row.
-
-    Raises:
-        InputError: not NAME.csv, no such folder, or the file exists and not `force`.
+    It is UTF-8; bytes of a path that are not text are escaped. InputError as of `refuse_existing`.
     """
     refuse_existing(path, suffixes=SUFFIXES, force=force)
     disk = Disk()

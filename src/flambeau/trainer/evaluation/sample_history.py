@@ -61,13 +61,7 @@ class SampleHistory:
     def note(
         self, micro: MicroBatch | None, outputs: Tensor, targets: Tensor, *, step: int
     ) -> None:
-        """Add the losses of a batch.
-
-        Args:
-            micro: the batch; None if unknown.
-            outputs: of the model, before the step.
-            targets: of its N images.
-        """
+        """Add the losses of a batch."""
         if micro is None or not micro.size:
             return
         indices = micro.indices[micro.local]
@@ -145,11 +139,9 @@ class SampleHistory:
 
 
 class RecordedLoss(NamedTuple):
-    """A training image whose target may be wrong.
+    """A training image whose target may be wrong, and its mean loss over the training.
 
-    Attributes:
-        other: what the model would rather have had at the end, as the task counts it: a class, a label.
-        loss: its mean over the training.
+    `other`: what the model would rather have had at the end, as the task counts it: a class, a label.
     """
 
     number: int
@@ -161,12 +153,8 @@ class RecordedLoss(NamedTuple):
 def recorded_losses(run: Path, train: Source, *, most: int) -> list[RecordedLoss] | None:
     """The training images with the highest losses, the highest first.
 
-    Args:
-        most: how many.
-
-    Returns:
-        None without a record: the run mixed images, is unfinished, of an earlier version, or was trained on
-        other images.
+    None without a record: the run mixed images, is unfinished, of an earlier version, or was trained on other
+    images.
     """
     path = run / FILE
     try:
@@ -209,8 +197,7 @@ def label_suspects(
 ) -> list[LabelSuspect] | None:
     """The training images whose classes look wrong, the most suspicious first; None without a record.
 
-    Args:
-        most: how many; None: all labels that the model found less likely than a guess, on average.
+    Without `most` all labels that the model found less likely than a guess, on average.
     """
     recorded = recorded_losses(run, train, most=len(train) if most is None else most)
     if recorded is None:

@@ -29,12 +29,7 @@ def plot_precision_recall(
 ) -> None:
     """Draw a curve of each label, with a dot at its threshold; of many those with the lowest precision.
 
-    Args:
-        probabilities, labels: (N, K).
-        thresholds: (K,).
-
-    Raises:
-        InputError, OSError: as `draw`.
+    Probabilities and labels are (N, K), thresholds (K,); errors as of `draw`.
     """
     precisions = average_precisions(probabilities, labels).tolist()
     known = [at for at, value in enumerate(precisions) if not math.isnan(value)]
@@ -65,14 +60,7 @@ def plot_precision_recall(
 def plot_numbers(
     given: Tensor, predicted: Tensor, names: Sequence[str], path: Path, *, force: bool = False
 ) -> None:
-    """Draw the predicted numbers against the given ones, a panel per column, in the unit of the data.
-
-    Args:
-        given, predicted: (N, K); NaN where one is missing.
-
-    Raises:
-        InputError, OSError: as `draw`.
-    """
+    """Draw predicted against given numbers, (N, K), NaN: missing, a panel per column; errors as of `draw`."""
     shown = names[:_PANELS]
     across = min(len(shown), 4)
     down = -(-len(shown) // across)

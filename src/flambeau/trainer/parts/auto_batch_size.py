@@ -36,17 +36,11 @@ def find_micro_batch(
     loss_of: Callable[[Tensor, Tensor], Tensor],
     device: torch.device,
 ) -> tuple[int, str]:
-    """The largest micro-batch that fits on all ranks; weights, optimizer and generators do not change.
+    """The largest micro-batch (of all processes) that fits on all ranks, and a line; nothing changes but
+    that.
 
-    Args:
-        model: as the loop calls it.
-        loss_of: the loss of images (N, C, S, S) uint8 and their targets.
-
-    Returns:
-        Samples per forward pass of all processes, and a line for the user.
-
-    Raises:
-        InputError: not even the smallest fits, or this cannot be tried here.
+    `model` is as the loop calls it; `loss_of` takes uint8 images and targets. InputError: not even the
+    smallest fits, or this cannot be tried here.
     """
     _check(settings, ranks, device)
     whole = min(settings.batch_size, len(data))

@@ -30,11 +30,7 @@ def balanced_sampler(settings: ResolvedSettings, labels: Tensor) -> BalancedSamp
 def class_weights(settings: Settings, train: Source) -> list[float] | None:
     """The weight of each class in the loss, in the order of the classes; None if all are equal.
 
-    Args:
-        train: the images to train on.
-
-    Raises:
-        InputError: the file is not a JSON object with a weight for each class.
+    InputError: the file is not a JSON object with a weight for each class.
     """
     if settings.class_weights is None:
         return None

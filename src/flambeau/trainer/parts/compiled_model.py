@@ -46,15 +46,8 @@ def warm_up(
 ) -> tuple[float, int]:
     """Make all graphs for training and evaluation; weights, buffers and generators do not change.
 
-    Args:
-        micro_batch: samples per forward pass; None: as the settings say.
-        loss_of: the loss of images (N, C, S, S) uint8 and their targets.
-
-    Returns:
-        Seconds, and the samples per forward pass that fit into memory on all ranks.
-
-    Raises:
-        InputError: torch cannot compile the model here, or it does not fit.
+    Returns seconds, and the samples per forward pass that fit into memory on all ranks. InputError: torch
+    cannot compile the model here, or it does not fit.
     """
     start = time.perf_counter()
     layout = layout_of(

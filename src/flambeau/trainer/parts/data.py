@@ -1,7 +1,9 @@
 """The data sets of a run: opened, compared with those at its start, and made into batches."""
 
+import functools
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,9 +14,23 @@ from torch import Tensor
 
 from flambeau.data.datasets.device_dataset import DeviceDataset, can_hold
 from flambeau.data.datasets.image_dataset import ImageDataset
-from flambeau.data.sources.fold_name import parse_fold
-from flambeau.data.sources.open_data import open_sources
-from flambeau.data.sources.source import PixelKind, Source, content_sample, pixel_kind, require_unit
+from flambeau.data.sources.fold_name import parse_fold, parse_test
+from flambeau.data.sources.folds import part_to_test
+from flambeau.data.sources.open_data import (
+    EMBEDDED,
+    open_parts,
+    open_source,
+    open_sources,
+    require_apart,
+)
+from flambeau.data.sources.source import (
+    PixelKind,
+    Source,
+    content_sample,
+    file_of,
+    pixel_kind,
+    require_unit,
+)
 from flambeau.data.sources.target_kinds import KINDS
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice
@@ -39,6 +55,7 @@ from flambeau.trainer.tasks.multilabel import Multilabel
 from flambeau.trainer.tasks.regression import Regression
 from flambeau.trainer.tasks.segmentation import Segmentation
 from flambeau.trainer.tasks.task import Task
+from flambeau.user_code import is_function
 
 EVALUATION = "evaluation.json"
 """What a run keeps of the evaluation of the weights that it publishes."""
@@ -52,25 +69,18 @@ class DataFacts:
     """Facts about the data, kept in dataset.json for predictions and to detect changes.
 
     Attributes:
-        classes: names of the classes, labels or columns of numbers, in the order of the outputs.
-        channels: 1 or 3.
         mean, std: per channel, of pixels in [0, 1].
         train_fingerprint, val_fingerprint: hex SHA-256 of what the sources report about themselves.
-        model_file_sha256: of FILE.py if the model comes from one, else None.
         teacher_sha256: of the teacher's weights, if any; see the function.
-        class_weights: of each class in the loss, unless all are 1.
         pixels: their kind; mean and std of 'float' and 'uint16' are in the unit of the data.
         train_content, val_content: hex SHA-256 of a sample of the files, if the fingerprint is of names and
             sizes; None in runs of version 0.1.
         train_names: hex SHA-256 of the names and labels of the training images, which packing keeps.
-        task_name: the kind of the targets.
-        loss: of the training; None: the task's default.
         known: the share of the training images of which each label or number is known, or of the pixels of
             masks; None: all.
-        target_mean, target_std: of each column of numbers.
         whole_images: whether an evaluation shows images whole, where a task does not always do so.
-        mask_values: the number of each class in masks.
         thresholds: the probability from which on each label is predicted, once a run has chosen them.
+        test_samples, test_fingerprint: of the images that are kept for a test.
         shuffle_streams: of the order by blocks, where a run has that; 1 in runs of earlier versions.
     """
 
@@ -98,6 +108,8 @@ class DataFacts:
     mask_values: list[int] | None = None
     thresholds: list[float] | None = None
     shuffle_streams: int = 1
+    test_samples: int = 0
+    test_fingerprint: str | None = None
 
     @property
     def task(self) -> Task:
@@ -214,6 +226,89 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
     )
 
 
+def open_test(settings: Settings, facts: DataFacts) -> Source:
+    """The images that `settings.test` keeps for a test, with the classes of the run.
+
+    Raises:
+        InputError: they cannot be opened, or are made by a function, which is not run for it.
+    """
+    assert settings.test is not None
+    cache = cache_options(settings)
+    if target_choice(settings).test is None:
+        if is_function(settings.test):
+            raise InputError(
+                f"test = {settings.test!r} names code: give images, or a share such as 10%"
+            )
+        return open_source(
+            Path(settings.test),
+            facts.classes,
+            download=settings.download,
+            choice=facts.choice(settings),
+            cache=cache,
+        )
+    choice = target_choice(settings)
+    path = EMBEDDED if settings.data is None else Path(settings.data)
+    train, _ = open_parts(path, download=settings.download, choice=choice, cache=cache)
+    return part_to_test(train, choice)
+
+
+def with_test(facts: DataFacts, settings: Settings, train: Source, val: Source) -> DataFacts:
+    """The facts of a new run with those of its images to test on, if it has some.
+
+    Raises:
+        InputError: they cannot be opened, or are among those to train or validate on.
+    """
+    if settings.test is None:
+        return facts
+    test = open_test(settings, facts)
+    is_same = test.fingerprint in (train.fingerprint, val.fingerprint)
+    if is_same or settings.test == settings.data:
+        raise InputError(
+            f"test = {settings.test!r} is what is trained or validated on: name other images, or a share "
+            "such as 10%, which is left out of these"
+        )
+    for source, purpose in ((train, "train"), (val, "validate")):
+        _require_others(test, source, purpose)
+    if target_choice(settings).test is None:
+        require_apart(train, test, "test")
+        require_apart(val, test, "test")
+    return replace(facts, test_samples=len(test), test_fingerprint=test.fingerprint)
+
+
+def check_test(facts: DataFacts, settings: Settings) -> Source:
+    """The images to test on, as they were at the start of the run.
+
+    Raises:
+        InputError: they have changed since, or cannot be opened.
+    """
+    test = open_test(settings, facts)
+    if test.fingerprint != facts.test_fingerprint:
+        raise InputError(
+            f"the images of test = {settings.test!r} have changed since the run was started "
+            f"({facts.test_samples} images then, {len(test)} now); restore them, or start again with another "
+            "--out"
+        )
+    return test
+
+
+def _require_others(test: Source, source: Source, purpose: str) -> None:
+    """Refuse files that are to test on and to do something else with, too."""
+    tested = {*files_of(test)}
+    for file in files_of(source):
+        if file is not None and file in tested:
+            raise InputError(
+                f"{file} is to {purpose} on and to test on: name other images with --test, or a share such "
+                "as 10%, which is left out of the others"
+            )
+
+
+def files_of(source: Source) -> list[str | None]:
+    """Where each image really lies; None without a file of its own."""
+    real = functools.cache(os.path.realpath)
+    files = (file_of(source, number) for number in range(len(source)))
+    return [None if file is None else os.path.join(real(file.parent), file.name) for file in files]  # noqa: PTH118 - a million of them
+
+
 def cache_options(settings: Settings) -> CacheOptions:
     """Where blocks of data in a store are kept: as a command says, else as the run does."""
     chosen = chosen_cache()
@@ -247,16 +342,15 @@ def target_choice(settings: Settings) -> TargetChoice:
         split=settings.split,
         fold=None if settings.fold is None else parse_fold(settings.fold),
         subset=settings.subset,
+        test=None if settings.test is None else parse_test(settings.test),
         ignore_index=settings.ignore_index,
     )
 
 
 def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permission) -> Prepared:
-    """The settings and data of an existing run; the data must be unchanged.
+    """The settings and data of an existing run, which must be unchanged, like the model's file.
 
-    Raises:
-        InputError: the data or the model's file have changed, or cannot be opened.
-        UntrustedCode: the data or the model are of a function in a file, which may not be run.
+    UntrustedCode: the data or the model are of a function in a file, which may not be run.
     """
     facts = DataFacts.read(facts_path)
     permission.ask_for(vars(settings), "model", "data")
@@ -274,11 +368,7 @@ def check_unchanged(
     settings: ResolvedSettings,
     moved: str | None = None,
 ) -> None:
-    """Refuse to continue a run on other data than it was started with.
-
-    Args:
-        moved: a sentence on where the data were and are, if these differ.
-    """
+    """Refuse to continue a run on other data than its own; `moved`: where they were and are."""
     for what, source, samples, fingerprint, content in (
         ("training", train, facts.train_samples, facts.train_fingerprint, facts.train_content),
         ("validation", val, facts.val_samples, facts.val_fingerprint, facts.val_content),

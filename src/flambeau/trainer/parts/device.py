@@ -13,13 +13,10 @@ from flambeau.recipes.setup.float32_precision import set_float32_precision
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a setting.
+    """The device of a setting: 'auto' is the accelerator if there is one; else a name such as 'cpu',
+    'cuda:1'.
 
-    Args:
-        name: 'auto': the accelerator if there is one, else the CPU; or a name such as 'cpu', 'cuda:1'.
-
-    Raises:
-        InputError: no such device on this machine, or not one per process.
+    InputError: no such device on this machine, or not one per process.
     """
     if name == "auto":
         device = default_device()
@@ -62,13 +59,10 @@ def _names() -> list[str]:
 
 
 def use_float32(precision: str, device: torch.device) -> None:
-    """Set the precision of float32 products on a GPU, which torch's defaults do not fix.
+    """Set the precision of float32 products on a GPU, which torch's defaults do not fix: 'tf32', or else
+    full.
 
-    Args:
-        precision: 'tf32' for TF32; any other word for full float32.
-
-    Raises:
-        InputError: TF32 on another device than an NVIDIA GPU.
+    InputError: TF32 on another device than an NVIDIA GPU.
     """
     if device.type == "cuda":
         set_float32_precision("tf32" if precision == "tf32" else "ieee")

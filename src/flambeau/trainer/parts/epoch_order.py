@@ -11,11 +11,7 @@ from flambeau.trainer.settings.settings import Settings
 
 
 def shuffle_window(settings: Settings, train: Source) -> int | None:
-    """The images among which one of an epoch is drawn; None or 0 for all.
-
-    Raises:
-        InputError: the data are not read in blocks.
-    """
+    """The images among which one of an epoch is drawn; None or 0 for all. InputError: not read in blocks."""
     if settings.shuffle_window is None:
         return default_window(train) if settings.balance == "none" else None
     if settings.shuffle_window and image_blocks(train) is None:
@@ -32,11 +28,8 @@ def epoch_sampler(
 ) -> EpochSampler | None:
     """What draws the images of an epoch; None: a whole shuffle, each image once.
 
-    Args:
-        streams: of the order by blocks of this run.
-
-    Raises:
-        InputError: the run began in another order, or on data of another kind.
+    `streams` is of the run's order by blocks. InputError: the run began in another order, or on data of
+    another kind.
     """
     if not settings.shuffle_window:
         return balanced_sampler(settings, train.labels)

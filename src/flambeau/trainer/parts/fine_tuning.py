@@ -26,17 +26,12 @@ BACKBONE = "backbone"
 
 
 def load_weights(model: nn.Module, path: str, *, needs: str | None = None) -> str:
-    """Start a model from the matching weights of a file or run; nothing in the file is run.
+    """Start a model from the matching weights of a file or run; returns what has matched, as lines for the
+    user.
 
-    Args:
-        path: anything that `flambeau convert` reads, or the address of a run.
-        needs: a tensor of the model without which the others are of no use.
-
-    Returns:
-        What has matched and what has not, as lines for the user.
-
-    Raises:
-        InputError: no such weights, they cover less than half of the model, or do not fit what it needs.
+    `path` is anything that `flambeau convert` reads, or the address of a run; nothing in it is run. Without
+    the tensor `needs` the others are of no use. InputError: no such weights, or they cover less than half of
+    the model.
     """
     weights = open_weights(run_here(path))
     tensors = plain_names(weights.tensors)
@@ -71,13 +66,10 @@ def load_weights(model: nn.Module, path: str, *, needs: str | None = None) -> st
 
 
 def freeze_parts(model: nn.Module, what: str) -> None:
-    """Freeze what a setting names, before the optimizer is made.
+    """Freeze what a setting names ('none', 'backbone', or patterns between commas), before the optimizer is
+    made.
 
-    Args:
-        what: 'none', 'backbone', or patterns of names, separated by commas.
-
-    Raises:
-        InputError: a pattern that matches nothing, or nothing is left to train.
+    InputError: a pattern that matches nothing, or nothing is left to train.
     """
     if what == "none":
         return
@@ -98,13 +90,9 @@ def freeze_parts(model: nn.Module, what: str) -> None:
 
 
 def recompute_parts(model: nn.Module, what: str) -> None:
-    """Let modules recompute their activations in backward.
+    """Let modules recompute their activations in backward: 'none', or patterns of names between commas.
 
-    Args:
-        what: 'none', or patterns of module names, separated by commas.
-
-    Raises:
-        InputError: a pattern that matches nothing that can be recomputed.
+    InputError: a pattern that matches nothing that can be recomputed.
     """
     if what == "none":
         return
@@ -115,8 +103,7 @@ def recompute_parts(model: nn.Module, what: str) -> None:
 def parameter_groups(settings: ResolvedSettings, model: nn.Module) -> list[dict[str, Any]]:
     """The parameter groups of a run: no decay on biases and norms, and learning rates by layer.
 
-    Raises:
-        InputError: a model whose head or layers are unknown.
+    InputError: a model whose head or layers are unknown.
     """
     groups = param_groups(model, weight_decay=settings.weight_decay)
     if settings.muon_others == "sgd" or settings.muon_others_lr is not None:

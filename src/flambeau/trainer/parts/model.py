@@ -55,15 +55,10 @@ def build_model(
             'torchvision:resnet50.IMAGENET1K_V1'.
         channels: of its input. The first layer of published weights, which are for three, is adapted as
             timm does it: summed up for one, else repeated and rescaled.
-        image_size: side of its input; models with position embeddings are made for it.
         pretrained: start from published weights, with a new head if the number of classes differs.
         drop_path: probability of stochastic depth (of the deepest block, if it rises with depth).
         per_pixel: outputs for each pixel: a timm name is then that of an encoder, and 'smp:ARCHITECTURE' or
             'smp:ARCHITECTURE/ENCODER' one of segmentation_models_pytorch.
-
-    Raises:
-        InputError: an unknown name, a file that does not fit, weights that are not available, a model without
-            stochastic depth.
     """
     make = _build_per_pixel if per_pixel else _build
     model = make(name, num_classes, channels, image_size, pretrained, drop_path)
@@ -77,13 +72,8 @@ def check_claim(
 ) -> None:
     """Refuse a model that is far larger than its weights, before memory for it is taken.
 
-    A folder from elsewhere may name any model beside a small file of weights.
-
-    Args:
-        shape: as `build_model` takes it. A model in a file of the user is not looked at.
-
-    Raises:
-        InputError: the model is much larger than these weights.
+    A folder from elsewhere may name any model beside a small file of weights. A model in a file of the user
+    is not looked at. `shape`: as `build_model` takes it.
     """
     if is_function(name):
         return
@@ -381,8 +371,7 @@ def check_output(
 ) -> None:
     """Run black images through a model that is to be trained, to find errors before the first step.
 
-    Raises:
-        InputError: as of `check_logits`, or nothing can be trained.
+    InputError: as of `check_logits`, or nothing can be trained.
     """
     if not any(p.requires_grad for p in model.parameters()):
         raise InputError("the model has no parameter that can be trained")
@@ -407,13 +396,9 @@ def check_logits(
     num_images: int = 1,
     training: bool = False,
 ) -> None:
-    """Run black images through a model.
+    """Run black images through a model, in evaluation mode unless `training` keeps the modes.
 
-    Args:
-        training: keep the modes of the modules; otherwise all are in evaluation mode.
-
-    Raises:
-        InputError: the forward pass fails, or the logits are not (N, num_classes), or those of each pixel.
+    InputError: the forward pass fails, or the logits are not (N, num_classes), or those of each pixel.
     """
     images_shape = (num_images, channels, image_size, image_size)
     logits = try_forward(model, images_shape, training=training)
@@ -430,12 +415,7 @@ def check_logits(
 def try_forward(
     model: nn.Module, shape: tuple[int, int, int, int], *, training: bool = False
 ) -> Any:
-    """What the model returns for black images; its buffers and modes do not change.
-
-    Args:
-        shape: (N, C, H, W) of the images.
-        training: keep the modes of the modules; otherwise all are in evaluation mode.
-    """
+    """What the model returns for black images (N, C, H, W); its buffers and modes do not change."""
     try:
         # Not inference_mode: a model may cache tensors that training then needs gradients through.
         with kept_as_is(model), torch.no_grad():

@@ -74,13 +74,10 @@ def new_optimizer(
     betas: tuple[float, float] | None = None,
     fixed_norm: bool = False,
 ) -> Optimizer:
-    """Make an optimizer.
+    """Make an optimizer of groups with `weight_decay`, and `lr` where it differs.
 
-    Args:
-        groups: parameter groups with `weight_decay`, and `lr` where it differs.
-        momentum: for those of MOMENTUM; None: the default there.
-        betas: for those of BETAS; None: torch's (0.9, 0.999).
-        fixed_norm: of muon.
+    `momentum` is for those of MOMENTUM, `betas` for those of BETAS, `fixed_norm` for muon; None: the default
+    there.
     """
     momentum = MOMENTUM.get(name) if momentum is None else momentum
     if name == "sgd":

@@ -17,8 +17,7 @@ def pixel_lines(
 ) -> list[str]:
     """Lines on levels and channels that are kept, converted or unknown.
 
-    Args:
-        is_asked: whether the user has said which channels or bits they want.
+    `is_asked`: the user has said which channels or bits they want.
     """
     lines = [*_kept(facts, settings)]
     if settings.augment != "none" and moves_only(facts):

@@ -18,10 +18,7 @@ _FINE_SIZE = 128  # up to this image size, pixels, the decoder begins at half of
 class PyramidSegmenter(nn.Module):
     """Logits (N, K, S, S): the features of an encoder, merged from the coarsest to the finest.
 
-    Args:
-        encoder: of timm, made with `features_only=True`.
-        num_classes: K.
-        image_size: S of the training.
+    The encoder is of timm, made with `features_only=True`.
     """
 
     def __init__(self, encoder: nn.Module, num_classes: int, *, image_size: int) -> None:

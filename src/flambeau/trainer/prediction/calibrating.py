@@ -1,6 +1,7 @@
 """An evaluation that calibrates its run: `flambeau evaluate --calibrate`."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from torch import Tensor
 from flambeau.errors import InputError
 from flambeau.run.folder.published_weights import published
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.trainer.prediction.calibration import Calibration, fitted
-from flambeau.trainer.prediction.ensemble import Model
+from flambeau.run.folder.store_run import mirror_again
+from flambeau.trainer.prediction.calibration import FILE, Calibration, fitted
+from flambeau.trainer.prediction.ensemble import Ensemble, Model, calibration_key
 from flambeau.trainer.prediction.trained_model import Trained
 
 
@@ -20,18 +22,20 @@ class Calibrating:
     """Keeps the logits of an evaluation, and writes what is fitted on them into the run.
 
     Attributes:
-        trained: the model, not calibrated.
-        run: its folder.
-        weights_sha256: of its weights.
+        trained: the model, or several as one, not calibrated.
+        run: the folder in which it is kept.
+        weights_sha256: of the weights; of several models their key.
+        name: of the file.
         coverage: of prediction sets, if asked for.
         adaptive: whether these are adaptive.
     """
 
-    trained: Trained
+    trained: Model
     run: Path
     weights_sha256: str
     coverage: float | None
     adaptive: bool = False
+    name: str = FILE
     _batches: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     @classmethod
@@ -43,6 +47,8 @@ class Calibrating:
         Raises:
             InputError: no finished run of classes in a folder of this machine.
         """
+        if isinstance(model, Ensemble):
+            return cls._of_several(model, coverage, adaptive=adaptive)
         run = RunFolder(Path(folder))
         if not isinstance(model, Trained) or model.has_fixed_size or not run.config.is_file():
             raise InputError(
@@ -62,12 +68,27 @@ class Calibrating:
         plain = dataclasses.replace(model, calibration=None)
         return cls(plain, run.path, result.sha256, coverage, adaptive)
 
+    @classmethod
+    def _of_several(
+        cls, model: Ensemble, coverage: float | None, *, adaptive: bool
+    ) -> "Calibrating":
+        """Each member keeps its own temperature; what is fitted is that of all together."""
+        for one, name in zip(model.members, model.names, strict=True):
+            alone = cls.of(one, name, coverage)  # refuses what cannot be calibrated
+            assert alone.run == one.folder
+        key = calibration_key(model)
+        first = model.members[0].folder
+        assert key is not None
+        assert first is not None
+        plain = dataclasses.replace(model, calibration=None)
+        return cls(plain, first, key[1], coverage, adaptive, name=key[0])
+
     def keep(self, logits: Tensor, targets: Tensor) -> None:
         """Keep a batch."""
         self._batches.append((logits.cpu(), targets.cpu()))
 
-    def write(self) -> Calibration:
-        """Fit on all batches, and write the file of the run.
+    def write(self, *, say: Callable[[str], None]) -> Calibration:
+        """Fit on all batches, and write the file of the run, also to its mirror.
 
         Raises:
             InputError: too few images for the coverage.
@@ -80,7 +101,8 @@ class Calibrating:
             coverage=self.coverage,
             adaptive=self.adaptive,
         )
-        found.write(self.run)
+        found.write(self.run, name=self.name)
+        mirror_again(self.run, say=say)
         return found
 
 

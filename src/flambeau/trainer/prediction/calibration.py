@@ -13,8 +13,10 @@ over the images that chose the quantile, if all are drawn alike.
 N: images, C: classes.
 """
 
+import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,9 @@ from flambeau.run.folder.json_file import finite_number, json_table
 from flambeau.trainer.tasks.classification import fitted_temperature
 
 FILE = "calibration.json"
+_ROUNDED = (
+    1e-6  # an image of the calibration is exactly at the limit, and other devices round otherwise
+)
 
 
 @dataclass(frozen=True)
@@ -76,16 +81,25 @@ class Calibration:
             texts.append(f"sets of classes for {self.coverage:.4g} of all new images: {which}")
         return texts
 
-    def write(self, run: Path) -> None:
+    def write(self, run: Path, *, name: str = FILE) -> None:
         """Write the file of a run, whole or not at all."""
-        write_file(run / FILE, json.dumps(asdict(self), indent=2).encode() + b"\n")
+        write_file(run / name, json.dumps(asdict(self), indent=2).encode() + b"\n")
 
     def sets(self, logits: Tensor) -> Tensor:
         """(N, C) bool: which classes are in the set of each image, from calibrated logits (N, C)."""
         assert self.threshold is not None
-        return class_scores(logits.double().softmax(1), adaptive=self.adaptive) <= (
-            self.threshold if self.adaptive else 1 - self.threshold
-        )
+        limit = self.threshold if self.adaptive else 1 - self.threshold
+        return class_scores(logits.double().softmax(1), adaptive=self.adaptive) <= limit + _ROUNDED
+
+    def named_sets(self, logits: Tensor, classes: Sequence[str]) -> list[tuple[str, ...]]:
+        """The classes in the set of each image, the most probable first."""
+        rows = zip(logits.cpu(), self.sets(logits).cpu(), strict=True)
+        return [
+            tuple(
+                classes[k] for k in row.argsort(descending=True, stable=True).tolist() if inside[k]
+            )
+            for row, inside in rows
+        ]
 
 
 def fitted(
@@ -171,9 +185,22 @@ def set_threshold(
     return limit if adaptive else 1 - limit
 
 
-def stored_calibration(run: Path, weights_sha256: str | None) -> Calibration | None:
+def of_several(members: Sequence[tuple[str, float]]) -> tuple[str, str]:
+    """The name of the file for several runs that answer together, in the folder of one of them, and its key.
+
+    Args:
+        members: SHA-256 of the weights of each, and its own temperature; in any order.
+    """
+    parts = sorted(f"{sha256} {temperature!r}" for sha256, temperature in members)
+    key = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return f"calibration-{key[:8]}.json", key
+
+
+def stored_calibration(
+    run: Path, weights_sha256: str | None, *, name: str = FILE
+) -> Calibration | None:
     """What the run keeps for these weights; None without, for other weights, or if it is not plausible."""
-    kept = json_table(run / FILE)
+    kept = json_table(run / name)
     known = Calibration.__dataclass_fields__
     if kept.keys() != known.keys() or kept["weights_sha256"] != weights_sha256:
         return None

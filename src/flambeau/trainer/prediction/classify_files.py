@@ -18,7 +18,6 @@ from flambeau.trainer.evaluation.answers import Answer, Ranking
 from flambeau.trainer.prediction.calibration import Calibration
 from flambeau.trainer.prediction.ensemble import Model, members_of, read_model, viewers_of
 from flambeau.trainer.prediction.pixel_remarks import batch_remarks
-from flambeau.trainer.prediction.trained_model import Trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def predict(
 
 def sets_of(model: Model) -> Calibration | None:
     """What makes prediction sets; None for a model without such sets."""
-    if not isinstance(model, Trained) or model.calibration is None:
+    if model.calibration is None:
         return None
     return None if model.calibration.threshold is None else model.calibration
 
@@ -116,11 +115,9 @@ def _with_sets(
 ) -> list[Answer]:
     """With the classes of the set of each image, the most probable first."""
     found: list[Answer] = []
-    sets = calibration.sets(logits).cpu()
-    for answer, row, inside in zip(answers, logits.cpu(), sets, strict=True):
+    sets = calibration.named_sets(logits, classes)
+    for answer, chosen in zip(answers, sets, strict=True):
         assert isinstance(answer, Ranking)
-        order = row.argsort(descending=True, stable=True).tolist()
-        chosen = [classes[k] for k in order if inside[k]]
         found.append(Ranking(answer.classes, chosen))
     return found
 

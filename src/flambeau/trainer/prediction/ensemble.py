@@ -23,6 +23,7 @@ from flambeau.data.sources.targets import TargetChoice
 from flambeau.data.transforms.crops import EvalResize
 from flambeau.errors import InputError
 from flambeau.trainer.parts.data import DataFacts
+from flambeau.trainer.prediction.calibration import Calibration, of_several, stored_calibration
 from flambeau.trainer.prediction.trained_model import Batches, Trained, at_size, read_for
 from flambeau.trainer.settings.resolved_settings import ResolvedSettings
 
@@ -34,10 +35,12 @@ class Ensemble:
     Attributes:
         members: at least two.
         names: of their folders.
+        calibration: by which the joint logits are divided, of runs that were calibrated together.
     """
 
     members: tuple[Trained, ...]
     names: tuple[str, ...]
+    calibration: Calibration | None = None
 
     @cached_property
     def reference(self) -> Trained:
@@ -138,10 +141,13 @@ def joint_function(ensemble: Ensemble) -> Callable[[Sequence[Tensor]], Tensor]:
     """What makes one output of those of all members; traceable, and holds none of their weights."""
     tasks = [one.facts.task for one in ensemble.members]
     reference = ensemble.facts.task
+    calibration = ensemble.calibration
+    temperature = None if calibration is None else calibration.temperature
 
     def joint(outputs: Sequence[Tensor]) -> Tensor:
         shared = [task.shared(one) for task, one in zip(tasks, outputs, strict=True)]
-        return reference.of_shared(reference.mean_of_models(shared))
+        found = reference.of_shared(reference.mean_of_models(shared))
+        return found if temperature is None else found / temperature
 
     return joint
 
@@ -169,7 +175,33 @@ def ensemble_of(members: Sequence[tuple[str, Trained]]) -> Model:
                 f"{name} cannot answer together with {first}: {why}\nAn ensemble is of runs that learned the "
                 "same classes, in the same order"
             )
-    return Ensemble(tuple(one for _, one in members), tuple(names))
+    ensemble = Ensemble(tuple(one for _, one in members), tuple(names))
+    return dataclasses.replace(ensemble, calibration=_calibration(ensemble))
+
+
+def calibration_key(ensemble: Ensemble) -> tuple[str, str] | None:
+    """The file and the key of a calibration of all together; None where not all are finished runs here."""
+    facts = []
+    for one in ensemble.members:
+        if one.folder is None or one.weights_sha256 is None:
+            return None
+        own = one.calibration
+        facts.append((one.weights_sha256, 1.0 if own is None else own.temperature))
+    return of_several(facts)
+
+
+def _calibration(ensemble: Ensemble) -> Calibration | None:
+    """What the folder of a member keeps for all of them together."""
+    key = calibration_key(ensemble)
+    if key is None or ensemble.facts.task_name != "classification":
+        return None
+    name, sha256 = key
+    for one in ensemble.members:
+        assert one.folder is not None
+        found = stored_calibration(one.folder, sha256, name=name)
+        if found is not None:
+            return found
+    return None
 
 
 def model_at_size(model: Model, image_size: int | None) -> Model:

@@ -3,6 +3,7 @@
 N: images, C: channels or classes, S: side in pixels, H: height, W: width.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -73,7 +74,7 @@ class Predictor:
                 pixels, sizes = self._pixels(flat[at : at + BATCH], at)
                 yield self.trained.logits(pixels, flip_tta=flip_tta).cpu(), sizes
 
-        return self.trained.facts.task.predictions(batches())
+        return _with_sets(self.trained, self.trained.facts.task.predictions(batches()))
 
     @float32_by_default()
     def preprocess(self, images: Images) -> Tensor:
@@ -163,7 +164,7 @@ class EnsemblePredictor:
                 views, sizes = zip(*(reader._pixels(part, at) for reader in readers), strict=True)
                 yield self.trained.logits(views, flip_tta=flip_tta).cpu(), sizes[0]
 
-        return self.trained.facts.task.predictions(batches())
+        return _with_sets(self.trained, self.trained.facts.task.predictions(batches()))
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.members))
@@ -173,6 +174,15 @@ class EnsemblePredictor:
 def predictor_of(model: Model) -> Predictor | EnsemblePredictor:
     """A function of images, of a model or of several."""
     return Predictor(model) if isinstance(model, Trained) else EnsemblePredictor(model)
+
+
+def _with_sets(model: Model, predictions: Any) -> Any:
+    """With the prediction sets of a model that has some."""
+    calibration = model.calibration
+    if calibration is None or calibration.threshold is None:
+        return predictions
+    sets = calibration.named_sets(predictions.logits, predictions.names)
+    return dataclasses.replace(predictions, sets=tuple(sets))
 
 
 def _flat(images: Images) -> list[Any]:

@@ -2,31 +2,31 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 from collections.abc import Hashable, Iterable
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from flambeau.data.sources.data_names import is_named
-from flambeau.data.sources.folds import split, subset_of
+from flambeau.data.sources.folds import part_to_test, split, subset_of, without_test
 from flambeau.data.sources.open_data import EMBEDDED, open_sources
 from flambeau.data.sources.source import (
     Source,
     SubsetSource,
     content_sample,
-    file_of,
     names_digest,
 )
 from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
-from flambeau.trainer.parts.data import target_choice
+from flambeau.trainer.parts.data import files_of, open_test, target_choice
 from flambeau.trainer.prediction.trained_model import Trained
 from flambeau.user_code import is_function
 
+_Part = Literal["train", "test"]
 _COMPARED = 16  # images of which all bytes are compared, where the data were packed meanwhile
 
 
@@ -44,14 +44,27 @@ def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
     Returns:
         (N,) bool.
     """
+    return _recognized(trained, data, source, "train")
+
+
+def images_to_test(trained: Trained, data: Path, source: Source) -> Tensor:
+    """Which images of a source the run keeps for a test, recognized as those of `trained_images`."""
+    if trained.settings.test is None:
+        return torch.zeros(len(source), dtype=torch.bool)
+    return _recognized(trained, data, source, "test")
+
+
+def _recognized(trained: Trained, data: Path, source: Source, part: _Part) -> Tensor:
     names: Iterable[Hashable] = source.names
-    seen = _names_of_training(trained, source)
+    seen = _names_of(trained, source, part)
     for facts in trained.others:
-        seen |= _names_of_training(dataclasses.replace(trained, facts=facts), source)
-    if not seen and _overlaps(_recorded(trained), data):
-        train = _training_data(trained)
-        names = _files(source)
-        seen = {file for file in _files(train) if file is not None} if train is not None else set()
+        seen |= _names_of(dataclasses.replace(trained, facts=facts), source, part)
+    if not seen and _overlaps(_recorded(trained, part), data):
+        train = _recorded_data(trained, part)
+        names = files_of(source)
+        seen = (
+            {file for file in files_of(train) if file is not None} if train is not None else set()
+        )
         if not seen and train is not None:  # packed: its images have names alone
             names = source.names
             seen = _names_there(train, source)
@@ -60,36 +73,46 @@ def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
     return torch.tensor([name in seen for name in names])
 
 
-def _names_of_training(trained: Trained, source: Source) -> set[Hashable]:
-    """Names of the training images in a source that is what the run has split; none if it is not."""
+def _names_of(trained: Trained, source: Source, part: _Part) -> set[Hashable]:
+    """Names of the images of a part in a source that is what the run has split; none if it is not."""
     facts = trained.facts
     choice = target_choice(trained.settings)
-    if choice.subset is None and len(source) != facts.train_samples + facts.val_samples:
+    tested = 0 if choice.test is None else facts.test_samples
+    if part == "test" and not tested:
+        return set()
+    if choice.subset is None and len(source) != facts.train_samples + facts.val_samples + tested:
         return set()
     try:
-        here = subset_of(split(source, choice)[0], choice)
+        here = subset_of(split(without_test(source, choice), choice)[0], choice)
     except InputError:  # it cannot have been split
         return set()
     has_content = facts.train_content in (None, content_sample(here))
     is_same = here.fingerprint == facts.train_fingerprint and has_content
     if not is_same and names_digest(here) == facts.train_names:  # packed since then, or unpacked
-        train = _training_data(trained)
+        train = _recorded_data(trained, "train")
         is_same = train is not None and _begin_alike(train, here)
-    return {*here.names} if is_same else set()
+    if not is_same:
+        return set()
+    return {*(here if part == "train" else part_to_test(source, choice)).names}
 
 
-def _training_data(trained: Trained) -> Source | None:
-    """The data that the run names, if they are files of this disk and still there."""
-    recorded = _recorded(trained)
+def _recorded_data(trained: Trained, part: _Part) -> Source | None:
+    """A part of the data that the run names, if they are files of this disk and still there."""
+    recorded = _recorded(trained, part)
     if recorded is None or is_named(Path(recorded)) or is_function(recorded):
         return None
     with contextlib.suppress(InputError, OSError):
+        if part == "test":
+            return open_test(trained.settings, trained.facts)
         return open_sources(Path(recorded), choice=target_choice(trained.settings))[0]
     return None
 
 
-def _recorded(trained: Trained) -> str | None:
+def _recorded(trained: Trained, part: _Part) -> str | None:
     """The data that the run names; None if it is not known."""
+    settings = trained.settings
+    if part == "test" and settings.test is not None and target_choice(settings).test is None:
+        return settings.test
     if trained.settings.data is None and trained.knows_its_data:
         return str(EMBEDDED)
     return trained.settings.data
@@ -128,10 +151,3 @@ def _overlaps(recorded: str | None, data: Path) -> bool:
         for path in paths
     ]
     return os.path.commonpath(folders) in folders
-
-
-def _files(source: Source) -> list[str | None]:
-    """Where each image really lies; None without a file of its own."""
-    real = functools.cache(os.path.realpath)
-    files = (file_of(source, number) for number in range(len(source)))
-    return [None if file is None else os.path.join(real(file.parent), file.name) for file in files]  # noqa: PTH118 - a million of them

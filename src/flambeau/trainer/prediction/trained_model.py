@@ -79,6 +79,9 @@ class Trained:
     """Of an export of several runs, what the others were trained on."""
     calibration: Calibration | None = None
     """By which the logits are divided, of a run of classes that was calibrated."""
+    folder: Path | None = None
+    """Of the run; None for an export, or a loop of the user's."""
+    weights_sha256: str | None = None
 
     @property
     def knows_its_data(self) -> bool:
@@ -168,6 +171,8 @@ def load_trained(run: str | Path, *, trust: bool = False, say: Callable[[str], N
         normalizer(facts, device),
         resize=facts.task.eval_resize,
         calibration=_calibration(folder, facts, say),
+        folder=folder.path,
+        weights_sha256=None if (result := published(folder)) is None else result.sha256,
     )
 
 

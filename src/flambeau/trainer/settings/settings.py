@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from flambeau.data.sources.fold_name import parse_fold
+from flambeau.data.sources.fold_name import parse_fold, parse_test
 from flambeau.data.sources.target_names import TASKS
 from flambeau.data.stores.address import mirror_address
 from flambeau.data.stores.block_cache import parse_bytes
@@ -143,6 +143,14 @@ class Settings(SharedOptions):
         group="data",
         auto=("all", "全部"),
         range=SHARE_ABOVE_0,
+    )
+    test: str | None = option(
+        None,
+        "images that are neither trained nor validated on, kept for [one test at the end]"
+        "(sweep.md#a-test-part-that-the-search-never-sees): a share of each class such as 10%, or other data",
+        "既不用于训练也不用于验证、留作[最后一次测试](sweep.md#搜索从不接触的测试部分)的图像："
+        "每类的一个比例，例如 10%，或另外的数据",
+        group="data",
     )
     ignore_index: int | None = option(
         None,
@@ -714,6 +722,8 @@ class Settings(SharedOptions):
             raise InputError(f"bits must be 8 or 16, got {self.bits}")
         if self.fold is not None:
             parse_fold(self.fold)
+        if self.test is not None:
+            parse_test(self.test)
         if self.alternate_flip and self.flip is False:
             raise InputError("alternate_flip has no effect without flip: leave one of them out")
         if self.balance != "none" and self.class_weights == "auto":
@@ -840,11 +850,7 @@ def _check_parts(settings: Settings) -> None:
 
 
 def split_names(target: str) -> list[str]:
-    """The columns of `target`.
-
-    Raises:
-        InputError: an empty name, or one that stands there twice.
-    """
+    """The columns of `target`; InputError: an empty name, or one that stands there twice."""
     names = [name.strip() for name in target.split(",")]
     if "" in names or len({*names}) < len(names):
         raise InputError(
@@ -855,11 +861,7 @@ def split_names(target: str) -> list[str]:
 
 
 def teacher_runs(teacher: str | None) -> list[str]:
-    """The folders that `teacher` names: one whose name has a comma, or several with commas between them.
-
-    Raises:
-        InputError: an empty name, or one that stands there twice.
-    """
+    """The folders that `teacher` names: one whose name has a comma, or several with commas between them."""
     if teacher is None:
         return []
     if "," not in teacher or Path(teacher).is_dir():
@@ -878,7 +880,6 @@ class BatchSize(NamedTuple):
 
     Attributes:
         num: samples per forward pass, or per step if `finds`; None: chosen from the data.
-        finds: find by trying how many of them fit into memory at once.
     """
 
     num: int | None
@@ -886,12 +887,7 @@ class BatchSize(NamedTuple):
 
 
 def parse_batch_size(value: int | str | None) -> BatchSize:
-    """Read a number, 'auto', or 'auto:N'.
-
-    Example:
-        >>> parse_batch_size("auto:512")
-        BatchSize(num=512, finds=True)
-    """
+    """Read a number, 'auto', or 'auto:N'."""
     if not isinstance(value, str):
         return BatchSize(value)
     match = re.fullmatch(r"auto(?::0*([1-9][0-9]{0,17}))?", value)
@@ -904,11 +900,7 @@ def parse_batch_size(value: int | str | None) -> BatchSize:
 
 
 def parse_betas(text: str | None) -> tuple[float, float] | None:
-    """The two numbers of `betas`.
-
-    Raises:
-        InputError: not two numbers from 0 to below 1.
-    """
+    """The two numbers of `betas`; InputError: not two numbers from 0 to below 1."""
     if text is None:
         return None
     try:

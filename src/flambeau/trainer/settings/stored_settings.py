@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flambeau.data.sources.fold_name import parse_test
 from flambeau.data.stores.address import address_of, is_address
 from flambeau.errors import InputError, nearest, unreadable
 from flambeau.run.options.durations import parse_duration
@@ -19,11 +20,7 @@ _AnySettings = TypeVar("_AnySettings", bound=Settings)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file.
-
-    Raises:
-        InputError: no such file, an empty one, not TOML, an unknown key.
-    """
+    """The settings in a TOML file; InputError: no such file, an empty one, not TOML, an unknown key."""
     try:
         values = load_toml(path)
         is_empty = not values and not path.read_bytes().strip()
@@ -43,11 +40,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings given, on top of those of their `preset`, if they name one.
-
-    Raises:
-        InputError: no preset of that name.
-    """
+    """The settings given, on top of those of their `preset`, if they name one."""
     name = given.get("preset")
     if name is None:
         return {**given}
@@ -66,8 +59,7 @@ def overridden(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:
     """The settings of a run, from the content of its config.toml (at `path`).
 
-    Raises:
-        InputError: an unknown key, or a missing or wrong value: of another version, or edited by hand.
+    InputError: an unknown key, or a missing or wrong value: of another version, or edited by hand.
     """
     _check_keys(
         values, path, why="\nThe file was edited, or written by a later version of flambeau"
@@ -95,6 +87,7 @@ def canonical(settings: _AnySettings) -> _AnySettings:
         settings,
         data=_full(settings.data),
         cache=_full(settings.cache),
+        test=_full_test(settings.test),
         teacher=_full_teacher(settings.teacher),
         weights=_full(settings.weights),
         class_weights=_full(settings.class_weights),
@@ -115,6 +108,11 @@ def _full(data: str | None) -> str | None:
     if data is None or data == "auto" or data.startswith(("torchvision:", "hf:")):
         return data
     return str(Path(data).resolve())
+
+
+def _full_test(test: str | None) -> str | None:
+    share = None if test is None else parse_test(test)
+    return _full(test) if share is None else f"{100 * share:g}%"
 
 
 def _full_teacher(teacher: str | None) -> str | None:

@@ -29,7 +29,6 @@ from flambeau.trainer.evaluation.answers import Ranking, Size, answers_table
 from flambeau.trainer.evaluation.evaluation_result import ClassFigures, Evaluation, ImagePredictions
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
-from flambeau.trainer.tasks.class_counts import class_lines
 from flambeau.trainer.tasks.export_words import ExportWords
 from flambeau.trainer.tasks.task import joined
 from flambeau.trainer.tasks.whole_image import WholeImage
@@ -44,11 +43,7 @@ _SEARCH_STEPS = 60  # each leaves 0.62 of the interval: far below what a data se
 
 @dataclass(frozen=True)
 class Classification(WholeImage):
-    """The task of `flambeau train`; see `Task` for what the methods are for.
-
-    Attributes:
-        classes: names, in the order of the logits.
-    """
+    """The task of `flambeau train`; see `Task` for what the methods are for."""
 
     classes: tuple[str, ...]
 
@@ -73,7 +68,6 @@ class Classification(WholeImage):
 
     @staticmethod
     def target_facts(train: Source) -> dict[str, Any]:
-        """The classes are all there is to know."""
         return {}
 
     @staticmethod
@@ -85,12 +79,10 @@ class Classification(WholeImage):
 
     @staticmethod
     def target_lines(train: Source, settings: Settings) -> list[str]:
-        """The number of training images per class."""
         return class_lines(settings, train.labels, train.classes)
 
     @property
     def num_outputs(self) -> int:
-        """One logit per class."""
         return len(self.classes)
 
     def loss(
@@ -102,14 +94,6 @@ class Classification(WholeImage):
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
         """The divergence of the softened probabilities."""
         return distillation_loss(outputs, teacher, temperature=temperature)
-
-    def shared(self, outputs: Tensor) -> Tensor:
-        """Logits, which all models share."""
-        return outputs
-
-    def of_shared(self, outputs: Tensor) -> Tensor:
-        """Logits, which all models share."""
-        return outputs
 
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """Whether each image was classified correctly."""
@@ -179,11 +163,9 @@ class Classification(WholeImage):
         return ClassCounters.of(self.classes, device)
 
     def decode(self, outputs: Tensor) -> Tensor:
-        """Probabilities (N, C)."""
         return outputs.softmax(1)
 
     def shown_figure(self, value: float) -> str:
-        """The main figure as text."""
         return f"{value:.2%}"
 
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
@@ -198,29 +180,27 @@ class Classification(WholeImage):
         }
 
     def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> "Predictions":
-        """Classes and probabilities."""
         return Predictions(self.classes, joined(batches, self.num_outputs))
 
     def answers(self, outputs: Tensor, sizes: Sequence[Size], *, top: int) -> Sequence[Ranking]:
-        """The most probable classes of each image."""
         return [Ranking(pairs) for pairs in rankings(outputs, self.classes, top)]
 
     def answer_columns(self, *, top: int) -> list[str]:
-        """Those of an answer's cells."""
         return Ranking.columns(min(top, len(self.classes)))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Predictions:
-    """What a model says of N images.
+    """What a model says of N images: logits (N, C) float32 on the CPU, and the names in their order.
 
     Attributes:
-        names: of all classes, in the order of the model's outputs.
-        logits: (N, C) float32 on the CPU.
+        sets: the classes of the prediction set of each image, the most probable first; None unless
+            `flambeau evaluate --calibrate --coverage` has chosen such sets.
     """
 
     names: tuple[str, ...]
     logits: Tensor
+    sets: tuple[tuple[str, ...], ...] | None = None
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -281,12 +261,6 @@ class ClassCounters:
 
     @classmethod
     def of(cls, names: tuple[str, ...], device: torch.device) -> "ClassCounters":
-        """Those of an evaluation that begins.
-
-        Args:
-            names: of the classes.
-            device: of the model.
-        """
         table_device = device if len(names) <= _ON_DEVICE else torch.device("cpu")
         return cls(
             names,
@@ -320,7 +294,6 @@ class ClassCounters:
         self.indices.extend(indices)
 
     def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> Evaluation:
-        """All figures, read from the device."""
         total = {name: float(value) for name, value in self.confusion.compute().items()}
         each = {name: value.tolist() for name, value in self.confusion.per_class().items()}
         auroc = float(self.auroc.compute()) if len(self.names) == 2 else None
@@ -366,23 +339,11 @@ def _class_figures(name: str, number: int, each: dict[str, list[Any]]) -> ClassF
 
 
 def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The T at which softmax(logits / T) has the least cross-entropy.
+    """The T from 0.05 to 20 at which softmax(logits / T) has the least cross-entropy; above 1 if the model is
+    too sure.
 
     The cross-entropy is convex in 1 / T, so a golden-section search finds it.
     Source: Guo et al., "On calibration of modern neural networks", ICML 2017, section 4.2.
-
-    Args:
-        logits: (N, K) float.
-        labels: (N,) int64.
-
-    Returns:
-        T from 0.05 to 20; above 1 where the model is too sure of itself.
-
-    Example:
-        >>> import torch
-        >>> logits = torch.tensor([[2.0, 0.0]] * 4)
-        >>> round(fitted_temperature(logits, torch.tensor([0, 0, 0, 1])), 3)  # 2 / T = log 3
-        1.82
     """
     logits = logits.double()
 
@@ -397,3 +358,34 @@ def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
         right = low + golden * (high - low)
         low, high = (low, right) if loss(left) <= loss(right) else (left, high)
     return 2 / (low + high)
+
+
+_UNEVEN = 5  # ratio of the largest to the smallest class from which a line says so; chosen
+_LISTED = 12  # classes, with their counts
+
+
+def class_lines(settings: Settings, labels: Tensor, classes: Sequence[str]) -> list[str]:
+    """The number of training images per class, and what can be done if that is uneven."""
+    counts = torch.bincount(labels, minlength=len(classes))
+    by_count = sorted(zip(counts.tolist(), classes, strict=True), key=lambda one: -one[0])
+    (most, largest), (least, smallest) = by_count[0], by_count[-1]
+    if most == least:
+        return [f"{len(classes)} classes of {most} training images each"]
+    if len(classes) <= _LISTED:
+        lines = ["training images: " + ", ".join(f"{name} {n}" for n, name in by_count)]
+    else:
+        lines = [
+            f"{len(classes)} classes of {least} ({smallest}) to {most} ({largest}) training images"
+        ]
+    without = [name for n, name in by_count if not n]
+    if without:
+        more = f" and {len(without) - _LISTED} more" if len(without) > _LISTED else ""
+        lines.append(f"no training image of {', '.join(without[:_LISTED])}{more}")
+    rarest, name = next((n, name) for n, name in reversed(by_count) if n)
+    is_unbalanced = settings.balance == "none" and settings.class_weights is None
+    if most >= _UNEVEN * rarest and is_unbalanced:
+        lines.append(
+            f"the classes are uneven: {largest} has {most / rarest:.0f} times the images of {name}; "
+            "--balance sqrt (or full) draws rare ones more often, --class-weights auto weighs them more"
+        )
+    return lines

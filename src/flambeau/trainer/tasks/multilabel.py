@@ -33,10 +33,13 @@ from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.export_words import ExportWords
-from flambeau.trainer.tasks.kept_batches import KeptBatches
-from flambeau.trainer.tasks.known_share import known_facts, mean_of_known_targets
 from flambeau.trainer.tasks.task import joined
-from flambeau.trainer.tasks.whole_image import WholeImage
+from flambeau.trainer.tasks.whole_image import (
+    KeptBatches,
+    WholeImage,
+    known_facts,
+    mean_of_known_targets,
+)
 
 _MARGIN = 0.05
 _FOCUS = {True: 1.0, False: 4.0}  # exponents of labels that are there, and of those that are not
@@ -50,7 +53,6 @@ class Multilabel(WholeImage):
     """Several labels per image; see `Task` for what the methods are for.
 
     Attributes:
-        labels: names, in the order of the logits.
         thresholds: the probability from which on a label is predicted; None: one half.
         known: the share of the training images of which each label is known; None: all.
         kind: the loss of the training; evaluations use the binary cross-entropy in any case.
@@ -101,7 +103,6 @@ class Multilabel(WholeImage):
 
     @staticmethod
     def target_facts(train: Source) -> dict[str, Any]:
-        """Which share of the labels is known."""
         return known_facts(train) | {"whole_images": True}
 
     @staticmethod
@@ -135,7 +136,6 @@ class Multilabel(WholeImage):
 
     @property
     def num_outputs(self) -> int:
-        """One logit per label."""
         return len(self.labels)
 
     def loss(
@@ -159,20 +159,11 @@ class Multilabel(WholeImage):
         )
         return mean_of_known_targets(each, targets, self.known)
 
-    def shared(self, outputs: Tensor) -> Tensor:
-        """Logits, which all models share."""
-        return outputs
-
-    def of_shared(self, outputs: Tensor) -> Tensor:
-        """Logits, which all models share."""
-        return outputs
-
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
         """The share of the known labels of each image that were predicted wrongly."""
         return {"train_hamming_loss": _share_wrong(outputs, targets)}
 
     def evaluation_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """The binary cross-entropy of each image."""
         return {"val_loss": self._entropies(outputs, targets)}
 
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
@@ -279,7 +270,6 @@ class Multilabel(WholeImage):
         return F.logsigmoid(logits).logsumexp(0) - F.logsigmoid(-logits).logsumexp(0)
 
     def counters(self, device: torch.device, source: Source) -> KeptBatches[LabelEvaluation]:
-        """The probabilities of each image."""
         return KeptBatches(self._entropies, self._evaluation)
 
     def _evaluation(
@@ -298,12 +288,7 @@ class Multilabel(WholeImage):
         return LabelEvaluation(loss, reading, predictions)
 
     def decode(self, outputs: Tensor) -> Tensor:
-        """Probabilities (N, K)."""
         return outputs.sigmoid()
-
-    def shown_figure(self, value: float) -> str:
-        """The main figure as text."""
-        return f"{value:.4f}"
 
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Whether the same labels reach their thresholds."""
@@ -311,7 +296,6 @@ class Multilabel(WholeImage):
         return ((outputs.sigmoid() >= limits) == (reference.sigmoid() >= limits)).all(1)
 
     def export_facts(self, outputs: Tensor, targets: Tensor | None) -> Mapping[str, Any]:
-        """The names of the labels, and their thresholds."""
         return {
             "task": "multilabel",
             "classes": [*self.labels],
@@ -319,7 +303,6 @@ class Multilabel(WholeImage):
         }
 
     def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> "LabelAnswers":
-        """Labels and probabilities."""
         shares = joined(batches, self.num_outputs).float().sigmoid()
         return LabelAnswers(self.labels, shares, self._thresholds())
 
@@ -328,18 +311,12 @@ class Multilabel(WholeImage):
         return label_answers(outputs.float().sigmoid().cpu(), self._thresholds(), self.labels)
 
     def answer_columns(self, *, top: int) -> list[str]:
-        """Those of an answer's cells."""
         return LabelAnswer.columns(self.labels)
 
 
 @dataclass(frozen=True)
 class LabelResults:
-    """One evaluation, in the order of the data; all on the CPU.
-
-    Attributes:
-        indices: (N,) int64, positions in the data.
-        targets, probabilities: (N, K) float32.
-    """
+    """One evaluation, in the order of the data, on the CPU: targets and probabilities (N, K)."""
 
     indices: Tensor
     targets: Tensor
@@ -348,13 +325,7 @@ class LabelResults:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LabelAnswers:
-    """What a model says of N images.
-
-    Attributes:
-        names: of the K labels, in the order of the model's outputs.
-        probabilities: (N, K) float32 on the CPU.
-        thresholds: (K,) float32; a label is predicted from its threshold on.
-    """
+    """What a model says of N images: probabilities (N, K); a label is predicted from its threshold on."""
 
     names: tuple[str, ...]
     probabilities: Tensor
@@ -369,7 +340,6 @@ class LabelAnswers:
         return len(self.probabilities)
 
     def __iter__(self) -> Iterator[LabelAnswer]:
-        """The answer of each image."""
         return iter(label_answers(self.probabilities, self.thresholds, self.names))
 
     def _repr_html_(self) -> str:
@@ -381,15 +351,10 @@ class LabelAnswers:
 
 
 def asymmetric_losses(logits: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
-    """The asymmetric loss of each label, (N, K).
+    """The asymmetric loss of each label, (N, K), of logits and targets in [0, 1].
 
     Easy labels that are not there count little: their probability is lowered by a margin, and their loss is
-    multiplied by its fourth power.
-
-    Args:
-        logits: (N, K) float32.
-        targets: (N, K) in [0, 1].
-        weight: (K,) of labels that are there; None weighs all alike.
+    multiplied by its fourth power. `weight`, (K,), is that of labels that are there.
     """
     share = logits.sigmoid()
     lowered = (share - _MARGIN).clamp(min=0)

@@ -21,10 +21,14 @@ from flambeau.trainer.evaluation.reading import Reading
 from flambeau.trainer.evaluation.sample_history import SampleHistory, recorded_losses
 from flambeau.trainer.settings.settings import Settings
 from flambeau.trainer.tasks.export_words import ExportWords
-from flambeau.trainer.tasks.kept_batches import KeptBatches
-from flambeau.trainer.tasks.known_share import constants, known_facts, mean_of_known_targets
 from flambeau.trainer.tasks.task import joined
-from flambeau.trainer.tasks.whole_image import WholeImage
+from flambeau.trainer.tasks.whole_image import (
+    KeptBatches,
+    WholeImage,
+    constants,
+    known_facts,
+    mean_of_known_targets,
+)
 
 _LOSSES: dict[str, Callable[..., Tensor]] = {
     "mse": F.mse_loss,
@@ -43,7 +47,6 @@ class Regression(WholeImage):
     """Numbers of each image; see `Task` for what the methods are for.
 
     Attributes:
-        columns: names, in the order of the outputs.
         mean, std: of the training images, by column.
         known: the share of the training images that have each number; None: all.
         kind: the loss of the training, which an evaluation uses, too.
@@ -108,7 +111,6 @@ class Regression(WholeImage):
 
     @staticmethod
     def target_lines(train: Source, settings: Settings) -> list[str]:
-        """The range of each column."""
         lines = []
         for name, column in zip(train.classes, train.labels.T, strict=True):
             given = column[column.isfinite()].double()
@@ -127,7 +129,6 @@ class Regression(WholeImage):
 
     @property
     def num_outputs(self) -> int:
-        """One per column."""
         return len(self.columns)
 
     def loss(
@@ -155,11 +156,9 @@ class Regression(WholeImage):
         return self._standardized(outputs)
 
     def training_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """Nothing besides the loss."""
         return {}
 
     def evaluation_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """The loss of each image."""
         return {"val_loss": self._losses(outputs, targets)}
 
     def distillation_loss(self, outputs: Tensor, teacher: Tensor, *, temperature: float) -> Tensor:
@@ -249,15 +248,12 @@ class Regression(WholeImage):
         ]
 
     def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
-        """The mean of both."""
         return (outputs + mirrored) / 2
 
     def mean_of_models(self, outputs: Sequence[Tensor]) -> Tensor:
-        """The mean."""
         return torch.stack([*outputs]).mean(0)
 
     def counters(self, device: torch.device, source: Source) -> KeptBatches[NumberEvaluation]:
-        """The numbers of each image."""
         return KeptBatches(self._losses, self._evaluation)
 
     def _evaluation(
@@ -280,10 +276,6 @@ class Regression(WholeImage):
         mean, std = (torch.tensor(one, device=outputs.device) for one in (self.mean, self.std))
         return outputs.float() * std + mean
 
-    def shown_figure(self, value: float) -> str:
-        """The main figure as text."""
-        return f"{value:.4f}"
-
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """Whether all numbers differ by at most a hundredth of their standard deviation."""
         return ((outputs - reference).abs() <= _SAME).all(1)
@@ -304,22 +296,15 @@ class Regression(WholeImage):
     def answers(
         self, outputs: Tensor, sizes: Sequence[Size], *, top: int
     ) -> Sequence[NumberAnswer]:
-        """The numbers of each image."""
         return [*NumberAnswers(self.columns, self.decode(outputs.cpu()))]
 
     def answer_columns(self, *, top: int) -> list[str]:
-        """Those of an answer's cells."""
         return NumberAnswer.columns(self.columns)
 
 
 @dataclass(frozen=True)
 class NumberResults:
-    """One evaluation, in the order of the data and its units; all on the CPU.
-
-    Attributes:
-        indices: (N,) int64, positions in the data.
-        targets, predicted: (N, K) float32.
-    """
+    """One evaluation, in the order of the data and its units, (N, K); all on the CPU."""
 
     indices: Tensor
     targets: Tensor
@@ -328,12 +313,7 @@ class NumberResults:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NumberAnswers:
-    """What a model says of N images.
-
-    Attributes:
-        names: of the K columns.
-        values: (N, K) float32 on the CPU, in the unit of the data.
-    """
+    """What a model says of N images: values (N, K) on the CPU, in the unit of the data."""
 
     names: tuple[str, ...]
     values: Tensor
@@ -342,7 +322,6 @@ class NumberAnswers:
         return len(self.values)
 
     def __iter__(self) -> Iterator[NumberAnswer]:
-        """The answer of each image."""
         for row in self.values.tolist():
             yield NumberAnswer(dict(zip(self.names, row, strict=True)))
 

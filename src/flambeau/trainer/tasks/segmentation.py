@@ -51,7 +51,6 @@ class Segmentation:
     """A class for each pixel; see `Task` for what the methods are for.
 
     Attributes:
-        classes: names, in the order of the logits.
         values: the number of each class in masks.
         known: the share of the training pixels that are not ignored.
         kind: the loss of the training; evaluations use the cross-entropy in any case.
@@ -202,7 +201,6 @@ class Segmentation:
         return {"train_pixel_accuracy": share}
 
     def evaluation_figures(self, outputs: Tensor, targets: Tensor) -> Mapping[str, Tensor]:
-        """The cross-entropy of each image."""
         return {"val_loss": self._entropies(outputs, targets)}
 
     def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
@@ -217,7 +215,6 @@ class Segmentation:
         return divergence.mean() * temperature**2
 
     def history(self, num_samples: int, *, fingerprint: str, device: torch.device) -> SampleHistory:
-        """The loss of each image."""
 
         def losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             each = self._entropies(logits, targets)
@@ -343,7 +340,6 @@ class Segmentation:
         return torch.tensor(self.values, dtype=torch.uint8)[full.argmax(1)]
 
     def shown_figure(self, value: float) -> str:
-        """The main figure as text."""
         return f"{value:.4f}"
 
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
@@ -378,18 +374,11 @@ class Segmentation:
         return answers
 
     def answer_columns(self, *, top: int) -> list[str]:
-        """Those of an answer's cells."""
         return MaskAnswer.columns()
 
 
 def dice_losses(logits: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
-    """1 - Dice of each image, (N,): the mean over the classes in its mask, of its known pixels.
-
-    Args:
-        logits: (N, K, S, S).
-        targets: (N, S, S) uint8 classes, IGNORED where a pixel counts as nothing.
-        weight: (K,) of each class in that mean.
-    """
+    """1 - Dice of each image, (N,): the mean, weighted by `weight`, over the classes in its mask."""
     num = logits.shape[1]
     known = (targets != IGNORED)[:, None]
     classes = torch.arange(num, device=targets.device).view(1, -1, 1, 1)
@@ -414,7 +403,6 @@ class MaskResults:
     """One evaluation, in the order of the data; all on the CPU.
 
     Attributes:
-        indices: (N,) int64, positions in the data.
         boundaries: (N, K) float32 boundary F1; (N, 0) if nobody asks for it.
         shown: (N, 64, 64) uint8, the predicted masks in small.
     """
@@ -427,12 +415,7 @@ class MaskResults:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class MaskAnswers:
-    """What a model says of N images.
-
-    Attributes:
-        names: of the K classes, in the order of the model's outputs.
-        answers: of each image.
-    """
+    """What a model says of N images, with the names of the K classes."""
 
     names: tuple[str, ...]
     answers: tuple[MaskAnswer, ...]
@@ -446,7 +429,6 @@ class MaskAnswers:
         return len(self.answers)
 
     def __iter__(self) -> Iterator[MaskAnswer]:
-        """The answer of each image."""
         return iter(self.answers)
 
     def _repr_html_(self) -> str:
@@ -487,7 +469,6 @@ class MaskCounters:
         self._confusion = self._confusion + torch.bincount(pairs, minlength=num * num)
 
     def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> MaskEvaluation:
-        """All figures, read from the device."""
         right, predicted, there, boundaries, losses = (
             torch.cat(one).cpu() for one in zip(*self._images, strict=True)
         )

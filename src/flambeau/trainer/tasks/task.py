@@ -34,21 +34,10 @@ class Counters(Protocol):
         """Positions in the data of the images so far."""
 
     def update(self, outputs: Tensor, targets: Tensor, indices: Sequence[int]) -> None:
-        """Count a batch.
-
-        Args:
-            outputs: of the model.
-            targets: of its images.
-            indices: positions of the images in the data.
-        """
+        """Count a batch: outputs of the model, targets, and positions of the images in the data."""
 
     def evaluation(self, *, describe: Callable[[int], str], **facts: Any) -> AnyEvaluation:
-        """All figures.
-
-        Args:
-            describe: gives what the image at a position is called.
-            facts: further fields of the evaluation.
-        """
+        """All figures; `describe` names the image at a position, `facts` are further fields."""
 
 
 class Task(Protocol):
@@ -113,14 +102,7 @@ class Task(Protocol):
     def loss(
         self, outputs: Tensor, targets: Tensor, *, smoothing: float, weight: Tensor | None
     ) -> Tensor:
-        """The loss of a batch, 0-d float32.
-
-        Args:
-            outputs: of the model.
-            targets: of its images, perhaps mixed.
-            smoothing: of the targets.
-            weight: of each class; None weighs them alike.
-        """
+        """The loss of a batch, 0-d float32; targets are perhaps mixed, and `weight` is that of each class."""
 
     def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """The loss with the predictions of other outputs in place of targets, 0-d float32."""
@@ -146,37 +128,22 @@ class Task(Protocol):
     def sample_results(self, best: str) -> SampleResultsMetric[Any]:
         """Keeps the prediction of each evaluated image for the report: `metrics["val"]` of `Run`.
 
-        Args:
-            best: the figure that chooses the best weights; given by this metric if `evaluation_figures` lacks
-                it.
+        It gives the figure `best`, by which the best weights are chosen, if `evaluation_figures` lacks it.
         """
 
     def report_facts(
         self, results: Any, *, step: int, describe: Callable[[int], str]
     ) -> dict[str, Any]:
-        """The content of evaluation.json; `mistakes` and `unsure` are lists of images with their 'index'.
-
-        Args:
-            results: of an evaluation, as its `sample_results` keep them.
-            step: of the weights.
-            describe: the name of the image at a position.
-        """
+        """The content of evaluation.json; `mistakes` and `unsure` list images with their 'index'."""
 
     def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
-        """What the report shows of an image: a picture (C, H, W), uint8 or from 0 to 1.
+        """What the report shows of an image (C, S, S): a picture (C, H, W), both uint8 or from 0 to 1.
 
-        Args:
-            image: (C, S, S), uint8 or from 0 to 1.
-            sample: what `report_facts` or `suspects` say of it; what is only for this picture is removed.
+        `sample` is what `report_facts` or `suspects` say of it; what is only for this picture is removed.
         """
 
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
-        """Training images whose targets look wrong, as evaluation.json has them.
-
-        Args:
-            run: the run folder with the record of `history`.
-            train: what was trained on.
-        """
+        """Training images whose targets look wrong, for evaluation.json, by the run's record of `history`."""
 
     def mean_of_views(self, outputs: Tensor, mirrored: Tensor) -> Tensor:
         """One output for an image and its mirror image."""
@@ -185,12 +152,7 @@ class Task(Protocol):
         """One output for those of several models, as `shared` gives them; traceable."""
 
     def counters(self, device: torch.device, source: Source) -> Counters:
-        """What an evaluation counts.
-
-        Args:
-            device: of the model.
-            source: the images that are evaluated.
-        """
+        """What an evaluation of the images of `source` counts."""
 
     @property
     def export_words(self) -> ExportWords:
@@ -200,12 +162,7 @@ class Task(Protocol):
         """The outputs as what people compare, such as probabilities."""
 
     def graph_answer(self, outputs: Tensor, pixels: Tensor) -> Tensor:
-        """What an exported graph returns beside the outputs; traceable.
-
-        Args:
-            outputs: of the model.
-            pixels: (N, H, W, C), which the graph was given.
-        """
+        """What an exported graph of pixels (N, H, W, C) returns beside the outputs; traceable."""
 
     def shown_figure(self, value: float) -> str:
         """The main figure as text."""
@@ -214,27 +171,15 @@ class Task(Protocol):
         """(N,) bool: whether both outputs predict the same, by which a step of an export is judged."""
 
     def export_facts(self, outputs: Tensor, targets: Tensor | None) -> Mapping[str, Any]:
-        """What export.json says of the outputs, beside the shape of the images.
-
-        Args:
-            outputs: of the exported model.
-            targets: of the same images, if they are known.
-        """
+        """What export.json says of the outputs, beside the shape of the images; targets if they are known."""
 
     def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> Any:
-        """What `flambeau.load(run)(images)` returns.
-
-        Args:
-            batches: outputs of the model, on the CPU, and the sizes of these images.
-        """
+        """What `flambeau.load(run)(images)` returns, of outputs on the CPU and the sizes of the images."""
 
     def answers(self, outputs: Tensor, sizes: Sequence[Size], *, top: int) -> Sequence[Answer]:
-        """What `flambeau predict` says of each image.
+        """What `flambeau predict` says of each image, naming `top` classes where there is one per image.
 
-        Args:
-            outputs: of the model.
-            sizes: of the images; may be empty if the model has no outputs for each pixel.
-            top: how many classes to name, where there is one per image.
+        `sizes` of the images may be empty if the model has no outputs for each pixel.
         """
 
     def answer_columns(self, *, top: int) -> list[str]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flambeau.recipes.setup.environment import usable_cpus
-from flambeau.tune.doctor.asked_values import computes_what_it_asks_for
 from flambeau.tune.doctor.formatting import Cause, at_line, compiled_anew, line_with_source, percent
 from flambeau.tune.doctor.outside_sampler import COMPANION, PRODUCER
+from flambeau.tune.doctor.script_statements import computes_what_it_asks_for
 from flambeau.tune.doctor.shares import (
     PHASES,
     DataWork,
@@ -68,7 +68,6 @@ class Findings:
 
     Attributes:
         shares: by phase, the mean of all ranks.
-        causes: in the order of `in_order`.
         waiting_lines: FILE:LINE of calls that wait for the device, with their share of the time.
     """
 
@@ -367,12 +366,7 @@ def _elsewhere(trainer: dict[str, Any], operations: dict[str, Any]) -> float:
 def _do_fit(
     trainer: dict[str, Any], operations: dict[str, Any], share: float, *, are_small: bool
 ) -> bool:
-    """Whether the operations and their starts are about as long as this share of an undisturbed step.
-
-    Args:
-        are_small: most of the time is in small operations, which the profiler times badly, and in the Python
-            around them; else the share is that of one line.
-    """
+    """Whether the operations and their starts are about as long as this share of an undisturbed step."""
     fastest: float = min(trainer.get("times") or [trainer["step_s"]])
     starts_s = _START_S * operations["count"]
     times = (_UNKNOWN, _UNKNOWN) if are_small else (2, 1)

@@ -23,7 +23,6 @@ class Cause:
             evaluation, debug mode, quota, memory, page faults.
         share: of the training's time.
         where: FILE:LINE to look at; '' if none.
-        text: the sentence that is shown.
     """
 
     kind: str

@@ -27,13 +27,9 @@ class MachineWatch:
     """State of the machine during a trial, updated by `poll`.
 
     Attributes:
-        most_bytes: peak memory of the trial's processes.
-        limit_bytes: usable memory; 0 if unknown.
         is_out_of_memory: the kernel is about to kill a process.
         shared_share: peak share of /dev/shm in use.
         throttled_share: share of the time in which the container's CPU quota was used up.
-        others_cpus: mean number of CPUs that other processes keep busy.
-        peers: network connections to other processes or machines.
     """
 
     folder: Path

@@ -19,8 +19,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from flambeau.tune.doctor.evaluation_lines import evaluation_lines
-from flambeau.tune.doctor.script_statements import asks_for_batch, is_in_evaluation, is_in_producer
+from flambeau.tune.doctor.script_statements import (
+    asks_for_batch,
+    evaluation_lines,
+    is_in_evaluation,
+    is_in_producer,
+)
 from flambeau.tune.watch.code_origin import origin_of_file
 from flambeau.tune.watch.outside import ANSWER, SHORT, STACKS_READ, WAIT
 from flambeau.tune.watch.plan import write_whole
@@ -185,12 +189,7 @@ class OutsideSampler:
 
 
 def rows_of_stacks(text: str, trainer: Mapping[str, Any]) -> dict[int, list[list[Any]]]:
-    """Rows as of `as_rows`, by process: of the thread that trains, and of the threads of workers.
-
-    Args:
-        text: py-spy's output of the format raw.
-        trainer: the record of the process that trains.
-    """
+    """py-spy's raw output as `as_rows` has it, by process: the thread that trains, threads of workers."""
     stacks = list(_parsed(text, trainer["process"]))
     own = [one for one in stacks if one.thread == trainer["thread"]]
     own = [one for one in own if not any(_is_wait(line) for line in one.lines)]

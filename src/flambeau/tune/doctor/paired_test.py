@@ -14,7 +14,6 @@ class Gain:
     """The ratio of steps per second with a change to those without.
 
     Attributes:
-        times: the geometric mean over the pairs.
         low, high: one-sided 95 % bounds; NaN for a single pair.
         least: the smallest ratio of a pair; NaN if unknown.
     """
@@ -39,11 +38,7 @@ class Gain:
 
 
 def gain_of(before_s: Sequence[float], after_s: Sequence[float]) -> Gain:
-    """One-sided t test on the logarithms of the ratios of seconds per step, pair by pair.
-
-    Raises:
-        ValueError: no pair, or different numbers of values.
-    """
+    """One-sided t test on the logarithms of the ratios of seconds per step, pair by pair."""
     logs = [math.log(before / after) for before, after in zip(before_s, after_s, strict=True)]
     if not logs:
         raise ValueError("a gain needs at least one pair of runs")

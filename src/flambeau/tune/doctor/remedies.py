@@ -44,7 +44,6 @@ class Remedy:
         how: what to write, and where.
         change: what a trial does differently; see `watch/changes.py`.
         predicted: ratio of steps per second, from the shares alone; an upper bound if `at_most`.
-        kind: of the cause that it is against.
         is_bound: it shows a limit, and no user can write it.
         refused: why it is not tried although it would be faster.
     """

@@ -44,12 +44,10 @@ def try_remedies(
     enough_s: float,
     say: Callable[[str], None],
 ) -> list[Tried]:
-    """Run the script with each remedy between two runs without it.
+    """Run the script with each remedy, the most promising first, between two runs without it.
 
-    Args:
-        remedies: the most promising first.
-        rounds: pairs per remedy; one without gain in the first pair gets no other.
-        enough_s: no new trial begins after it, and no first pair late in it.
+    One without gain in the first pair gets no other. After `enough_s` no new trial begins, and no first pair
+    late in it.
     """
     start = time.monotonic()
     pairs: dict[str, list[tuple[float, float]]] = {one.name: [] for one in remedies}

@@ -24,10 +24,6 @@ class Options:
     """How long to watch, and how much to try.
 
     Attributes:
-        seconds: minimum length of the watched window.
-        steps: minimum number of its steps, unless four times the seconds are over.
-        rounds: pairs of runs per change; 0 tries none.
-        budget_s: no new trial begins after it.
         trace: file for a time line of some steps.
     """
 
@@ -175,11 +171,7 @@ def _remedy_as_json(one: Tried) -> dict[str, Any]:
 
 
 def diagnose(script: Script, options: Options, *, say: Callable[[str], None]) -> Diagnosis:
-    """Watch a script, and try what would help.
-
-    Raises:
-        InputError: the script makes no steps, or cannot be started.
-    """
+    """Watch a script, and try what would help; InputError: it makes no steps, or cannot be started."""
     say("watching the script as it is")
     watched = Plan(seconds=options.seconds, steps=options.steps, trace=options.trace)
     trial = script.run(watched)

@@ -2,6 +2,8 @@
 
 import ast
 import functools
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 
@@ -21,11 +23,7 @@ def lines_of(statement: ast.stmt) -> range:
 
 @functools.cache
 def asks_for_batch(file: str, line: int, trained: frozenset[int]) -> bool:
-    """Whether a line is the head of a loop around a training step, or calls `next`.
-
-    Args:
-        trained: lines of the file that lead to a step of the optimizer.
-    """
+    """Whether a line is the head of a loop around a step (lines `trained` lead to one), or calls `next`."""
     for one in statements_of(file):
         if isinstance(one, ast.For):
             if one.lineno <= line < one.body[0].lineno and trained & set(lines_of(one)):
@@ -82,3 +80,76 @@ def is_in_producer(file: str, line: int) -> bool:
     around = [one for one in functions if line in lines_of(one)]
     called = [node.func for one in around for node in ast.walk(one) if isinstance(node, ast.Call)]
     return any(getattr(function, "attr", "") in ("put", "put_nowait") for function in called)
+
+
+_ASK = {"item", "tolist", "cpu", "numpy", "detach", "float", "int", "bool"}
+"""Methods and functions that compute nothing themselves."""
+
+
+@functools.cache
+def computes_what_it_asks_for(where: str) -> bool:
+    """`if torch.isnan(x).any():` does, `history = history + [loss.item()]` does not, in FILE:LINE.
+
+    The first takes as long as what it asks for; of the second only the call itself is to blame for waiting.
+    True also where the line shows no such call, as one of a library's function may hold it.
+    """
+    file, _, line = where.rpartition(":")
+    around = [one for one in statements_of(file) if int(line) in lines_of(one)]
+    if not around:
+        return True
+    asked = list(_asked(min(around, key=lambda one: len(lines_of(one)))))
+    return not asked or any(_computes(node) for value in asked for node in ast.walk(value))
+
+
+def _asked(statement: ast.stmt) -> Iterator[ast.expr]:
+    """The expressions whose values a statement asks for."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call) and _name(node) in _ASK:
+            yield from node.args
+            if isinstance(node.func, ast.Attribute):
+                yield node.func.value
+        elif isinstance(node, ast.FormattedValue):
+            yield node.value
+        elif isinstance(node, (ast.If, ast.While, ast.IfExp, ast.Assert)):
+            yield node.test
+
+
+def _name(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))
+
+
+def _computes(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return _name(node) not in _ASK
+    if isinstance(node, ast.Subscript):  # losses["mask"] is in a dictionary, x[0] may be a tensor
+        return not isinstance(node.slice, ast.Constant) or not isinstance(node.slice.value, str)
+    return isinstance(node, (ast.BinOp, ast.Compare))
+
+
+def evaluation_lines(
+    chains: Sequence[Sequence[Sequence[object]]], training: Sequence[Sequence[object]]
+) -> Mapping[str, Collection[int]]:
+    """Numbers of lines, by file: of the largest statements around an evaluation without a training step.
+
+    Args:
+        chains: lines, each file and number, that led to a loader without gradients, the outermost first.
+        training: lines around a step of the optimizer, likewise.
+    """
+    trained: dict[str, set[int]] = defaultdict(set)
+    for file, line, *_ in training:
+        trained[str(file)].add(int(str(line)))
+    found: dict[str, set[int]] = defaultdict(set)
+    for chain in chains:
+        for file, line, *_ in chain:
+            lines = _statement(str(file), int(str(line)), frozenset(trained[str(file)]))
+            if lines:
+                found[str(file)].update(lines)
+                break
+    return found
+
+
+@functools.cache
+def _statement(file: str, line: int, without: frozenset[int]) -> range | None:
+    """The lines of the largest statement that holds one line and none of the others."""
+    ranges = map(lines_of, statements_of(file))
+    return max((r for r in ranges if line in r and not without & set(r)), key=len, default=None)

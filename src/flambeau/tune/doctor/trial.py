@@ -40,9 +40,7 @@ class Trial:
 
     Attributes:
         trainers: a dict per process that made steps, by rank; see `StepWatch`.
-        workers: a dict per process of a DataLoader.
         alone_per_s: batches per second of the loader alone.
-        failure: why there are no steps.
         inside_because: why stacks were not read from outside; '' if they were, or if none were looked at.
     """
 
@@ -78,11 +76,8 @@ class Script:
     def run(self, plan: Plan, *, before_removal: Callable[[Path], None] = lambda _: None) -> Trial:
         """Run it until its steps are counted, then end it.
 
-        Args:
-            before_removal: called with the trial's folder, in which runs of flambeau have theirs.
-
-        Raises:
-            InputError: the command cannot be started, or its Python has no flambeau.
+        `before_removal` gets the trial's folder, in which runs of flambeau have theirs. InputError: the
+        command cannot be started, or its Python has no flambeau.
         """
         folder = self.sandbox.new_folder()
         trace = None if plan.trace is None else folder / f"trace-{Path(plan.trace).name}"

@@ -27,7 +27,6 @@ class Setting:
     """One value of a lever.
 
     Attributes:
-        value: as the user reads it.
         words: flags of `flambeau train`.
         change: of a script, see `watch/changes.py`.
         environment: variables.
@@ -69,14 +68,7 @@ class Lever:
 
 @dataclass(frozen=True)
 class TrainFacts:
-    """What the first trial shows about a run of `flambeau train`; None if unknown.
-
-    Attributes:
-        batch_size: samples of a forward pass.
-        accumulate: forward passes of a step.
-        data_wait: share of the time in which it waits for data.
-        image_size: pixels per side.
-    """
+    """What the first trial shows about a run of `flambeau train`; None if unknown."""
 
     batch_size: int
     accumulate: int = 1
@@ -91,8 +83,6 @@ class LoaderFacts:
 
     Attributes:
         repeats: its iterable data set does not split its samples: each worker gives every sample.
-        num_workers: None if unknown.
-        is_used: the script reads its data by a DataLoader.
         shared: iterable data sets that do split them; see `watch/worker_shares.py`.
     """
 

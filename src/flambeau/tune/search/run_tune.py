@@ -2,9 +2,15 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
@@ -12,15 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flambeau.errors import InputError
-from flambeau.run.options.toml_file import load_toml
+from flambeau.errors import InputError, unreadable
+from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.run.options.option import allowed_types
+from flambeau.run.options.toml_file import as_toml, load_toml
 from flambeau.sandbox.inside_trial import RUNS
+from flambeau.trainer.settings.settings import FIELDS
 from flambeau.tune.doctor.machine_watch import BUSY, busy_cpus
 from flambeau.tune.doctor.remedies import REPEATS
 from flambeau.tune.doctor.trial import Script, Trial, signals_raise
 from flambeau.tune.search.journal import Journal
 from flambeau.tune.search.levers import Choice, Lever, LoaderFacts, Setting, TrainFacts, TrialFacts
-from flambeau.tune.search.packed_trial_data import PackedCopies
 from flambeau.tune.search.search import Measured, Search, SearchResult
 from flambeau.tune.watch.plan import Plan
 
@@ -40,8 +48,6 @@ class Options:
     Attributes:
         objective: throughput, seconds per step; memory, bytes that the processes hold.
         budget_s: no new comparison begins after it.
-        rounds: pairs of trials for a promising value.
-        seconds: that a trial times steps.
         planned_s: length of the run that is tuned; a longer start is weighed against it.
         loss_bound: share by which the loss of the first steps may differ in another precision.
     """
@@ -60,7 +66,6 @@ class Trials:
     Args:
         is_train: the script is `flambeau train`, which has flags and a folder with its losses.
         data_at: index in the command of the folder of images, if copies of it may be tried.
-        journal: the file; one line per trial.
     """
 
     def __init__(
@@ -243,14 +248,10 @@ def tune(
     say: Callable[[str], None],
     data_at: int | None = None,
 ) -> SearchResult:
-    """Find the best setting of levers.
+    """Find the best setting of levers, which `levers_of` gives, the most promising first, from the facts of
+    the first trial.
 
-    Args:
-        levers_of: gives the levers to try, the most promising first, from the facts of the first trial.
-        is_train, journal, data_at: see `Trials`.
-
-    Raises:
-        InputError: the script makes no step without any lever.
+    InputError: the script makes no step without any lever.
     """
     trials = Trials(script, options, is_train=is_train, data_at=data_at, journal=journal, say=say)
     began = time.monotonic()
@@ -279,3 +280,109 @@ def tune(
             file = os.path.relpath(journal)
             say(f"{trials.num_reused} trials of an earlier call were taken from {file}")
     return result
+
+
+_SHARE_OF_DISK = 0.25  # of the free space; chosen
+
+
+class PackedCopies:
+    """Copies of the folder `data`, in a hidden folder in `parent`, each made when a trial first needs it."""
+
+    def __init__(self, data: Path, parent: Path, *, limit_s: float) -> None:
+        self._data, self._parent, self._limit_s = data, parent, limit_s
+        self._folder: Path | None = None
+        self._made: dict[tuple[str, ...], Path | str] = {}
+
+    def copy(self, flags: Sequence[str]) -> Path | str:
+        """What `flambeau train` takes as DATA instead of the folder, or a sentence on why there is none."""
+        key = tuple(flags)
+        if key not in self._made:
+            self._made[key] = self._pack(key)
+        return self._made[key]
+
+    def close(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _pack(self, flags: tuple[str, ...]) -> Path | str:
+        if not self._fits():
+            return f"a copy might take more than {_SHARE_OF_DISK:.0%} of the free disk"
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix=".flambeau-tune-", dir=self._parent))
+        # TFRecord keeps the names of images, so that the same ones are held out.
+        file = self._folder / f"{len(self._made)}.tfrecord"
+        command = [sys.executable, "-m", "flambeau", "pack", f"{self._data}", f"{file}", *flags]
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=self._limit_s, check=False)
+        except subprocess.TimeoutExpired:
+            return f"packing takes more than {self._limit_s:.0f} s"
+        if done.returncode:
+            said = done.stderr.decode(errors="replace").strip()
+            return f"packing failed: {said.rpartition('flambeau: ')[2]}"  # what, and what to do
+        return next(path for path in (file, file.with_stem(f"{file.stem}_train")) if path.exists())
+
+    def _fits(self) -> bool:
+        most = shutil.disk_usage(self._parent).free * _SHARE_OF_DISK
+        total = 0
+        for file in self._data.rglob("*"):
+            total += file.stat().st_size if file.is_file() else 0
+            if total > most:
+                return False
+        return True
+
+
+FIRST_LINE = "# flambeau tune"  # marks a file that may be replaced
+
+
+def check_replaceable(file: Path) -> None:
+    """Raise InputError for an existing file that `flambeau tune` has not written."""
+    if not file.exists():
+        return
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(FIRST_LINE))
+    except OSError as error:
+        raise unreadable(file, error) from error
+    if start != FIRST_LINE.encode():
+        what = "not of flambeau tune" if start.strip() else "empty, so it may be of anything"
+        raise InputError(f"{file} is there, and {what}: name another with --write, or remove it")
+
+
+def write_tuned_toml(file: Path, result: SearchResult, given: Mapping[str, Any]) -> None:
+    """Write the chosen settings and those of the user's own file, `given`, whole or not at all."""
+    write_file(file, f"{FIRST_LINE}\n{tuned_toml(result, given)}".encode())
+
+
+def tuned_toml(result: SearchResult, given: Mapping[str, Any] | None = None) -> str:
+    """The content of the file: the chosen flags and the settings in `given`."""
+    values = dict(given or {})
+    comments = []
+    for setting in result.settings:
+        values |= _values_of(setting.words)
+    if variables := variables_of(result):
+        comments.append(
+            f"# chosen with them, and to be set by you: {variables} flambeau train ...\n"
+        )
+    return as_toml(values).decode() + "".join(comments)
+
+
+def variables_of(result: SearchResult) -> str:
+    """The chosen environment variables, as they stand before a command; no setting replaces them."""
+    pairs = [pair for setting in result.settings for pair in setting.environment.items()]
+    return shlex.join(f"{name}={value}" for name, value in pairs)
+
+
+def _values_of(words: Sequence[str]) -> dict[str, Any]:
+    """Settings by name from flags: values in the setting's type; without a value true, or false for --no-."""
+    values: dict[str, Any] = {}
+    for flag, word in itertools.zip_longest(words, words[1:], fillvalue="--"):
+        if not flag.startswith("--"):
+            continue
+        name = flag.removeprefix("--").replace("-", "_")
+        if word.startswith("--"):
+            values[name.removeprefix("no_")] = not name.startswith("no_")
+            continue
+        kinds = allowed_types(FIELDS[name])
+        as_number = int if int in kinds and word.isdecimal() else float if float in kinds else str
+        values[name] = as_number(word)
+    return values

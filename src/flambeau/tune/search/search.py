@@ -36,7 +36,6 @@ class Step:
 
     Attributes:
         gain: against the choice so far; None if it failed or was refused.
-        is_chosen: it is part of the result.
         alone: gain against no lever at all; for a chosen value measured at the end if it was not the first.
     """
 
@@ -53,7 +52,6 @@ class SearchResult:
     """What the search has chosen.
 
     Attributes:
-        steps: everything that was tried, in order.
         together: gain of the whole choice against none; None if nothing is chosen or no time was left.
     """
 
@@ -71,7 +69,6 @@ class Search:
     """Tries levers in turn.
 
     Args:
-        rounds: pairs of trials for a promising value.
         is_over: whether no time is left for so many more trials; then no new comparison begins.
         left_s: length of the planned run in seconds, against which a longer start is weighed.
         loss_bound: share by which the loss of the first steps may differ from that in full precision.

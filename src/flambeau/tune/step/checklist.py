@@ -36,7 +36,6 @@ class ChecklistItem:
     """One line of the list.
 
     Attributes:
-        time_s: median of a step with it, or of a batch.
         gain: against steps without it, round by round; None if steps do not show it.
     """
 
@@ -71,10 +70,6 @@ def checklist(
         steps: their model is copied and trained alone, in float32 by AdamW, so that one thing changes at a
             time. If they read data, more and fewer workers read them, too.
         computes_s: of a step without waiting for data, which workers have to keep up with.
-        enough_s: of steps together, after which no new round begins.
-
-    Raises:
-        InputError: a training step of the model fails.
     """
     model, device = steps.model, steps.device
     given: tuple[tuple[Any, ...], dict[str, Any]]

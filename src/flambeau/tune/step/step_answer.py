@@ -32,8 +32,6 @@ class StepOptions:
     """How much is measured and written.
 
     Attributes:
-        rounds: per piece of advice; 0 tries none.
-        budget_s: of them together.
         trace: file for a time line, which ui.perfetto.dev opens.
         memory: file for all blocks of a CUDA device's memory, for pytorch.org/memory_viz.
     """
@@ -47,9 +45,8 @@ class StepOptions:
 def answer_of_steps(steps: Steps, options: StepOptions, *, say: Callable[[str], None]) -> Answer:
     """Measure steps of a run or a model, and try the common advice.
 
-    Raises:
-        InputError: a step fails, or the device has no memory that can be recorded.
-        WorkerLost: a process that reads data has died.
+    InputError: a step fails, or the device has no memory that can be recorded. WorkerLost: a process that
+    reads data has died.
     """
     if options.memory is not None and steps.device.type != "cuda":
         raise InputError(

@@ -29,12 +29,10 @@ class Owner:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of tensors at the peak.
+    """Bytes of tensors at the peak, beside those that were `there_before`: parameters, buffers, the
+    optimizer's state.
 
-    Attributes:
-        there_before: of parameters and buffers.
-        peak_bytes: without what was there before the step: parameters, buffers, the optimizer's state.
-        owners: of what is allocated at the peak, the largest first.
+    `owners` of what is allocated at the peak, the largest first.
     """
 
     there_before: int

@@ -81,8 +81,6 @@ class StepProfile:
     """The result of `profile_steps`, each list by time, the longest first.
 
     Attributes:
-        steps: number of timed steps.
-        parts: in the order of a step.
         operations: on a GPU by the time of their kernels.
         python_s: seconds of Python functions per step, under cProfile, which slows them down.
         read_s: seconds per batch of the data alone; None without data.

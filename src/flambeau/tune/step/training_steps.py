@@ -73,9 +73,7 @@ def steps_of_model(
     """Forward pass, the mean of all outputs as the loss, backward pass and AdamW.
 
     Args:
-        model: with values; it is moved to the device and trained.
         args, kwargs: of the model, tensors in any nesting; those on the device 'meta' get random values.
-        precision: of autocast in the forward pass; None for none.
 
     Raises:
         InputError: no parameter needs a gradient, or the first step fails; the model's message is in it.
@@ -116,9 +114,6 @@ def steps_of_run(
     """Steps as a run makes them, with its data, loss, precision and optimizer; the run itself is not changed.
 
     The weights are new, the model is not compiled, and a temporary folder is removed at the end.
-
-    Raises:
-        InputError: no such run of `flambeau train`, or its data are missing or have changed.
     """
     folder = RunFolder(path)
     stored = folder.read_existing()

@@ -36,11 +36,7 @@ _MODEL_CHANGES = ("channels_last", "autocast", "compile")
 
 
 def apply_changes(change: Mapping[str, Any]) -> Callable[[], None]:
-    """Make the changes of this trial, except those of data loaders.
-
-    Returns:
-        To be called after the first step.
-    """
+    """Make this trial's changes, but those of loaders; the result is called after the first step."""
     if "threads" in change:
         _limit_threads(change["threads"])
     if "worker_threads" in change:
@@ -172,11 +168,7 @@ def _change_models(change: Mapping[str, Any]) -> Callable[[], None]:
 
 
 def change_model(model: nn.Module, change: Mapping[str, Any]) -> None:
-    """Change one model in place; its parameters stay those that the optimizer has.
-
-    Args:
-        change: channels_last, autocast, compile.
-    """
+    """Change a model in place (channels_last, autocast, compile); its parameters stay the same objects."""
     if change.get("channels_last"):
         model.to(memory_format=torch.channels_last)
     if change.get("channels_last") or "autocast" in change:

@@ -79,9 +79,6 @@ class InterruptSampler:
     It samples at random times, anywhere in the code; another thread could do so only where the main thread
     gives up the GIL. Within a call of C the sample is taken when the call ends, and counts for all of it.
     While the main thread sleeps, another thread asks the kernel what it waits for.
-
-    Raises:
-        OSError: not Linux, not the main thread, or no free signal or timer.
     """
 
     def __init__(self, threads: Threads, is_on: Predicate, evaluates: Predicate) -> None:

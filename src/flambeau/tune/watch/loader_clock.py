@@ -38,10 +38,8 @@ class LoaderClock:
     """Of all loaders of a process.
 
     Attributes:
-        thread: the thread whose waiting counts, by Python's number.
         waited_s: for batches, except for the first of an epoch with workers.
         started_s: until the workers have given their first batch, and until they have ended.
-        last: the loader that gave the last batch.
         ways: the lines that led to where each loader was made, the outermost first.
         is_inside: now in a loader; the loaders that it uses do not count.
         evaluates: the last batch was requested without gradients.

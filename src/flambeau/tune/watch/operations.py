@@ -97,12 +97,7 @@ def _bound_on_device(events: Iterable[Any], computing: Sequence[tuple[str, float
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:
-    """The length of the union of intervals in any order, as streams of a device compute at the same time.
-
-    Example:
-        >>> covered([(5.0, 6.0), (0.0, 2.0), (1.0, 3.0)])
-        4.0
-    """
+    """The length of the union of intervals in any order, as streams of a device compute at the same time."""
     total = 0.0
     reached = float("-inf")
     for start, end in sorted(intervals):
@@ -116,10 +111,6 @@ def undisturbed(times: Sequence[float], steps: int) -> list[float]:
 
     Each call counts with its minimum over the steps: when other programs take the CPU away, a call of a
     microsecond sometimes takes milliseconds. If the steps differ, each call counts with the mean of all.
-
-    Example:
-        >>> undisturbed([3.0, 5.0, 900.0, 4.0], 2)
-        [3.0, 4.0]
     """
     calls, left = divmod(len(times), steps)
     if left:

@@ -18,7 +18,6 @@ class Plan:
         steps, seconds: minimum of the window, which ends after four times the seconds in any case.
         short_s: shorter steps are watched in slices, as the watch would take more than 1 % of them.
         change: what is done differently, by name; see `changes.py`.
-        trace: where a time line of some steps is written.
         is_outside: stacks are read from outside where a process can be.
     """
 

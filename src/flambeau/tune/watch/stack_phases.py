@@ -176,11 +176,7 @@ def activity_of(frame: FrameType | None) -> Activity:
 def activity_of_lines(
     stack: Sequence[CodeLocation], training: Collection[tuple[str, str]] = ()
 ) -> Activity:
-    """The same of a stack that was read from outside, the innermost line first.
-
-    Args:
-        training: files and functions around a step of the optimizer, which are no evaluation.
-    """
+    """The same of a stack read from outside, innermost line first; `training` functions do not evaluate."""
     tags = [_tag_of_line(one.file, one.function) for one in stack]
     tags = [
         _that_trains(tag) if (one.file, one.function) in training else tag

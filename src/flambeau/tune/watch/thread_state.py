@@ -28,12 +28,7 @@ def _file_of(thread: int) -> int | None:
 
 
 def waits_for(thread: int) -> str:
-    """What a thread of this process waits for in the kernel, by its `native_id`.
-
-    Returns:
-        'file', 'sleep', 'message' (of another process or machine); '' if it computes, waits for a lock, or is
-        unknown.
-    """
+    """What a thread of this process waits for in the kernel: 'file', 'sleep', 'message' of others, or ''."""
     file = _file_of(thread)
     known = _CALLS.get(platform.machine())
     if file is None or known is None:

@@ -24,11 +24,7 @@ _KNOWN_AFTER_S = 10.0  # a process that is no worker by then never becomes one
 
 
 def watch_worker(folder: Path, parent: int, *, interrupts: bool = True) -> None:
-    """Watch this process if it turns out to be a worker; its results are written twice per second.
-
-    Args:
-        interrupts: see `sampler_of`.
-    """
+    """Watch this process if it turns out to be a worker; its results are written twice per second."""
     forget_files()
     watch = _WorkerWatch(folder, parent, interrupts=interrupts)
     threading.Thread(target=watch.run, name=WATCH_THREADS, daemon=True).start()

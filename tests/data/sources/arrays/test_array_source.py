@@ -773,7 +773,9 @@ def test_labels_of_any_number_type(tmp_path, dtype, shape):
 @pytest.mark.parametrize("dtype", [np.uint8, np.int64, np.bool_, np.float16, np.float64])
 @pytest.mark.parametrize("write", [npz, npy, pth, hdf5], ids=["npz", "npy", "pth", "hdf5"])
 def test_one_hot_labels(tmp_path, write, dtype, monkeypatch):
-    monkeypatch.setattr("flambeau.data.sources.arrays.labels._AT_ONCE", 50)  # eight rows at once
+    monkeypatch.setattr(
+        "flambeau.data.sources.arrays.array_source._AT_ONCE", 50
+    )  # eight rows at once
     same(open_arrays(*write(tmp_path, GREY, np.eye(6, dtype=dtype)[LABELS]))[0], GREY, LABELS)
 
 

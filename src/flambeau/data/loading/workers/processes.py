@@ -157,7 +157,6 @@ class Workers:
             lock.release()
 
     def _named(self, last: Reading | None) -> str:
-        """Names a worker and its sample."""
         if last is None:
             return "a data worker has read nothing"
         what = "has read nothing after" if last.is_over else "has been reading"

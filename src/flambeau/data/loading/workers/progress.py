@@ -59,7 +59,6 @@ class InFlight:
         self._cells[at], self._cells[at + 1] = index, is_over
 
     def worker_of(self, pid: int) -> int | None:
-        """The number of the worker with this process."""
         pids = list(self._pids)
         return pids.index(pid) if pid in pids else None
 

@@ -13,8 +13,6 @@ from flambeau.errors import SHARED_MEMORY
 
 
 class Uncollated(NamedTuple):
-    """Samples that the parent must collate."""
-
     samples: list[Any]
 
 
@@ -68,7 +66,6 @@ def _bytes_of(value: Any) -> int:
 
 
 def received(batch: Any) -> Any:
-    """The inverse of `to_send`."""
     return _mapped(batch, lambda value: value.tensor() if isinstance(value, _Piped) else value)
 
 
@@ -82,7 +79,6 @@ def pinned(batch: Any) -> Any:
 
 
 def map_tensors(batch: Any, work: Callable[[Tensor], Any]) -> Any:
-    """A copy of nested containers with `work` applied to their tensors."""
     return _mapped(batch, lambda value: work(value) if isinstance(value, Tensor) else value)
 
 

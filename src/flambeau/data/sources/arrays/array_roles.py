@@ -16,14 +16,10 @@ _ROLE_OF = {word: role for role, words in _WORDS.items() for word in words}
 
 
 def role_of(name: str) -> tuple[str, str] | None:
-    """The part and the role that the name of an array stands for; None if it has no known role.
+    """The part ('' if the name has none) and the role that the name of an array stands for; None without a
+    known role.
 
-    Returns:
-        The part ('' if the name has none) and one of 'images', 'labels', 'classes', 'offsets'.
-
-    Example:
-        >>> role_of("x_train"), role_of("Val/Images"), role_of("label_names"), role_of("weight")
-        (('train', 'images'), ('val', 'images'), ('', 'classes'), None)
+    Roles are 'images', 'labels', 'classes' and 'offsets': `Val/Images` is ('val', 'images').
     """
     part, role = "", ""
     for component in name.lower().split("/"):
@@ -51,22 +47,12 @@ def names_by_part(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def is_of_labels(stem: str) -> bool:
-    """Whether the name of a file of arrays says labels, and it is no shard of images.
-
-    Example:
-        >>> is_of_labels("y_train"), is_of_labels("shard-3_labels"), is_of_labels("x_train")
-        (True, True, False)
-    """
+    """Whether the name of a file of arrays says labels, and it is no shard of images."""
     return any(_ROLE_OF.get(word) == "labels" for word in re.split(r"[_\-. ]+", stem.lower()))
 
 
 def labels_beside(stem: str) -> list[str]:
-    """Possible names for the labels of a file of images, the likeliest first, without ending.
-
-    Example:
-        >>> labels_beside("x_train")[:3]
-        ['x_train_labels', 'x_train.labels', 'y_train']
-    """
+    """Possible names for the labels of a file of images, the likeliest first, without ending."""
     names = [f"{stem}_labels", f"{stem}.labels"]
     for match in re.finditer(r"[A-Za-z]+", stem):
         if _ROLE_OF.get(match[0].lower()) == "images":

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flambeau.data.sources.arrays.array_roles import TRAIN_PARTS, VAL_PARTS, names_by_part
 from flambeau.data.sources.arrays.hdf5_file import open_hdf5
-from flambeau.data.sources.arrays.labels import classes_and_labels, read_labels
 from flambeau.data.sources.arrays.npy_pth import (
     Array,
     RefusedRows,
@@ -29,14 +28,18 @@ from flambeau.data.sources.arrays.tensorstore_file import (
     store_fingerprint,
     store_sample,
 )
-from flambeau.data.sources.class_names_file import unlabelled
+from flambeau.data.sources.class_names_file import (
+    chosen_labels,
+    classes_file,
+    named_labels,
+    unlabelled,
+)
 from flambeau.data.sources.fingerprint import file_fingerprint
 from flambeau.data.sources.source import Source
 from flambeau.errors import DamagedData, InputError, unreadable
 from flambeau.images.channels import channels_axis
 from flambeau.images.decode import Stored
-from flambeau.images.float_pixels import float_to_uint8
-from flambeau.images.pixels import MAX_CHANNELS, MAX_PIXELS
+from flambeau.images.pixels import MAX_CHANNELS, MAX_PIXELS, float_to_uint8
 
 _OPEN: Mapping[str, Callable[[Path], dict[str, Rows]]] = {
     "npz": open_npz,
@@ -288,3 +291,75 @@ def _layout(shape: tuple[int, ...]) -> str:
     if shape[axis] > MAX_CHANNELS:
         raise UnfitPixels(f"{shape[axis]} channels of {shape}; at most {MAX_CHANNELS} are read")
     return "CHW" if axis == 0 else "HWC"
+
+
+_AT_ONCE = 1 << 22  # numbers of one-hot rows
+
+
+def read_labels(rows: Rows, what: str) -> list[int] | list[str]:
+    """All labels of an array: (N,) or (N, 1) whole numbers of any type or words; or (N, classes) one-hot."""
+    if len(rows.shape) == 2 and rows.shape[1] > 1 and rows.dtype.kind in "iufb":
+        return _of_one_hot(rows, what)
+    if len(rows.shape) > 1 and max(rows.shape[1:]) > 1:
+        raise InputError(
+            f"{what} has shape {rows.shape}; expected one number, word or one-hot row per image"
+        )
+    labels = rows.read(0, rows.shape[0]).reshape(-1) if rows.shape else np.empty(0, object)
+    if labels.dtype.kind in "SUO":
+        return _words(labels.tolist(), what)
+    if labels.dtype.kind == "f":
+        wrong = (labels != np.trunc(labels)).nonzero()[0]  # NaN too
+        if len(wrong):
+            raise InputError(
+                f"{what}[{wrong[0]}] is {labels[wrong[0]]}\nA label is the number of a class: 0, 1, 2, ..."
+            )
+    elif labels.dtype.kind not in "iub":
+        raise InputError(f"{what} is {labels.dtype}; expected numbers or words")
+    if labels.dtype.kind in "fu" and labels.size and labels.max() > np.iinfo(np.int64).max:
+        raise InputError(
+            f"{what} has {labels.max()}\nA label is the number of a class: 0, 1, 2, ..."
+        )
+    return [int(label) for label in labels.tolist()]
+
+
+def _of_one_hot(rows: Rows, what: str) -> list[int]:
+    count, width = rows.shape
+    step = max(1, _AT_ONCE // width)
+    labels: list[int] = []
+    for start in range(0, count, step):
+        vectors = rows.read(start, min(start + step, count))
+        wrong = ((vectors != 0).sum(1) != 1) | ((vectors == 1).sum(1) != 1)
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise InputError(
+                f"{what}[{start + at}] is no one-hot row: {vectors[at].tolist()!s:.60}\n"
+                "A row has a single 1, in the place of the image's class, and zeros"
+            )
+        labels += vectors.argmax(1).tolist()
+    return labels
+
+
+def classes_and_labels(
+    path: Path, labels: list[int] | list[str], names: Rows | None, describe: Callable[[int], str]
+) -> tuple[tuple[str, ...], Tensor]:
+    """Class names, and the labels as positions in them.
+
+    A classes file beside the arrays has priority over the names in them: users can write it to correct those.
+    """
+    if names is None or len(names.shape) != 1 or classes_file(path).exists():
+        return named_labels(labels, path, describe)
+    classes = tuple(_words(names.read(0, names.shape[0]).tolist(), f"{path}: the class names"))
+    return chosen_labels(labels, classes, str(path), describe)
+
+
+def _words(values: list[object], what: str) -> list[str]:
+    words = []
+    for value in values:
+        try:
+            word = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError as error:
+            raise InputError(f"{what}: {value!r} is not UTF-8 text") from error
+        if not isinstance(word, str):
+            raise InputError(f"{what}: {value!r:.60} is no text")
+        words.append(word)
+    return words

@@ -135,7 +135,6 @@ class HeapRows:
 
 
 def open_file(path: Path) -> Any:
-    """A file of h5py."""
     h5py = extra("h5py", what=f"{path}")
     with path.open("rb"):
         pass  # Python's error is better than h5py's

@@ -161,7 +161,6 @@ class _Node(NamedTuple):
         return [-(-side // step) for side, step in zip(self.sides, self.chunk, strict=True)]
 
     def chunk_file(self, number: int) -> Path:
-        """A chunk file by its number."""
         position = []
         for side in self.grid:
             number, at = divmod(number, side)

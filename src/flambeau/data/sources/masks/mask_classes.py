@@ -47,12 +47,7 @@ VOC_CLASSES = (
 
 
 class NamedValues(NamedTuple):
-    """The names of the numbers in masks.
-
-    Attributes:
-        names: by number.
-        whose: who names them, for messages: a file, a data set.
-    """
+    """The names of the numbers in masks; `whose` says who names them, for messages: a file, a data set."""
 
     names: dict[int, str]
     whose: str
@@ -63,7 +58,6 @@ class MaskClasses:
     """The classes of the pixels.
 
     Attributes:
-        names: K.
         values: the number of each in the masks.
         ignored: numbers that occur and count as nothing.
         remark: how they were found, for the first lines of a training.
@@ -102,9 +96,6 @@ def names_in(path: Path) -> NamedValues:
 
     Each line is a name, of 0, 1, 2 and so on, or a number and its name; ADE20K's table of five columns and a
     name has the number in the first one.
-
-    Raises:
-        InputError: a file that is not UTF-8, or names a number twice.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -145,16 +136,10 @@ def found_classes(
     ignore: int | None,
     describe: Callable[[int], str],
 ) -> MaskClasses:
-    """The classes of masks.
+    """The classes of masks, by (N, 256) counts of the numbers in each.
 
-    Args:
-        counts: (N, 256), how many pixels of each mask have each number.
-        named: the names of the numbers, if they are known.
-        ignore: the number that the user wants to be ignored; None: 255, unless it has a name.
-        describe: gives the name of a mask, for an error.
-
-    Raises:
-        InputError: a number without a name, or masks in which nothing is left to learn.
+    `ignore` is the number that the user wants to be ignored; None: 255, unless it has a name. InputError: a
+    number without a name, or masks in which nothing is left to learn.
     """
     used = [int(value) for value in np.flatnonzero(counts.sum(0))]
     if not used:

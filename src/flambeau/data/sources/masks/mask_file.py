@@ -27,12 +27,8 @@ _MOST_VALUE = 255
 def decoded_mask(data: "bytes | NDArray[Any] | Image.Image") -> Mask:
     """The numbers in a mask, unchanged: the indices of a palette, or the levels of gray.
 
-    Args:
-        data: a whole file, without loss (PNG, GIF, BMP, TIFF, PPM, WebP); or an array or a tensor's array of
-            whole numbers (H, W) or (H, W, 1).
-
-    Raises:
-        DecodeError: damaged, too large, in color, a JPEG, or numbers that are not in 0 .. 255.
+    It is a whole file without loss (PNG, GIF, BMP, TIFF, PPM, WebP), or whole numbers (H, W) or (H, W, 1).
+    DecodeError: damaged, too large, in color, a JPEG, or numbers that are not in 0 .. 255.
     """
     if isinstance(data, np.ndarray):
         return _of_array(data)
@@ -58,15 +54,7 @@ def decoded_mask(data: "bytes | NDArray[Any] | Image.Image") -> Mask:
 
 
 def require_same_size(mask: Mask, size: tuple[int, int], name: str = "") -> None:
-    """Require a mask of the size of its image.
-
-    Args:
-        size: height and width of the image.
-        name: of the mask, for the message.
-
-    Raises:
-        DecodeError: it has another one.
-    """
+    """Require a mask of the size (height, width) of its image, else DecodeError."""
     if mask.shape != size:
         height, width = mask.shape
         raise DecodeError(

@@ -46,15 +46,12 @@ class MaskedFiles(FileSet):
 
 @dataclass(frozen=True)
 class MaskPairs:
-    """Files of a folder that belong together.
+    """Files of a folder that belong together: names relative to `root`, with slashes.
 
     Attributes:
-        root: what the names are relative to.
-        images, masks: names of N files each, with slashes.
         parts: train, val or test of each; None if the folder does not say.
         left_out: images without a mask, and other files.
         named: the names of the numbers in the masks, if the folder says them.
-        index: where the counts of their numbers are kept.
     """
 
     root: Path
@@ -71,13 +68,8 @@ def mask_pairs(root: Path, *, wanted: bool = False) -> MaskPairs | None:
 
     Such a folder has one of images (images/, img/, JPEGImages/ ...) and one of masks (masks/, annotations/,
     labels/, SegmentationClass/ ...), with files of equal names at equal places, and train/ and val/ below or
-    above both; or it is that of Pascal VOC.
-
-    Args:
-        wanted: the user says that there are masks.
-
-    Raises:
-        InputError: a mask without an image; or, if `wanted`, no such folder.
+    above both; or it is that of Pascal VOC. InputError: a mask without an image; or no such folder, if the
+    user says that there are masks (`wanted`).
     """
     folders = _folders(root)
     below = class_folders(root)

@@ -53,13 +53,9 @@ class Masks:
 
     Attributes:
         read: a whole file, or an array, by position; OSError if it cannot be read.
-        describe: its name in messages.
         fingerprint: SHA-256, hexadecimal, of their names and sizes.
         stamp: changes if one of them is written again.
         file_at: the file of a mask; None if they have none of their own.
-        index: where the counts of their numbers are kept; None: nowhere.
-        named: the names of the numbers, if the data say them.
-        column: of a table, as `ArrowSource.column`; '' otherwise.
         known: the counts of their numbers, and the masks with a problem, if these are known already.
     """
 
@@ -91,13 +87,7 @@ class _Files:
 def masks_in_files(
     paths: Sequence[Path], names: Sequence[str], *, index: Path, named: NamedValues | None
 ) -> Masks:
-    """The masks in files.
-
-    Args:
-        paths: of N files.
-        names: by which they are known, wherever the data lie.
-        index, named: as of `Masks`.
-    """
+    """The masks in files; by their `names` they are known, wherever the data lie."""
     digest, times = hashlib.sha256(), hashlib.sha256()
     for path, name in zip(paths, names, strict=True):
         digest.update(os.fsencode(f"{name}\0{size_of_file(path)}\n"))
@@ -127,19 +117,12 @@ class MaskedSource:
 
     All masks are read once when it is opened, to know their classes; what was found is kept beside them.
 
-    Args:
-        images: N images, whose own labels are not used.
-        masks: of these images.
-        choice: which number is ignored, and the classes of a model, if these images are for one.
-
     Attributes:
         labels: (N, K) float32, the share of the pixels of each image that are of each class; the rest of them
             is ignored.
         are_named: the names of the classes do not depend on the numbers that occur.
         mask_values: the number of each class in the masks.
-        images, masks: as they were given.
         counts: (N, 256) uint32, the pixels of each number.
-        problems: what is wrong with some masks, by position.
     """
 
     task: TaskName = "segmentation"
@@ -176,7 +159,6 @@ class MaskedSource:
 
     @property
     def remark(self) -> str:
-        """How the classes were found."""
         return self._found.remark
 
     @cached_property
@@ -240,7 +222,6 @@ class MaskedSource:
         return self.images.read(index)
 
     def describe_mask(self, index: int) -> str:
-        """The name of the mask of an image in messages."""
         return self.masks.describe(index)
 
     def mask_problem(self, index: int) -> str | None:
@@ -251,11 +232,7 @@ class MaskedSource:
         return None if self.masks.file_at is None else self.masks.file_at(index)
 
     def read_mask(self, index: int) -> Mask:
-        """(H, W) uint8, positions in `classes`, or IGNORED.
-
-        Raises:
-            DecodeError: damaged, or cannot be read.
-        """
+        """(H, W) uint8, positions in `classes`, or IGNORED; DecodeError: damaged, or cannot be read."""
         return self._found.positions(_decoded(self.masks, index))
 
     @staticmethod

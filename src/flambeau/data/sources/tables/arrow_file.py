@@ -38,21 +38,15 @@ class ArrowSource:
     path, relative to the folder of the table. All labels are read once.
 
     Args:
-        path: the table as the user gave it, such as a Parquet file.
         data: the Arrow file with its images, if it is another file.
         unread: the columns of the table that are not in that file.
-        targets: those of other columns than that of the classes.
-        image: the column of images; None: found.
-        split: the columns of groups and parts.
         alone: no file beside the table is read: a row without bytes and with a path is refused.
         row_groups: (G,) rows of each row group of a Parquet file.
 
     Attributes:
-        groups, parts: see `SplitColumns`.
         column: the part of the schema with the bytes of the images, as Parquet names it.
         is_copied: the images are read from another file than the table.
         image_sizes, image_blocks: see `image_blocks`.
-        names: the paths if all are different, else the numbers of the rows.
     """
 
     def __init__(
@@ -185,12 +179,7 @@ def open_arrow(
 
 
 class Batch(NamedTuple):
-    """The rows of a part of a table.
-
-    Attributes:
-        images: a pyarrow array of bytes; null for a row without bytes.
-        paths: '' for a row without a path.
-    """
+    """The rows of a part of a table: images as pyarrow's bytes, null without; `paths` '' without a path."""
 
     images: Any
     paths: list[str]
@@ -228,8 +217,7 @@ def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
 def arrow_batches(pa: Any, path: Path, buffer: Any) -> tuple[Any, Iterator[Any]]:
     """Schema and record batches of a mapped Arrow file, without copying them into memory.
 
-    Raises:
-        InputError: compressed batches, which could take any amount of memory.
+    InputError: compressed batches, which could take any amount of memory.
     """
     is_file = bytes(buffer[: len(_MAGIC)]) == _MAGIC
     messages = pa.ipc.MessageReader.open_stream(buffer.slice(8 if is_file else 0))

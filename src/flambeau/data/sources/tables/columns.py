@@ -53,12 +53,7 @@ class NamesFiles(InputError):
 
 
 class Columns(NamedTuple):
-    """The columns to read.
-
-    Attributes:
-        is_struct: it holds structs of bytes and path, not bytes alone.
-        unread: names of the other columns.
-    """
+    """The columns to read; `is_struct`: the one of images holds structs of bytes and path, not bytes."""
 
     image: str
     is_struct: bool
@@ -94,9 +89,6 @@ def choose_columns(
     The image is the one column of the feature Image, else the one struct with `bytes`, else the one column of
     bytes; the label is a column with one of the usual names, else the one column of the feature ClassLabel.
     Of several images the usual names decide: `image`, `img`, ...
-
-    Args:
-        image: the column of images, if it is known.
     """
     try:
         return _chosen(schema, path, labelled, image)

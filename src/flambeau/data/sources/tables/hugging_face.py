@@ -42,9 +42,8 @@ def open_hub(
 ) -> tuple[Source, Source | None]:
     """The images of a data set to train on, the split `train` or the only one, and those to validate on.
 
-    Args:
-        name: NAME or NAME:CONFIG of the Hub, or the folder of a data set, as `load_dataset` takes them.
-        download: fetch missing files; otherwise only what `datasets` loaded before is read.
+    Its name is NAME or NAME:CONFIG of the Hub, or a folder, as `load_dataset` takes them; without `download`
+    only what `datasets` loaded before is read.
     """
     if importlib.util.find_spec("datasets") is None:
         extra("datasets", what=f"hf:{name}")

@@ -44,8 +44,6 @@ class ReadTable(Source, Protocol):
 
 
 class MaskColumns(NamedTuple):
-    """The columns of images and of their masks."""
-
     image: str
     mask: str
 
@@ -54,9 +52,6 @@ def mask_columns(schema: Any, path: Path, choice: TargetChoice) -> MaskColumns |
     """The columns of a table for segmentation; None if it is not one, or for another task.
 
     Without a task that the user names, a table with a column of labels is one of labels.
-
-    Raises:
-        InputError: masks are wanted, and there is no column of them.
     """
     if choice.task not in (None, "segmentation"):
         return None
@@ -94,11 +89,7 @@ def _described(files: Source, column: str, index: int) -> str:
 def masked_table(
     path: Path, columns: MaskColumns, choice: TargetChoice, opened: Callable[[str], ReadTable]
 ) -> MaskedSource:
-    """The images and masks of a table.
-
-    Args:
-        opened: opens the table as one of the files in a column.
-    """
+    """The images and masks of a table, which `opened` opens as one of the files in a column."""
     images = opened(columns.image)
     [unread] = images.left_out
     others = tuple(name for name in unread.columns if name != columns.mask)

@@ -46,12 +46,9 @@ def open_parquet(
 ) -> ArrowSource | MaskedSource:
     """The images of a Parquet file.
 
-    When the file is opened for the first time, they are copied into $FLAMBEAU_DATA or
-    ~/.cache/flambeau/data; after the file has changed, a new copy replaces the old one.
-
-    Args:
-        copies: the folder in which the copy is made, without a message; then no file beside the table is
-            read, as by `ArrowSource` with `alone`.
+    When the file is opened for the first time, they are copied into $FLAMBEAU_DATA or ~/.cache/flambeau/data;
+    after the file has changed, a new copy replaces the old one. With a folder `copies` the copy is made
+    there, without a message; then no file beside the table is read, as by `ArrowSource` with `alone`.
     """
     try:
         status = path.stat()

@@ -31,8 +31,7 @@ class RowGroups:
     Attributes:
         columns: that hold a file of each row: its image, and its mask if there are masks.
         lengths: (G,) int64, rows of each row group.
-        footer_start, footer_size: the metadata are these bytes, at the end.
-        footer_crc: CRC-32 of them.
+        footer_start, footer_size, footer_crc: where the metadata at the end lie, and their CRC-32.
     """
 
     columns: tuple[str, ...]
@@ -70,13 +69,8 @@ def unpacked_rows(
 ) -> Iterator[tuple[bytes | None, ...]]:
     """The files in each row of a group; None where a row has none.
 
-    Args:
-        num_bytes: of all files in the group, by the index.
-        read: the bytes start .. stop of the file.
-
-    Raises:
-        ValueError, OSError: it is another file than that of the index, or damaged.
-        Exception: what `read` raises.
+    `num_bytes` is that of all its files, by the index; `read` gives the bytes start .. stop of the file.
+    ValueError, OSError: it is another file than that of the index, or damaged; or what `read` raises.
     """
     pa = extra("pyarrow", what="Parquet")
     parquet = extra("pyarrow.parquet", what="Parquet")
@@ -133,12 +127,7 @@ def _column(pa: Any, batch: Any, name: str) -> Any:
 
 
 class _Ranges(io.RawIOBase):
-    """A file whose end is at hand, and whose column chunks are fetched in pieces.
-
-    Attributes:
-        chunks: start and end of each that is read.
-        error: what the first failed request raised.
-    """
+    """A file whose end is at hand, and whose column chunks (start, end) are fetched in pieces."""
 
     def __init__(self, footer: bytes, start: int, read: Callable[[int, int], bytes]) -> None:
         self._footer, self._start, self._read = footer, start, read

@@ -11,13 +11,7 @@ from flambeau.errors import InputError
 
 
 class SplitColumns(NamedTuple):
-    """What the columns say of each row; None without such a column.
-
-    Attributes:
-        groups: which images stay on one side of a split.
-        parts: train, val or test.
-        columns: their names.
-    """
+    """What the columns say of each row: its group, and train, val or test; None without such a column."""
 
     groups: tuple[str, ...] | None = None
     parts: tuple[str, ...] | None = None
@@ -27,13 +21,9 @@ class SplitColumns(NamedTuple):
 def split_columns(
     path: Path, schema: Any, batches: Iterator[Any], choice: TargetChoice
 ) -> SplitColumns:
-    """The columns that `choice` names.
+    """The columns that `choice` names; batches of pyarrow are read if a column is named.
 
-    Args:
-        schema, batches: of pyarrow; the batches are read if a column is named.
-
-    Raises:
-        InputError: no such column, a row without a group, or a part that is none.
+    InputError: no such column, a row without a group, or a part that is none.
     """
     others = other_columns(schema, path)
     group = _named(path, choice.group, others, choice)

@@ -35,8 +35,6 @@ _LABELS = (*LABELS, "tag", "tags", "classes")
 
 
 class TableTargets(NamedTuple):
-    """Targets, and the columns that hold them."""
-
     targets: Targets
     columns: tuple[str, ...]
 
@@ -46,12 +44,8 @@ def other_targets(
 ) -> TableTargets | None:
     """The targets of a table; None if they are those in its column of labels, one class for each image.
 
-    Args:
-        schema: of pyarrow.
-        batches: of pyarrow; read if a column may hold such targets.
-
-    Raises:
-        InputError: no such column, or cells that do not fit the task.
+    Batches of pyarrow are read if a column may hold such targets. InputError: no such column, or cells that
+    do not fit the task.
     """
     pa = extra("pyarrow", what=f"{path}")
     features = features_of(schema.metadata or {}, path)

@@ -1,1 +1,0 @@
-"""What `flambeau env` and `flambeau gpus` measure of this machine: its disk and its driver."""

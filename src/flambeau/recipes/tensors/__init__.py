@@ -1,1 +1,0 @@
-"""Images as tensors and back."""
