@@ -48,6 +48,28 @@ def test_a_message_is_answered_in_a_sentence(capsys: pytest.CaptureFixture[str])
     assert said.err.startswith("next: flambeau recipes page errors_and_old_names.md#")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "torch.symeig",
+        "AttributeError: module 'torch' has no attribute 'symeig'",
+        "ImportError: cannot import name 'symeig' from 'torch' (/venv/torch/__init__.py)",
+    ],
+)
+def test_an_old_name_is_answered_by_a_rule_of_the_linter(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = answers(capsys, words)[0]
+    assert first["kind"] == "rule"
+    assert "torch.linalg.eigh" in first["line"]
+    old, today = first["code"].split("# today")
+    assert "torch.symeig(" in old
+    assert "torch.linalg.eigh(" in today
+    _, *command = shlex.split(first["next"])
+    assert main(command) == 0
+    assert first["line"] in capsys.readouterr().out
+
+
 def test_a_flag_is_an_answer(capsys: pytest.CaptureFixture[str]) -> None:
     first = answers(capsys, "stop after this many epochs without a better value", "--top", "1")[0]
     assert (first["kind"], first["code"]) == ("flag", "flambeau train DATA --early-stop VALUE")

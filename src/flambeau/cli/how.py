@@ -55,24 +55,29 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _answer(entry: Entry, language: str) -> dict[str, str]:
-    if entry.kind == "flag":
-        where = "train.md"
+    page_of = f"flambeau recipes {'--zh ' if language == 'zh' else ''}page"
+    if entry.kind == "rule":
+        from flambeau_lint.rules.catalog import RULES
+
+        rule = next(rule for rule in RULES if rule.code == entry.name)
+        code = f"# old\n{rule.bad.strip()}\n\n# today\n{rule.good.strip()}"
+        following = f"flambeau lint rule {rule.code}"
+    elif entry.kind == "flag":
         code = f"{entry.name.replace('flambeau train', 'flambeau train DATA')} VALUE"
-    elif entry.kind == "recipe":
-        where = f"recipes/{PurePosixPath(entry.name).name}.md"
-        code = _code(where, language)
+        following = f"{page_of} train.md"
     else:
-        where = entry.name
+        is_recipe = entry.kind == "recipe"
+        where = f"recipes/{PurePosixPath(entry.name).name}.md" if is_recipe else entry.name
         # A row of a table says what to do; the code below the table is of other rows.
         code = "" if entry.messages is not None else _code(where, language)
-    zh = "--zh " if language == "zh" else ""
+        following = f"{page_of} {where}"
     return {
         "kind": entry.kind,
         "name": entry.name,
         "title": entry.title,
         "line": entry.line,
         "code": code,
-        "next": f"flambeau recipes {zh}page {where}",
+        "next": following,
     }
 
 

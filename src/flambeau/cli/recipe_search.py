@@ -4,7 +4,7 @@ Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and
 links to a page counts for that page, as in Brin and Page, "The Anatomy of a Large-Scale Hypertextual Web
 Search Engine", 1998.
 
-There is no stored index: docstrings and pages are read at each search, which takes a third of a second.
+There is no stored index: docstrings and pages are read at each search, which takes half a second.
 """
 
 import ast
@@ -18,6 +18,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flambeau_lint.rule import Rule
+
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SYNONYMS = Path(__file__).with_name("synonyms.txt")
@@ -27,6 +32,7 @@ _LISTS = ("index.md", "coverage.md")
 _ANSWERS = "errors_and_old_names.md"  # each row of its tables answers one question
 # Both chosen on the questions of the tests.
 _WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
+_RULE = 0.7  # times, of a rule, whose few words would outweigh a page
 _ANSWER = 1.3  # times, of a row that answers one question
 _SHORTEST_MESSAGE = 3  # words
 _SYNONYM = 0.8  # what a word counts that the query only means
@@ -63,12 +69,14 @@ _SUFFIXES = (
 _WORD = re.compile(r"[A-Za-z0-9]+|[\u4e00-\u9fff]+")
 _HUMP = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)\s]+)\)")
+_NO_ATTRIBUTE = re.compile(r"module '([\w.]+)' has no attribute '(\w+)'")
+_NO_IMPORT = re.compile(r"cannot import name '(\w+)' from '([\w.]+)'")
 _FLAG = re.compile(r"\| `(--[\w-]+)` \|")
 
 
 @dataclass
 class Entry:
-    """A 'recipe', 'page' or 'flag', and its text by field (name, title, links, body).
+    """A 'recipe', 'page', 'flag' or 'rule' of the linter, and its text by field (name, title, links, body).
 
     Attributes:
         title: of a result that was found: the headings of the page.
@@ -145,6 +153,7 @@ class Index:
             top: how many at most.
             min_share: of the known part of the query, by weight, that a result has at least.
         """
+        words = _missing_name(words) or words
         concepts = self._concepts(words)
         total = sum(concept.weight for concept in concepts)
         phrase = " ".join(words.lower().split())
@@ -164,6 +173,8 @@ class Index:
             if entry.messages is not None:
                 score *= _ANSWER
                 matched = _longest_message(entry.messages, query)
+            if entry.kind == "rule":
+                score *= _RULE
             if len(concepts) > 1 and phrase in self._plain[number]:
                 score *= 2.5  # the exact phrase; chosen like the weights
             scored.append((matched, score, entry))
@@ -258,6 +269,14 @@ def _points(word: str, fields: dict[str, Counter[str]], length: float) -> float:
     return points
 
 
+def _missing_name(words: str) -> str | None:
+    """The name that Python has not found, if the words are its message."""
+    if (found := _NO_ATTRIBUTE.search(words)) is not None:
+        return f"{found[1]}.{found[2]}"
+    found = _NO_IMPORT.search(words)
+    return None if found is None else f"{found[2]}.{found[1]}"
+
+
 def _message_words(text: str) -> list[str]:
     """The words of a message without its numbers and names of files."""
     return re.findall(r"[a-z_]{2,}", text.lower())
@@ -329,6 +348,8 @@ def _stem(word: str) -> str:
 
 
 def _entries(*, chinese: bool) -> list[Entry]:
+    from flambeau_lint.rules.catalog import RULES
+
     by_page: dict[str, Entry] = {}  # 'recipes/ema.md', 'memory.md#del-loss'
     for path in recipe_files():
         by_page[f"recipes/{path.stem}.md"] = _recipe(path, chinese=chinese)
@@ -353,7 +374,16 @@ def _entries(*, chinese: bool) -> list[Entry]:
     for target, line in links:
         if (entry := by_page.get(target) or by_page.get(target.partition("#")[0])) is not None:
             entry.add("links", line)
-    return [*by_page.values(), *rows]
+    return [*by_page.values(), *rows, *(_rule(rule, chinese=chinese) for rule in RULES)]
+
+
+def _rule(rule: "Rule", *, chinese: bool) -> Entry:
+    """A rule of the linter: what became of an old name, or what is wrong."""
+    entry = Entry("rule", rule.code, rule.zh if chinese else rule.en)
+    entry.add("name", f"{rule.code} {rule.name}")
+    entry.add("title", f"{rule.en} {rule.zh}" if chinese else rule.en)
+    entry.add("body", rule.why)
+    return entry
 
 
 def recipe_files() -> list[Path]:
