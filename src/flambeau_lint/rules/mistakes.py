@@ -76,6 +76,8 @@ def _module_prefix(program: Program, rule: Rule, node: ast.AST) -> Iterator[Find
     call = program.is_called(node)
     if call is None or len(call.args) != 2 or call.keywords:
         return
+    if isinstance(node.value, ast.Constant):
+        return  # a text that stands there is no key of a state
     if constant(call.args[0]) == "module." and constant(call.args[1]) == "":
         start = program.source.end_of(node) - len("replace")
         text = "removeprefix('module.')"
