@@ -12,6 +12,7 @@ NEWEST: Mapping[str, str] = {
     "apex": "0.2",
     "tensorflow": "2.21",
     "mxnet": "1.9",
+    "numpy": "2.4",
 }
 """The newest version of each library that the rules know."""
 

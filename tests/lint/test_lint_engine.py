@@ -237,3 +237,35 @@ def test_places_count_code_points() -> None:
     with pytest.raises(Unreadable):
         parse(b"(")
     assert decode(b"x") == (b"x", "utf-8", b"")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nm.weight.data.normal_().fmod_(2).mul_(3).add_(4)",
+        "import torch\ndataset.data.numpy()",  # a field of its own
+        "import torch\npacked.data.cpu().numpy()",
+        "import torch\nbucket.add(0.5, other)",  # a method of something else
+        "import torch\nx.add_(y, alpha=2)",
+        "import torch\ntorch.addcmul(x, y, z)",
+        "import torch\nhashlib.new('md5').update(b'')",
+        "import torch\nx.masked_fill(mask.bool(), 0)",
+        "import torch\nimport numpy as np\nnp.bool, np.float32, np.inf",
+    ],
+)
+def test_methods_that_look_alike(text: str) -> None:
+    assert found(text) == []
+
+
+def test_numbers_go_behind_the_tensors() -> None:
+    text = """
+    import torch
+    p.data.add_(-group["lr"] * 2, d_p)
+    dist.addmm_(1, -2, x, y.t())
+    p.add_( (1 - beta), grad )  # parentheses: found, and not written
+    """
+    changed = after(text)
+    assert 'p.data.add_(d_p, alpha=-group["lr"] * 2)' in changed
+    assert "dist.addmm_(x, y.t(), beta=1, alpha=-2)" in changed
+    assert "p.add_( (1 - beta), grad )" in changed
+    assert found(text) == ["FLB2160"] * 3
