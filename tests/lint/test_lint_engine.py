@@ -269,3 +269,76 @@ def test_numbers_go_behind_the_tensors() -> None:
     assert "dist.addmm_(x, y.t(), beta=1, alpha=-2)" in changed
     assert "p.add_( (1 - beta), grad )" in changed
     assert found(text) == ["FLB2160"] * 3
+
+
+HEAD = "import torch\nfrom torch import nn\nopt = torch.optim.SGD(net.parameters(), 0.1)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Another loss makes the gradients between zero_grad() and step().
+        "d.backward()\nopt.zero_grad()\ng.backward()\nopt.step()",
+        "d.backward()\nopt.zero_grad()\ntrain_once(net)\nopt.step()",
+        "d.backward()\nopt.zero_grad()\nopt.step(closure)",
+        # It is switched back, by whatever way.
+        "net.train()\nfor e in x:\n    net(e).backward()\n    net.eval().cpu()\n    net.to(d).train()",
+        "net.train()\nfor e in x:\n    net(e).backward()\n    net.eval()\n    test(net)",
+        "net.train()\nfor e in x:\n    net(e).backward()\n    teacher.eval()",
+        "for e in x:\n    net(e).backward()\n    opt.step()\n    for p in q:\n        p.grad = None",
+        # Not the keys of a state, or looked at before.
+        "for line in file:\n    x = line[7:]",
+        "for k in state.keys():\n    if k.startswith('module.'):\n        k = k[7:]",
+        "new = {k[7:] if 'module' in k else k: v for k, v in state.items()}",
+        "x.cpu.amp\nx.item\nnp.float.x",
+        "loader = torch.utils.data.DataLoader(d, shuffle=True, sampler=None)",
+        "torch.save(state, 'a.pt')\ntorch.save({'net': nn.Linear(1, 1)}, 'a.pt')",
+        "for x in y:\n    test(x)\n    torch.cuda.empty_cache()",
+        "torch.tensor([1.0, 2.0])\ntorch.tensor([f(x) for x in y])",
+        "torch.log(torch.softmax(x, 1) + 1e-8)",
+        "nn.CrossEntropyLoss()(net(x), torch.softmax(y, 1))",
+    ],
+)
+def test_steps_that_are_right(text: str) -> None:
+    assert found(HEAD + text) == []
+
+
+def test_a_layer_that_is_kept_is_made_once() -> None:
+    text = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def forward(self, x):
+            if self.first is None:
+                self.first = nn.Linear(2, 2)
+            self.second = nn.Linear(2, 2)
+            y = nn.ReLU()(nn.LayerNorm(x.shape[1:])(x))
+            return nn.Linear(2, 2)(y)
+    """
+    assert found(text) == ["FLB439"]
+
+
+def test_the_softmax_at_the_end_of_a_model() -> None:
+    text = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.softmax(x, dim=1)
+
+    class Logits(nn.Module):
+        def forward(self, x):
+            return x
+
+    net = Net()
+    other = Logits()
+    last = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1))
+    loss = nn.CrossEntropyLoss()
+    loss(net(x), y)
+    loss(other(x), y)
+    z = last(x)
+    loss(z, y)
+    """
+    assert found(text) == ["FLB404", "FLB404"]

@@ -9,11 +9,13 @@ from flambeau_lint.rules import (
     changed,
     lightning,
     linalg,
+    losses,
     mistakes,
     mixed_precision,
     tensor_methods,
     torch_names,
     training,
+    training_steps,
     variables,
     vision_names,
 )
@@ -27,7 +29,9 @@ _TABLES: Sequence[Sequence[Rule]] = (
     arguments.RULES,
     tensor_methods.RULES,
     training.RULES,
+    training_steps.RULES,
     mistakes.RULES,
+    losses.RULES,
     lightning.RULES,
     changed.RULES,
 )

@@ -25,12 +25,6 @@ _SCALERS = {
     "torch.amp.GradScaler",
     "torch.cuda.amp.grad_scaler.GradScaler",
 }
-_SOFTMAX = {
-    "torch.nn.functional.softmax",
-    "torch.softmax",
-    "torch.nn.functional.log_softmax",
-    "torch.log_softmax",
-}
 
 
 def _block_of(program: Program, node: ast.AST) -> ast.AST:
@@ -83,41 +77,6 @@ def _module_prefix(program: Program, rule: Rule, node: ast.AST) -> Iterator[Find
         text = "removeprefix('module.')"
         fix = Fix((Edit(start, program.source.end_of(call), text),), is_safe=False)
         yield finding(program, rule, call, None if edits.is_in_fstring(program, call) else fix)
-
-
-def _softmax_loss(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
-    """Cross-entropy of what is a softmax already."""
-    assert isinstance(node, ast.Call)
-    name = program.dotted(node.func)
-    is_loss = name == "torch.nn.functional.cross_entropy"
-    if not is_loss and program.made_by(node.func) != {"torch.nn.CrossEntropyLoss"}:
-        return
-    first = edits.argument(node, 0, "input")
-    if first is not None and _is_softmax(program, first):
-        yield finding(program, rule, first)
-
-
-def _is_softmax(program: Program, node: ast.expr) -> bool:
-    if not isinstance(node, ast.Call):
-        values = program.values_of(node) if isinstance(node, ast.Name) else []
-        return (
-            len(values) == 1 and isinstance(values[0], ast.Call) and _is_softmax(program, values[0])
-        )
-    if program.dotted(node.func) in _SOFTMAX and "log" not in program.dotted(node.func):
-        return True
-    made = program.made_by(node.func)
-    if made == {"torch.nn.Softmax"}:
-        return True
-    return (
-        isinstance(node.func, ast.Attribute)
-        and node.func.attr == "softmax"
-        and not program.dotted(node.func)
-    )
-
-
-def _softmax_losses(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
-    for call in program.calls:
-        yield from _softmax_loss(program, rule, call)
 
 
 def _set_epoch(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -629,16 +588,6 @@ RULES: list[Rule] = [
         "out = [key.removeprefix('module.') for key in state]\n",
         "'module.sub_module.weight' becomes 'sub_weight', which no model has.",
         fix="unsafe", attributes=("replace",), check=_module_prefix,
-    ),
-    Rule(
-        "FLB404", "softmax-before-cross-entropy",
-        "cross-entropy takes logits: of a softmax it is the loss of a model that can never be sure",
-        "交叉熵接收 logits：先做 softmax 会使损失永远降不到 0",
-        "import torch\nimport torch.nn.functional as F\n\nx = torch.tensor([[9.0, 0.0]])\ny = torch.tensor([0])\n"
-        "out = F.cross_entropy(F.softmax(x, dim=1), y)\n",
-        "import torch\nimport torch.nn.functional as F\n\nx = torch.tensor([[9.0, 0.0]])\ny = torch.tensor([0])\n"
-        "out = F.cross_entropy(x, y)\n",
-        whole=True, check=_softmax_losses,
     ),
     Rule(
         "FLB405", "clip-of-scaled-gradients",
