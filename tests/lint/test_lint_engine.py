@@ -297,6 +297,12 @@ HEAD = "import torch\nfrom torch import nn\nopt = torch.optim.SGD(net.parameters
         "torch.tensor([1.0, 2.0])\ntorch.tensor([f(x) for x in y])",
         "torch.log(torch.softmax(x, 1) + 1e-8)",
         "nn.CrossEntropyLoss()(net(x), torch.softmax(y, 1))",
+        "p = nn.parallel.DistributedDataParallel(net)\np.module.fc, p.device_ids, p.register_forward_hook(f)",
+        "p = nn.parallel.DistributedDataParallel(net)\np.best = 1\nprint(p.best)",
+        "p = make()\nif many:\n    p = nn.parallel.DistributedDataParallel(p)\np.fc",
+        "mask = x > 0\n1 - mask",  # may be an array
+        "mask = (x > 0).float()\n1 - mask",
+        "1 - torch.sum(x)",
     ],
 )
 def test_steps_that_are_right(text: str) -> None:
@@ -342,3 +348,33 @@ def test_the_softmax_at_the_end_of_a_model() -> None:
     loss(z, y)
     """
     assert found(text) == ["FLB404", "FLB404"]
+
+
+def test_layers_in_plain_containers() -> None:
+    text = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = []
+            self.b = []
+            self.c = []
+            self.d = []
+            self.e = {"x": nn.Linear(2, 2)}
+            self.f = {1: nn.Linear(2, 2)}
+            for _ in range(3):
+                self.a.append(nn.Linear(2, 2))
+                self.b.append(nn.Linear(2, 2))
+                self.c.append(3)
+            self.body = nn.Sequential(*self.b)  # they are registered here
+
+        def forward(self, x):
+            return sum(layer(x) for layer in self.a) + self.e["x"](x) + sum(self.f.values())
+    """
+    assert found(text) == ["FLB408"] * 3
+    fixed = after(text, unsafe=True)
+    assert "self.a = nn.ModuleList([])" in fixed
+    assert 'self.e = nn.ModuleDict({"x": nn.Linear(2, 2)})' in fixed
+    assert "self.f = {1: nn.Linear(2, 2)}" in fixed

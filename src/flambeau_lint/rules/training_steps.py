@@ -304,6 +304,115 @@ def _list_of_arrays(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
     yield finding(program, rule, first, fix)
 
 
+def _forward_called(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """net.forward(x), but not that of super(), of self or of a class."""
+    assert isinstance(node, ast.Attribute)
+    owner = node.value
+    name = getattr(owner, "attr", getattr(owner, "id", ""))
+    if not name or name in ("self", "cls", "ctx") or name[:1].isupper() or program.dotted(node):
+        return
+    call = program.is_called(node)
+    if call is None:
+        return
+    fix = None
+    if not edits.is_in_fstring(program, node):
+        fix = Fix((Edit(program.source.end_of(owner), program.source.end_of(node), ""),), False)
+    yield finding(program, rule, node, fix)
+
+
+def _graph_kept(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """net.eval() and a loop over net(x), in a file that never says no_grad."""
+    assert isinstance(node, ast.Attribute)
+    call = program.is_called(node)
+    function = program.function_of(node)
+    words = ("no_grad", "inference_mode", "set_grad_enabled", "requires_grad", "requires_grad_")
+    is_said = any(word in program.attributes or program.is_bound(word) for word in words)
+    if call is None or function is None or is_said or b"volatile=" in program.source.data:
+        return
+    if not isinstance(node.value, (ast.Name, ast.Attribute)):
+        return
+    if any(isinstance(one, ast.Attribute) and one.attr == "backward" for one in ast.walk(function)):
+        return
+    owner = program.source.text_of(node.value)
+    for one in ast.walk(function):
+        is_use = isinstance(one, ast.Call) and program.source.text_of(one.func) == owner
+        if is_use and any(isinstance(parent, _LOOPS) for parent in program.parents_of(one)):
+            yield finding(program, rule, one)
+            return
+
+
+_PARALLEL = {
+    "torch.nn.DataParallel",
+    "torch.nn.parallel.DataParallel",
+    "torch.nn.parallel.DistributedDataParallel",
+}
+_OF_PARALLEL = re.compile(
+    r"_.*|module|device_ids?|output_device|dim|train|eval|training|(named_)?(parameters|buffers|modules|children)"
+    r"|(load_)?state_dict|cuda|cpu|xpu|to|to_empty|half|float|double|bfloat16|type|zero_grad|requires_grad_|apply"
+    r"|forward|no_sync|join|compile|add_module|register_.*|share_memory|extra_repr|get_.*|reducer|logger"
+    r"|process_group|find_unused_parameters|gather|scatter|replicate|parallel_apply|static_graph|.*buckets?.*"
+)
+"""What the wrappers have themselves."""
+
+
+def _of_wrapper(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """net.fc of net = nn.DataParallel(...)."""
+    if b"DataParallel" not in program.source.data:
+        return
+    for name, places in program.attributes.items():
+        if _OF_PARALLEL.fullmatch(name):
+            continue
+        for one in places:
+            if not isinstance(one.ctx, ast.Load) or not isinstance(one.value, ast.Name):
+                continue
+            made = program.made_by(one.value)
+            if made and made <= _PARALLEL and not _is_set(program, one):
+                yield finding(program, rule, one)
+
+
+def _is_set(program: Program, node: ast.Attribute) -> bool:
+    """Whether the program sets such an attribute of a wrapper itself."""
+    return any(isinstance(one.ctx, ast.Store) for one in program.attributes[node.attr])
+
+
+_BOOLEAN = {"bool", "eq", "ne", "gt", "ge", "lt", "le", "isnan", "isinf", "logical_not"}
+_ONE_MINUS = re.compile(rb"\b1(\.0?)? - \w")
+
+
+def _one_minus_mask(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """1 - (x > 0)."""
+    if _ONE_MINUS.search(program.source.data) is None:
+        return
+    for one in ast.walk(program.tree):
+        if not isinstance(one, ast.BinOp) or not isinstance(one.op, ast.Sub):
+            continue
+        if constant(one.left) != 1 or isinstance(constant(one.left), bool):
+            continue
+        values = [one.right]
+        if isinstance(one.right, ast.Name):
+            values = program.values_of(one.right)
+        if values and all(_is_mask(program, value) for value in values):
+            yield finding(program, rule, one)
+
+
+def _is_mask(program: Program, node: ast.expr) -> bool:
+    """A tensor of bool: x.bool(), torch.isnan(x), or a comparison with what only a tensor has."""
+    if isinstance(node, ast.Call):
+        dotted = program.dotted(node.func)
+        name = getattr(node.func, "attr", "")
+        return name in _BOOLEAN and (dotted.startswith("torch.") or (not dotted and name == "bool"))
+    if not isinstance(node, ast.Compare) or isinstance(node.ops[0], (ast.In, ast.NotIn, ast.Is)):
+        return False
+    for side in (node.left, *node.comparators):
+        func = side.func if isinstance(side, ast.Call) else None
+        if func is None:
+            continue
+        is_made = program.dotted(func).startswith("torch.")
+        if is_made or getattr(func, "attr", "") in ("unsqueeze", "view", "expand", "detach"):
+            return True
+    return False
+
+
 _STEP = (
     "import torch\n\nnet = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
     "before = net.weight.detach().clone()\n"
@@ -416,6 +525,40 @@ RULES: list[Rule] = [
         _VALIDATE % "", _VALIDATE % "    net.eval()\n",
         sure="likely", preview=True, runs="static", calls=("torch.no_grad", "torch.inference_mode"),
         check=_never_eval,
+    ),
+    Rule(
+        "FLB444", "forward-called",
+        "`net.forward(x)` leaves out the hooks, those of DistributedDataParallel too: write `net(x)`",
+        "`net.forward(x)` 会跳过 hook，包括 DistributedDataParallel 的：改用 `net(x)`",
+        "import torch\n\nout = []\nnet = torch.nn.Linear(2, 2)\nhook = net.register_forward_hook(lambda *_: out.append(1))\n"
+        "y = net.forward(torch.ones(2))\n",
+        "import torch\n\nout = []\nnet = torch.nn.Linear(2, 2)\nhook = net.register_forward_hook(lambda *_: out.append(1))\n"
+        "y = net(torch.ones(2))\n",
+        fix="unsafe", sure="likely", preview=True, attributes=("forward",), check=_forward_called,
+    ),
+    Rule(
+        "FLB445", "attribute-of-the-wrapper",
+        "DataParallel and DistributedDataParallel have no attributes of the model: write `.module` before it",
+        "DataParallel 与 DistributedDataParallel 没有模型的属性：在前面加 `.module`",
+        "import torch\n\nnet = torch.nn.DataParallel(torch.nn.Linear(2, 3))\nout = net.out_features\n",
+        "import torch\n\nnet = torch.nn.DataParallel(torch.nn.Linear(2, 3))\nout = net.module.out_features\n",
+        runs="AttributeError", whole=True, check=_of_wrapper,
+    ),
+    Rule(
+        "FLB446", "one-minus-mask",
+        "`1 - mask` of a tensor of bool raises since torch 1.2: write `~mask`",
+        "对布尔张量做 `1 - mask` 自 torch 1.2 起报错：改用 `~mask`",
+        "import torch\n\n\ndef rest(x):\n    mask = torch.isnan(x)\n    return 1 - mask\n",
+        "import torch\n\n\ndef rest(x):\n    mask = torch.isnan(x)\n    return ~mask\n",
+        deprecated="1.2", runs="static", whole=True, check=_one_minus_mask,
+    ),
+    Rule(
+        "FLB607", "evaluation-with-graph",
+        "a model is evaluated without `torch.no_grad()`: each batch keeps what backward() would need",
+        "评估模型时没有 `torch.no_grad()`：每个批次都会保留 backward() 所需的内容",
+        "import torch\n\n\ndef validate(net, loader):\n    net.eval()\n    for x in loader:\n        net(x)\n",
+        "import torch\n\n\n@torch.no_grad()\ndef validate(net, loader):\n    net.eval()\n    for x in loader:\n        net(x)\n",
+        sure="likely", preview=True, runs="static", attributes=("eval",), check=_graph_kept,
     ),
     Rule(
         "FLB507", "whole-model-saved",
