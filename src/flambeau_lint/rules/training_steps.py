@@ -376,23 +376,21 @@ def _is_set(program: Program, node: ast.Attribute) -> bool:
 
 
 _BOOLEAN = {"bool", "eq", "ne", "gt", "ge", "lt", "le", "isnan", "isinf", "logical_not"}
-_ONE_MINUS = re.compile(rb"\b1(\.0?)? - \w")
+_ONE_MINUS = re.compile(rb"\b1(?:\.0?)? - ([a-z_]\w*)", re.I)
 
 
 def _one_minus_mask(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
-    """1 - (x > 0)."""
-    if _ONE_MINUS.search(program.source.data) is None:
-        return
-    for one in ast.walk(program.tree):
-        if not isinstance(one, ast.BinOp) or not isinstance(one.op, ast.Sub):
-            continue
-        if constant(one.left) != 1 or isinstance(constant(one.left), bool):
-            continue
-        values = [one.right]
-        if isinstance(one.right, ast.Name):
-            values = program.values_of(one.right)
-        if values and all(_is_mask(program, value) for value in values):
-            yield finding(program, rule, one)
+    """1 - mask, where mask = x > y.view(1)."""
+    for name in sorted(set(_ONE_MINUS.findall(program.source.data))):
+        for one in program.loads.get(name.decode(), ()):
+            parent = program.parents.get(one)
+            if not isinstance(parent, ast.BinOp) or not isinstance(parent.op, ast.Sub):
+                continue
+            if parent.right is not one or constant(parent.left) != 1:
+                continue
+            values = program.values_of(one)
+            if values and all(_is_mask(program, value) for value in values):
+                yield finding(program, rule, parent)
 
 
 def _is_mask(program: Program, node: ast.expr) -> bool:
