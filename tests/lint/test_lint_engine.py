@@ -303,6 +303,10 @@ HEAD = "import torch\nfrom torch import nn\nopt = torch.optim.SGD(net.parameters
         "mask = x > 0\n1 - mask",  # may be an array
         "mask = (x > 0).float()\n1 - mask",
         "1 - torch.sum(x)",
+        "torch.optim.lr_scheduler.LambdaLR(opt, lambda t: min(1, t / 10))",
+        "torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 0.95**t)",
+        "torch.from_numpy(x[::2]), torch.from_numpy(x[::-1].copy())",
+        "with torch.autograd.profiler.profile() as prof:\n    print(x)\nprint(prof)",
     ],
 )
 def test_steps_that_are_right(text: str) -> None:

@@ -411,6 +411,51 @@ def _is_mask(program: Program, node: ast.expr) -> bool:
     return False
 
 
+def _printed_inside(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """with profile() as prof: print(prof)."""
+    item = program.parents.get(node)
+    name = getattr(item.optional_vars, "id", "") if isinstance(item, ast.withitem) else ""
+    block = program.parents.get(item) if item is not None and name else None
+    for one in program.loads.get(name, ()) if block is not None else ():
+        call = program.parents.get(one)
+        is_shown = isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("print", "str")
+        if is_shown and any(parent is block for parent in program.parents_of(one)):
+            yield finding(program, rule, call or one)
+
+
+def _rate_from_zero(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """LambdaLR(optimizer, lambda t: t / 10)."""
+    assert isinstance(node, ast.Call)
+    given = edits.argument(node, 1, "lr_lambda")
+    if not isinstance(given, ast.Lambda) or len(given.args.args) != 1:
+        return
+    body = given.body
+    is_ratio = isinstance(body, ast.BinOp) and isinstance(body.op, ast.Div)
+    if is_ratio and getattr(body.left, "id", "") == given.args.args[0].arg:  # type: ignore[attr-defined]
+        yield finding(program, rule, given)
+
+
+_FLIPS = ("numpy.flip", "numpy.fliplr", "numpy.flipud", "numpy.rot90")
+
+
+def _turned_array(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """torch.from_numpy(image[:, ::-1])."""
+    assert isinstance(node, ast.Call)
+    first = node.args[0] if node.args else None
+    is_turned = isinstance(first, ast.Call) and program.dotted(first.func) in _FLIPS
+    if isinstance(first, ast.Subscript):
+        parts = getattr(first.slice, "elts", [first.slice])
+        steps = [one.step for one in parts if isinstance(one, ast.Slice)]
+        is_turned = any(
+            isinstance(one, ast.UnaryOp) and isinstance(one.op, ast.USub) for one in steps
+        )
+    if first is None or not is_turned:
+        return
+    end = program.source.end_of(first)
+    fix = None if edits.is_in_fstring(program, node) else Fix((Edit(end, end, ".copy()"),))
+    yield finding(program, rule, first, fix)
+
+
 _STEP = (
     "import torch\n\nnet = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
     "before = net.weight.detach().clone()\n"
@@ -557,6 +602,32 @@ RULES: list[Rule] = [
         "import torch\n\n\ndef validate(net, loader):\n    net.eval()\n    for x in loader:\n        net(x)\n",
         "import torch\n\n\n@torch.no_grad()\ndef validate(net, loader):\n    net.eval()\n    for x in loader:\n        net(x)\n",
         sure="likely", preview=True, runs="static", attributes=("eval",), check=_graph_kept,
+    ),
+    Rule(
+        "FLB447", "profile-printed-inside",
+        "a profile that is printed inside of its `with` block is not finished, and empty: print it behind",
+        "在 `with` 块内打印的 profile 尚未完成，是空的：应在块之后打印",
+        "import torch\n\nwith torch.autograd.profiler.profile() as prof:\n    torch.ones(2) + 1\n    out = str(prof)\n",
+        "import torch\n\nwith torch.autograd.profiler.profile() as prof:\n    torch.ones(2) + 1\nout = str(prof)\n",
+        calls=("torch.autograd.profiler.profile",), check=_printed_inside,
+    ),
+    Rule(
+        "FLB448", "rate-from-zero",
+        "`lambda t: t / n` starts with a rate of 0 for a whole epoch and grows without an end: `min(1, (t + 1) / n)`",
+        "`lambda t: t / n` 第一轮学习率为 0，之后无限增长：改用 `min(1, (t + 1) / n)`",
+        f"{_STEP}scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: t / 10)\n"
+        "out = scheduler.get_last_lr()\n",
+        f"{_STEP}scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda t: min(1, (t + 1) / 10))\n"
+        "out = scheduler.get_last_lr()\n",
+        calls=("torch.optim.lr_scheduler.LambdaLR",), check=_rate_from_zero,
+    ),
+    Rule(
+        "FLB449", "turned-array",
+        "`torch.from_numpy` takes no array that is read backwards (`[::-1]`, `np.flip`): write `.copy()`",
+        "`torch.from_numpy` 不接受反向读取的数组（`[::-1]`、`np.flip`）：加 `.copy()`",
+        "import numpy as np\nimport torch\n\nout = torch.from_numpy(np.ones((2, 2))[:, ::-1])\n",
+        "import numpy as np\nimport torch\n\nout = torch.from_numpy(np.ones((2, 2))[:, ::-1].copy())\n",
+        fix="safe", runs="ValueError", calls=("torch.from_numpy",), check=_turned_array,
     ),
     Rule(
         "FLB507", "whole-model-saved",
