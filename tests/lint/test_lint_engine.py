@@ -4,6 +4,7 @@ import codecs
 import textwrap
 
 import pytest
+import torch
 
 from flambeau_lint.checked_file import check, fixed
 from flambeau_lint.engine import RuleSet, fix, lint
@@ -250,6 +251,7 @@ def test_places_count_code_points() -> None:
         "import torch\ntorch.addcmul(x, y, z)",
         "import torch\nhashlib.new('md5').update(b'')",
         "import torch\nx.masked_fill(mask.bool(), 0)",
+        "import torch\nx = [1]\ntorch.tensor(x)\ntorch.tensor(torch.initial_seed())",
         "import torch\nimport numpy as np\nnp.bool, np.float32, np.inf",
     ],
 )
@@ -297,7 +299,7 @@ HEAD = "import torch\nfrom torch import nn\nopt = torch.optim.SGD(net.parameters
         "torch.tensor([1.0, 2.0])\ntorch.tensor([f(x) for x in y])",
         "torch.log(torch.softmax(x, 1) + 1e-8)",
         "nn.CrossEntropyLoss()(net(x), torch.softmax(y, 1))",
-        "p = nn.parallel.DistributedDataParallel(net)\np.module.fc, p.device_ids, p.register_forward_hook(f)",
+        "p = nn.parallel.DistributedDataParallel(net)\np.module.fc, p.device_ids, p.device_mesh",
         "p = nn.parallel.DistributedDataParallel(net)\np.best = 1\nprint(p.best)",
         "p = make()\nif many:\n    p = nn.parallel.DistributedDataParallel(p)\np.fc",
         "mask = x > 0\n1 - mask",  # may be an array
@@ -382,3 +384,10 @@ def test_layers_in_plain_containers() -> None:
     assert "self.a = nn.ModuleList([])" in fixed
     assert 'self.e = nn.ModuleDict({"x": nn.Linear(2, 2)})' in fixed
     assert "self.f = {1: nn.Linear(2, 2)}" in fixed
+
+
+def test_what_the_wrappers_have_is_known() -> None:
+    """Of the class here: nothing of DistributedDataParallel is reported as missing in it."""
+    own = [name for name in dir(torch.nn.parallel.DistributedDataParallel) if name[0] != "_"]
+    text = f"{HEAD}p = nn.parallel.DistributedDataParallel(net)\n"
+    assert found(text + "".join(f"print(p.{name})\n" for name in own)) == []

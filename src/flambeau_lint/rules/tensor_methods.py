@@ -214,6 +214,36 @@ def _numpy_name(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding
     yield finding(program, rule, node, None if made is None else Fix(made))
 
 
+# Functions of torch whose result is a tensor.
+_MAKERS = re.compile(
+    r"torch\.(zeros|ones|empty|full|rand|randn|randint|arange|linspace|eye|tensor|as_tensor|from_numpy|cat|stack"
+    r"|where|exp|log|sqrt|abs|sum|mean|matmul|mm|bmm|sigmoid|softmax|tanh|relu|clamp|argmax|zeros_like|ones_like"
+    r"|rand_like|randn_like|nn\.functional\.[a-z_]+)"
+)
+
+
+def _tensor_of_tensor(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """torch.tensor(x) of x = torch.stack(...)."""
+    assert isinstance(node, ast.Call)
+    first = node.args[0] if node.args else None
+    made = program.made_by(first) if first is not None else frozenset()
+    if first is None or not made or not all(_MAKERS.fullmatch(one) for one in made):
+        return
+    fix = None
+    if len(node.args) == 1 and not node.keywords and not edits.is_in_fstring(program, node):
+        text = program.source.text_of(first)
+        fix = Fix((edits.replace(program, node, f"{text}.detach().clone()"),))
+    yield finding(program, rule, node, fix)
+
+
+def _lengths_on_gpu(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """pack_padded_sequence(x, lengths.cuda())."""
+    assert isinstance(node, ast.Call)
+    lengths = edits.argument(node, 1, "lengths")
+    if isinstance(lengths, ast.Call) and getattr(lengths.func, "attr", "") == "cuda":
+        yield finding(program, rule, lengths)
+
+
 _FUNCTION = (
     "import torch\n\n\nclass Same(torch.autograd.Function):\n%s    def forward(%s, x):\n        return x\n\n"
     "%s    def backward(%s, grad):\n        return grad\n\n\nout = %s(torch.ones(2))\n"
@@ -267,6 +297,14 @@ RULES: list[Rule] = [
          "from torch.nn.parallel import DistributedDataParallel\n\n\ndef wrap(net):\n"
          "    return DistributedDataParallel(net, device_ids=[0])\n"),
         removed="1.8", runs="static"),
+    row("FLB1187", "lengths on a GPU", ("torch.nn.utils.rnn.pack_padded_sequence",), _lengths_on_gpu,
+        ("`lengths` of `pack_padded_sequence` on a GPU raise since torch 1.7: they stay on the CPU",
+         "`pack_padded_sequence` 的 `lengths` 在 GPU 上自 torch 1.7 起报错：应留在 CPU 上"),
+        ("from torch.nn.utils.rnn import pack_padded_sequence\n\n\ndef pack(x, lengths):\n"
+         "    return pack_padded_sequence(x, lengths.cuda())\n",
+         "from torch.nn.utils.rnn import pack_padded_sequence\n\n\ndef pack(x, lengths):\n"
+         "    return pack_padded_sequence(x, lengths.cpu())\n"),
+        removed="1.7", runs="static"),
     Rule(
         "FLB1190", "numpy-builtins",
         "`np.float`, `np.int`, `np.object`, `np.str` and `np.complex` are gone since NumPy 1.24: write `float`",
@@ -337,6 +375,14 @@ RULES: list[Rule] = [
         _SAVED % "saved_variables", _SAVED % "saved_tensors",
         deprecated="0.4", fix="safe", runs="DeprecationWarning", attributes=("saved_variables",),
         check=_saved_variables,
+    ),
+    Rule(
+        "FLB2167", "tensor-of-tensor",
+        "`torch.tensor(x)` of a tensor warns since torch 1.0: `x.detach().clone()` says what it does",
+        "对张量调用 `torch.tensor(x)` 自 torch 1.0 起会警告：改用含义明确的 `x.detach().clone()`",
+        "import torch\n\nx = torch.ones(2)\nout = torch.tensor(x)\n",
+        "import torch\n\nx = torch.ones(2)\nout = x.detach().clone()\n",
+        deprecated="1.0", fix="safe", runs="UserWarning", calls=("torch.tensor",), check=_tensor_of_tensor,
     ),
     Rule(
         "FLB2166", "labels-of-mnist",

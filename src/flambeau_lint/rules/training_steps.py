@@ -1,4 +1,4 @@
-"""The order of a training step, and modules, files and loaders that are used wrongly: all of it runs, or nearly."""
+"""The order of a training step, and modules, files and loaders that are used wrongly."""
 
 import ast
 import re
@@ -347,10 +347,14 @@ _PARALLEL = {
     "torch.nn.parallel.DistributedDataParallel",
 }
 _OF_PARALLEL = re.compile(
-    r"_.*|module|device_ids?|output_device|dim|train|eval|training|(named_)?(parameters|buffers|modules|children)"
-    r"|(load_)?state_dict|cuda|cpu|xpu|to|to_empty|half|float|double|bfloat16|type|zero_grad|requires_grad_|apply"
-    r"|forward|no_sync|join|compile|add_module|register_.*|share_memory|extra_repr|get_.*|reducer|logger"
-    r"|process_group|find_unused_parameters|gather|scatter|replicate|parallel_apply|static_graph|.*buckets?.*"
+    r"_.*|module|device(_ids?|_type|_mesh)?|output_device|dim|train|eval|training|T_destination"
+    r"|(named_)?(parameters|buffers|modules|children)|(load_)?state_dict|call_super_init|dump_patches"
+    r"|cuda|cpu|xpu|ipu|mtia|to(_empty|_kwargs)?|half|float|double|bfloat16|type|zero_grad|requires_grad_"
+    r"|apply|forward|no_sync|join(_.*)?|compile|add_module|register_.*|share_memory|extra_repr|get_.*|set_.*"
+    r"|reducer|logger|process_group|find_unused_parameters|gather|scatter|replicate|parallel_apply"
+    r"|static_graph|.*buckets?.*|batched_grad_copy|(broadcast|forward_sync|modules|named_module)_buffers"
+    r"|.*_hook|is_multi_device_module|mixed_precision|parameters_to_ignore|require_.*_sync"
+    r"|skip_all_reduce.*|src_device_obj|use_side_stream.*|warn_imbalance|will_sync_module_buffers"
 )
 """What the wrappers have themselves."""
 
