@@ -32,6 +32,8 @@ ROOTS = ("torch", "timm", "apex", "lightning", "tensorflow", "mxnet")
 _MODULES = {
     "torch",
     "torchvision",
+    "torchaudio",
+    "torchtext",
     "timm",
     "apex",
     "functorch",

@@ -12,6 +12,9 @@ NEWEST: Mapping[str, str] = {
     "apex": "0.2",
     "tensorflow": "2.21",
     "mxnet": "1.9",
+    "numpy": "2.4",
+    "torchaudio": "2.9",
+    "torchtext": "0.18",
 }
 """The newest version of each library that the rules know."""
 
@@ -48,14 +51,23 @@ def installed_versions() -> dict[str, str]:
 def versions_for(target: str) -> dict[str, str]:
     """The libraries that belong to a version of torch."""
     found = dict(NEWEST, torch=target)
-    found["torchvision"] = _torchvision_of(target)
+    for name in ("torchvision", "torchtext"):
+        found[name] = _zero_version_of(target, NEWEST[name])
+    if is_before(target, NEWEST["torchaudio"]):
+        found["torchaudio"] = _torchaudio_of(target)
     return found
 
 
-def _torchvision_of(torch: str) -> str:
+def _zero_version_of(torch: str, newest: str) -> str:
+    """torchvision and torchtext 0.8 came with torch 1.7, both 0.15 with torch 2.0."""
     major, minor = (*parts_of(torch), 0, 0)[:2]
-    newest = parts_of(NEWEST["torchvision"])[1]
     if major == 1:
         paired = minor - _FIRST_PAIR["torch"][1] + _FIRST_PAIR["torchvision"][1]
         return f"0.{max(paired, 1)}"
-    return f"0.{min(15 + minor, newest)}"
+    return f"0.{min(15 + minor, parts_of(newest)[1])}"
+
+
+def _torchaudio_of(torch: str) -> str:
+    """torchaudio 0.7 came with torch 1.7; since 2.0 both have the same number."""
+    major, minor = (*parts_of(torch), 0, 0)[:2]
+    return torch if major > 1 else f"0.{minor}"

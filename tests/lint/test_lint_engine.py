@@ -4,6 +4,7 @@ import codecs
 import textwrap
 
 import pytest
+import torch
 
 from flambeau_lint.checked_file import check, fixed
 from flambeau_lint.engine import RuleSet, fix, lint
@@ -237,3 +238,156 @@ def test_places_count_code_points() -> None:
     with pytest.raises(Unreadable):
         parse(b"(")
     assert decode(b"x") == (b"x", "utf-8", b"")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import torch\nm.weight.data.normal_().fmod_(2).mul_(3).add_(4)",
+        "import torch\ndataset.data.numpy()",  # a field of its own
+        "import torch\npacked.data.cpu().numpy()",
+        "import torch\nbucket.add(0.5, other)",  # a method of something else
+        "import torch\nx.add_(y, alpha=2)",
+        "import torch\ntorch.addcmul(x, y, z)",
+        "import torch\nhashlib.new('md5').update(b'')",
+        "import torch\nx.masked_fill(mask.bool(), 0)",
+        "import torch\nx = [1]\ntorch.tensor(x)\ntorch.tensor(torch.initial_seed())",
+        "import torch\nimport numpy as np\nnp.bool, np.float32, np.inf",
+    ],
+)
+def test_methods_that_look_alike(text: str) -> None:
+    assert found(text) == []
+
+
+def test_numbers_go_behind_the_tensors() -> None:
+    text = """
+    import torch
+    p.data.add_(-group["lr"] * 2, d_p)
+    dist.addmm_(1, -2, x, y.t())
+    p.add_( (1 - beta), grad )  # parentheses: found, and not written
+    """
+    changed = after(text)
+    assert 'p.data.add_(d_p, alpha=-group["lr"] * 2)' in changed
+    assert "dist.addmm_(x, y.t(), beta=1, alpha=-2)" in changed
+    assert "p.add_( (1 - beta), grad )" in changed
+    assert found(text) == ["FLB2160"] * 3
+
+
+HEAD = "import torch\nfrom torch import nn\nopt = torch.optim.SGD(net.parameters(), 0.1)\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Another loss makes the gradients between zero_grad() and step().
+        "d.backward()\nopt.zero_grad()\ng.backward()\nopt.step()",
+        "d.backward()\nopt.zero_grad()\ntrain_once(net)\nopt.step()",
+        "d.backward()\nopt.zero_grad()\nopt.step(closure)",
+        # It is switched back, by whatever way.
+        "net.train()\nfor e in x:\n    net(e).backward()\n    net.eval().cpu()\n    net.to(d).train()",
+        "net.train()\nfor e in x:\n    net(e).backward()\n    net.eval()\n    test(net)",
+        "net.train()\nfor e in x:\n    net(e).backward()\n    teacher.eval()",
+        "for e in x:\n    net(e).backward()\n    opt.step()\n    for p in q:\n        p.grad = None",
+        # Not the keys of a state, or looked at before.
+        "for line in file:\n    x = line[7:]",
+        "for k in state.keys():\n    if k.startswith('module.'):\n        k = k[7:]",
+        "new = {k[7:] if 'module' in k else k: v for k, v in state.items()}",
+        "x.cpu.amp\nx.item\nnp.float.x",
+        "loader = torch.utils.data.DataLoader(d, shuffle=True, sampler=None)",
+        "torch.save(state, 'a.pt')\ntorch.save({'net': nn.Linear(1, 1)}, 'a.pt')",
+        "for x in y:\n    test(x)\n    torch.cuda.empty_cache()",
+        "torch.tensor([1.0, 2.0])\ntorch.tensor([f(x) for x in y])",
+        "torch.log(torch.softmax(x, 1) + 1e-8)",
+        "nn.CrossEntropyLoss()(net(x), torch.softmax(y, 1))",
+        "p = nn.parallel.DistributedDataParallel(net)\np.module.fc, p.device_ids, p.device_mesh",
+        "p = nn.parallel.DistributedDataParallel(net)\np.best = 1\nprint(p.best)",
+        "p = make()\nif many:\n    p = nn.parallel.DistributedDataParallel(p)\np.fc",
+        "mask = x > 0\n1 - mask",  # may be an array
+        "mask = (x > 0).float()\n1 - mask",
+        "1 - torch.sum(x)",
+        "torch.optim.lr_scheduler.LambdaLR(opt, lambda t: min(1, t / 10))",
+        "torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 0.95**t)",
+        "torch.from_numpy(x[::2]), torch.from_numpy(x[::-1].copy())",
+        "with torch.autograd.profiler.profile() as prof:\n    print(x)\nprint(prof)",
+    ],
+)
+def test_steps_that_are_right(text: str) -> None:
+    assert found(HEAD + text) == []
+
+
+def test_a_layer_that_is_kept_is_made_once() -> None:
+    text = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def forward(self, x):
+            if self.first is None:
+                self.first = nn.Linear(2, 2)
+            self.second = nn.Linear(2, 2)
+            y = nn.ReLU()(nn.LayerNorm(x.shape[1:])(x))
+            return nn.Linear(2, 2)(y)
+    """
+    assert found(text) == ["FLB439"]
+
+
+def test_the_softmax_at_the_end_of_a_model() -> None:
+    text = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def forward(self, x):
+            return torch.softmax(x, dim=1)
+
+    class Logits(nn.Module):
+        def forward(self, x):
+            return x
+
+    net = Net()
+    other = Logits()
+    last = nn.Sequential(nn.Linear(2, 2), nn.Softmax(dim=1))
+    loss = nn.CrossEntropyLoss()
+    loss(net(x), y)
+    loss(other(x), y)
+    z = last(x)
+    loss(z, y)
+    """
+    assert found(text) == ["FLB404", "FLB404"]
+
+
+def test_layers_in_plain_containers() -> None:
+    text = """
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = []
+            self.b = []
+            self.c = []
+            self.d = []
+            self.e = {"x": nn.Linear(2, 2)}
+            self.f = {1: nn.Linear(2, 2)}
+            for _ in range(3):
+                self.a.append(nn.Linear(2, 2))
+                self.b.append(nn.Linear(2, 2))
+                self.c.append(3)
+            self.body = nn.Sequential(*self.b)  # they are registered here
+
+        def forward(self, x):
+            return sum(layer(x) for layer in self.a) + self.e["x"](x) + sum(self.f.values())
+    """
+    assert found(text) == ["FLB408"] * 3
+    fixed = after(text, unsafe=True)
+    assert "self.a = nn.ModuleList([])" in fixed
+    assert 'self.e = nn.ModuleDict({"x": nn.Linear(2, 2)})' in fixed
+    assert "self.f = {1: nn.Linear(2, 2)}" in fixed
+
+
+def test_what_the_wrappers_have_is_known() -> None:
+    """Of the class here: nothing of DistributedDataParallel is reported as missing in it."""
+    own = [name for name in dir(torch.nn.parallel.DistributedDataParallel) if name[0] != "_"]
+    text = f"{HEAD}p = nn.parallel.DistributedDataParallel(net)\n"
+    assert found(text + "".join(f"print(p.{name})\n" for name in own)) == []

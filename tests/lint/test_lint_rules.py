@@ -86,6 +86,17 @@ def test_the_torchvision_of_a_torch() -> None:
     assert {torch: versions_for(torch)["torchvision"] for torch in pairs} == pairs
 
 
+def test_the_libraries_of_a_torch() -> None:
+    assert versions_for("1.8")["torchaudio"] == "0.8"
+    assert versions_for("2.6")["torchaudio"] == "2.6"
+    assert versions_for("2.15")["torchaudio"] == NEWEST["torchaudio"]
+    assert [versions_for(torch)["torchtext"] for torch in ("1.8", "2.0", "2.15")] == [
+        "0.9",
+        "0.15",
+        "0.18",
+    ]
+
+
 @pytest.mark.parametrize(
     ("words", "length"),
     [

@@ -25,12 +25,6 @@ _SCALERS = {
     "torch.amp.GradScaler",
     "torch.cuda.amp.grad_scaler.GradScaler",
 }
-_SOFTMAX = {
-    "torch.nn.functional.softmax",
-    "torch.softmax",
-    "torch.nn.functional.log_softmax",
-    "torch.log_softmax",
-}
 
 
 def _block_of(program: Program, node: ast.AST) -> ast.AST:
@@ -76,46 +70,13 @@ def _module_prefix(program: Program, rule: Rule, node: ast.AST) -> Iterator[Find
     call = program.is_called(node)
     if call is None or len(call.args) != 2 or call.keywords:
         return
+    if isinstance(node.value, ast.Constant):
+        return  # a text that stands there is no key of a state
     if constant(call.args[0]) == "module." and constant(call.args[1]) == "":
         start = program.source.end_of(node) - len("replace")
         text = "removeprefix('module.')"
         fix = Fix((Edit(start, program.source.end_of(call), text),), is_safe=False)
         yield finding(program, rule, call, None if edits.is_in_fstring(program, call) else fix)
-
-
-def _softmax_loss(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
-    """Cross-entropy of what is a softmax already."""
-    assert isinstance(node, ast.Call)
-    name = program.dotted(node.func)
-    is_loss = name == "torch.nn.functional.cross_entropy"
-    if not is_loss and program.made_by(node.func) != {"torch.nn.CrossEntropyLoss"}:
-        return
-    first = edits.argument(node, 0, "input")
-    if first is not None and _is_softmax(program, first):
-        yield finding(program, rule, first)
-
-
-def _is_softmax(program: Program, node: ast.expr) -> bool:
-    if not isinstance(node, ast.Call):
-        values = program.values_of(node) if isinstance(node, ast.Name) else []
-        return (
-            len(values) == 1 and isinstance(values[0], ast.Call) and _is_softmax(program, values[0])
-        )
-    if program.dotted(node.func) in _SOFTMAX and "log" not in program.dotted(node.func):
-        return True
-    made = program.made_by(node.func)
-    if made == {"torch.nn.Softmax"}:
-        return True
-    return (
-        isinstance(node.func, ast.Attribute)
-        and node.func.attr == "softmax"
-        and not program.dotted(node.func)
-    )
-
-
-def _softmax_losses(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
-    for call in program.calls:
-        yield from _softmax_loss(program, rule, call)
 
 
 def _set_epoch(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -229,45 +190,71 @@ def _lists_in(
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             continue
         target = statement.targets[0]
-        is_self = isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == "self"
-        if not is_self or not _is_list_of_layers(program, statement.value):
+        if not isinstance(target, ast.Attribute) or getattr(target.value, "id", "") != "self":
             continue
-        name = target.attr  # type: ignore[attr-defined]
-        uses = [
-            one
-            for one in program.attributes.get(name, ())
-            if one is not target
-            and program.class_of(one) is owner
-            and not _is_only_read(program, one)
-        ]
-        if (
-            not uses
-            and "add_module" not in program.attributes
-            and "register_module" not in program.attributes
-        ):
-            start = program.source.start_of(statement.value)
-            end = program.source.end_of(statement.value)
-            found = edits.name_for(program, "torch.nn.ModuleList", statement)
-            fix = None
-            if found is not None:
-                fix = Fix(
-                    (Edit(start, start, f"{found[0]}("), Edit(end, end, ")"), *found[1]),
-                    is_safe=False,
-                )
-            yield finding(program, rule, statement.value, fix)
+        is_empty = isinstance(statement.value, ast.List) and not statement.value.elts
+        if not is_empty and not _is_list_of_layers(program, statement.value):
+            continue
+        if _stays_plain(program, owner, target, is_empty=is_empty):
+            yield finding(program, rule, statement.value, _as_modules(program, statement))
+
+
+def _stays_plain(
+    program: Program, owner: ast.ClassDef, target: ast.Attribute, *, is_empty: bool
+) -> bool:
+    """Whether the layers are only read; of an empty list: and only layers are appended."""
+    if "add_module" in program.attributes or "register_module" in program.attributes:
+        return False
+    has_layers = not is_empty
+    for one in program.attributes.get(target.attr, ()):
+        if one is target or program.class_of(one) is not owner or _is_only_read(program, one):
+            continue
+        added = _appended(program, one)
+        if added is None or not _makes_layer(program, added):
+            return False
+        has_layers = True
+    return has_layers
+
+
+def _as_modules(program: Program, statement: ast.Assign) -> Optional[Fix]:
+    is_dict = isinstance(statement.value, (ast.Dict, ast.DictComp))
+    for key in statement.value.keys if isinstance(statement.value, ast.Dict) else ():
+        if not isinstance(constant(key), str):
+            return None  # a ModuleDict takes nothing else
+    name = "torch.nn.ModuleDict" if is_dict else "torch.nn.ModuleList"
+    found = edits.name_for(program, name, statement)
+    if found is None:
+        return None
+    start = program.source.start_of(statement.value)
+    end = program.source.end_of(statement.value)
+    return Fix((Edit(start, start, f"{found[0]}("), Edit(end, end, ")"), *found[1]), is_safe=False)
 
 
 def _is_list_of_layers(program: Program, node: ast.expr) -> bool:
     parts = (
         [node.elt]
         if isinstance(node, ast.ListComp)
+        else [node.value]
+        if isinstance(node, ast.DictComp)
         else node.elts
         if isinstance(node, ast.List)
+        else node.values
+        if isinstance(node, ast.Dict)
         else []
     )
-    return bool(parts) and all(
-        isinstance(part, ast.Call) and _is_layer(program.dotted(part.func)) for part in parts
-    )
+    return bool(parts) and all(_makes_layer(program, part) for part in parts)
+
+
+def _makes_layer(program: Program, node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and _is_layer(program.dotted(node.func))
+
+
+def _appended(program: Program, node: ast.Attribute) -> Optional[ast.expr]:
+    """What `self.layers.append(...)` appends."""
+    method = program.parents.get(node)
+    is_append = isinstance(method, ast.Attribute) and method.attr == "append"
+    call = program.is_called(method) if is_append and method is not None else None
+    return call.args[0] if call is not None and len(call.args) == 1 else None
 
 
 _WITH_WEIGHTS = (
@@ -298,6 +285,8 @@ def _is_only_read(program: Program, node: ast.Attribute) -> bool:
         return parent.iter is node
     if isinstance(parent, ast.Subscript):
         return parent.value is node and isinstance(parent.ctx, ast.Load)
+    if isinstance(parent, ast.Attribute):
+        return parent.attr in ("items", "values", "keys") and program.is_called(parent) is not None
     return isinstance(parent, ast.Call) and getattr(parent.func, "id", "") in (
         "enumerate",
         "zip",
@@ -443,16 +432,23 @@ def _accumulated(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findin
             if isinstance(attribute.value, ast.Name) and _inner_loop(program, attribute) is loop:
                 losses.add(attribute.value.id)
         for statement in ast.walk(loop):
-            if (
-                not isinstance(statement, ast.AugAssign)
-                or _inner_loop(program, statement) is not loop
-            ):
-                continue
-            value = statement.value
-            is_loss = isinstance(value, ast.Name) and value.id in losses
-            target = statement.target
-            if is_loss and isinstance(target, ast.Name) and target.id not in losses:
+            if _keeps_one_of(statement, losses) and _inner_loop(program, statement) is loop:
                 yield finding(program, rule, statement)
+
+
+def _keeps_one_of(statement: ast.AST, losses: "set[str]") -> bool:
+    """`total += loss`, or `losses.append(loss)`."""
+    if isinstance(statement, ast.AugAssign):
+        value: ast.expr = statement.value
+        target = getattr(statement.target, "id", None)
+        is_kept = target is not None and target not in losses
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        call = statement.value
+        is_kept = getattr(call.func, "attr", "") == "append" and len(call.args) == 1
+        value = call.args[0] if is_kept else call
+    else:
+        return False
+    return is_kept and isinstance(value, ast.Name) and value.id in losses
 
 
 def _inner_loop(program: Program, node: ast.AST) -> Optional[ast.AST]:
@@ -467,8 +463,10 @@ def _undivided(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
     if call is None or not isinstance(test, ast.If):
         return
     made = program.made_by(node.value)
-    if not made or not all(
-        name.startswith("torch.optim.") and "lr_scheduler" not in name for name in made
+    name = getattr(node.value, "attr", getattr(node.value, "id", ""))
+    is_called_so = not made and (name.startswith("optim") or name == "opt")
+    if not is_called_so and not (
+        made and all(one.startswith("torch.optim.") and "lr_scheduler" not in one for one in made)
     ):
         return
     has_modulo = any(isinstance(one, ast.Mod) for one in ast.walk(test.test))
@@ -477,8 +475,11 @@ def _undivided(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
         return
     text = program.source.text_of(loop)
     is_whole = "/" not in text and "reduction='sum'" not in text and "scaler" not in text
-    if ".backward()" in text and is_whole:
-        yield finding(program, rule, call)
+    for one in program.attributes.get("backward", ()) if is_whole else ():
+        made_here = program.is_called(one)
+        if made_here is not None and _inner_loop(program, one) is loop:
+            yield finding(program, rule, made_here)
+            return
 
 
 def _scheduler_first(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -629,16 +630,6 @@ RULES: list[Rule] = [
         fix="unsafe", attributes=("replace",), check=_module_prefix,
     ),
     Rule(
-        "FLB404", "softmax-before-cross-entropy",
-        "cross-entropy takes logits: of a softmax it is the loss of a model that can never be sure",
-        "交叉熵接收 logits：先做 softmax 会使损失永远降不到 0",
-        "import torch\nimport torch.nn.functional as F\n\nx = torch.tensor([[9.0, 0.0]])\ny = torch.tensor([0])\n"
-        "out = F.cross_entropy(F.softmax(x, dim=1), y)\n",
-        "import torch\nimport torch.nn.functional as F\n\nx = torch.tensor([[9.0, 0.0]])\ny = torch.tensor([0])\n"
-        "out = F.cross_entropy(x, y)\n",
-        whole=True, check=_softmax_losses,
-    ),
-    Rule(
         "FLB405", "clip-of-scaled-gradients",
         "gradients are clipped while they are scaled: call `scaler.unscale_(optimizer)` before",
         "梯度在仍被放大时就被裁剪：先调用 `scaler.unscale_(optimizer)`",
@@ -668,8 +659,8 @@ RULES: list[Rule] = [
     ),
     Rule(
         "FLB408", "layers-in-a-list",
-        "layers in a plain list are no part of the module: not trained, saved or moved; write `nn.ModuleList`",
-        "放在普通列表里的层不属于模块：不会被训练、保存或移动；改用 `nn.ModuleList`",
+        "layers in a plain list or dict are no part of the module: not trained, saved or moved; write `nn.ModuleList`",
+        "放在普通列表或字典里的层不属于模块：不会被训练、保存或移动；改用 `nn.ModuleList`",
         _LAYERS % "[nn.Linear(2, 2), nn.Linear(2, 2)]",
         _LAYERS % "nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])",
         fix="unsafe", whole=True, check=_plain_list,
@@ -748,8 +739,8 @@ RULES: list[Rule] = [
     ),
     Rule(
         "FLB418", "sum-of-losses-keeps-graphs",
-        "`total += loss` keeps the graph of every step: add `loss.item()` or `loss.detach()`",
-        "`total += loss` 会保留每一步的计算图：改为加 `loss.item()` 或 `loss.detach()`",
+        "`total += loss` and `losses.append(loss)` keep the graph of every step: `loss.item()` or `loss.detach()`",
+        "`total += loss` 与 `losses.append(loss)` 会保留每一步的计算图：改用 `loss.item()` 或 `loss.detach()`",
         _LOOP.format(before="total = 0\n", body="    loss = net(torch.ones(2)).sum()\n    loss.backward()\n    total += loss\n"),
         _LOOP.format(before="total = 0\n", body="    loss = net(torch.ones(2)).sum()\n    loss.backward()\n    total += loss.item()\n"),
         sure="likely", preview=True, whole=True, check=_accumulated,

@@ -121,5 +121,31 @@ RULES: list[Rule] = [
         " and `flambeau train` reads its .rec files",
         zh="MXNet 已于 2023 年停止维护，且无法与 NumPy 1.24 及以上一同导入：`flambeau pack` 可转换、"
         "`flambeau train` 可直接读取其 .rec 文件"),
+    gone("FLB1192", "torchaudio.load_wav", "0.9", "torchaudio.load(normalize=False)",
+         "import torchaudio\n\n\ndef read(path):\n    return torchaudio.load_wav(path)\n",
+         "import torchaudio\n\n\ndef read(path):\n    return torchaudio.load(path, normalize=False)\n",
+         deprecated="0.8", runs="static"),
+    gone("FLB1193", "torchaudio.set_audio_backend", "2.9", "torchaudio.load(backend=)",
+         "import torchaudio\n\ntorchaudio.set_audio_backend('soundfile')\n", "import torchaudio\n\ntorchaudio.load\n",
+         deprecated="2.2", runs="static", also="torchaudio.get_audio_backend torchaudio.list_audio_backends",
+         why="Files are read by torchcodec since 2.9."),
+    gone("FLB1194", "torchaudio.sox_effects", "2.9", "",
+         "from torchaudio.sox_effects import apply_effects_tensor", "import torchaudio", deprecated="2.8",
+         runs="static"),
+    gone("FLB1195", "torchaudio.info", "2.9", "torchcodec.decoders.AudioDecoder(path).metadata",
+         "import torchaudio\n\n\ndef rate(path):\n    return torchaudio.info(path).sample_rate\n",
+         "from torchcodec.decoders import AudioDecoder\n\n\ndef rate(path):\n"
+         "    return AudioDecoder(path).metadata.sample_rate\n",
+         deprecated="2.8", runs="static"),
+    gone("FLB1196", "torchtext.data.Field", "0.12", "",
+         "from torchtext.data import Field", "from torch.utils.data import DataLoader",
+         deprecated="0.8", runs="static",
+         also="torchtext.data.LabelField torchtext.data.RawField torchtext.data.NestedField"
+         " torchtext.data.BucketIterator torchtext.data.Iterator torchtext.data.BPTTIterator"
+         " torchtext.data.TabularDataset torchtext.data.Example torchtext.data.Dataset torchtext.legacy",
+         en="`Field`, `BucketIterator`, `TabularDataset` and their kin are gone since torchtext 0.12, and torchtext"
+         " itself ended with 0.18: write a Dataset, and `pad_sequence` in `collate_fn`",
+         zh="`Field`、`BucketIterator`、`TabularDataset` 等自 torchtext 0.12 起已移除，torchtext 本身止于 0.18：改写成 Dataset，"
+         "并在 `collate_fn` 中用 `pad_sequence`"),
 ]  # fmt: skip
 """One row per name."""

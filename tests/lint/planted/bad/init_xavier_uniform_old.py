@@ -1,0 +1,14 @@
+# planted: line 8, nn.init.xavier_uniform is deprecated; use xavier_uniform_; since torch 0.4
+import torch.nn as nn
+import torch.nn.init as init
+
+
+def weights_init(m):
+    if isinstance(m, nn.Conv2d):
+        init.xavier_uniform(m.weight)
+        if m.bias is not None:
+            m.bias.data.zero_()
+
+
+net = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3))
+net.apply(weights_init)
