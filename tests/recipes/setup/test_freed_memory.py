@@ -25,7 +25,8 @@ size = 48 * 2**20  # above the 32 MiB to which the library raises its threshold 
 usual = faults(size)
 taken = keep_freed_memory()
 faults(size)  # gets the pages that are kept
-print(json.dumps([usual, taken, faults(size)]))
+# The system may take some back meanwhile, where memory is short.
+print(json.dumps([usual, taken, min(faults(size) for _ in range(3))]))
 """
 
 
