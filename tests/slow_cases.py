@@ -362,7 +362,7 @@ CASES = {
     "trainer/prediction/test_calibration.py::test_coverage_of_new_images_over_200_repetitions": 1,
     "trainer/prediction/test_calibration.py::test_sets_are_in_an_export_of_several": 0,
     "trainer/prediction/test_calibration.py::test_sets_from_python_and_in_an_export": 0,
-    "trainer/prediction/test_ensemble.py::test_an_export_of_several_is_one_graph_of_the_same_answers[onnx]": 0,
+    "trainer/prediction/test_ensemble.py::test_an_export_of_several_is_one_graph_of_the_same_answers": 0,
     "trainer/test_compile.py::test_a_resume_without_it_is_said": 0,
     "trainer/test_compile.py::test_accumulated_and_stopped": 0,
     "trainer/test_compile.py::test_graphs_that_do_not_fit_are_made_for_smaller_batches": 0,
