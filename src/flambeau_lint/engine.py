@@ -47,7 +47,7 @@ def choose(
     Args:
         rules: all of them.
         versions: of each library.
-        since: the torch that the files were written for: what has silently changed since then is told.
+        since: the torch that the files were written for: rules of silent changes since then speak, too.
         preview: also those that are not proved yet.
     """
     return [
@@ -123,7 +123,7 @@ def _named(
             yield rule, node
     for dotted, use in program.uses():
         for rule in names.get(dotted, ()):
-            # What an import has bound is told there.
+            # A name that an import has bound is reported at the import.
             if not isinstance(use, ast.Name) or not program.is_bound(use.id):
                 yield rule, use
 

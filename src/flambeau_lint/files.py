@@ -5,6 +5,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Optional
 
 from flambeau_lint.settings import Settings, WrongUsage, matches
 from flambeau_lint.virtual import NOTEBOOKS, PAGES
@@ -82,25 +83,61 @@ def unsaved(paths: Sequence[str]) -> dict[str, str]:
 
 def _git_status(folder: str, names: Sequence[str]) -> tuple[bool, dict[str, str]]:
     """Whether git answers there, and the reason of each file that is not as it was committed."""
-    # A repository of someone else may name programs: none of them is run.
-    quiet = ["-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"]
-    command = ["git", "--no-optional-locks", *quiet, "status", "--porcelain", "-z", "--ignored"]
-    command += ["--untracked-files=all", "--no-renames", "--", *(f"./{name}" for name in names)]
-    environment = {**os.environ, "GIT_LITERAL_PATHSPECS": "1"}
+    quiet = _without_programs(folder)
+    if quiet is None:
+        return False, {}
+    words = ["status", "--porcelain", "-z", "--ignored", "--untracked-files=all", "--no-renames"]
+    words += ["--ignore-submodules=all", "--", *(f"./{name}" for name in names)]
+    out = _git(folder, words, quiet)
+    if out is None:
+        return False, {}
+    reasons = {b"??": "is not committed yet", b"!!": "is ignored by git"}
+    return True, {
+        Path(os.fsdecode(row[3:])).name: reasons.get(row[:2], "has changes that are not committed")
+        for row in out.split(b"\0")
+        if row
+    }
+
+
+def _without_programs(folder: str) -> Optional[dict[str, str]]:
+    """Settings by which git starts none of the programs that a repository names; None if git does not answer.
+
+    A repository of someone else may name some: a monitor of files, hooks, and filters through which each file
+    goes. Those that the user has set for all repositories stay.
+    """
+    settings = {"core.fsmonitor": "false", "core.hooksPath": os.devnull}
+    listed = _git(folder, ["config", "--list", "--show-scope", "-z"], {})
+    if listed is None:
+        return None
+    words = os.fsdecode(listed).split("\0")
+    for scope, setting in zip(words[::2], words[1::2]):
+        key = setting.partition("\n")[0]
+        if scope in ("local", "worktree") and key.startswith("filter."):
+            name = key.rpartition(".")[0]
+            settings.update({f"{name}.clean": "", f"{name}.process": "", f"{name}.required": "0"})
+    return settings
+
+
+def _git(folder: str, words: Sequence[str], settings: dict[str, str]) -> Optional[bytes]:
+    """What git prints; None if it fails or is not there. It fetches nothing and writes nothing."""
+    environment = {**os.environ, "GIT_LITERAL_PATHSPECS": "1", "GIT_NO_LAZY_FETCH": "1"}
+    environment["GIT_ALLOW_PROTOCOL"] = "none"
+    environment["GIT_CONFIG_COUNT"] = str(len(settings))
+    for number, (key, value) in enumerate(settings.items()):
+        environment[f"GIT_CONFIG_KEY_{number}"] = key
+        environment[f"GIT_CONFIG_VALUE_{number}"] = value
     try:
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, timeout=120, check=False, env=environment
+            ["git", "--no-optional-locks", *words],
+            cwd=folder,
+            capture_output=True,
+            timeout=120,
+            check=False,
+            env=environment,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return False, {}
-    if done.returncode:
-        return False, {}
-    words = {b"??": "is not committed yet", b"!!": "is ignored by git"}
-    rows = [row for row in done.stdout.split(b"\0") if row]
-    return True, {
-        Path(os.fsdecode(row[3:])).name: words.get(row[:2], "has changes that are not committed")
-        for row in rows
-    }
+        return None
+    return None if done.returncode else done.stdout
 
 
 def write(path: str, old: bytes, new: bytes) -> None:

@@ -108,7 +108,9 @@ def rule_page(rule: Rule) -> str:
     facts = [f"{rule.kind} in {rule.library}"]
     facts += [f"deprecated since {rule.deprecated}"] if rule.deprecated else []
     facts += [f"gone since {rule.removed}"] if rule.removed else []
-    facts += [f"changed in {rule.changed}, and told with --from alone"] if rule.is_journey else []
+    facts += (
+        [f"changed in {rule.changed}, and reported with --from alone"] if rule.is_journey else []
+    )
     facts += [f"until {rule.until}"] if rule.until else []
     facts += ["with --preview alone"] if rule.preview else []
     fixes = {

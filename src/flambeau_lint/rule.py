@@ -56,8 +56,8 @@ Check = Callable[["Program", "Rule", ast.AST], Iterator[Finding]]
 class Rule:
     """One fact about a library, with the versions in which it holds.
 
-    `deprecated`, `removed` and `changed` name the first version of each; from the first of them on a file is
-    told, until `until`. A rule with `changed` alone speaks only where the way from an older version is asked.
+    `deprecated`, `removed` and `changed` name the first version of each: from the first of them on, and
+    before `until`, the rule reports. A rule with `changed` alone reports only with `--from` an older version.
     """
 
     code: str

@@ -134,11 +134,29 @@ def test_files_that_git_could_not_bring_back_are_refused(
     assert path.read_text() == NEW
 
 
-def test_git_runs_no_program_of_the_repository() -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"core.fsmonitor": "touch {ran}; false"},
+        {"filter.any.clean": "touch {ran}; cat"},
+        {"filter.any.process": "touch {ran}; false", "filter.any.required": "true"},
+        {"filter.a.b=c.clean": "touch {ran}; cat"},
+        {"include.path": "more"},
+    ],
+    ids=["monitor", "clean", "process", "odd name", "included"],
+)
+def test_git_runs_no_program_of_the_repository(settings: dict[str, str], tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    name = "a.b=c" if "filter.a.b=c.clean" in settings else "any"
+    committed(".gitattributes", f"*.py filter={name}\n")
     committed("a.py", OLD)
-    git("config", "core.fsmonitor", "touch ran; false")
+    Path(".git", "more").write_text(f'[filter "any"]\n\tclean = touch {ran}; cat\n')
+    for key, value in settings.items():
+        git("config", key, value.format(ran=ran))
+    os.utime("a.py", (1, 1))  # so that git reads it again
     assert lint("--fix", "a.py") == 0
-    assert not Path("ran").exists()
+    assert not ran.exists()
+    assert Path("a.py").read_text() == NEW
 
 
 def test_diff_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:

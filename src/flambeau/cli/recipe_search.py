@@ -1,4 +1,4 @@
-"""Searches the recipes, the pages and the flags: by name, word, old API or error message, in two languages.
+"""Searches recipes, pages, flags and lint rules: by name, word, old API or error message, in two languages.
 
 Source: Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009; the text of
 links to a page counts for that page, as in Brin and Page, "The Anatomy of a Large-Scale Hypertextual Web
@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from flambeau_lint.rule import Rule
 
-
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 SYNONYMS = Path(__file__).with_name("synonyms.txt")
 
 # Lists of links: their text counts only for the pages that they link to.
 _LISTS = ("index.md", "coverage.md")
 _ANSWERS = "errors_and_old_names.md"  # each row of its tables answers one question
-# Both chosen on the questions of the tests.
+# Chosen on the questions of the tests.
 _WEIGHTS = {"name": 6.0, "title": 4.0, "links": 2.5, "body": 1.0}
 _RULE = 0.7  # times, of a rule, whose few words would outweigh a page
 _ANSWER = 1.3  # times, of a row that answers one question
@@ -141,7 +140,7 @@ class Index:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """All that is searched: recipes, sections of pages, rows that answer a message, flags."""
+        """All that is searched: recipes, sections of pages, rows that answer a message, flags, rules."""
         return tuple(self._entries)
 
     def search(self, words: str, *, min_share: float = 0.0, top: int | None = None) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""What still runs and gives something else since a version: told to who comes from before it (--from)."""
+"""What still runs, and gives something else since a version: reported with --from an older version."""
 
 import ast
 from collections.abc import Iterator
