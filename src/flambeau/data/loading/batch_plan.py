@@ -15,6 +15,7 @@ from flambeau.data.loading.batch_layout import Cut, Layout
 _MOST_ANNOUNCED = 256  # batches: what is known of each takes some kilobytes
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+EpochOrder = np.ndarray[Any, np.dtype[np.int32 | np.int64]]
 
 
 @runtime_checkable
@@ -24,7 +25,7 @@ class Order(Protocol):
     def __len__(self) -> int: ...
 
     def order(self, epoch: int) -> torch.Tensor:
-        """(len,) int64 on the CPU: indices of samples."""
+        """(len,) int64 or int32 on the CPU: indices of samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class BatchPlan(Sampler[BatchPart]):
     def __init__(
         self,
         layout: Layout,
-        order: Callable[[int], Indices],
+        order: Callable[[int], EpochOrder],
         *,
         repeats: bool,
         length: int,
@@ -82,12 +83,15 @@ class BatchPlan(Sampler[BatchPart]):
                 stop = min(position + size, self._length)
                 for cut in itertools.islice(self._layout.cut(position, stop), skip, None):
                     chosen = self._grouped(order, cut.low, cut.high)
-                    yield BatchPart(epoch, order[chosen], draws[chosen], stop - position, cut)
+                    # Wide again: the indices seed random numbers, and an order may be in 32 bits.
+                    indices = order[chosen].astype(np.int64)
+                    drawn = draws[chosen].astype(np.int64)
+                    yield BatchPart(epoch, indices, drawn, stop - position, cut)
                 position = stop
                 skip = 0
             epoch, position = epoch + 1, 0
 
-    def _grouped(self, order: Indices, low: int, high: int) -> slice | Indices:
+    def _grouped(self, order: EpochOrder, low: int, high: int) -> slice | Indices:
         """The places of a forward pass, by stream if there are several."""
         if self._stream_of is None:
             return slice(low, high)
@@ -138,7 +142,7 @@ def share_sizes(length: int, layout: Layout) -> list[int]:
     return list(dict.fromkeys(part.cut.local.stop - part.cut.local.start for part in plan))
 
 
-def _numbered(order: Indices) -> Indices:
+def _numbered(order: EpochOrder) -> Indices:
     """A number for each position of an order: the sample's index, raised for each earlier occurrence.
 
     An index that an epoch repeats is augmented differently each time.
@@ -146,6 +150,6 @@ def _numbered(order: Indices) -> Indices:
     by_index = np.argsort(order, kind="stable")
     starts = np.flatnonzero(np.diff(order[by_index], prepend=-1))
     before = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
-    numbered = order.copy()
+    numbered = order.astype(np.int64)  # a copy
     numbered[by_index] += before * (int(order.max()) + 1)
     return numbered

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset, defaul
 
 from flambeau.data.loading.background_reader import prefetch
 from flambeau.data.loading.batch_layout import Layout
-from flambeau.data.loading.batch_plan import AnnouncedPlan, BatchPart, BatchPlan, Order
+from flambeau.data.loading.batch_plan import AnnouncedPlan, BatchPart, BatchPlan, EpochOrder, Order
 from flambeau.data.loading.batch_samples import count_samples
 from flambeau.data.loading.micro_batch import MicroBatch, wait_before_fork
 from flambeau.data.loading.read_ahead import ReadAhead
@@ -152,7 +152,7 @@ class Loader:
             return self._dataset.describe(index)
         return f"sample {index}"
 
-    def order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def order(self, epoch: int) -> EpochOrder:
         if self._sampler is not None:
             return self._sampler.order(epoch).numpy()
         if self._shuffle:

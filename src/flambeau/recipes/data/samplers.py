@@ -250,10 +250,17 @@ class BlockSampler(EpochSampler):
         return first, torch.diff(cuts, append=ends[-1:])
 
     def order(self, epoch: int) -> Tensor:
+        """The order of the samples in an epoch, of all ranks together.
+
+        Returns:
+            (N,) int32 on the CPU, int64 of 2**31 samples and more.
+        """
         # The numbers of the blocks are others than those of the samples.
         numbers = uniform(len(self._lengths), seed=self._seed ^ _GAMMA, epoch=epoch)
         edges = self._edges.tolist()
-        order = torch.empty(self._length, dtype=torch.int64)
+        # Half of the memory of int64, of which the order of a very large set would be the most.
+        dtype = torch.int32 if self._length <= torch.iinfo(torch.int32).max else torch.int64
+        order = torch.empty(self._length, dtype=dtype)
         for turn, stream in enumerate(self.stream_of.tolist()):
             low, high = self._firsts[stream : stream + 2]
             blocks = low + torch.argsort(numbers[low:high], stable=True)

@@ -99,7 +99,7 @@ class Identity:
 
 
 def _sampler(sampler: Order) -> str:
-    digest = hashlib.sha256(sampler.order(0).numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(sampler.order(0).long().numpy().tobytes()).hexdigest()
     return f"{type(sampler).__name__}, {len(sampler)} samples, {digest[:16]}"
 
 
