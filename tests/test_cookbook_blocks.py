@@ -27,6 +27,11 @@ SHARE_SHOWN = 0.8  # of the blocks; the rest define something, or draw
 # Pages that are finished.
 FINISHED = [
     "autograd.md",
+    "tensors.md",
+    "training_tricks.md",
+    "models.md",
+    "memory.md",
+    "schedules.md",
 ]
 
 
@@ -47,7 +52,7 @@ def python_blocks(page: Path) -> list[Block]:
 
 def shown(block: Block) -> list[str]:
     """The lines that it prints, by its comments."""
-    return [line.strip() for line in PRINTS.findall(block.source)]
+    return [line.rstrip() for line in PRINTS.findall(block.source)]
 
 
 def is_a_result(lines: list[str]) -> bool:

@@ -1,7 +1,12 @@
 """What the cookbook pages say and no block of theirs prints."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional
 
 # ---------------------------------------------------------------- autograd.md
 
@@ -31,3 +36,66 @@ def test_a_graph_of_sums_can_be_walked_twice() -> None:
     y.backward()
     y.backward()
     assert x.grad == 4
+
+
+# ---------------------------------------------------------------- tensors.md
+
+
+def test_there_are_no_strings() -> None:
+    with pytest.raises((TypeError, ValueError)):
+        torch.tensor(["a", "b"])
+
+
+def test_expanded_tensor_refuses_to_be_written_as_a_whole() -> None:
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.zeros(2, 1).expand(2, 3).add_(1)
+
+
+def test_which_conversions_between_numpy_and_torch_copy() -> None:
+    array = np.zeros(3, np.float32)
+    tensor = torch.from_numpy(array)
+    address = array.ctypes.data
+    assert tensor.data.numpy().ctypes.data == address
+    assert tensor.numpy().copy().ctypes.data != address
+    assert tensor.clone().numpy().ctypes.data != address
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "complex128"])
+def test_types_that_numpy_has(dtype: str) -> None:
+    assert torch.zeros(2, dtype=getattr(torch, dtype)).numpy().dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_types_that_numpy_has_not(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match="unsupported ScalarType"):
+        torch.zeros(2, dtype=dtype).numpy()
+    assert torch.zeros(2, dtype=dtype).float().numpy().dtype == np.float32
+
+
+def test_truncated_pixel_is_one_less() -> None:
+    assert torch.tensor(0.999).mul(255).byte() == 254
+
+
+def test_allclose_compares_no_types() -> None:
+    x = torch.ones(2)
+    with pytest.raises(RuntimeError, match="did not match"):
+        torch.allclose(x.double(), x)
+    torch.testing.assert_close(x, x.clone())
+
+
+def test_one_hot_has_the_type_of_classes() -> None:
+    assert functional.one_hot(torch.tensor([2, 0])).dtype == torch.int64
+
+
+def test_cpu_number_without_dimensions_goes_with_any_device() -> None:
+    assert (torch.ones(2, device="meta") + torch.ones(())).shape == (2,)
+
+
+# ---------------------------------------------------------------- models.md
+
+
+def test_copies_of_shared_layers_share_no_weights_with_them() -> None:
+    layer = nn.Linear(2, 2)
+    copied = copy.deepcopy(nn.Sequential(layer, layer))
+    assert copied[0] is copied[1]
+    assert copied[0].weight is not layer.weight
