@@ -8,6 +8,7 @@ below it. Chinese pages write `# 输出：3`. `...` stands for what differs betw
 prints for each page how many blocks it has, how many run alone, and how many show a result.
 """
 
+import contextlib
 import doctest
 import os
 import re
@@ -32,6 +33,9 @@ FINISHED = [
     "models.md",
     "memory.md",
     "schedules.md",
+    "precision.md",
+    "devices.md",
+    "reproducibility.md",
 ]
 
 
@@ -60,10 +64,11 @@ def is_a_result(lines: list[str]) -> bool:
 
 
 def what_is_wrong(block: Block, folder: Path) -> str | None:
-    """Run it as a script of its own, with warnings as errors, and compare its lines."""
-    script = folder / "block.py"
-    script.write_text(block.source, encoding="utf-8")
-    done = run_python("-W", "error", script)
+    """Run it as a script in a folder of its own, with warnings as errors, and compare its lines."""
+    with tempfile.TemporaryDirectory(dir=folder) as own, contextlib.chdir(own):
+        script = Path("block.py")
+        script.write_text(block.source, encoding="utf-8")
+        done = run_python("-W", "error", script)
     if done.returncode:
         return f"line {block.line}: {done.stderr.strip()[-300:]}"
     expected = "".join(f"{line}\n" for line in shown(block))
@@ -74,10 +79,7 @@ def what_is_wrong(block: Block, folder: Path) -> str | None:
 
 
 @pytest.mark.parametrize("name", FINISHED)
-def test_every_block_runs_alone(
-    name: str, tmp_path: Path, few_embedded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_every_block_runs_alone(name: str, tmp_path: Path, few_embedded: Path) -> None:
     blocks = python_blocks(cookbook_pages()[name])
     assert [wrong for block in blocks if (wrong := what_is_wrong(block, tmp_path))] == []
 

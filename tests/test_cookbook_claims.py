@@ -1,6 +1,7 @@
 """What the cookbook pages say and no block of theirs prints."""
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -99,3 +100,12 @@ def test_copies_of_shared_layers_share_no_weights_with_them() -> None:
     copied = copy.deepcopy(nn.Sequential(layer, layer))
     assert copied[0] is copied[1]
     assert copied[0].weight is not layer.weight
+
+
+# ---------------------------------------------------------------- devices.md
+
+
+@pytest.mark.parametrize("place", [torch.cuda.set_device, torch.device, nn.Linear(2, 2).cuda])
+def test_a_name_for_two_devices_is_refused(place: Callable[[str], object]) -> None:
+    with pytest.raises(RuntimeError, match="Invalid device string: 'cuda:1,2'"):
+        place("cuda:1,2")
