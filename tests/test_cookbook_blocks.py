@@ -36,6 +36,8 @@ FINISHED = [
     "precision.md",
     "devices.md",
     "reproducibility.md",
+    "debugging.md",
+    "profiling.md",
 ]
 
 
