@@ -38,6 +38,8 @@ FINISHED = [
     "reproducibility.md",
     "debugging.md",
     "profiling.md",
+    "data_cookbook.md",
+    "fine_tuning.md",
 ]
 
 

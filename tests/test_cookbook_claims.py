@@ -2,12 +2,15 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
 
 # ---------------------------------------------------------------- autograd.md
 
@@ -109,3 +112,22 @@ def test_copies_of_shared_layers_share_no_weights_with_them() -> None:
 def test_a_name_for_two_devices_is_refused(place: Callable[[str], object]) -> None:
     with pytest.raises(RuntimeError, match="Invalid device string: 'cuda:1,2'"):
         place("cuda:1,2")
+
+
+# ---------------------------------------------------------------- data_cookbook.md
+
+
+@pytest.mark.parametrize("setting", [{"shuffle": True}, {"sampler": range(9)}, {"drop_last": True}])
+def test_what_a_batch_sampler_excludes(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        DataLoader(range(9), batch_sampler=[[0]], **setting)
+
+
+def test_timeout_without_workers_is_an_assertion() -> None:
+    with pytest.raises(AssertionError):
+        next(iter(DataLoader(range(9), timeout=1)))
+
+
+def test_to_tensor_of_v2_names_what_takes_its_place() -> None:
+    with pytest.warns(UserWarning, match=r"v2\.ToImage\(\)"):
+        v2.ToTensor()
