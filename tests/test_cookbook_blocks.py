@@ -40,6 +40,8 @@ FINISHED = [
     "profiling.md",
     "data_cookbook.md",
     "fine_tuning.md",
+    "inference.md",
+    "tracking.md",
 ]
 
 

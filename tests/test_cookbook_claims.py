@@ -131,3 +131,15 @@ def test_timeout_without_workers_is_an_assertion() -> None:
 def test_to_tensor_of_v2_names_what_takes_its_place() -> None:
     with pytest.warns(UserWarning, match=r"v2\.ToImage\(\)"):
         v2.ToTensor()
+
+
+# ---------------------------------------------------------------- inference.md
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_trace_warns_of_the_path_that_it_does_not_record() -> None:
+    def gate(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else -x
+
+    with pytest.warns(torch.jit.TracerWarning):
+        torch.jit.trace(gate, torch.ones(2))
