@@ -42,6 +42,7 @@ FINISHED = [
     "fine_tuning.md",
     "inference.md",
     "tracking.md",
+    "errors_and_old_names.md",
 ]
 
 
