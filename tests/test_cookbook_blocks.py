@@ -43,6 +43,7 @@ FINISHED = [
     "inference.md",
     "tracking.md",
     "errors_and_old_names.md",
+    "checkpoints.md",
 ]
 
 
