@@ -307,6 +307,7 @@ CASES = {
     "sandbox/test_sandbox.py::test_an_unprivileged_user_needs_no_root": 0,
     "sandbox/test_sandbox.py::test_caches_last_from_one_command_to_the_next": 0,
     "sandbox/test_this_process.py::test_only_the_output_is_left": 0,
+    "test_cookbook_blocks.py::test_every_block_runs_alone": 3,
     "test_docs.py::test_blocks_run[docs/en/command_line.md]": 0,
     "test_docs.py::test_blocks_run[docs/en/data_cookbook.md]": 0,
     "test_docs.py::test_blocks_run[docs/en/diff.md]": 0,

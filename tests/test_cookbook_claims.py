@@ -1,0 +1,145 @@
+"""What the cookbook pages say and no block of theirs prints."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+# ---------------------------------------------------------------- autograd.md
+
+
+def test_grad_of_a_tensor_that_is_no_leaf_is_none_with_a_warning() -> None:
+    other = torch.ones(2, requires_grad=True) * 2
+    other.sum().backward()
+    with pytest.warns(UserWarning, match="not a leaf Tensor"):
+        assert other.grad is None
+
+
+def test_parameter_that_was_moved_is_refused_and_one_that_stayed_is_not() -> None:
+    parameter = torch.ones(2, requires_grad=True)
+    assert parameter.to("cpu") is parameter
+    with pytest.raises(ValueError, match="non-leaf"):
+        torch.optim.SGD([parameter.to("meta")], lr=0.1)
+
+
+def test_where_has_the_gradient_of_relu_at_zero() -> None:
+    zero = torch.zeros(1, requires_grad=True)
+    assert torch.autograd.grad(zero.relu(), zero)[0] == 0
+
+
+def test_a_graph_of_sums_can_be_walked_twice() -> None:
+    x = torch.tensor(2.0, requires_grad=True)
+    y = x + x
+    y.backward()
+    y.backward()
+    assert x.grad == 4
+
+
+# ---------------------------------------------------------------- tensors.md
+
+
+def test_there_are_no_strings() -> None:
+    with pytest.raises((TypeError, ValueError)):
+        torch.tensor(["a", "b"])
+
+
+def test_expanded_tensor_refuses_to_be_written_as_a_whole() -> None:
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.zeros(2, 1).expand(2, 3).add_(1)
+
+
+def test_which_conversions_between_numpy_and_torch_copy() -> None:
+    array = np.zeros(3, np.float32)
+    tensor = torch.from_numpy(array)
+    address = array.ctypes.data
+    assert tensor.data.numpy().ctypes.data == address
+    assert tensor.numpy().copy().ctypes.data != address
+    assert tensor.clone().numpy().ctypes.data != address
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "complex128"])
+def test_types_that_numpy_has(dtype: str) -> None:
+    assert torch.zeros(2, dtype=getattr(torch, dtype)).numpy().dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
+def test_types_that_numpy_has_not(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match="unsupported ScalarType"):
+        torch.zeros(2, dtype=dtype).numpy()
+    assert torch.zeros(2, dtype=dtype).float().numpy().dtype == np.float32
+
+
+def test_truncated_pixel_is_one_less() -> None:
+    assert torch.tensor(0.999).mul(255).byte() == 254
+
+
+def test_allclose_compares_no_types() -> None:
+    x = torch.ones(2)
+    with pytest.raises(RuntimeError, match="did not match"):
+        torch.allclose(x.double(), x)
+    torch.testing.assert_close(x, x.clone())
+
+
+def test_one_hot_has_the_type_of_classes() -> None:
+    assert functional.one_hot(torch.tensor([2, 0])).dtype == torch.int64
+
+
+def test_cpu_number_without_dimensions_goes_with_any_device() -> None:
+    assert (torch.ones(2, device="meta") + torch.ones(())).shape == (2,)
+
+
+# ---------------------------------------------------------------- models.md
+
+
+def test_copies_of_shared_layers_share_no_weights_with_them() -> None:
+    layer = nn.Linear(2, 2)
+    copied = copy.deepcopy(nn.Sequential(layer, layer))
+    assert copied[0] is copied[1]
+    assert copied[0].weight is not layer.weight
+
+
+# ---------------------------------------------------------------- devices.md
+
+
+@pytest.mark.parametrize("place", [torch.cuda.set_device, torch.device, nn.Linear(2, 2).cuda])
+def test_a_name_for_two_devices_is_refused(place: Callable[[str], object]) -> None:
+    with pytest.raises(RuntimeError, match="Invalid device string: 'cuda:1,2'"):
+        place("cuda:1,2")
+
+
+# ---------------------------------------------------------------- data_cookbook.md
+
+
+@pytest.mark.parametrize("setting", [{"shuffle": True}, {"sampler": range(9)}, {"drop_last": True}])
+def test_what_a_batch_sampler_excludes(setting: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        DataLoader(range(9), batch_sampler=[[0]], **setting)
+
+
+def test_timeout_without_workers_is_an_assertion() -> None:
+    with pytest.raises(AssertionError):
+        next(iter(DataLoader(range(9), timeout=1)))
+
+
+def test_to_tensor_of_v2_names_what_takes_its_place() -> None:
+    with pytest.warns(UserWarning, match=r"v2\.ToImage\(\)"):
+        v2.ToTensor()
+
+
+# ---------------------------------------------------------------- inference.md
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_a_trace_warns_of_the_path_that_it_does_not_record() -> None:
+    def gate(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x.sum() > 0 else -x
+
+    with pytest.warns(torch.jit.TracerWarning):
+        torch.jit.trace(gate, torch.ones(2))
