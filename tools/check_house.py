@@ -209,7 +209,7 @@ STOREYS = {
         {"out_of_fold.py", "stored_sweep.py"},
         {"api.py"},
     ],
-    "tune": [{"watch"}, {"doctor"}, {"step", "search"}],
+    "tune": [{"watch"}, {"doctor"}, {"step", "search", "learning"}],
 }
 
 BANNED_NAMES = {"util", "utils", "helper", "helpers", "common", "misc", "base"}

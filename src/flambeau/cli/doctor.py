@@ -33,6 +33,7 @@ _EXAMPLES = """\
 flambeau doctor -- python train.py --lr 0.1       a script, which is watched and tried in several ways
 flambeau doctor -- torchrun --nproc-per-node 2 train.py
 flambeau doctor photos/ --model resnet18          the arguments of flambeau train, likewise
+flambeau doctor --learning -- python train.py     why it does not learn
 flambeau doctor runs/photos                       a step of a run, on its own data
 flambeau doctor resnet18 --input 32,3,224,224     a step of a model, on random numbers; or net.py:make
 
@@ -54,6 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EXAMPLES
     add = parser.add_argument
+    add(
+        "--learning",
+        action="store_true",
+        help="find why a script does not learn, in place of what it waits for",
+    )
     add("--no-trials", action="store_true", help="watch only, and try nothing")
     add(
         "--rounds",
@@ -151,6 +157,10 @@ def _is_data(word: str) -> bool:
 def _check(arguments: argparse.Namespace, *, is_script: bool) -> None:
     """Refuse what would have no effect, and set the defaults of the rest."""
     defaults, others = _SCRIPT_DEFAULTS, _STEP_DEFAULTS
+    if arguments.learning:
+        if not is_script:
+            raise InputError("--learning is only for a script: leave it out")
+        defaults = {**defaults, "steps": 40}
     if not is_script:
         defaults, others = others, defaults
     for name in others:
@@ -199,6 +209,8 @@ def _check_files(arguments: argparse.Namespace) -> None:
 def _of_script(arguments: argparse.Namespace) -> "Answer":
     if not 0.5 <= arguments.seconds <= 3600:
         raise InputError(f"--seconds must be from 0.5 to 3600, got {arguments.seconds:g}")
+    if arguments.learning:
+        return _of_learning(arguments)
     limit_s = parse_seconds(arguments.limit, name="--limit")
     from flambeau.tune.doctor.run_doctor import Options, answer_of, diagnose
 
@@ -213,6 +225,25 @@ def _of_script(arguments: argparse.Namespace) -> "Answer":
     command = command_of(words, verb="doctor")
     with script_of(command, arguments, limit_s=limit_s, verb="doctor") as script:
         return answer_of(diagnose(script, options, say=lambda text: say(f"doctor: {text}")))
+
+
+def _of_learning(arguments: argparse.Namespace) -> "Answer":
+    for name in ("no_trials", "trace"):
+        if getattr(arguments, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise InputError(f"{flag} is about time, not about learning: leave it out")
+    from flambeau.tune.learning.run_learning import watch
+
+    words = [*arguments.rest, *(["--trust"] if arguments.trust else [])]
+    command = command_of(words, verb="doctor")
+    limit_s = parse_seconds(arguments.limit, name="--limit")
+    with script_of(command, arguments, limit_s=limit_s, verb="doctor") as script:
+        return watch(
+            script,
+            steps=arguments.steps,
+            seconds=arguments.seconds,
+            say=lambda text: say(f"doctor: {text}"),
+        )
 
 
 def _of_steps(target: str, arguments: argparse.Namespace) -> "Answer":

@@ -57,6 +57,11 @@ def _begin(folder: Path) -> None:
     from flambeau.tune.watch.worker_watch import watch_worker
 
     plan = Plan.read(folder)
+    if "learning" in plan.change:
+        from flambeau.tune.watch.learning.watch import watch_learning
+
+        watch_learning(folder, plan)
+        return
     if plan.is_outside:
         allow_reading()
     on_first_step = apply_changes(plan.change)

@@ -1,0 +1,1 @@
+"""From what was seen in a training to reasons why it does not learn."""

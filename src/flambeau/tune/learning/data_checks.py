@@ -1,0 +1,158 @@
+"""Whether batches, modes and random numbers are those of a training that learns."""
+
+from flambeau.tune.learning.finding import Finding, Seen, notes_of, place
+
+_FEW = 5
+_SHARED = 0.05  # of the data of evaluation; a data set may hold some twice; chosen
+
+
+def inputs(seen: Seen) -> list[Finding]:
+    rows = seen["inputs"]
+    if not rows:
+        return []
+    where = place(seen["input_line"])
+    high = sorted(max(abs(one["low"]), abs(one["high"])) for one in rows)[len(rows) // 2]
+    mean = sorted(abs(one["mean"]) for one in rows)[len(rows) // 2]
+    std = sorted(one["std"] for one in rows)[len(rows) // 2]
+    measured = f"mean {rows[0]['mean']:.3g}, deviation {std:.3g}, up to {high:.3g}"
+    if high >= 100 and (mean**2 + std**2) ** 0.5 >= 20 and not seen["is_normalized"]:
+        text = f"the first layer reads large numbers: {measured}"
+        change = "scale inputs to mean 0 and deviation 1 (images: divide by 255 first)"
+        return [Finding("inputs not scaled", "likely", text, change, where)]
+    if 0 < std < 0.01 * max(mean, 0.01) and not seen["is_normalized"]:
+        text = f"inputs hardly differ: {measured}"
+        change = "scale inputs once, to mean 0 and deviation 1"
+        return [Finding("inputs hardly differ", "likely", text, change, where)]
+    return []
+
+
+def batches(seen: Seen) -> list[Finding]:
+    found = []
+    for one in seen["loaders"]:
+        where = place(one)
+        count = one["hashed_batches"]
+        for key, what in (
+            ("same_rows", "all samples of a batch are equal"),
+            ("constant", "all values of a batch are equal"),
+            ("not_finite", "a batch has inf or nan"),
+        ):
+            if (one[key] >= 3 and one[key] > 0.5 * one["batches"]) or (
+                key == "not_finite" and one[key]
+            ):
+                text = f"{what}, in {one[key]} of {one['batches']} batches"
+                change = "look at what the data set returns for several indices"
+                line = place(one["item"]) or where
+                found.append(Finding(key.replace("_", " "), "certain", text, change, line, harm=3))
+        if not one["trained"]:
+            continue
+        is_restarted = one["iterations"] >= _FEW and one["batches"] <= 1.1 * one["iterations"]
+        if is_restarted and count >= _FEW and one["different_batches"] == 1 and one["trained"] > 1:
+            text = f"{count} new iterators of the loader gave the same first batch"
+            change = "make the iterator once per epoch: for batch in loader"
+            found.append(Finding("same batch", "certain", text, change, where, harm=3))
+        is_labelled = one["labelled"] >= _FEW and one["classes"] > 1
+        if is_labelled and one["one_class"] > 0.8 * one["labelled"]:
+            text = f"{one['one_class']} of {one['labelled']} batches hold one class only"
+            change = "shuffle: DataLoader(..., shuffle=True)"
+            found.append(Finding("not shuffled", "likely", text, change, where, harm=3))
+        found += _repeats(seen, one)
+    return found
+
+
+def _repeats(seen: Seen, one: Seen) -> list[Finding]:
+    found = []
+    where = place(one)
+    epochs = one["epochs"]
+    if len(epochs) > 1 and len(set(epochs)) == 1:
+        text = (
+            f"the DistributedSampler began {len(epochs)} epochs with the order of epoch {epochs[0]}"
+        )
+        change = "call sampler.set_epoch(epoch) before each epoch"
+        found.append(Finding("no set_epoch", "certain", text, change, where, "FLB406", 1))
+    if one["is_iterable"] and one["workers"] > 1 and one["iterations"] == 1:
+        times = one["samples"] / max(one["different_samples"], 1)
+        if times > 1.7:
+            text = f"each sample came {times:.1f} times in one epoch, with {one['workers']} workers"
+            change = "give each worker its share, by torch.utils.data.get_worker_info()"
+            found.append(Finding("workers repeat samples", "certain", text, change, where))
+    return found
+
+
+def seeds(seen: Seen) -> list[Finding]:
+    return [
+        Finding(
+            "same random numbers",
+            "certain",
+            f"{note['last']['what']}({note['last']['seed']}) was called {note['count']} times in "
+            f"{note['last']['step']} steps",
+            "seed once, before the training",
+            place(note),
+        )
+        for note in notes_of(seen, "seed")
+        if note["count"] >= 10
+        and note["first"]["seed"] == note["last"]["seed"]
+        and note["count"] >= 0.8 * (note["last"]["step"] - note["first"]["step"])
+    ]
+
+
+def modes(seen: Seen) -> list[Finding]:
+    found = []
+    for note in notes_of(seen, "trains in eval mode"):
+        text = f"after {note['first']['after'] - 1} steps the model trains in eval mode"
+        change = "call model.train() after each evaluation"
+        found.append(Finding("eval mode", "certain", text, change, place(note), "FLB436"))
+    for note in notes_of(seen, "evaluation in train mode"):
+        text = f"{note['count']} batches were evaluated in train mode (dropout or BatchNorm)"
+        change = "call model.eval() before"
+        found.append(Finding("train mode", "certain", text, change, place(note), "FLB443"))
+    for note in notes_of(seen, "momentum"):
+        text = f"BatchNorm has momentum={note['last']['momentum']:g}: running statistics follow "
+        text += "too slowly" if note["last"]["momentum"] < 0.5 else "the last batch alone"
+        change = "leave it at 0.1; the 0.99 of TensorFlow is 0.01 here"
+        found.append(Finding("stale statistics", "likely", text, change, place(note)))
+    sizes = seen["batch_norms"]
+    if len(sizes) >= _FEW and sorted(sizes)[len(sizes) // 2] <= 2:
+        text = f"BatchNorm takes its statistics from batches of {sorted(sizes)[len(sizes) // 2]}"
+        change = "use larger batches, or GroupNorm"
+        where = place(seen["norm_line"])
+        found.append(Finding("tiny batches", "likely", text, change, where))
+    return found
+
+
+def evaluation_data(seen: Seen) -> list[Finding]:
+    found = []
+    for row in seen["shared"]:
+        if row["twice"] >= 5 and row["twice"] > _SHARED * row["samples"]:
+            text = (
+                f"{row['twice']} of {row['samples']} samples of evaluation are training data, too"
+            )
+            change = "split before anything else, so that no sample is in both"
+            found.append(
+                Finding("validation in training", "certain", text, change, place(row["where"]))
+            )
+    for row in seen["augmented"]:
+        text = f"{row['differ']} of {row['samples']} samples of evaluation differ when read again"
+        change = "give the data of evaluation transforms without random numbers"
+        found.append(
+            Finding("augmented validation", "likely", text, change, place(row["where"]), harm=1)
+        )
+    return found
+
+
+def weights(seen: Seen) -> list[Finding]:
+    return [
+        Finding(
+            "nothing loaded",
+            "certain",
+            f"load_state_dict(strict=False) found 0 of {note['last']['whole']} names among "
+            f"{note['last']['given']}",
+            "rename the keys: flambeau convert and recipes.checkpoints.state_dict_prefixes help",
+            place(note),
+            "FLB403",
+        )
+        for note in notes_of(seen, "loaded")
+        if not note["last"]["found"] and note["last"]["given"]
+    ]
+
+
+CHECKS = (inputs, batches, seeds, modes, evaluation_data, weights)

@@ -1,0 +1,245 @@
+"""Whether labels, outputs and the loss fit each other."""
+
+from typing import Any
+
+from flambeau.tune.learning.finding import Finding, Seen, falls, notes_of, place
+
+# Of notes that need no further figures: kind, how sure, text, what to change, lint rule, harm.
+_PLAIN: tuple[tuple[str, str, str, str, str, int], ...] = (
+    (
+        "softmax before cross_entropy",
+        "certain",
+        "in {count} calls cross_entropy got probabilities: each row of {classes} sums to 1",
+        "give cross_entropy the outputs of the last layer, without softmax",
+        "FLB404",
+        3,
+    ),
+    (
+        "activation before cross_entropy",
+        "likely",
+        "in {count} calls cross_entropy got the outputs of {what}, which limits the logits",
+        "give cross_entropy the outputs of the last linear layer",
+        "",
+        2,
+    ),
+    (
+        "sigmoid before logits",
+        "certain",
+        "in {count} calls binary_cross_entropy_with_logits got the outputs of {what}",
+        "leave it out: this loss takes logits",
+        "FLB431",
+        3,
+    ),
+    (
+        "nll of no logarithms",
+        "certain",
+        "in {count} calls nll_loss got values above 0, which are no logarithms of probabilities",
+        "use cross_entropy on the outputs, or log_softmax before nll_loss",
+        "FLB433",
+        3,
+    ),
+    (
+        "kl_div of probabilities",
+        "certain",
+        "in {count} calls kl_div got probabilities as its input",
+        "give it log_softmax of the outputs",
+        "FLB410",
+        3,
+    ),
+    (
+        "binary labels out of range",
+        "certain",
+        "the labels of a binary cross-entropy reach from {low:g} to {high:g}",
+        "make them 0 and 1",
+        "",
+        3,
+    ),
+    (
+        "labels do not sum to one",
+        "likely",
+        "cross_entropy got several labels per sample: they sum to {mean:.3g} in the mean",
+        "use binary_cross_entropy_with_logits where several labels are right",
+        "",
+        2,
+    ),
+    (
+        "labels are the inputs",
+        "likely",
+        "in {count} calls each label is the number that the model has read at the same place",
+        "shift: predict tokens[:, 1:] from tokens[:, :-1]",
+        "",
+        3,
+    ),
+    (
+        "clamp in place of sigmoid",
+        "likely",
+        "in {count} calls binary_cross_entropy got clamped outputs, which have no gradient outside",
+        "use binary_cross_entropy_with_logits on the outputs",
+        "",
+        3,
+    ),
+    (
+        "shapes broadcast",
+        "certain",
+        "{loss} of shapes {input} and {target}: each output meets the label of every sample",
+        "give both the same shape, as by output.squeeze(1)",
+        "",
+        3,
+    ),
+    (
+        "loss is detached",
+        "certain",
+        "in {count} calls backward began at a tensor that no parameter has a part in",
+        "call backward on the loss itself, not on a copy by .item(), .data or torch.tensor",
+        "",
+        3,
+    ),
+    (
+        "softmax of one",
+        "certain",
+        "softmax over a dimension of size 1, of shape {shape}: the result is always 1",
+        "take sigmoid, or the dimension of the classes",
+        "",
+        3,
+    ),
+    (
+        "softmax over batch",
+        "likely",
+        "softmax over the samples of the batch, of shape {shape}",
+        "take dim=1, the classes",
+        "",
+        3,
+    ),
+    (
+        "dropout in evaluation",
+        "certain",
+        "dropout with p={p:g} was active in {count} calls while the model was in eval mode",
+        "write F.dropout(x, p, training=self.training)",
+        "FLB409",
+        2,
+    ),
+)
+
+
+def plain_notes(seen: Seen) -> list[Finding]:
+    return [
+        Finding(
+            kind,
+            sure,
+            text.format(count=note["count"], **note["last"]),
+            change,
+            place(note),
+            rule,
+            harm,
+        )
+        for kind, sure, text, change, rule, harm in _PLAIN
+        for note in notes_of(seen, kind)
+    ]
+
+
+def empty(seen: Seen) -> list[Finding]:
+    """Losses that cannot teach anything: always 0, or of targets that are all equal."""
+    found = []
+    steps = max(seen["backwards"], 1)
+    for note in notes_of(seen, "loss is zero"):
+        if note["count"] >= 10 and note["count"] >= 0.9 * min(steps, 40):
+            text = f"the loss was exactly 0 in {note['count']} steps"
+            change = "look for a weight of 0, such as a division of whole numbers"
+            found.append(Finding("loss is zero", "certain", text, change, place(note), harm=3))
+    for note in notes_of(seen, "equal targets"):
+        if note["count"] >= 20 and note["first"] == note["last"] and len(seen["optimizers"]) == 1:
+            text = (
+                f"all targets were {note['last']['value']:g} in {note['count']} calls of the loss"
+            )
+            change = (
+                "look at the targets before the loss: a cast to whole numbers, or a wrong column"
+            )
+            found.append(Finding("equal targets", "likely", text, change, place(note), harm=3))
+    return found
+
+
+def not_finite(seen: Seen) -> list[Finding]:
+    found = []
+    for kind, what in (("loss is not finite", "the loss"), ("gradients not finite", "gradients")):
+        for note in notes_of(seen, kind)[:1]:
+            found.append(
+                Finding(
+                    kind,
+                    "certain",
+                    f"{what} became inf or nan, {note['count']} times in {seen['backwards']} steps",
+                    "lower the rate, clip gradients, or look for log(0), a division by 0 and "
+                    "inputs that are nan",
+                    place(note),
+                    harm=3,
+                )
+            )
+    return found[:1]
+
+
+def goes_up(seen: Seen) -> list[Finding]:
+    if len(seen["optimizers"]) != 1:
+        return []
+    optimizer = seen["optimizers"][0]
+    negated = notes_of(seen, "loss is negated")
+    change = "minimize the loss itself"
+    found = [
+        Finding(
+            "loss is maximized",
+            "certain",
+            f"backward began at {note['last']['loss']:.4g}: {note['last']['name']} with a minus",
+            change,
+            place(note),
+            harm=3,
+        )
+        for note in negated
+        if note["count"] > 2
+    ]
+    if optimizer["maximize"] and optimizer["steps"] and not negated and notes_of(seen, "value"):
+        text = f"{optimizer['name']} has maximize=True and follows a loss upwards"
+        found.append(
+            Finding("loss is maximized", "certain", text, change, place(optimizer["where"]), harm=3)
+        )
+    return found
+
+
+def labels(seen: Seen) -> list[Finding]:
+    found = []
+    for row in seen["classes"]:
+        counts = row["counts"]
+        total = sum(counts)
+        others = counts[1:]
+        if not counts[0] and min(others) > 0 and total >= 20 * len(counts) and len(counts) > 2:
+            text = f"class 0 of {len(counts)} never came in {total} labels, and all others did"
+            change = "count labels from 0, and give the model as many outputs as there are classes"
+            found.append(Finding("labels off by one", "likely", text, change, place(row["where"])))
+    again, changed = seen["labels"]
+    if again >= 30 and changed > 0.3 * again:
+        text = f"{changed} of {again} samples that came again had another label"
+        change = "keep inputs and labels in the same order: shuffle both by one permutation"
+        where = place(seen["classes"][0]["where"]) if seen["classes"] else ""
+        found.append(Finding("labels are shuffled", "certain", text, change, where, harm=3))
+    return found
+
+
+def first_value(seen: Seen) -> list[Finding]:
+    for note in notes_of(seen, "value"):
+        first: dict[str, Any] = note["first"]
+        loss, chance = first["loss"], first["chance"]
+        if falls(seen["losses"]):
+            continue
+        if first["name"] == "mse_loss":
+            if first["target"] > 100 * max(first["output"], 1) and loss > 2 * chance:
+                text = (
+                    f"targets are {first['target']:.3g} in the root mean square and outputs "
+                    f"{first['output']:.3g}; the loss does not fall from {loss:.3g}"
+                )
+                change = "scale the targets to mean 0 and deviation 1"
+                return [Finding("targets far from outputs", "likely", text, change, place(note))]
+        elif loss > 5 * chance + 2:
+            text = f"the first loss is {loss:.3g}, and chance gives {chance:.3g}"
+            change = "start with smaller weights in the last layer, and scale the inputs"
+            return [Finding("first loss", "likely", text, change, place(note))]
+    return []
+
+
+CHECKS = (plain_notes, empty, not_finite, goes_up, labels, first_value)

@@ -1,0 +1,289 @@
+"""Whether gradients reach all parameters, are cleared, and move them by a useful length."""
+
+from collections import defaultdict
+from typing import Any
+
+from flambeau.tune.learning.finding import Finding, Seen, falls, notes_of, of_parameters, place
+
+_FEW = 5  # steps before anything is said of all; chosen
+_TOO_FAR = 0.3  # of the weights per step, median; Adam at a usual rate moves 0.001 to 0.03
+_TOO_NEAR = 1e-5
+
+
+def clearing(seen: Seen) -> list[Finding]:
+    found = []
+    for one in seen["optimizers"]:
+        watched = one["watched"]
+        if watched < _FEW or one["has_closure"]:
+            continue
+        if one["cleared"] <= 0.2 * watched:
+            text = (
+                f"gradients of all steps add up: cleared {one['cleared']} times in {watched} steps"
+            )
+            change = "call optimizer.zero_grad() in each step"
+            line = place(one["step_line"])
+            found.append(Finding("no zero_grad", "certain", text, change, line, "FLB437", 3))
+        elif one["cleared_too_soon"] > 0.8 * watched:
+            times = one["cleared_too_soon"]
+            text = f"all gradients were cleared after backward, in {times} of {watched} steps"
+            change = "call zero_grad before backward, or after step"
+            line = place(one["zero_line"]) or place(one["step_line"])
+            found.append(
+                Finding("zero_grad before step", "certain", text, change, line, "FLB434", 3)
+            )
+    return found
+
+
+def stepping(seen: Seen) -> list[Finding]:
+    found = []
+    for one in seen["optimizers"]:
+        others = seen["optimizer_steps"]
+        if not one["steps"] and one["has_gradients"] and seen["backwards"] >= 20:
+            text = f"{one['name']} made no step, and backward ran {seen['backwards']} times"
+            where = one["where"] if others else seen["backward_line"]
+            change = "call its step() after backward"
+            found.append(Finding("no step", "certain", text, change, place(where), harm=3))
+    for note in notes_of(seen, "step without backward"):
+        if note["count"] >= _FEW:
+            text = f"{note['count']} steps were made with no backward since the step before"
+            change = "call backward once before each step"
+            found.append(Finding("step without backward", "likely", text, change, place(note)))
+    return found
+
+
+def rates(seen: Seen) -> list[Finding]:
+    found = []
+    for one in seen["optimizers"]:
+        rates = one["rates"]
+        ratios = sorted(one["ratios"])
+        if len(rates) < _FEW:
+            continue
+        where = place(one["where"])
+        most = max(rates)
+        middle = ratios[len(ratios) // 2] if ratios else 0.0
+        moved = f"a step changes the weights by {middle:.2g} of their length (median)"
+        made = next((place(note) for note in notes_of(seen, "schedule made")), where)
+        summed = notes_of(seen, "summed")
+        if most == 0:
+            where = made
+            text = f"the rate was 0 in all {len(rates)} steps"
+            by = [row["where"] for row in seen["schedules"] if row["optimizer"] == one["where"]]
+            where = place(by[0]) if by else where
+            found.append(Finding("rate is zero", "certain", text, "set lr", where, "FLB448", 3))
+        elif len(rates) >= 20 and rates[-20] < 1e-3 * most:
+            steps = next(i for i, rate in enumerate(rates) if rate < 1e-3 * most)
+            text = f"the rate fell from {most:.3g} to {rates[-1]:.3g} within {steps + 1} steps"
+            schedule = next((place(note) for note in notes_of(seen, "schedule")), where)
+            change = "give the schedule its length in the unit in which you step it"
+            found.append(Finding("schedule too short", "likely", text, change, schedule, harm=3))
+        elif not ratios:
+            continue
+        elif middle > _TOO_FAR and not summed and not is_better(seen["losses"]):
+            text = f"{moved}, at a rate of {rates[0]:.3g}, and the loss does not fall"
+            found.append(Finding("rate too large", "likely", text, "lower lr", where, harm=3))
+        elif 0 < middle < _TOO_NEAR and rates[-1] <= rates[0] and not falls(seen["losses"]):
+            text = f"{moved}, at a rate of {rates[0]:.3g}, and the loss does not fall"
+            found.append(Finding("rate too small", "likely", text, "raise lr", where))
+    return found
+
+
+def is_better(losses: list[float]) -> bool:
+    """Whether the last losses are below the very first one, which no step has changed yet."""
+    last = sorted(losses[-max(1, len(losses) // 5) :])
+    return falls(losses) and last[len(last) // 2] < 0.9 * losses[0]
+
+
+def accumulating(seen: Seen) -> list[Finding]:
+    """Several whole losses add up to one step, from one line, where each is a mean."""
+    notes = notes_of(seen, "whole loss")
+    optimizers = [one for one in seen["optimizers"] if one["steps"]]
+    if len(notes) != 1 or len(optimizers) != 1 or optimizers[0]["name"] == "LBFGS":
+        return []
+    steps, count = seen["optimizer_steps"], seen["backwards"]
+    if steps < _FEW or count < 1.9 * steps or optimizers[0]["cleared"] < optimizers[0]["watched"]:
+        return []
+    parts = round(count / steps)
+    text = f"{parts} backward passes of a mean each add up to one step: gradients are {parts} times as long"
+    change = f"divide the loss by {parts}"
+    sure = "look" if falls(seen["losses"]) else "likely"
+    return [Finding("sum of losses", sure, text, change, place(notes[0]), "FLB419", 1)]
+
+
+def twice_owned(seen: Seen) -> list[Finding]:
+    rows = [row for row in seen["parameters"] if row["optimizers"] > 1]
+    stepped = [one for one in seen["optimizers"] if one["steps"]]
+    if not rows or len(stepped) < 2:
+        return []
+    text = f"{of_parameters(len(rows))} are in {rows[0]['optimizers']} optimizers that make steps"
+    change = "give each parameter to one optimizer"
+    where = place(stepped[-1]["where"])
+    return [Finding("in two optimizers", "likely", text, change, where)]
+
+
+def parameters(seen: Seen) -> list[Finding]:
+    if not any(one["steps"] >= _FEW for one in seen["optimizers"]):
+        return []
+    rows = seen["parameters"]
+    models: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        models[row["model"]].append(row)
+    no_gradient = [
+        row for row in rows if row["optimizer"] and row["requires_grad"] and not row["has_grad"]
+    ]
+    found = _detached([row for row in no_gradient if row["model"] and row["ran"]], seen)
+    found += _unregistered([row for row in rows if not row["is_registered"]], seen)
+    elsewhere = [row for row in no_gradient if not row["model"]]
+    for model, some in models.items():
+        left_out = [
+            row
+            for row in some
+            if row["is_registered"]
+            and row["requires_grad"]
+            and row["has_grad"]
+            and row["optimizer"] is None
+        ]
+        has_owned = any(row["optimizer"] for row in some)
+        if model and left_out and (has_owned or elsewhere):
+            found.append(_left_out(left_out, some, elsewhere, seen))
+    return found
+
+
+def _left_out(
+    rows: list[dict[str, Any]],
+    model: list[dict[str, Any]],
+    elsewhere: list[dict[str, Any]],
+    seen: Seen,
+) -> Finding:
+    owners = [row["optimizer"] for row in [*elsewhere, *model] if row["optimizer"]]
+    where = owners[0] if owners else seen["backward_line"]
+    names = ", ".join(row["name"] for row in rows[:3])
+    more = f"{names}{' ...' if len(rows) > 3 else ''}"
+    text = f"{of_parameters(len(rows))} of {len(model)} have gradients and no optimizer: {more}"
+    if elsewhere:
+        text += f"; the optimizer has {of_parameters(len(elsewhere))} that the model does not use"
+    change = "make the optimizer after the model is complete, with all of its parameters"
+    return Finding("not in the optimizer", "certain", text, change, place(where), "FLB402", 3)
+
+
+def _detached(rows: list[dict[str, Any]], seen: Seen) -> list[Finding]:
+    if not rows:
+        return []
+    names = ", ".join(row["name"] for row in rows[:3])
+    text = (
+        f"{of_parameters(len(rows))} ran, are in the optimizer and never got a gradient: "
+        f"{names}{' ...' if len(rows) > 3 else ''}"
+    )
+    change = "look for detach, .data, no_grad, argmax or NumPy between them and the loss"
+    cuts = notes_of(seen, "cut")
+    where = place(rows[0]["without_gradients"]) or place(rows[0]["run"])
+    if not place(rows[0]["without_gradients"]) and cuts:
+        where = place(cuts[-1])
+    return [Finding("detached", "certain", text, change, where, harm=3)]
+
+
+def _unregistered(rows: list[dict[str, Any]], seen: Seen) -> list[Finding]:
+    rows = [row for row in rows if row["optimizer"] is None]
+    if not rows:
+        return []
+    names = ", ".join(dict.fromkeys(row["name"].partition(".")[0] for row in rows))
+    text = f"layers ({names}) run inside the model and are none of its modules: nobody trains them"
+    owners = [one["where"] for one in seen["optimizers"] if place(one["where"])]
+    where = place(owners[0] if owners else rows[0]["where"])
+    change = "keep them as attributes of the module, in nn.ModuleList or nn.ModuleDict"
+    return [Finding("not registered", "certain", text, change, where, "FLB408", 3)]
+
+
+def _origin(rows: list[dict[str, Any]]) -> str:
+    return place(rows[0]["made"]) or place(rows[0]["where"])
+
+
+def saturated(seen: Seen) -> list[Finding]:
+    notes = [note for note in notes_of(seen, "saturated") if note["count"] >= 20]
+    return [
+        Finding(
+            "saturated",
+            "likely",
+            f"{note['first']['share']:.0%} of the outputs of {note['first']['what']} have hardly a slope",
+            "start with smaller weights, or scale the inputs",
+            place(note),
+        )
+        for note in notes[:1]
+        if note["first"]["share"] > 0.85
+    ]
+
+
+def dead(seen: Seen) -> list[Finding]:
+    rows = [row for row in seen["parameters"] if row["ndim"] > 1 and row["watched"] >= 10]
+    still = [row for row in rows if row["has_grad"] and not row["with_value"] and row["ran"]]
+    found = []
+    if still:
+        names = ", ".join(row["name"] for row in still[:3])
+        text = f"the gradient of {of_parameters(len(still))} was exactly 0 in all steps: {names}"
+        change = "look for dead ReLUs, weights of zero and outputs without an effect"
+        found.append(Finding("dead", "likely", text, change, _origin(still)))
+    equal = [row for row in rows if row["equal_rows"] and row["with_value"]]
+    if equal:
+        names = ", ".join(row["name"] for row in equal[:3])
+        text = f"all units of {names} are still equal after {equal[0]['watched']} steps"
+        change = "start weights from random numbers (torch.nn.init)"
+        found.append(Finding("equal units", "certain", text, change, _origin(equal)))
+    silent = [one for one in seen["relus"] if len(one) >= 10 and max(one[len(one) // 2 :]) == 0]
+    if silent and not still:
+        text = f"{len(silent)} ReLU layers gave only zeros in the second half of the steps"
+        change = "lower the rate, or start with smaller weights"
+        found.append(Finding("dead", "likely", text, change, place(seen["input_line"]), harm=3))
+    return found
+
+
+def clipping(seen: Seen) -> list[Finding]:
+    found = []
+    texts = (
+        ("clip of scaled gradients", "gradients were clipped before GradScaler.unscale_",
+         "call scaler.unscale_(optimizer) before clip_grad_norm_", "FLB405"),
+        ("step with scaled gradients", "steps were made with gradients that GradScaler had scaled",
+         "call scaler.step(optimizer) in place of optimizer.step()", ""),
+        ("clip after step", "gradients were clipped with no backward since the last step",
+         "clip between backward and step", "FLB435"),
+    )  # fmt: skip  # a row per kind
+    for kind, text, change, rule in texts:
+        for note in notes_of(seen, kind):
+            if note["count"] >= _FEW:
+                whole = f"{text}, {note['count']} times"
+                found.append(Finding(kind, "certain", whole, change, place(note), rule))
+    for note in notes_of(seen, "clipped"):
+        least = min(note["first"]["ratio"], note["last"]["ratio"])
+        if least > 1000 and note["count"] >= _FEW and not falls(seen["losses"]):
+            text = f"gradients are {least:.3g} times as long as max_norm={note['last']['most']:g}"
+            change = "raise max_norm"
+            found.append(Finding("clipped to nothing", "likely", text, change, place(note)))
+    return found
+
+
+def schedules(seen: Seen) -> list[Finding]:
+    return [
+        Finding(
+            "schedule before optimizer",
+            "certain",
+            "the first step of the schedule came before the first of its optimizer",
+            "call scheduler.step() after optimizer.step()",
+            place(note),
+            "FLB420",
+            1,
+        )
+        for note in notes_of(seen, "schedule")
+        if note["first"]["first"]
+    ]
+
+
+CHECKS = (
+    clearing,
+    stepping,
+    rates,
+    accumulating,
+    twice_owned,
+    parameters,
+    dead,
+    saturated,
+    clipping,
+    schedules,
+)

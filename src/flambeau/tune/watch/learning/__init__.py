@@ -1,0 +1,1 @@
+"""Runs inside a watched process: what a training learns from, and what comes of it."""

@@ -1,0 +1,324 @@
+"""Models: which parameters run, in which mode, on what values."""
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from flambeau.tune.watch.code_origin import origin_of
+from flambeau.tune.watch.learning.measures import is_plain, row_hashes, spread_of, tensors_in
+from flambeau.tune.watch.learning.notes import Notes, line_here
+from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs, user_line
+
+_BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
+_INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
+_NORMS = (*_BATCH_NORMS, *_INSTANCE_NORMS, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+_FIRST_LAYERS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase
+_DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
+_DIFFERENT = 8  # numbers of a sample that is not met twice by chance; chosen
+_MODES = (*_BATCH_NORMS, *_DROPOUTS)
+
+
+class RootSeen:
+    """A module that is called from outside of modules."""
+
+    def __init__(self, module: nn.Module, where: CodeLocation | None) -> None:
+        self.module, self.where = module, where
+        self.has_modes = any(isinstance(one, _MODES) for one in module.modules())
+        self.calls = 0
+        self.modes: list[bool] = []  # of the calls that a backward pass followed
+        self.was_in_train = False
+        self.pending: bool | None = None
+        self.pending_line: CodeLocation | None = None
+
+
+class ModelWatch:
+    """Global hooks of modules, while `is_open`."""
+
+    def __init__(self, notes: Notes, is_open: Callable[[], bool]) -> None:
+        self._notes, self._is_open = notes, is_open
+        self.roots: dict[int, RootSeen] = {}
+        self.ran: dict[int, tuple[Tensor, str]] = {}
+        self.ran_with_gradients: set[int] = set()
+        self.strangers: dict[str, list[int]] = {}
+        self.stranger_lines: dict[str, CodeLocation | None] = {}
+        self.firsts: list[dict[str, float]] = []
+        self.first_line: CodeLocation | None = None
+        self.first_is_normalized: bool | None = None
+        self.hashes: list[int] = []
+        self.ids: Tensor | None = None
+        self.relus: dict[int, list[float]] = {}
+        self.batch_norms: list[int] = []
+        self.loaded: list[dict[str, Any]] = []
+        self.evaluated: Callable[[RootSeen, bool, CodeLocation | None], None] = (
+            lambda root, training, line: None
+        )
+        self.forwarded: Callable[[list[int], Tensor | None], None] = lambda samples, ids: None
+        self._stack: list[nn.Module] = []
+        self._known: set[int] = set()
+        self._leaf = 0
+        self._kept: list[nn.Module] = []
+        self._is_first_root = True
+        self._last_leaf: nn.Module = nn.Identity()
+        self.made: weakref.WeakKeyDictionary[nn.Module, CodeLocation] = weakref.WeakKeyDictionary()
+        self.initialized: dict[int, CodeLocation] = {}
+        self.lines: dict[int, CodeLocation | None] = {}
+        self.run_lines: dict[int, CodeLocation | None] = {}
+        self.without_gradients: dict[int, CodeLocation | None] = {}
+        self.norm_line: CodeLocation | None = None
+        self.last_cut: CodeLocation | None = None
+        self.no_grad_line: CodeLocation | None = None
+        self._judged: tuple[RootSeen, CodeLocation | None] | None = None
+
+    def install(self) -> None:
+        register_module_forward_pre_hook(self._before)
+        register_module_forward_hook(self._after, always_call=True)
+        self._watch_dropout()
+        self._watch_softmax()
+        self._watch_loading()
+        self._watch_origins()
+        self._watch_cuts()
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        with_gradients = torch.is_grad_enabled()
+        self._stack.append(module)
+        if len(self._stack) == 1:
+            self._root_called(module, args)
+        if self._is_open():
+            with torch.no_grad():
+                self._leaf_called(module, args, with_gradients)
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._stack and self._stack[-1] is module:
+            self._stack.pop()
+        if isinstance(module, nn.Sigmoid | nn.Tanh) and self._is_open() and is_plain(output):
+            self._note_saturation(module, output.detach())
+        is_looked_at = isinstance(module, nn.ReLU) and torch.is_grad_enabled() and self._is_open()
+        if is_looked_at and is_plain(output):
+            shares = self.relus.setdefault(id(module), [])
+            shares.append(float((output.detach() > 0).float().mean()))
+            if len(shares) == 1:
+                self._kept.append(module)
+
+    def _note_saturation(self, module: nn.Module, output: Tensor) -> None:
+        slope = output * (1 - output) if isinstance(module, nn.Sigmoid) else 1 - output * output
+        share = float((slope < 0.01).float().mean())
+        weight = next(iter(self._last_leaf.parameters(recurse=False)), None)
+        if share > 0.85 and weight is not None:
+            line = self._own_line(self._last_leaf, weight)
+            self._notes.add("saturated", line, share=share, what=type(module).__name__)
+
+    def _root_called(self, module: nn.Module, args: Any) -> None:
+        if next(module.parameters(), None) is None:
+            return
+        where = line_here(3)
+        root = self.roots.setdefault(id(module), RootSeen(module, where))
+        root.calls += 1
+        self._known = {id(p) for p in module.parameters()}
+        self._leaf = 0
+        tensors = list(tensors_in(args))
+        if torch.is_grad_enabled():
+            root.pending = self._mode_of(root)
+            root.pending_line = where
+            if self._is_open() and tensors:
+                self.hashes = row_hashes(tensors[0])
+                whole = not torch.is_floating_point(tensors[0])
+                self.ids = tensors[0].detach() if whole else None
+                is_rich = not whole and len(tensors[0]) > 0
+                is_rich = is_rich and len(torch.unique(tensors[0][0].detach())) >= _DIFFERENT
+                samples = self.hashes if is_rich and self._is_first_root else []
+                self.forwarded(samples, self.ids)
+                self._is_first_root = False
+        else:
+            in_training = self._mode_of(root)
+            self.evaluated(root, in_training, where)
+            is_wrong = in_training and root.has_modes and root.was_in_train
+            self._judged = (root, where) if is_wrong else None
+
+    def loss_without_gradients(self) -> None:
+        """A loss that only judges follows a call of a model in train mode."""
+        if self._judged is not None:
+            self._notes.add("evaluation in train mode", self._judged[1])
+            self._judged = None
+
+    def _mode_of(self, root: RootSeen) -> bool:
+        """Whether any layer whose mode matters is in train mode."""
+        if not root.has_modes:
+            return root.module.training
+        return any(one.training for one in root.module.modules() if isinstance(one, _MODES))
+
+    def _leaf_called(self, module: nn.Module, args: Any, with_gradients: bool) -> None:
+        own = list(module.parameters(recurse=False))
+        if not own or not self._stack or id(self._stack[0]) not in self.roots:
+            return
+        self._leaf += 1
+        where = line_here(4)
+        self._last_leaf = module
+        if self._leaf == 1 and isinstance(module, _FIRST_LAYERS):
+            if args and is_plain(args[0]) and torch.is_floating_point(args[0]):
+                if self.first_line is None:
+                    self.first_line = where
+                self.firsts.append(spread_of(args[0]))
+        elif self._leaf == 2 and self.first_is_normalized is None:
+            self.first_is_normalized = isinstance(module, _NORMS)
+        for name, p in module.named_parameters(recurse=False):
+            self.ran.setdefault(id(p), (p, f"{type(module).__name__}.{name}"))
+            self.lines.setdefault(id(p), self._own_line(module, p))
+            self.run_lines.setdefault(id(p), where)
+            if not with_gradients:
+                self.without_gradients.setdefault(id(p), self.no_grad_line or where)
+            if id(p) not in self._known and p.requires_grad:
+                kind = type(module).__name__
+                some = self.strangers.setdefault(kind, [])
+                some.append(id(p)) if id(p) not in some else None
+                self._kept.append(module)
+                self.stranger_lines.setdefault(kind, line_here(4))
+        if isinstance(module, _BATCH_NORMS) and module.training and args and with_gradients:
+            self.batch_norms.append(int(args[0].shape[0]))
+            made = self.made.get(module)
+            self.norm_line = self.norm_line or made
+            momentum = module.momentum
+            if momentum is not None and not 0.002 < momentum < 0.9 and module.track_running_stats:
+                self._notes.add("momentum", made, momentum=momentum)
+
+    def _own_line(self, module: nn.Module, p: Tensor) -> CodeLocation | None:
+        """Where a parameter was set to values of the user's, or its module was made."""
+        return self.initialized.get(id(p)) or self.made.get(module)
+
+    def backward_came(self) -> None:
+        self._is_first_root = True
+        if self.last_cut is not None and self._is_open():
+            self._notes.add("cut", self.last_cut)
+        self.last_cut = None
+        for root in self.roots.values():
+            if root.pending is not None:
+                root.modes.append(root.pending)
+                root.was_in_train |= root.pending
+                if not root.pending and root.was_in_train and root.has_modes:
+                    self._notes.add("trains in eval mode", root.pending_line, after=len(root.modes))
+                root.pending = None
+
+    # ------------------------------------------------------------ functions
+
+    def _watch_dropout(self) -> None:
+        for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
+            function = getattr(F, name)
+
+            def drop(
+                input: Tensor,
+                p: float = 0.5,
+                training: bool = True,
+                *args: Any,
+                f: Any = function,
+                **kwargs: Any,
+            ) -> Tensor:
+                is_evaluation = bool(self._stack) and not self._stack[0].training
+                is_module = bool(self._stack) and isinstance(self._stack[-1], _DROPOUTS)
+                if training and p > 0 and is_evaluation and not is_module:
+                    self._notes.add("dropout in evaluation", line_here(), p=p)
+                result: Tensor = f(input, p, training, *args, **kwargs)
+                return result
+
+            setattr(F, name, drop)
+
+    def _watch_softmax(self) -> None:
+        for owner, name in (
+            (F, "softmax"),
+            (F, "log_softmax"),
+            (torch, "softmax"),
+            (torch, "log_softmax"),
+            (Tensor, "softmax"),
+            (Tensor, "log_softmax"),
+        ):
+            function = getattr(owner, name)
+
+            def softmax(
+                input: Tensor, dim: Any = None, *args: Any, f: Any = function, **kwargs: Any
+            ) -> Any:
+                if self._is_open() and isinstance(dim, int) and input.ndim and input.requires_grad:
+                    size = input.shape[dim]
+                    if size == 1:
+                        self._notes.add("softmax of one", line_here(), shape=list(input.shape))
+                    elif input.ndim == 2 and dim in (0, -2) and size == len(self.hashes):
+                        self._notes.add("softmax over batch", line_here(), shape=list(input.shape))
+                return f(input, dim, *args, **kwargs)
+
+            setattr(owner, name, softmax)
+
+    def _watch_origins(self) -> None:
+        """Lines at which modules are made and weights are set."""
+        make = nn.Module.__init__
+
+        @functools.wraps(make)
+        def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+            make(module, *args, **kwargs)
+            if (where := line_here()) is not None:
+                self.made[module] = where
+
+        setattr(nn.Module, "__init__", init)  # noqa: B010
+        for name in ("zeros_", "ones_", "constant_", "normal_", "uniform_"):
+            function = getattr(nn.init, name)
+
+            def fill(tensor: Tensor, *args: Any, f: Any = function, **kwargs: Any) -> Any:
+                if not is_torchs(sys._getframe(1)) and (where := line_here()) is not None:
+                    self.initialized[id(tensor)] = where
+                return f(tensor, *args, **kwargs)
+
+            setattr(nn.init, name, fill)
+
+    def _watch_cuts(self) -> None:
+        """Lines that take a tensor out of its graph."""
+        descriptor: Any = Tensor.data
+
+        def get(tensor: Tensor) -> Any:
+            self._note_cut(tensor)
+            return descriptor.__get__(tensor)
+
+        for name in ("detach", "item", "tolist", "numpy"):
+            function = getattr(Tensor, name)
+
+            def cut(tensor: Tensor, *args: Any, f: Any = function, **kwargs: Any) -> Any:
+                self._note_cut(tensor)
+                return f(tensor, *args, **kwargs)
+
+            setattr(Tensor, name, cut)
+        setattr(Tensor, "data", property(get, descriptor.__set__))  # noqa: B010
+        enter = torch.no_grad.__enter__
+
+        def enter_noted(block: Any) -> None:
+            frame = sys._getframe(1)
+            if self._is_open() and origin_of(frame).owner == "user":
+                self.no_grad_line = user_line(frame)
+            enter(block)
+
+        setattr(torch.no_grad, "__enter__", enter_noted)  # noqa: B010
+
+    def _note_cut(self, tensor: Tensor) -> None:
+        if tensor.grad_fn is not None and self._is_open():
+            frame = sys._getframe(2)
+            if origin_of(frame).owner == "user":
+                self.last_cut = user_line(frame)
+
+    def _watch_loading(self) -> None:
+        load = nn.Module.load_state_dict
+
+        def load_state_dict(module: Any, state: Any, strict: bool = True, *a: Any, **k: Any) -> Any:
+            result = load(module, state, strict, *a, **k)
+            if not strict and len(module.state_dict()):
+                whole = len(module.state_dict())
+                found = whole - len(result.missing_keys)
+                self._notes.add("loaded", line_here(), found=found, whole=whole, given=len(state))
+            return result
+
+        setattr(nn.Module, "load_state_dict", load_state_dict)  # noqa: B010

@@ -1,0 +1,288 @@
+"""Gradients and updates: who computes, clears, clips and uses them, and in which order."""
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from flambeau.tune.watch.learning.measures import is_mean_of_logarithms
+from flambeau.tune.watch.learning.notes import Notes, line_here
+from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs
+
+_MOST_VALUES = 1_000_000  # of a parameter that are compared with those before a step; chosen
+
+
+class OptimizerSeen:
+    """What is known of one optimizer. It is kept alive, so that its `id` stays its own."""
+
+    def __init__(self, optimizer: Optimizer, where: CodeLocation | None) -> None:
+        self.optimizer, self.where = optimizer, where
+        self.steps = self.cleared = self.cleared_too_soon = self.watched = 0
+        self.is_cleared = True
+        self.has_closure = False
+        self.backward_since_clear = self.backwards_since_step = 0
+        self.gradients: dict[int, Tensor] = {}
+        self.with_gradient: set[int] = set()
+        self.with_value: dict[int, int] = {}
+        self.ratios: list[float] = []
+        self.rates: list[float] = []
+        self.step_line: CodeLocation | None = None
+        self.zero_line: CodeLocation | None = None
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+
+class UpdateWatch:
+    """Hooks around backward, optimizers, clipping, GradScaler and schedules.
+
+    Attributes:
+        backwards: calls of backward so far.
+        losses: the first 2000 values that backward began from.
+    """
+
+    def __init__(self, notes: Notes, is_open: Callable[[], bool]) -> None:
+        self._notes, self._is_open = notes, is_open
+        self.seen: dict[int, OptimizerSeen] = {}
+        self.backwards = 0
+        self.losses: list[float] = []
+        self.backward_line: CodeLocation | None = None
+        self.criterion: tuple[str, float] | None = None
+        self.criteria = 0
+        self.after_step: Callable[[], None] = lambda: None
+        self.after_backward: Callable[[], None] = lambda: None
+        self._before: dict[int, list[tuple[Tensor, Tensor]]] = {}
+        self._in_scaler = False
+        self._scaled = False
+        self._unscaled: set[int] = set()
+        self._clip_pending: CodeLocation | None = None
+
+    def install(self) -> None:
+        register_optimizer_step_pre_hook(self._before_step)
+        register_optimizer_step_post_hook(self._after_step)
+        self._wrap(Optimizer, "__init__", after=self._made)
+        self._wrap(Optimizer, "zero_grad", before=self._cleared)
+        self._wrap(nn.Module, "zero_grad", before=self._module_cleared)
+        self._wrap(Tensor, "backward", before=self._backward, after=self._backward_done)
+        self._wrap(nn.utils, "clip_grad_norm_", before=self._clip, after=self._clipped)
+        self._wrap(nn.utils, "clip_grad_value_", before=self._clip)
+        self._wrap(LRScheduler, "__init__", after=self._schedule_made)
+        self._wrap(LRScheduler, "step", before=self._schedule)
+        self._wrap(GradScaler, "scale", before=self._scale)
+        self._wrap(GradScaler, "unscale_", before=self._unscale)
+        self._wrap(GradScaler, "step", before=self._scaler_step, after=self._scaler_stepped)
+
+    @staticmethod
+    def _wrap(
+        owner: Any,
+        name: str,
+        *,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+    ) -> None:
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                before(*args, **kwargs)
+            result = function(*args, **kwargs)
+            if after is not None:
+                after(*args, result=result)
+            return result
+
+        setattr(owner, name, call)
+
+    # ------------------------------------------------------------ optimizers
+
+    def _made(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        self.seen.setdefault(id(optimizer), OptimizerSeen(optimizer, line_here(3)))
+
+    def _of(self, optimizer: Optimizer) -> OptimizerSeen:
+        return self.seen.setdefault(id(optimizer), OptimizerSeen(optimizer, None))
+
+    def _cleared(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        seen = self._of(optimizer)
+        seen.is_cleared = True
+        if seen.backward_since_clear and self._is_open():
+            seen.zero_line = line_here(3)
+        seen.backward_since_clear = 0
+
+    def _module_cleared(self, module: nn.Module, *_: Any, **__: Any) -> None:
+        mine = {id(p) for p in module.parameters()}
+        for seen in self.seen.values():
+            if all(id(p) in mine for p in seen.parameters):
+                seen.is_cleared = True
+                seen.backward_since_clear = 0
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._is_open():
+            return
+        seen = self._of(optimizer)
+        # A closure clears and computes gradients within the step, after this hook.
+        seen.has_closure |= any(callable(value) for value in (*args[1:], *kwargs.values()))
+        seen.step_line = line_here(3)
+        if id(optimizer) in self._unscaled or not self._scaled or self._in_scaler:
+            pass
+        else:
+            self._notes.add("step with scaled gradients", seen.step_line)
+        with torch.no_grad():
+            self._look_at_gradients(seen)
+            self._before[id(optimizer)] = [
+                (p, p.detach().clone())
+                for p in seen.parameters
+                if p.ndim > 1 and p.numel() <= _MOST_VALUES and p.grad is not None
+            ]
+        if self._clip_pending is not None:
+            self._notes.add("clip before backward", self._clip_pending)
+            self._clip_pending = None
+
+    def _look_at_gradients(self, seen: OptimizerSeen) -> None:
+        seen.watched += 1
+        grads = [(id(p), p.grad) for p in seen.parameters if p.grad is not None]
+        same = [grad is seen.gradients.get(key) for key, grad in grads]
+        seen.cleared += seen.is_cleared or not grads or not any(same)
+        nonzero = 0
+        for key, grad in grads:
+            values = grad.coalesce().values() if grad.is_sparse else grad
+            if not values.numel():
+                continue
+            norm = float(torch.linalg.vector_norm(values, dtype=torch.float32))
+            seen.with_gradient.add(key)
+            if norm != norm or norm == float("inf"):
+                self._notes.add("gradients not finite", seen.step_line)
+            if norm > 0:
+                nonzero += 1
+                seen.with_value[key] = seen.with_value.get(key, 0) + 1
+        is_empty = not nonzero and seen.backwards_since_step > 0
+        seen.cleared_too_soon += is_empty and not seen.backward_since_clear
+        if not seen.backwards_since_step and seen.steps and not seen.has_closure:
+            self._notes.add("step without backward", seen.step_line)
+
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        seen = self._of(optimizer)
+        seen.steps += 1
+        seen.is_cleared = False
+        seen.backwards_since_step = 0
+        self._unscaled.discard(id(optimizer))
+        if self._is_open():
+            self._note_update(seen)
+        if len(seen.rates) < 2000:
+            seen.rates.append(max(float(group["lr"]) for group in optimizer.param_groups))
+        self.after_step()
+
+    def _note_update(self, seen: OptimizerSeen) -> None:
+        seen.gradients = {id(p): p.grad for p in seen.parameters if p.grad is not None}
+        moved = weight = 0.0
+        for p, before in self._before.pop(id(seen.optimizer), []):
+            norm = float(before.float().norm())
+            if norm > 0:
+                moved += float((p.detach() - before).float().norm()) ** 2
+                weight += norm**2
+        if weight:
+            seen.ratios.append((moved / weight) ** 0.5)
+
+    # ------------------------------------------------------------ backward
+
+    def _backward(self, loss: Tensor, *_: Any, **__: Any) -> None:
+        self.backwards += 1
+        self._clip_pending = None if self._is_kept(loss) else self._clip_pending
+        for seen in self.seen.values():
+            if not seen.is_cleared and self._is_zero(seen):
+                seen.is_cleared = True
+        if len(self.losses) < 2000 and loss.numel() == 1:
+            value = float(loss.detach())
+            self.losses.append(value)
+            if self._is_open():
+                with torch.no_grad():
+                    self._look_at_loss(loss, value)
+        self.criterion = None
+        self.criteria = 0
+
+    def _is_kept(self, loss: Tensor) -> bool:
+        return loss.grad_fn is None
+
+    def _look_at_loss(self, loss: Tensor, value: float) -> None:
+        where = self.backward_line = line_here(4)
+        if loss.grad_fn is None:
+            self._notes.add("loss is detached", where)
+        if value != value or abs(value) == float("inf"):
+            self._notes.add("loss is not finite", where, step=self.backwards, loss=str(value))
+        if value == 0:
+            self._notes.add("loss is zero", where)
+        if value < 0 and is_mean_of_logarithms(loss):
+            self._notes.add(
+                "loss is negated", where, loss=value, name="logarithms of probabilities"
+            )
+        if self.criterion is None or self.criteria != 1:
+            return
+        name, positive = self.criterion
+        is_negated = value < 0 < positive and abs(value + positive) <= 1e-4 * positive
+        if is_negated and name != "kl_div":
+            self._notes.add("loss is negated", where, loss=value, name=name)
+        if value == positive and positive > 0:
+            self._notes.add("whole loss", where)
+
+    def _is_zero(self, seen: OptimizerSeen) -> bool:
+        for p in seen.parameters:
+            if p.grad is not None and not p.grad.is_sparse:
+                return not bool(p.grad.any())
+        return all(p.grad is None for p in seen.parameters)
+
+    def _backward_done(self, *_: Any, result: Any) -> None:
+        for seen in self.seen.values():
+            seen.backwards_since_step += 1
+            seen.backward_since_clear += 1
+        self.after_backward()
+
+    # ------------------------------------------------------------ clipping, scaling, schedules
+
+    def _clip(self, parameters: Any, *_: Any, **__: Any) -> None:
+        if not self._is_open():
+            return
+        where = line_here(3)
+        if self._scaled and not self._unscaled:
+            self._notes.add("clip of scaled gradients", where)
+        waiting = [seen.backwards_since_step for seen in self.seen.values()]
+        if waiting and self.backwards and not any(waiting):
+            self._notes.add("clip after step", where)
+
+    def _clipped(self, parameters: Any, max_norm: Any = None, *_: Any, result: Any) -> None:
+        if self._is_open() and max_norm is not None and float(max_norm) > 0:
+            ratio = float(result) / float(max_norm)
+            self._notes.add("clipped", line_here(3), ratio=ratio, most=float(max_norm))
+
+    def _scale(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
+        self._scaled = scaler.is_enabled()
+
+    def _unscale(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        self._unscaled.add(id(optimizer))
+
+    def _scaler_step(self, *_: Any, **__: Any) -> None:
+        self._in_scaler = True
+
+    def _scaler_stepped(self, scaler: GradScaler, optimizer: Optimizer, *_: Any, **__: Any) -> None:
+        self._in_scaler = False
+        self._unscaled.discard(id(optimizer))
+
+    def _schedule_made(self, *_: Any, **__: Any) -> None:
+        self._notes.add("schedule made", line_here(3))
+
+    def _schedule(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
+        frame = sys._getframe(2)
+        if is_torchs(frame) or not self._is_open():
+            return
+        if (seen := self.seen.get(id(scheduler.optimizer))) is not None:
+            first = not seen.steps
+            self._notes.add("schedule", line_here(3), first=first, steps=seen.steps)

@@ -1,0 +1,266 @@
+"""Watches what the first steps of a training learn from, and writes it when enough was seen."""
+
+import atexit
+import functools
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flambeau.tune.watch.learning.batches import BatchWatch
+from flambeau.tune.watch.learning.course import CourseWatch
+from flambeau.tune.watch.learning.last_look import last_look
+from flambeau.tune.watch.learning.losses import LossWatch
+from flambeau.tune.watch.learning.measures import is_plain
+from flambeau.tune.watch.learning.models import ModelWatch, RootSeen
+from flambeau.tune.watch.learning.notes import Notes, line_here
+from flambeau.tune.watch.learning.updates import OptimizerSeen, UpdateWatch
+from flambeau.tune.watch.plan import Plan, write_whole
+from flambeau.tune.watch.stack_phases import CodeLocation
+
+
+def watch_learning(folder: Path, plan: Plan) -> None:
+    """Watch this process, if it trains."""
+    LearningWatch(folder, plan).install()
+
+
+class LearningWatch:
+    """Looks closely at `plan.steps` steps, then waits `plan.seconds` at most for an evaluation.
+
+    It draws no random numbers and changes no tensor, so that the script computes what it computes alone.
+    """
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self._folder, self._plan = folder, plan
+        self._pid = os.getpid()
+        self._began = 0.0
+        self._steps = 0
+        self._is_over = self._is_busy = False
+        self._evaluated_at = -1
+        self.notes = Notes()
+        is_open = self._is_open
+        self.updates = UpdateWatch(self.notes, is_open)
+        self.batches = BatchWatch(self.notes, is_open)
+        self.models = ModelWatch(self.notes, is_open)
+        self.losses = LossWatch(self.notes, is_open, self._loss_called)
+        self.course = CourseWatch(self.notes, is_open)
+
+    def install(self) -> None:
+        for part in (self.updates, self.batches, self.models, self.losses, self.course):
+            part.install()
+        self.updates.after_step = self._after_step
+        self.updates.after_backward = self._after_backward
+        self.models.evaluated = self._evaluated
+        self.models.forwarded = self._forwarded
+        self.losses.without_gradients = self.models.loss_without_gradients
+        _watch_subtraction(self)
+        atexit.register(self._at_exit)
+
+    def _is_open(self) -> bool:
+        made = max(self._steps, self.updates.backwards)
+        return made < self._plan.steps and not self._is_over and os.getpid() == self._pid
+
+    def _forwarded(self, samples: list[int], ids: Tensor | None) -> None:
+        self.losses.inputs, self.losses.ids = samples, ids
+
+    def _loss_called(self, name: str, loss: Tensor, where: CodeLocation | None) -> None:
+        updates = self.updates
+        updates.criteria += 1
+        if loss.numel() == 1:
+            updates.criterion = name, float(loss)
+
+    def _after_backward(self) -> None:
+        self.models.backward_came()
+        self.batches.note_training()
+        if not self._began:
+            self._began = time.monotonic()
+            (self._folder / f"{self._pid}.trains").touch()
+        self.losses.inputs = []
+        if not self._steps:
+            self._perhaps_finish(self.updates.backwards)
+
+    def _after_step(self) -> None:
+        self._steps += 1
+        self.batches.steps = self._steps
+        self._perhaps_finish(self._steps)
+
+    def _perhaps_finish(self, made: int) -> None:
+        if self._is_over or made < self._plan.steps or os.getpid() != self._pid:
+            return
+        seen_all = 0 <= self._evaluated_at < made - 1
+        if seen_all or time.monotonic() - self._began > self._plan.seconds:
+            self._finish()
+
+    def _evaluated(self, root: RootSeen, in_training: bool, where: CodeLocation | None) -> None:
+        """The model is called without gradients: an evaluation, if the batch is one of evaluation."""
+        seen = self.batches.last
+        self._evaluated_at = self._steps if self._steps else self._evaluated_at
+        is_evaluation = seen is not None and not seen.trained and seen.without_gradients > 0
+        if in_training and root.has_modes and is_evaluation and root.was_in_train:
+            self.notes.add("evaluation in train mode", where)
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid and not self._is_over and self.updates.backwards:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._is_over = True
+        with torch.random.fork_rng(devices=[]):
+            looked = last_look(self.models, self.batches)
+        made = max(self._steps, self.updates.backwards)
+        write_whole(
+            self._folder / f"{self._pid}.json",
+            {
+                "steps": made,
+                "step_s": 0.0,
+                "rank": int(os.environ.get("RANK", "0")),
+                "world": int(os.environ.get("WORLD_SIZE", "1")),
+                "learning": {
+                    "optimizer_steps": self._steps,
+                    "backwards": self.updates.backwards,
+                    "backward_line": _line(self.updates.backward_line),
+                    "losses": self.updates.losses,
+                    "notes": self.notes.as_rows(),
+                    "optimizers": [_optimizer(o) for o in self.updates.seen.values()],
+                    "schedules": [
+                        {"optimizer": _line(self.updates.seen[key].where), "where": where}
+                        for key, where in self.course.schedules.items()
+                        if key in self.updates.seen
+                    ],
+                    "parameters": self._parameters(),
+                    "loaders": self.batches.as_rows(),
+                    "labels": [self.losses.again, self.losses.changed],
+                    "classes": [
+                        {"where": _line(where)} | row for where, row in self.losses.classes.items()
+                    ],
+                    "inputs": self.models.firsts,
+                    "input_line": _line(self.models.first_line),
+                    "is_normalized": bool(self.models.first_is_normalized),
+                    "norm_line": _line(self.models.norm_line),
+                    "relus": list(self.models.relus.values()),
+                    "batch_norms": self.models.batch_norms,
+                    **looked,
+                },
+            },
+        )
+
+    def _parameters(self) -> list[dict[str, Any]]:
+        """Those of all called models, and those that only optimizers know."""
+        optimizers = self.updates.seen.values()
+        owned = {id(p): one for one in optimizers for p in one.parameters}
+        stranger_ids = {key for keys in self.models.strangers.values() for key in keys}
+        rows = []
+        known: set[int] = set()
+        for root in self.models.roots.values():
+            model = type(root.module).__name__
+            for name, parameter in root.module.named_parameters():
+                if id(parameter) not in known:
+                    known.add(id(parameter))
+                    rows.append(self._row(parameter, name, owned, model, _line(root.where)))
+        for key, (p, name) in self.models.ran.items():
+            if key in stranger_ids and key not in known:
+                known.add(key)
+                kind = name.partition(".")[0]
+                line = _line(self.models.stranger_lines.get(kind))
+                rows.append(self._row(p, name, owned, "", line) | {"is_registered": False})
+        for key, one in owned.items():
+            if key not in known:
+                known.add(key)
+                p = next(q for q in one.parameters if id(q) == key)
+                rows.append(self._row(p, "", owned, "", _line(one.where)))
+        return rows
+
+    def _row(
+        self,
+        p: Tensor,
+        name: str,
+        owned: dict[int, OptimizerSeen],
+        model: str,
+        where: list[Any],
+    ) -> dict[str, Any]:
+        one = owned.get(id(p))
+        return {
+            "name": name,
+            "model": model,
+            "where": where,
+            "made": _line(self.models.lines.get(id(p))),
+            "run": _line(self.models.run_lines.get(id(p))),
+            "without_gradients": _line(self.models.without_gradients.get(id(p))),
+            "optimizers": sum(
+                any(q is p for q in one.parameters) for one in self.updates.seen.values()
+            ),
+            "optimizer": None if one is None else _line(one.where),
+            "requires_grad": p.requires_grad,
+            "ran": id(p) in self.models.ran,
+            "has_grad": p.grad is not None or (one is not None and id(p) in one.with_gradient),
+            "with_value": 0 if one is None else one.with_value.get(id(p), 0),
+            "watched": 0 if one is None else one.watched,
+            "ndim": p.ndim,
+            "size": p.numel(),
+            "is_registered": True,
+            "equal_rows": _has_equal_rows(p),
+        }
+
+
+def _has_equal_rows(p: Tensor) -> bool:
+    if p.ndim < 2 or p.shape[0] < 2 or p.numel() // p.shape[0] < 2:
+        return False
+    with torch.no_grad():
+        return bool((p == p[:1]).all())
+
+
+def _line(where: CodeLocation | None) -> list[Any]:
+    return ["", 0] if where is None else [where.file, where.line]
+
+
+def _optimizer(seen: OptimizerSeen) -> dict[str, Any]:
+    return {
+        "name": type(seen.optimizer).__name__,
+        "where": _line(seen.where),
+        "step_line": _line(seen.step_line),
+        "zero_line": _line(seen.zero_line),
+        "steps": seen.steps,
+        "watched": seen.watched,
+        "has_closure": seen.has_closure,
+        "cleared": seen.cleared,
+        "cleared_too_soon": seen.cleared_too_soon,
+        "ratios": seen.ratios,
+        "rates": seen.rates,
+        "decays": [
+            (
+                1.0
+                if group.get("decoupled_weight_decay", False)
+                or "AdamW" in type(seen.optimizer).__name__
+                or type(seen.optimizer).__name__ == "SGD"
+                else 0.0
+            )
+            * float(group["lr"])
+            * float(group.get("weight_decay") or 0)
+            for group in seen.optimizer.param_groups
+        ],
+        "backwards_since_step": seen.backwards_since_step,
+        "maximize": any(group.get("maximize") for group in seen.optimizer.param_groups),
+        "has_gradients": bool(seen.with_value) or any(p.grad is not None for p in seen.parameters),
+    }
+
+
+def _watch_subtraction(watch: LearningWatch) -> None:
+    """`(N, 1) - (N,)` is N by N: an output beside labels whose shapes differ in a loss of one's own."""
+    for name in ("__sub__", "__rsub__"):
+        function: Callable[..., Any] = getattr(Tensor, name)
+
+        @functools.wraps(function)
+        def subtract(one: Any, other: Any, *, f: Callable[..., Any] = function) -> Any:
+            if isinstance(other, Tensor) and one.ndim + other.ndim == 3 and watch._is_open():
+                column, row = (one, other) if one.ndim == 2 else (other, one)
+                is_pair = row.ndim == 1 and column.shape == (len(row), 1) and len(row) > 1
+                if is_pair and column.requires_grad != row.requires_grad and is_plain(one):
+                    shapes = {"input": list(one.shape), "target": list(other.shape)}
+                    watch.notes.add("shapes broadcast", line_here(), loss="subtraction", **shapes)
+            return f(one, other)
+
+        setattr(Tensor, name, subtract)

@@ -1,0 +1,204 @@
+"""Scripts with one mistake, and healthy ones beside them, under the watch of `flambeau doctor --learning`."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from flambeau.cli.command import main
+from flambeau.tune.learning.finding import Finding
+from flambeau.tune.learning.run_learning import findings_of
+from flambeau.tune.watch import startup
+from flambeau.tune.watch.plan import Plan
+
+HEAD = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x = torch.randn(256, 8)
+y = (x[:, 0] + x[:, 1] > 0).long()
+loader = DataLoader(TensorDataset(x, y), batch_size=16, shuffle=True)
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+"""
+LOOP = """\
+for epoch in range(3):
+    for a, b in loader:
+        loss = F.cross_entropy(model(a), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(repr(loss.item()))
+"""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A script, made from the healthy one by one change."""
+
+    kind: str
+    old: str
+    new: str
+    line: str  # a piece of the line that must be named
+
+
+PLANTED = [
+    Planted("softmax before cross_entropy", "model(a)", "model(a).softmax(1)", "cross_entropy"),
+    Planted("no zero_grad", "        optimizer.zero_grad()\n", "", "optimizer.step()"),
+    Planted(
+        "zero_grad before step",
+        "optimizer.zero_grad()\n        loss.backward()",
+        "loss.backward()\n        optimizer.zero_grad()",
+        "optimizer.zero_grad()",
+    ),
+    Planted("loss is maximized", "loss.backward()", "(-loss).backward()", "backward"),
+    Planted("no step", "        optimizer.step()\n", "", "backward"),
+    Planted("rate is zero", "lr=1e-2", "lr=0.0", "Adam"),
+    Planted(
+        "not in the optimizer", "Adam(model.parameters()", "Adam(model[2:].parameters()", "Adam"
+    ),
+    Planted(
+        "inputs not scaled", "x = torch.randn(256, 8)", "x = torch.rand(256, 8) * 255", "model(a)"
+    ),
+    Planted(
+        "same random numbers",
+        "        loss = F",
+        "        torch.manual_seed(1)\n        loss = F",
+        "manual_seed(1)",
+    ),
+    Planted(
+        "sigmoid before logits",
+        "F.cross_entropy(model(a), b)",
+        "F.binary_cross_entropy_with_logits(model(a).sigmoid()[:, 0], b.float())",
+        "binary_cross_entropy_with_logits",
+    ),
+    Planted(
+        "shapes broadcast",
+        "F.cross_entropy(model(a), b)",
+        "((model(a)[:, :1] - b.float()) ** 2).mean()",
+        "mean()",
+    ),
+    Planted("eval mode", "    for a, b", "    if epoch: model.eval()\n    for a, b", "model(a)"),
+]
+HEALTHY = {
+    "as it is": ("", ""),
+    "frozen on purpose": (
+        "optimizer = torch.optim.Adam(model.parameters()",
+        "model[0].requires_grad_(False)\noptimizer = torch.optim.Adam(model[2:].parameters()",
+    ),
+    "one batch by heart": ("for a, b in loader:", "for a, b in [(x[:16], y[:16])] * 16:"),
+    "accumulated": (
+        "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n",
+        "        (loss / 2).backward()\n        step = step + 1 if 'step' in dir() else 1\n"
+        "        if step % 2 == 0:\n            optimizer.step()\n            optimizer.zero_grad()\n",
+    ),
+    "first layer normalizes": (
+        "model = nn.Sequential(",
+        "x *= 200\nmodel = nn.Sequential(nn.BatchNorm1d(8), ",
+    ),
+    "sum": ("(model(a), b)", "(model(a), b, reduction='sum') / len(b)"),
+}
+
+
+def script_of(old: str, new: str) -> str:
+    source = HEAD + LOOP
+    assert old in source
+    return source.replace(old, new) if old else source
+
+
+def run(folder: Path, source: str, *, watched: bool) -> "subprocess.CompletedProcess[str]":
+    file = folder / "train.py"
+    file.write_text(source)
+    environment = {**os.environ, "HOME": f"{folder}"}
+    if watched:
+        Plan(watches=False, steps=40, seconds=4.0, change={"learning": True}).write(folder)
+        paths = [str(Path(startup.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment |= {"FLAMBEAU_WATCH": f"{folder}", "PYTHONPATH": os.pathsep.join(paths)}
+    return subprocess.run(
+        [sys.executable, f"{file}"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+
+
+def findings(folder: Path, source: str) -> list[Finding]:
+    run(folder, source, watched=True)
+    files = folder.glob("[0-9]*[0-9].json")
+    return findings_of([json.loads(file.read_text())["learning"] for file in files])
+
+
+def check_planted(planted: Planted, folder: Path) -> None:
+    source = script_of(planted.old, planted.new)
+    if planted.kind == "eval mode":  # the modes of this network must differ
+        source = source.replace("nn.ReLU()", "nn.Dropout(0.1), nn.ReLU()")
+    found = [one for one in findings(folder, source) if one.kind == planted.kind]
+    assert found, planted.kind
+    number = int(found[0].where.rpartition(":")[2])
+    assert planted.line in source.splitlines()[number - 1]
+
+
+@pytest.mark.parametrize("planted", PLANTED[:2], ids=lambda one: one.kind)
+def test_a_mistake_is_named_with_its_line(planted: Planted, tmp_path: Path) -> None:
+    check_planted(planted, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("planted", PLANTED[2:], ids=lambda one: one.kind)
+def test_each_mistake_is_named_with_its_line(planted: Planted, tmp_path: Path) -> None:
+    check_planted(planted, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_script_is_not_accused(name: str, tmp_path: Path) -> None:
+    assert findings(tmp_path, script_of(*HEALTHY[name])) == []
+
+
+def test_a_watched_script_computes_the_same_bits(tmp_path: Path) -> None:
+    source = script_of("nn.ReLU()", "nn.Dropout(0.5), nn.ReLU()")
+    alone = run(tmp_path, source, watched=False).stdout
+    assert alone.count("\n") == 48
+    assert run(tmp_path, source, watched=True).stdout == alone
+
+
+def test_the_command_answers_and_leaves_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = script_of("model(a)", "model(a).softmax(1)") + "open('train.py', 'w').close()\n"
+    Path("train.py").write_text(source)
+    words = ["doctor", "--learning", "--seconds", "0.5", "--json", "--", "train.py"]
+    assert main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    (first, *_) = told["findings"]
+    assert first["kind"] == "softmax before cross_entropy" and first["rule"] == "FLB404"
+    assert first["where"].endswith("train.py:13") and first["sure"] == "certain"
+    assert Path("train.py").read_text() == source and os.listdir() == ["train.py"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--learning", "resnet18"], "only for a script"),
+        (["--learning", "--no-trials", "--", "train.py"], "--no-trials"),
+        (["--learning", "--trace", "t.json", "--", "train.py"], "--trace"),
+    ],
+)
+def test_flags_without_effect_are_refused(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert main(["doctor", *words]) == 2
+    assert said in capsys.readouterr().err
