@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 PLANTED = Path(__file__).parent / "learning_scripts" / "planted"
-ROWS = list(csv.DictReader((PLANTED / "found.tsv").open(), delimiter="\t"))
+ROWS = list(
+    csv.DictReader((PLANTED / "found.tsv").read_text(encoding="utf-8").splitlines(), delimiter="\t")
+)
 
 
 def test_the_table_names_each_script_and_lines_with_code():
@@ -21,7 +23,6 @@ def test_the_table_names_each_script_and_lines_with_code():
             assert lines[int(number) - 1].strip(), row
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [row["script"] for row in ROWS])
 def test_a_planted_script_runs_and_prints_losses(name, tmp_path):
     run = subprocess.run(
@@ -31,6 +32,7 @@ def test_a_planted_script_runs_and_prints_losses(name, tmp_path):
         cwd=tmp_path,
         env={**os.environ, "HOME": str(tmp_path)},
         timeout=120,
+        check=False,
     )
     assert run.returncode == 0, run.stderr
     assert len(re.findall(r"^step \d+ loss \S+$", run.stdout, re.M)) >= 8

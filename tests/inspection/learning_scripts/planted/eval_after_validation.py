@@ -22,7 +22,7 @@ def validate():
 
 
 model.train()
-for step in range(100):
+for step in range(300):
     pick = torch.randint(128, (32,))
     loss = nn.functional.cross_entropy(model(x_train[pick]), y_train[pick])
     optimizer.zero_grad()

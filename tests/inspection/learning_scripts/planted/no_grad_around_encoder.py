@@ -7,8 +7,8 @@ from torch import nn
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
-        self.lstm = nn.LSTM(4, 8, batch_first=True)
-        self.head = nn.Linear(8, 2)
+        self.lstm = nn.LSTM(6, 16, batch_first=True)
+        self.head = nn.Linear(16, 6)
 
     def encode(self, x):
         _, (hidden, _) = self.lstm(x)
@@ -25,9 +25,9 @@ def main():
     model = Classifier()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(120):
-        x = torch.randn(64, 8, 4)
-        y = (x[:, 2, 0] * x[:, 3, 1] > 0).long()
-        x[:, 2, 0] += y
+        y = torch.randint(6, (64,))
+        x = 0.5 * torch.randn(64, 8, 6)
+        x[:, 2] += 3 * nn.functional.one_hot(y, 6)
         loss = nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()

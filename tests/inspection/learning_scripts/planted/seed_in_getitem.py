@@ -16,7 +16,7 @@ class Noisy(Dataset):
 
     def __getitem__(self, index):
         np.random.seed(42)
-        noise = np.random.normal(0, 2.0, self.x.shape[1]).astype("float32")
+        noise = np.random.normal(0, 0.8, self.x.shape[1]).astype("float32")
         return self.x[index] + torch.from_numpy(noise), self.y[index]
 
 
@@ -27,7 +27,7 @@ loader = DataLoader(Noisy(x, y), batch_size=32, shuffle=True)
 model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 3))
 optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
 step = 0
-for _ in range(5):
+for _ in range(10):
     for inputs, labels in loader:
         loss = nn.functional.cross_entropy(model(inputs), labels)
         optimizer.zero_grad()
