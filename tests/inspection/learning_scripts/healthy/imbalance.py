@@ -1,4 +1,4 @@
-"""One sample in fifty is positive: the bias starts at the logarithm of the odds, as for RetinaNet."""
+"""One sample in fifty is positive: the last bias starts at the logarithm of the odds."""
 
 import math
 

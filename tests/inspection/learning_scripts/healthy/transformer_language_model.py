@@ -14,7 +14,9 @@ class Block(nn.Module):
         self.norm1 = nn.LayerNorm(width)
         self.attention = nn.MultiheadAttention(width, num_heads, batch_first=True)
         self.norm2 = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x, mask):
         h = self.norm1(x)
