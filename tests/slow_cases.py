@@ -160,6 +160,8 @@ CASES = {
     "inspection/test_graphs.py::test_kept_bytes_are_those_that_autograd_packs": 2,
     "inspection/test_graphs.py::test_too_many_nodes_are_put_together": 0,
     "inspection/test_graphs.py::test_without_a_depth_it_is_as_deep_as_is_readable": 0,
+    "inspection/test_learning_scripts.py::test_a_healthy_script_learns": 2,
+    "inspection/test_learning_scripts.py::test_a_planted_script_runs_and_prints_losses": 2,
     "inspection/test_model_summary.py::test_a_process_that_looked_can_train_and_then_fork_ranks": 0,
     "inspection/test_model_summary.py::test_figures_of_known_models": 3,
     "inspection/test_receptive_field.py::test_networks_of_the_paper": 1,
