@@ -1,5 +1,6 @@
 """Whether gradients reach all parameters, are cleared, and move them by a useful length."""
 
+import itertools
 from collections import defaultdict
 from typing import Any
 
@@ -111,8 +112,14 @@ def accumulating(seen: Seen) -> list[Finding]:
 
 def twice_owned(seen: Seen) -> list[Finding]:
     rows = [row for row in seen["parameters"] if row["optimizers"] > 1]
-    stepped = [one for one in seen["optimizers"] if one["steps"]]
-    if not rows or len(stepped) < 2:
+    stepped = sorted(
+        (one for one in seen["optimizers"] if one["steps"]), key=lambda one: int(one["first_step"])
+    )
+    # One that begins after the other has ended is of a later stage, as in fine-tuning.
+    is_at_once = any(
+        after["first_step"] < before["last_step"] for before, after in itertools.pairwise(stepped)
+    )
+    if not rows or not is_at_once:
         return []
     text = f"{of_parameters(len(rows))} are in {rows[0]['optimizers']} optimizers that make steps"
     change = "give each parameter to one optimizer"

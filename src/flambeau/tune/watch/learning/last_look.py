@@ -28,9 +28,7 @@ def _shared(training: list[LoaderSeen], others: list[LoaderSeen]) -> list[dict[s
         for one in training:
             first = one.loader.dataset
             second = other.loader.dataset
-            if first is second or isinstance(first, IterableDataset):
-                continue
-            if isinstance(second, IterableDataset):
+            if first is second or not (_has_items(first) and _has_items(second)):
                 continue
             known = set(_contents(first))
             samples = _contents(second)
@@ -45,7 +43,7 @@ def _augmented(others: list[LoaderSeen]) -> list[dict[str, Any]]:
     rows = []
     for other in others:
         dataset = other.loader.dataset
-        if isinstance(dataset, IterableDataset) or not _has_transform(dataset):
+        if not (_has_items(dataset) and _has_transform(dataset)):
             continue
         count = min(_FEW, len(dataset))  # type: ignore[arg-type]
         pairs = [(_content(dataset[i]), _content(dataset[i])) for i in range(count)]
@@ -53,6 +51,10 @@ def _augmented(others: list[LoaderSeen]) -> list[dict[str, Any]]:
         if differ:
             rows.append({"where": _place(other), "differ": differ, "samples": count})
     return rows
+
+
+def _has_items(dataset: Dataset[Any]) -> bool:
+    return not isinstance(dataset, IterableDataset) and hasattr(type(dataset), "__len__")
 
 
 def _has_transform(dataset: Dataset[Any]) -> bool:

@@ -205,7 +205,9 @@ class ModelWatch:
             if root.pending is not None:
                 root.modes.append(root.pending)
                 root.was_in_train |= root.pending
-                if not root.pending and root.was_in_train and root.has_modes:
+                # Frozen statistics or a frozen part: the model itself is in train mode.
+                is_evaluating = not root.pending and not root.module.training
+                if is_evaluating and root.was_in_train and root.has_modes:
                     self._notes.add("trains in eval mode", root.pending_line, after=len(root.modes))
                 root.pending = None
 

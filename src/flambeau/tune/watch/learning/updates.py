@@ -15,7 +15,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from flambeau.tune.watch.learning.measures import is_mean_of_logarithms
+from flambeau.recipes.training.amp_step import AmpStep
+from flambeau.tune.watch.learning.measures import is_mean_of_logarithms, tensors_in
 from flambeau.tune.watch.learning.notes import Notes, line_here
 from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs
 
@@ -28,6 +29,7 @@ class OptimizerSeen:
     def __init__(self, optimizer: Optimizer, where: CodeLocation | None) -> None:
         self.optimizer, self.where = optimizer, where
         self.steps = self.cleared = self.cleared_too_soon = self.watched = 0
+        self.first_step = self.last_step = 0  # among the steps of all optimizers
         self.is_cleared = True
         self.has_closure = False
         self.backward_since_clear = self.backwards_since_step = 0
@@ -63,8 +65,9 @@ class UpdateWatch:
         self.after_step: Callable[[], None] = lambda: None
         self.after_backward: Callable[[], None] = lambda: None
         self._before: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._in_scaler = False
+        self._in_scaler = self._in_backward = False
         self._scaled = False
+        self._num_steps = 0
         self._unscaled: set[int] = set()
         self._clip_pending: CodeLocation | None = None
 
@@ -74,7 +77,9 @@ class UpdateWatch:
         self._wrap(Optimizer, "__init__", after=self._made)
         self._wrap(Optimizer, "zero_grad", before=self._cleared)
         self._wrap(nn.Module, "zero_grad", before=self._module_cleared)
-        self._wrap(Tensor, "backward", before=self._backward, after=self._backward_done)
+        for owner in (Tensor, torch.autograd, AmpStep):
+            self._wrap_backward(owner)
+        self._wrap(torch.autograd, "grad", after=self._backward_done)
         self._wrap(nn.utils, "clip_grad_norm_", before=self._clip, after=self._clipped)
         self._wrap(nn.utils, "clip_grad_value_", before=self._clip)
         self._wrap(LRScheduler, "__init__", after=self._schedule_made)
@@ -103,6 +108,27 @@ class UpdateWatch:
             return result
 
         setattr(owner, name, call)
+
+    def _wrap_backward(self, owner: Any) -> None:
+        """Each of these may call another one, with the same loss: the outermost counts."""
+        backward = owner.backward
+
+        @functools.wraps(backward)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if self._in_backward:
+                return backward(*args, **kwargs)
+            self._in_backward = True
+            try:
+                tensors = list(tensors_in([*args, *kwargs.values()]))
+                if tensors:
+                    self._backward(tensors[0])
+                result = backward(*args, **kwargs)
+            finally:
+                self._in_backward = False
+            self._backward_done()
+            return result
+
+        owner.backward = call
 
     # ------------------------------------------------------------ optimizers
 
@@ -173,6 +199,9 @@ class UpdateWatch:
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         seen = self._of(optimizer)
         seen.steps += 1
+        self._num_steps += 1
+        seen.first_step = seen.first_step or self._num_steps
+        seen.last_step = self._num_steps
         seen.is_cleared = False
         seen.backwards_since_step = 0
         self._unscaled.discard(id(optimizer))
@@ -195,7 +224,7 @@ class UpdateWatch:
 
     # ------------------------------------------------------------ backward
 
-    def _backward(self, loss: Tensor, *_: Any, **__: Any) -> None:
+    def _backward(self, loss: Tensor) -> None:
         self.backwards += 1
         self._clip_pending = None if self._is_kept(loss) else self._clip_pending
         for seen in self.seen.values():
@@ -240,7 +269,7 @@ class UpdateWatch:
                 return not bool(p.grad.any())
         return all(p.grad is None for p in seen.parameters)
 
-    def _backward_done(self, *_: Any, result: Any) -> None:
+    def _backward_done(self, *_: Any, **__: Any) -> None:
         for seen in self.seen.values():
             seen.backwards_since_step += 1
             seen.backward_since_clear += 1

@@ -224,6 +224,8 @@ def _optimizer(seen: OptimizerSeen) -> dict[str, Any]:
         "step_line": _line(seen.step_line),
         "zero_line": _line(seen.zero_line),
         "steps": seen.steps,
+        "first_step": seen.first_step,
+        "last_step": seen.last_step,
         "watched": seen.watched,
         "has_closure": seen.has_closure,
         "cleared": seen.cleared,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPTS = Path(__file__).parent / "learning_scripts"
+SCRIPTS = Path(__file__).parent
 PLANTED = SCRIPTS / "planted"
 ROWS = list(
     csv.DictReader((PLANTED / "found.tsv").read_text(encoding="utf-8").splitlines(), delimiter="\t")
