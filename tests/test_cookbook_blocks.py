@@ -44,6 +44,7 @@ FINISHED = [
     "tracking.md",
     "errors_and_old_names.md",
     "checkpoints.md",
+    "parallel/from_apex_and_old_launchers.md",
 ]
 
 

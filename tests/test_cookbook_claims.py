@@ -1,5 +1,6 @@
 """What the cookbook pages say and no block of theirs prints."""
 
+import argparse
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -143,3 +144,17 @@ def test_a_trace_warns_of_the_path_that_it_does_not_record() -> None:
 
     with pytest.warns(torch.jit.TracerWarning):
         torch.jit.trace(gate, torch.ones(2))
+
+
+# ---------------------------------------------------------------- from_apex_and_old_launchers.md
+
+
+def test_an_old_argument_parser_refuses_the_spelling_of_todays_launcher(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--local_rank", type=int)
+    with pytest.raises(SystemExit) as stop:
+        parser.parse_args(["--local-rank=1"])
+    assert stop.value.code == 2
+    assert "unrecognized arguments: --local-rank=1" in capsys.readouterr().err
