@@ -319,8 +319,8 @@ RULES: list[Rule] = [
         "`np.Inf`, `np.NaN`, `np.float_`, `np.product` and their kin are gone since NumPy 2.0: `np.inf`, `np.nan`,"
         " `np.float64`, `np.prod`",
         "`np.Inf`、`np.NaN`、`np.float_`、`np.product` 等自 NumPy 2.0 起已移除：改用 `np.inf`、`np.nan`、`np.float64`、`np.prod`",
-        "import numpy as np\nimport torch\n\nout = torch.full((2,), np.Inf)\n",
-        "import numpy as np\nimport torch\n\nout = torch.full((2,), np.inf)\n",
+        "import numpy as np\nimport torch\n\nout = torch.tensor([1.0, np.float_(2)])\n",
+        "import numpy as np\nimport torch\n\nout = torch.tensor([1.0, np.float64(2)])\n",
         library="numpy", deprecated="1.25", removed="2.0", fix="safe", runs="AttributeError",
         names=tuple(f"numpy.{name}" for name in _NUMPY_NAMES), check=_numpy_name,
     ),
