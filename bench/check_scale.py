@@ -26,9 +26,9 @@ from PIL import Image
 
 from flambeau.data.check import near_copies
 from flambeau.data.check.clean_listing import write_listing
+from flambeau.data.check.copy_findings import same_pictures
 from flambeau.data.check.image_facts import SIDE, measure_images
 from flambeau.data.check.near_copies import near_pairs
-from flambeau.data.check.same_pictures import same_pictures
 from flambeau.data.sources.folder import FolderSource
 from provenance import commit, cpu_model, record  # beside this script
 

@@ -68,12 +68,12 @@ def node(told: dict[str, Any]) -> None:
     import torch.distributed as dist
 
     from flambeau import wrap
-    from flambeau.data.sources import block_order, sample_blocks
+    from flambeau.data.sources import block_shuffle, sample_blocks
     from flambeau.data.stores import block_cache
 
     torch.set_num_threads(1)
     sample_blocks.BLOCK_BYTES = told["block_bytes"]
-    block_order.STREAMS = told["streams"]
+    block_shuffle.STREAMS = told["streams"]
     block_cache._OPEN = 1
     dist.is_initialized = lambda: True
     dist.get_world_size = lambda group=None: told["nodes"]

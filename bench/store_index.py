@@ -73,7 +73,7 @@ def made_up(num_shards: int, num_samples: int) -> bytes:
 WORK = """
 import json, sys, time
 from pathlib import Path
-from flambeau.data.sources.block_order import WINDOW, block_sampler
+from flambeau.data.sources.block_shuffle import WINDOW, block_sampler
 from flambeau.data.sources.open_data import open_parts
 
 def memory(name):

@@ -23,7 +23,7 @@ from flambeau.data.sources.open_data import open_sources
 from flambeau.data.sources.source import Source, pixel_kind
 from flambeau.data.transforms.crops import eval_image, train_image
 from flambeau.errors import DecodeError, InputError
-from flambeau.exports.exported_model import load_model
+from flambeau.exports.load_export import load_model
 from flambeau.recipes.data.sample_order import sample_seeds
 from flambeau.run.run import Run
 from flambeau.trainer.prediction.predictor import Predictor

@@ -183,7 +183,7 @@ def test_without_streams_each_node_fetches_nearly_all(
     server: ObjectServer, packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the streams are for: the same order of blocks, of one stream."""
-    monkeypatch.setattr("flambeau.data.sources.block_order.STREAMS", 1)
+    monkeypatch.setattr("flambeau.data.sources.block_shuffle.STREAMS", 1)
     before = server.sent
     for rank in range(2):
         for _ in share(monkeypatch, f"{server.url}/pets/", rank, 2, shuffle_window=WINDOW):

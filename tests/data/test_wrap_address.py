@@ -111,7 +111,7 @@ def test_the_batches_of_the_local_file(
 def test_many_images_of_a_store_have_an_order_in_two_levels(
     packed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flambeau.data.sources.block_order.WINDOW", 7)
+    monkeypatch.setattr("flambeau.data.sources.block_shuffle.WINDOW", 7)
     address = f"file://{packed}/pets.tar"
     far = wrap(address, plain, batch_size=8)
     assert far.dataset.window == 7

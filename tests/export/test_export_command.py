@@ -18,8 +18,8 @@ from PIL import Image
 
 from flambeau.cli.command import main
 from flambeau.exports import step_figures
-from flambeau.exports.exported_model import load_export
 from flambeau.exports.formats.all_formats import FORMATS
+from flambeau.exports.load_export import load_export
 from flambeau.exports.standalone.preprocess import Preprocessing
 from flambeau.provenance import made_now
 from flambeau.trainer.parts.model import SMALL

@@ -19,9 +19,9 @@ from torchvision.datasets import ImageFolder
 import flambeau as doors
 from flambeau.errors import InputError
 from flambeau.exports import steps
-from flambeau.exports.exported_model import load_export
 from flambeau.exports.formats.all_formats import FORMATS
 from flambeau.exports.formats.classifier import first_output
+from flambeau.exports.load_export import load_export
 from flambeau.exports.served_model import ServedModel
 from flambeau.trainer.prediction.predictor import Predictor
 from forked_python import ALONE

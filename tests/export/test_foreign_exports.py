@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from flambeau.errors import InputError
-from flambeau.exports.exported_model import load_export, verify_export
 from flambeau.exports.formats.plain_graph import plain_graph
 from flambeau.exports.formats.pt2_archive import NotPlain, read_archive
 from flambeau.exports.formats.pt2_words import check_words
 from flambeau.exports.formats.torch_export_file import read_plain
+from flambeau.exports.load_export import load_export, verify_export
 from flambeau.provenance import UntrustedCode
 from flambeau.trainer.prediction.trained_model import load_trained
 

@@ -11,7 +11,7 @@ from flambeau.report.page import report_page
 from flambeau.report.reported_run import ReportedRun, Series
 from flambeau.report.sweep_panels import ReportedSweep, bands, folds, importance
 from flambeau.report.words import CHINESE, ENGLISH
-from flambeau.run.folder.reported_sweep import read_sweep
+from flambeau.run.folder.sweep_for_report import read_sweep
 
 FIGURE = "val_accuracy"
 

@@ -13,8 +13,8 @@ import pytest
 from flambeau.sandbox.changed_files import ChangedFiles
 from flambeau.sandbox.inside_trial import HELD, MARK, folder_for_run, in_trial
 from flambeau.sandbox.mount_syscalls import mount_of, read_mounts
-from flambeau.sandbox.processes import processes_of
 from flambeau.sandbox.sandbox import copy_folder
+from flambeau.sandbox.trial_processes import processes_of
 
 MOUNTS = r"""
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

@@ -16,9 +16,9 @@ import pytest
 
 from flambeau.errors import InputError
 from flambeau.sandbox import sandbox as sandbox_module
-from flambeau.sandbox.processes import processes_of
 from flambeau.sandbox.sandbox import UNPROTECTED, WAYS, Sandbox
 from flambeau.sandbox.scratch import Scratch, remove_abandoned
+from flambeau.sandbox.trial_processes import processes_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sandboxes are Linux's")
 

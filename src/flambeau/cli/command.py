@@ -210,7 +210,7 @@ def _protect_files(outputs: Sequence[Path] | None, words: Sequence[str]) -> None
         outputs is None or "RANK" in os.environ
     ):  # processes of one job share a folder for their trial
         return
-    from flambeau.sandbox.this_process import keep_off_files
+    from flambeau.sandbox.keep_off_files import keep_off_files
     from flambeau.terminal import say
 
     reason = keep_off_files(outputs)

@@ -15,7 +15,7 @@ from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file, check_page
 from flambeau.errors import InputError
 from flambeau.run.options.durations import parse_seconds
-from flambeau.sandbox.this_process import outside
+from flambeau.sandbox.keep_off_files import outside
 from flambeau.terminal import print_text, say
 from flambeau.user_code import is_function
 

@@ -21,7 +21,7 @@ from flambeau.optional_packages import large_import
 from flambeau.terminal import print_text, say
 
 if TYPE_CHECKING:
-    from flambeau.trainer.prediction.calibrating import Calibrating
+    from flambeau.trainer.prediction.calibrated_evaluation import Calibrating
     from flambeau.trainer.prediction.ensemble import Model
     from flambeau.trainer.tasks.task import AnyEvaluation
 
@@ -110,10 +110,10 @@ def _run(arguments: argparse.Namespace) -> int:
     _check_calibrate(arguments)
     _check_test(arguments)
     with large_import():
-        from flambeau.exports.exported_model import load_models
+        from flambeau.exports.load_export import load_models
         from flambeau.trainer.evaluation.plot_file import check_plot
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
-        from flambeau.trainer.prediction.calibrating import Calibrating
+        from flambeau.trainer.prediction.calibrated_evaluation import Calibrating
         from flambeau.trainer.prediction.ensemble import model_at_size
 
     # Check before an hour of work.
@@ -155,7 +155,7 @@ def _evaluated(
     calibrating: "Calibrating | None",
 ) -> "AnyEvaluation":
     from flambeau.trainer.api import evaluate_model, evaluate_test
-    from flambeau.trainer.prediction.calibrating import keep_nothing
+    from flambeau.trainer.prediction.calibrated_evaluation import keep_nothing
 
     reading = {
         "flip_tta": arguments.flip_tta,
@@ -235,7 +235,7 @@ def _check_test(arguments: argparse.Namespace) -> None:
 
 def _tested_runs(folder: str) -> list[str]:
     """The run, or those of the best trial of a sweep."""
-    from flambeau.experiments.stored_sweep import STORED, best_runs
+    from flambeau.experiments.sweep_reader import STORED, best_runs
     from flambeau.trainer.prediction.final_test import run_to_test
 
     if (Path(folder) / STORED).is_file():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flambeau.cli.reading_flags import add_trust, check_at_least
 from flambeau.cli.table import count_text, print_json, print_table
 from flambeau.errors import InputError, refusing
-from flambeau.sandbox.this_process import outside
+from flambeau.sandbox.keep_off_files import outside
 from flambeau.terminal import print_text, say
 from flambeau.user_code import first_line
 

@@ -75,7 +75,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.force and not any(files):
         raise InputError("--force replaces the file of --out: give --out FILE.csv, or leave it out")
     with large_import():
-        from flambeau.exports.exported_model import load_models
+        from flambeau.exports.load_export import load_models
         from flambeau.trainer.evaluation.predictions_file import SUFFIXES, refuse_existing
         from flambeau.trainer.prediction.classify_files import predict, sets_of
         from flambeau.trainer.prediction.ensemble import model_at_size

@@ -101,7 +101,7 @@ def _page(
     from flambeau.report.page import report_page
     from flambeau.report.words import CHINESE, ENGLISH
     from flambeau.run.folder.report_file import link_to, read_run
-    from flambeau.run.folder.reported_sweep import read_sweep
+    from flambeau.run.folder.sweep_for_report import read_sweep
 
     names = _names(folders)
     sweep = read_sweep(folders, names)

@@ -18,7 +18,7 @@ from flambeau.parallel.preemption import EXIT_CODE, FLAG, Preempted
 from flambeau.provenance import ask_for_config
 from flambeau.run.folder.store_run import folder_and_mirror, in_store
 from flambeau.sandbox.inside_trial import folder_for_run
-from flambeau.sandbox.this_process import outside
+from flambeau.sandbox.keep_off_files import outside
 from flambeau.terminal import print_text, say
 from flambeau.trainer.settings.default_folder import default_folder, given_settings
 from flambeau.trainer.settings.settings import FIELDS, Settings

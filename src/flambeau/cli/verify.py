@@ -193,7 +193,7 @@ def _verify_checkpoint(path: Path) -> tuple[list[str], bool]:
 
 
 def _verify_export(path: Path) -> tuple[list[str], bool]:
-    from flambeau.exports.exported_model import verify_export
+    from flambeau.exports.load_export import verify_export
 
     report = verify_export(path)
     if report.wrong:

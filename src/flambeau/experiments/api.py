@@ -15,7 +15,7 @@ from flambeau.experiments.result import SweepResult, result_of
 from flambeau.experiments.space import Value
 from flambeau.experiments.sweep_folder import SweepFolder
 from flambeau.experiments.sweeper import Sweeper
-from flambeau.experiments.worker_process import visible_gpus
+from flambeau.experiments.worker_handle import visible_gpus
 from flambeau.parallel.preemption import FLAG
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 from flambeau.run.options.durations import parse_seconds

@@ -16,7 +16,7 @@ from flambeau.experiments.plan import Outcome, Rules, Step, next_step
 from flambeau.experiments.proposals import Known, propose
 from flambeau.experiments.space import Space, Value, shown
 from flambeau.experiments.sweep_folder import DecidedStep, MemberResult, Records, SweepFolder
-from flambeau.experiments.worker_process import Event, WorkerProcess, out_of_memory_kills
+from flambeau.experiments.worker_handle import Event, WorkerProcess, out_of_memory_kills
 from flambeau.parallel.preemption import FLAG
 from flambeau.run.folder.summary import saved_place
 from flambeau.terminal import clock

@@ -16,17 +16,17 @@ from typing import Any, Protocol
 
 from flambeau.errors import InputError
 from flambeau.sandbox.caches import cache_folders
-from flambeau.sandbox.first_process import REPORT
 from flambeau.sandbox.inside_trial import HELD, MARK
 from flambeau.sandbox.landlock import landlock_version
 from flambeau.sandbox.overlay_view import most_in_memory
-from flambeau.sandbox.processes import (
+from flambeau.sandbox.scratch import Scratch, remove_tree
+from flambeau.sandbox.trial_processes import (
     adopt_orphans,
     adopted_processes,
     end_processes,
     processes_of,
 )
-from flambeau.sandbox.scratch import Scratch, remove_tree
+from flambeau.sandbox.trial_start import REPORT
 
 _CLONE = 0x4004_9409  # FICLONE of ioctl_ficlone(2): the copy shares its blocks until one is written
 _SMALL_BYTES = 8 * 2**20
@@ -87,7 +87,7 @@ def _cloned(source: Path, target: Path) -> bool:
 _SOURCES = Path(__file__).resolve().parents[2]
 _START = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
-    "from flambeau.sandbox.first_process import main; main(sys.argv[2], sys.argv[3:])"
+    "from flambeau.sandbox.trial_start import main; main(sys.argv[2], sys.argv[3:])"
 )
 _PLAN = "view.json"
 _TRY_S = 30.0  # chosen

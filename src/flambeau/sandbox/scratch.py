@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from flambeau.sandbox.mount_syscalls import mount_of, read_mounts
-from flambeau.sandbox.processes import end_processes
+from flambeau.sandbox.trial_processes import end_processes
 
 _PREFIX = "flambeau-trials-"
 _UNLOCKED = "flambeau-new-trials-"

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 
 from flambeau.data.check.check_data import DataCheck, check_data, class_findings
+from flambeau.data.check.copy_findings import SamePictures, copy_findings
 from flambeau.data.check.finding import HARMFUL, KINDS, Finding, images_text
 from flambeau.data.check.image_facts import measure_images
 from flambeau.data.check.name_clues import name_findings
 from flambeau.data.check.near_copies import NearPair
-from flambeau.data.check.same_pictures import SamePictures, copy_findings
 from flambeau.data.check.single_images import single_image_findings
 from flambeau.data.sources.folder import FolderSource
 from flambeau.data.sources.open_data import open_sources

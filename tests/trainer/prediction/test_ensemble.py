@@ -259,7 +259,7 @@ def test_numbers_of_several_are_one_graph(tmp_path: Path) -> None:
 
 
 def load_export(path: Path) -> Any:
-    from flambeau.exports.exported_model import load_model
+    from flambeau.exports.load_export import load_model
     from flambeau.trainer.prediction.predictor import Predictor
 
     return Predictor(load_model(path, say=lambda _: None))

@@ -12,8 +12,8 @@ from flambeau.tune.doctor.outside_sampler import OutsideSampler, rows_of_stacks,
 from flambeau.tune.doctor.script_statements import evaluation_lines
 from flambeau.tune.doctor.shares import by_line, data_work, rows_of, shares_of
 from flambeau.tune.doctor.trial import Script, Trial
-from flambeau.tune.watch.outside import SHORT
 from flambeau.tune.watch.plan import Plan
+from flambeau.tune.watch.ptrace_permission import SHORT
 
 SITE = "/env/lib/python3.11/site-packages"
 TRAINER: dict[str, Any] = {
@@ -39,7 +39,7 @@ def test_lines_of_threads_and_processes() -> None:
         f"{own};thread (7): MainThread;<module> (/me/a.py:20);test (/me/a.py:8) 3",
         f"{own};thread (7): MainThread;<module> (/me/a.py:20);"
         f"Tensor.backward ({SITE}/torch/_tensor.py:5) 1",
-        f"{own};thread (7): MainThread;wait_for ({SITE}/flambeau/tune/watch/outside.py:30) 9",
+        f"{own};thread (7): MainThread;wait_for ({SITE}/flambeau/tune/watch/ptrace_permission.py:30) 9",
         f"{own};thread (99): Other;run (/me/b.py:1) 4",
         f"{worker};thread (8): MainThread;{loop};Data.__getitem__ (/me/d.py:4) 2",
         f'{own};process 9:"sleep";thread (9): MainThread;main (/me/e.py:1) 4',

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from flambeau.errors import InputError
-from flambeau.sandbox.processes import processes_of
 from flambeau.sandbox.sandbox import Sandbox
+from flambeau.sandbox.trial_processes import processes_of
 from flambeau.tune.doctor.causes import findings_of
 from flambeau.tune.doctor.remedies import remedies_for
 from flambeau.tune.doctor.shares import mean_shares

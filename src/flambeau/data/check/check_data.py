@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from flambeau.data.check.copy_findings import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.finding import KINDS, Finding, Row, images_text
 from flambeau.data.check.fine_detail import with_equal_detail
 from flambeau.data.check.image_facts import ImageFacts, measure_images
 from flambeau.data.check.name_clues import name_findings
-from flambeau.data.check.same_pictures import SamePictures, copy_findings, same_pictures
 from flambeau.data.check.single_images import single_image_findings
 from flambeau.data.check.target_findings import (
     label_findings,

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from flambeau.data.check.check_data import DataCheck, all_findings, short_names
+from flambeau.data.check.copy_findings import exact_copies
 from flambeau.data.check.finding import Finding, Row, images_text
-from flambeau.data.check.same_pictures import exact_copies
 from flambeau.data.check.stored_images import measure_stored
 from flambeau.data.datasets.image_statistics import page_remarks
 from flambeau.data.sources.source import (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from flambeau.data.sources.block_order import block_sampler, default_window
+from flambeau.data.sources.block_shuffle import block_sampler, default_window
 from flambeau.data.sources.source import (
     Source,
     fetch_ahead,

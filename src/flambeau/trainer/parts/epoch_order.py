@@ -1,7 +1,7 @@
 """In which order the images of an epoch are drawn."""
 
 from flambeau.data.loading.stream_order import STREAMS
-from flambeau.data.sources.block_order import block_sampler, default_window
+from flambeau.data.sources.block_shuffle import block_sampler, default_window
 from flambeau.data.sources.source import Source, image_blocks
 from flambeau.errors import InputError
 from flambeau.recipes.data.samplers import EpochSampler

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flambeau.recipes.setup.environment import usable_cpus, usable_memory
-from flambeau.sandbox.processes import processes_of
+from flambeau.sandbox.trial_processes import processes_of
 from flambeau.tune.doctor.connections import outside_connections
 
 BUSY = 0.25

@@ -26,8 +26,8 @@ from flambeau.tune.doctor.script_statements import (
     is_in_producer,
 )
 from flambeau.tune.watch.code_origin import origin_of_file
-from flambeau.tune.watch.outside import ANSWER, SHORT, STACKS_READ, WAIT
 from flambeau.tune.watch.plan import write_whole
+from flambeau.tune.watch.ptrace_permission import ANSWER, SHORT, STACKS_READ, WAIT
 from flambeau.tune.watch.stack_phases import CodeLocation, activity_of_lines
 
 _RATE = 50  # looks per second, as from inside; chosen
@@ -266,7 +266,7 @@ def _is_companion(stack: _Stack, trainer: Mapping[str, Any]) -> bool:
 
 
 def _is_wait(line: CodeLocation) -> bool:
-    return line.function == WAIT and line.file.endswith("flambeau/tune/watch/outside.py")
+    return line.function == WAIT and line.file.endswith("flambeau/tune/watch/ptrace_permission.py")
 
 
 def _parsed(text: str, process: int) -> Iterator[_Stack]:

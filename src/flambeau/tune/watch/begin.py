@@ -51,8 +51,8 @@ def begin_when_torch_comes(folder: Path) -> None:
 def _begin(folder: Path) -> None:
     from flambeau.tune.watch.changes import apply_changes
     from flambeau.tune.watch.loader_clock import watch_loaders
-    from flambeau.tune.watch.outside import allow_reading
     from flambeau.tune.watch.plan import Plan
+    from flambeau.tune.watch.ptrace_permission import allow_reading
     from flambeau.tune.watch.step_watch import StepWatch
     from flambeau.tune.watch.worker_watch import watch_worker
 

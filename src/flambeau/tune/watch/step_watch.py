@@ -21,8 +21,8 @@ from torch.utils.hooks import RemovableHandle
 from flambeau.tune.watch.interrupt_sampler import InterruptSampler, sampler_of
 from flambeau.tune.watch.loader_clock import LoaderClock
 from flambeau.tune.watch.operations import Operations
-from flambeau.tune.watch.outside import SHORT, STACKS_READ, is_read_from_outside, wait_for
 from flambeau.tune.watch.plan import Plan, write_whole
+from flambeau.tune.watch.ptrace_permission import SHORT, STACKS_READ, is_read_from_outside, wait_for
 from flambeau.tune.watch.stack_phases import CodeLocation, note_training
 from flambeau.tune.watch.stack_sampler import StackSample, StackSampler
 from flambeau.tune.watch.thread_state import page_faults, run_times

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flambeau.sandbox.this_process import outside
+from flambeau.sandbox.keep_off_files import outside
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mount namespaces are Linux's")
 

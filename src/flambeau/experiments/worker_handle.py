@@ -44,7 +44,7 @@ class WorkerProcess:
         self.key: tuple[int, int] | None = None
         self._events = events
         self._process = subprocess.Popen(
-            [sys.executable, "-c", "from flambeau.experiments.worker import serve; serve()"],
+            [sys.executable, "-c", "from flambeau.experiments.worker_main import serve; serve()"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
