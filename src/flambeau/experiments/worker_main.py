@@ -30,7 +30,10 @@ from flambeau.terminal import say
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _LONGEST_REASON = 500
-_RUN_COMMAND = "import sys; from flambeau.experiments.worker_main import run_command; run_command(sys.argv[1:])"
+_RUN_COMMAND = (
+    "import sys; from flambeau.experiments.worker_main import run_command; "
+    "run_command(sys.argv[1:])"
+)
 
 
 def serve() -> None:
