@@ -64,9 +64,9 @@ class Checkpoint:
 
 
 class Disk:
-    """Every file operation of this module, one system call per method, so that a test can fail each.
+    """Every file operation of this module, one system call per method, so that tests can fail each.
 
-    Python repeats a call that a signal interrupted (PEP 475); the caller handles a short write.
+    Python repeats an interrupted call (PEP 475); the caller handles a short write.
 
     Example:
         >>> class FullDisk(Disk):
@@ -145,14 +145,14 @@ def save_checkpoint(
     """Save files as one checkpoint; once this returns, it survives a power failure.
 
     Args:
-        folder: the folder to make, such as `checkpoints/step-00001200`; parents are made too.
-        files: content by file name; names have letters, digits, '_', '-' and '.'.
+        folder: to make, such as `checkpoints/step-00001200`, with its parents.
+        files: content by name; names have letters, digits, '_', '-' and '.'.
         meta: what JSON stores exactly: string keys, lists rather than tuples, finite numbers.
 
     Raises:
         FileExistsError: `folder` exists; a checkpoint is never overwritten.
-        OSError: the disk is full or failing; `folder` and the temporary folder are removed as far as
-            the disk allows, and older checkpoints are unchanged.
+        OSError: the disk is full or failing; what was written is removed as far as the disk allows, and older
+            checkpoints are unchanged.
         TypeError, ValueError: a file's name or content, or `meta`, cannot be saved.
 
     Example:
@@ -185,10 +185,10 @@ class CheckpointWriter:
 
     Args:
         folder: as for `save_checkpoint`.
-        temporary: the folder that `start` returned in another process, for a process that only writes files.
+        temporary: what `start` returned in another process, for a process that only writes files.
 
     Attributes:
-        entries: size and SHA-256 of each written file by name; `finish` lists them in the manifest.
+        entries: size and SHA-256 by name of file, for the manifest.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -258,15 +258,12 @@ def read_checkpoint(
     """Read a checkpoint and verify it; the returned bytes are the verified ones.
 
     Args:
-        folder: a checkpoint; files that its manifest does not name are not read.
-        only: decides by name which files are read and verified; by default all.
-
-    Returns:
-        The checkpoint, with the content of the files in memory.
+        folder: files that its manifest does not name are not read.
+        only: by name, which files are read and verified; by default all.
 
     Raises:
         CheckpointDamaged: a file is missing or differs from what was saved.
-        OSError: reading failed for another reason, such as permissions.
+        OSError: another failure, such as permissions.
 
     Example:
         >>> try:
@@ -336,13 +333,13 @@ def latest_checkpoint(
     """Read the checkpoint with the highest step that verifies, and list the damaged ones after it.
 
     Args:
-        root: the folder that holds the checkpoints; it need not exist.
+        root: folder of the checkpoints; need not exist.
 
     Returns:
         The checkpoint, or None, and a one-line error for each damaged checkpoint with a higher step.
 
     Raises:
-        OSError: reading failed for another reason than damage, such as permissions.
+        OSError: a failure other than damage, such as permissions.
 
     Example:
         >>> latest_checkpoint(Path("no-such-folder"))
@@ -359,9 +356,6 @@ def latest_checkpoint(
 
 def set_aside(folder: Path, *, disk: Disk | None = None) -> Path:
     """Rename a damaged checkpoint, so that its step can be saved again without deleting anything.
-
-    Args:
-        folder: a checkpoint.
 
     Returns:
         Its new path: `step-00001200.damaged`, or `.damaged-2` and so on.
@@ -408,16 +402,15 @@ def prune_checkpoints(
 ) -> list[Path]:
     """Remove old checkpoints, but keep the newest `keep_last` that verify now.
 
-    A damaged checkpoint does not count, and is removed only if it is older than all that are kept.
-    A killed removal leaves hidden names for `remove_leftovers`, never a damaged checkpoint.
+    A damaged checkpoint does not count, and is removed only if it is older than all that are kept. A killed
+    removal leaves hidden names for `remove_leftovers`, never a damaged checkpoint.
 
     Args:
-        root: the folder that holds the checkpoints.
-        keep_last: how many to keep, at least 1.
-        keep: names to keep besides, such as that of the best one, `step-00001200`.
+        keep_last: at least 1.
+        keep: names to keep besides, such as the best, `step-00001200`.
 
     Returns:
-        The removed paths. If there is nothing to remove, no checkpoint is read.
+        The removed paths. With nothing to remove, no checkpoint is read.
 
     Raises:
         ValueError: `keep_last` is below 1, or `keep` has a name that is not a checkpoint's.
@@ -455,11 +448,10 @@ def prune_checkpoints(
 
 
 def write_file(path: Path, data: bytes, *, disk: Disk | None = None) -> None:
-    """Write one file atomically: whenever the machine dies, the old or the new content is whole.
+    """Write a file atomically: whenever the machine dies, the old or the new content is whole.
 
     Args:
-        path: the file to make or replace; folders that do not exist are made.
-        data: its content.
+        path: missing folders are made.
 
     Raises:
         OSError: the disk is full or failing.
@@ -481,8 +473,7 @@ def replacing(path: Path, *, disk: Disk) -> Iterator[Path]:
     """`write_file` for content that is not in memory: the block writes and syncs the hidden path given.
 
     Raises:
-        OSError: the disk fails; the error names `path`, not the hidden file. One of another file that the
-            block writes keeps its name.
+        OSError: the disk fails; the error names `path` instead of the hidden file.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -513,9 +504,6 @@ def to_bytes(state: Mapping[str, Any]) -> bytes:
         state: of dict, OrderedDict, Counter, list, tuple, str, bytes, int, float, bool, None,
             dtype, device, and dense tensors of any shape, dtype and device.
 
-    Returns:
-        The bytes of a zip file.
-
     Raises:
         TypeError: any other value; the message says where: `optimizer.param_groups[0].lr`.
 
@@ -531,17 +519,11 @@ def to_bytes(state: Mapping[str, Any]) -> bytes:
 
 
 def from_bytes(data: bytes) -> dict[str, Any]:
-    """Read a state that `to_bytes` wrote, all tensors on the CPU; code in the file never runs.
-
-    Args:
-        data: the content of a file that `to_bytes` or `torch.save` wrote.
-
-    Returns:
-        The state.
+    """Read what `to_bytes` or `torch.save` wrote, all tensors on the CPU; code in the file never runs.
 
     Raises:
-        pickle.UnpicklingError: the data hold objects that weights_only does not allow.
-        TypeError: the data hold anything but a dict.
+        pickle.UnpicklingError: objects that weights_only does not allow.
+        TypeError: anything but a dict.
 
     Example:
         >>> from_bytes(to_bytes({"weight": torch.ones(2)}))["weight"].device

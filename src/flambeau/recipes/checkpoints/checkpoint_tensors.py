@@ -37,10 +37,10 @@ def tensors_in(value: Any) -> dict[str, Tensor]:
 
     Args:
         value: nested dicts, lists, tuples and objects with a dict `state`; a module, real or read by
-            `safe_pickle`, is listed with the names of its state_dict.
+            `safe_pickle`, counts as its state_dict.
 
     Returns:
-        The tensors, not copied; a container that occurs several times counts only the first time.
+        The tensors, not copied; of a repeated container only the first occurrence.
 
     Raises:
         ValueError: two tensors have the same path, as in {'a.b': x, 'a': {'b': y}}; or paths are too long
@@ -93,14 +93,14 @@ def nested_items(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def state_dicts_in(value: Any) -> dict[str, dict[str, Tensor]]:
-    """Find the entries of a checkpoint that can be the state_dict of a model, the most probable first.
+    """Find the entries of a checkpoint that can be a model's state_dict, the most probable first.
 
     Args:
         value: the result of torch.load or `safe_pickle.load_pickle`.
 
     Returns:
-        State dicts, with only their tensors, by key; the key is '' if `value` is one itself. Entries without
-        tensors are left out; a module counts as its state_dict.
+        State dicts, tensors only, by key; the key is '' if `value` is one itself. A module counts as its
+        state_dict.
 
     Example:
         >>> import torch

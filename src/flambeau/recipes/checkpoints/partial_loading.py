@@ -67,21 +67,21 @@ def load_partial(
     """Copy the tensors of a state dict that fit by name and shape into a model.
 
     Args:
-        model: its parameters and buffers are changed in place, and keep their device and dtype.
+        model: changed in place; device and dtype stay.
         state: {name: tensor}, such as from `torch.load(file, weights_only=True)` or safetensors.
-        rename: {prefix in the state dict: prefix in the model}; the longest match counts. A prefix matches
-            whole parts of a name: 'backbone' matches 'backbone.conv1', '' matches every name.
-        resize: {name in the model: function}, called with (tensor, wanted shape) if the shapes differ, such
-            as `grey_filters` and `resampled_positions`; if it returns None the tensor is not loaded.
-        min_share: refuse to load if less than this fraction of the model's elements fits, in (0, 1].
+        rename: {prefix in the state dict: prefix in the model}; the longest match of whole parts counts:
+            'backbone' matches 'backbone.conv1', '' every name.
+        resize: {name in the model: function of (tensor, wanted shape)} for shapes that differ, such as
+            `grey_filters` and `resampled_positions`; a tensor for which it returns None is not loaded.
+        min_share: fraction of the model's elements that must fit, in (0, 1].
 
     Returns:
         The report; as text, a table.
 
     Raises:
-        ValueError: less than `min_share` fits, two names become one, a name in `rename` or `resize` has no
-            effect, or a resized tensor has a wrong shape. The model is then unchanged.
-        TypeError: a value is not a tensor: the state dict is nested in `state`.
+        ValueError: less fits, two names become one, a name in `rename` or `resize` has no effect, or a
+            resized shape is wrong; the model is unchanged.
+        TypeError: a value is no tensor: the state dict is nested in `state`.
 
     Example:
         >>> model, other = nn.Linear(4, 3), nn.Linear(4, 3)
@@ -139,7 +139,7 @@ def resampled_positions(value: Tensor, shape: torch.Size) -> Tensor | None:
     """Resample the position embeddings of a vision transformer, (1, tokens, width), for another image size.
 
     Bicubic with antialiasing, in float32, between square grids; up to 8 tokens before the grid (class,
-    distillation, registers) are copied.
+    registers) are copied.
 
     Example:
         >>> resampled_positions(torch.ones(1, 1 + 14 * 14, 192), torch.Size([1, 1 + 24 * 24, 192])).shape

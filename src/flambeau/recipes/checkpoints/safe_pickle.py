@@ -82,11 +82,11 @@ class Contents:
 
     Attributes:
         container: 'zip' (torch.save since 1.6), 'torch before 1.6', 'TorchScript', or 'pickle'.
-        root: the class of the object, such as 'dict' or 'models.Net'.
+        root: class of the object, such as 'dict' or 'models.Net'.
         names: every global that unpickling would import, in order.
-        refused: the names that `load_pickle` does not build; pickle.load would run them.
-        not_read: data of known types that are not read, such as 'a sparse tensor'.
-        weights_only: whether torch.load(weights_only=True) reads it without further permission.
+        refused: names that `load_pickle` does not build and pickle.load would run.
+        not_read: known types that are not read, such as 'a sparse tensor'.
+        weights_only: whether torch.load(weights_only=True) reads it.
         value: the result of `load_pickle(drop_objects=True)`, tensors on 'meta' (without values) or mapped.
     """
 
@@ -104,13 +104,13 @@ def pickle_contents(path: Path, *, mapped: bool = False) -> Contents:
 
     Args:
         path: a file of torch.save (.pth, .pt, .pth.tar, .bin, any version) or pickle.dump (Python 2 or 3).
-        mapped: include the tensors' values, as `load_pickle(mapped=True, checked=True)` would.
+        mapped: include the tensors' values, as `load_pickle(mapped=True, checked=True)`.
 
     Returns:
-        The contents; a file that names dangerous functions is listed, not refused.
+        The contents; dangerous functions are listed, not refused.
 
     Raises:
-        PickleRefused: the file is damaged or no pickle, or a tensor reaches beyond the stored bytes.
+        PickleRefused: damaged or no pickle, or a tensor reaches beyond the stored bytes.
         OSError: the file cannot be opened.
 
     Example:
@@ -135,22 +135,22 @@ def pickle_contents(path: Path, *, mapped: bool = False) -> Contents:
 def load_pickle(
     path: Path, *, drop_objects: bool = False, mapped: bool = False, checked: bool = True
 ) -> Any:
-    """Load a pickle-based file; all tensors come to the CPU, without gradients.
+    """Load a pickle-based file, all tensors on the CPU and without gradients.
 
     Args:
         path: as for `pickle_contents`.
-        drop_objects: put a `Foreign` in place of each object or call that may not be built (a whole
-            model, settings of a class) and of data that are not read; by default such a file is refused.
-        mapped: leave tensors in the mapped file until they are used or written to, which saves memory;
-            the file must not change meanwhile.
-        checked: compare each record of a zip file with its CRC-32, which reads the whole file.
+        drop_objects: put a `Foreign` in place of each object or call that may not be built (a whole model)
+            and of data that are not read; by default such a file is refused.
+        mapped: leave tensors in the file until they are used, which saves memory; it must not change
+            meanwhile.
+        checked: compare zip records with their CRC-32, which reads the whole file.
 
     Returns:
-        Plain data: NumPy scalars as Python numbers, a Namespace as a dict, a path as a string, a storage
-        as a tensor (N,); strings of Python 2 decoded as Latin-1, which loses nothing.
+        Plain data: NumPy scalars as Python numbers, a Namespace as a dict, a path as a string, a storage as a
+        tensor (N,); strings of Python 2 as Latin-1.
 
     Raises:
-        PickleRefused: the file is damaged, or names anything but weights and plain data.
+        PickleRefused: damaged, or anything but weights and plain data.
 
     Example:
         >>> from tempfile import TemporaryDirectory

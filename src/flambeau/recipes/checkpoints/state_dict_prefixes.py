@@ -25,12 +25,12 @@ def strip_prefixes(state_dict: Mapping[str, Any]) -> "OrderedDict[str, Any]":
     """Rename a state_dict to the names of the model without its wrappers.
 
     Args:
-        state_dict: of DataParallel, DDP, FSDP, torch.compile, AveragedModel, activation checkpoints, in
-            any order and depth; the names of a plain model stay the same.
+        state_dict: of DataParallel, DDP, FSDP, torch.compile, AveragedModel, activation checkpoints, in any
+            order and depth, or of a plain model.
 
     Returns:
-        A new dict with the same values in the same order, and `_metadata` renamed likewise. The counter of
-        AveragedModel is removed with its prefix.
+        A new dict of the same values, in order, with `_metadata` renamed likewise; without the counter of
+        AveragedModel.
 
     Raises:
         ValueError: two names would become equal, or there is a flat parameter of FSDP.
@@ -47,14 +47,13 @@ def strip_prefixes(state_dict: Mapping[str, Any]) -> "OrderedDict[str, Any]":
 def names_like(state_dict: Mapping[str, Any], model: nn.Module) -> "OrderedDict[str, Any]":
     """Rename a state_dict to the names of a model, however the two are wrapped.
 
-    The names of the model decide whether a `module` in a name is a wrapper's or the user's.
+    The model's names decide whether a `module` in a name is a wrapper's or the user's.
 
     Args:
         state_dict: of the same network, wrapped differently.
-        model: it is not changed.
 
     Returns:
-        A new dict with the same values; names that the model does not have only lose their prefixes, so that
+        A new dict of the same values; names unknown to the model only lose their prefixes, so that
         `load_state_dict` reports them.
 
     Raises:
@@ -88,14 +87,10 @@ def names_like(state_dict: Mapping[str, Any], model: nn.Module) -> "OrderedDict[
 
 
 def add_prefix(state_dict: Mapping[str, Any], prefix: str) -> "OrderedDict[str, Any]":
-    """Add a prefix to every name of a state_dict, and to its `_metadata`, for a wrapper.
+    """Add a wrapper's prefix to every name of a state_dict and its `_metadata`, in a new dict.
 
     Args:
-        state_dict: of the model.
         prefix: such as 'module.', with its dot.
-
-    Returns:
-        A new dict with the same values.
 
     Raises:
         ValueError: the prefix does not end with a dot.

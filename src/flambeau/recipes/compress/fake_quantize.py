@@ -67,10 +67,9 @@ class FakeQuantize(nn.Module):
 
     Args:
         bits: 2 to 8.
-        symmetric: zero_point stays 0 and codes are signed, without the lowest one; else codes are unsigned
-            and the zero point is learned too.
-        num_channels: number of scales, one per channel of dimension `axis`; None for a single scale.
-        axis: of the channels.
+        symmetric: zero_point stays 0, and codes are signed, without the lowest; else codes are unsigned, and
+            the zero point is learned too.
+        num_channels: scales, one per channel of dimension `axis`; None for a single one.
 
     Raises:
         ValueError: bits out of range.
@@ -136,15 +135,15 @@ class FakeQuantize(nn.Module):
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
-        """Choose scale and zero point for these values: of 64 ranges the one with the least squared error.
+        """Choose scale and zero point: of 64 ranges the one with the least squared error for these values.
 
         The ranges are fractions of the one that holds all values and 0, which padding needs.
 
         Args:
-            x: at least one value per channel, all finite in float32; of any floating dtype.
+            x: floating-point, at least one value per channel, all finite in float32.
 
         Raises:
-            ValueError: a value is NaN or infinite.
+            ValueError: a value is not finite.
         """
         rows = x.detach().float()
         rows = rows.movedim(self.axis, 0).flatten(1) if self.scale.ndim else rows.reshape(1, -1)
@@ -222,8 +221,8 @@ class FakeQuantize(nn.Module):
 class QuantizedLayer(nn.Module):
     """A convolution or linear layer with rounded inputs and weights, as `fake_quantize` inserts it.
 
-    `layer` has the exact weights, which the optimizer updates; after `store_codes` only the rounded weights
-    remain, in `weight_codes`, one byte each.
+    `layer` has the exact weights for the optimizer; after `store_codes` only the rounded ones remain, in
+    `weight_codes`, one byte each.
 
     Args:
         layer: its `weight` has output channels in dimension 0, or 1 for transposed convolutions.
@@ -302,18 +301,18 @@ def fake_quantize(
 
     Args:
         model: with its BatchNorms folded. It is not changed.
-        batches: a few, preprocessed as in use, to choose the initial ranges: tensors, or tuples of the
-            model's arguments.
+        batches: some for the initial ranges, preprocessed as in use: tensors, or tuples of the model's
+            arguments.
         weight_bits, input_bits: 2 to 8.
-        skip: names of layers that stay exact; with few bits, usually the first and the last.
+        skip: names of layers to leave exact; with few bits, usually the first and the last.
 
     Returns:
         A new model, in the same mode, and the names of its layers.
 
     Raises:
-        ValueError: bits out of range, no batch, a name that is not a layer's, nothing to quantize, a model
-            that is quantized already, weights without a shape (lazy) or computed by a hook (weight_norm of
-            torch.nn.utils, pruning), or a layer with weights or inputs that are NaN, infinite, or none.
+        ValueError: bits out of range, no batch, an unknown name, nothing to quantize, a model quantized
+            already, weights that are lazy or computed by a hook (weight_norm, pruning), or weights or inputs
+            that are empty or not finite.
         TypeError: `skip` is a single string.
 
     Example:
@@ -385,17 +384,17 @@ def _check(layers: dict[str, nn.Module]) -> None:
 def to_integers(model: nn.Module) -> nn.Module:
     """Replace the exact weights by 8-bit codes, to store or to export.
 
-    `torch.onnx.export(..., dynamo=True)` writes the result with QuantizeLinear and DequantizeLinear, for
-    which ONNX Runtime has integer kernels.
+    `torch.onnx.export(..., dynamo=True)` writes QuantizeLinear and DequantizeLinear, for which ONNX Runtime
+    has integer kernels.
 
     Args:
-        model: from `fake_quantize`. It is not changed.
+        model: from `fake_quantize`; not changed.
 
     Returns:
         A copy in eval mode with the same outputs.
 
     Raises:
-        ValueError: no layer of the model is quantized.
+        ValueError: no quantized layer.
 
     Example:
         >>> model = fake_quantize(nn.Linear(4, 2), [torch.randn(8, 4)]).model

@@ -47,21 +47,20 @@ class Folded(NamedTuple):
 def fold_batchnorm(model: nn.Module, *example: Any) -> Folded:
     """Fold all BatchNorms that can be folded, and report why the others are left.
 
-    A BatchNorm is folded if its input is the output of a layer (Conv1d to 3d, transposed or not, grouped or
-    not; Linear) that nothing else reads, if both are called once, and if the folded layer equals the pair in
-    float64. This is measured on the example, so a layer of a custom class is folded if its output is linear
-    in its weight. timm's BatchNormAct2d leaves its activation.
+    A BatchNorm is folded if it alone reads the output of a layer (Conv1d to 3d, transposed, grouped; Linear,
+    or a class of yours that is linear in its weight), if both are called once, and if the folded layer equals
+    the pair on the example in float64. timm's BatchNormAct2d leaves its activation.
 
     Args:
-        model: in eval mode; a BatchNorm in training mode is left. It is not changed.
-        example: the arguments of the model, on its device; a small batch is enough.
+        model: in eval mode; a BatchNorm in training mode is left. Not changed.
+        example: the model's arguments, on its device; a small batch is enough.
 
     Returns:
-        A new model, of the same dtypes and on the same devices, with the folded and the other BatchNorms.
+        A new model of the same dtypes and devices, and the folded and the other BatchNorms.
 
     Raises:
-        ValueError: torch.fx cannot follow `forward`, the outputs of the folded model differ or are NaN, or a
-            hook computed the weights of a layer.
+        ValueError: torch.fx cannot follow `forward`, outputs differ or are NaN, or a hook computes a layer's
+            weights.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
@@ -110,16 +109,16 @@ def fold_pair(layer: nn.Module, norm: nn.Module) -> nn.Module:
     BatchNorm is (y - mean) * factor + beta with factor = gamma / sqrt(var + eps), computed in float64.
 
     Args:
-        layer: a convolution, transposed convolution or Linear with C output channels, with or without bias.
-        norm: with running statistics of C channels; in either mode, with or without weight and bias.
+        layer: a convolution, transposed or not, or Linear with C output channels.
+        norm: with running statistics of C channels, in either mode.
 
     Returns:
         A layer with bias, of the dtype and on the device of `layer`.
 
     Raises:
         TypeError: another kind of layer.
-        ValueError: no running statistics, the numbers of channels differ, or the layer's weights are computed
-            from others (weight_norm, spectral_norm, pruning).
+        ValueError: no running statistics, other numbers of channels, or weights that are computed
+            (weight_norm, spectral_norm, pruning).
 
     Example:
         >>> layer, norm = nn.ConvTranspose2d(4, 6, 2, groups=2), nn.BatchNorm2d(6).eval()

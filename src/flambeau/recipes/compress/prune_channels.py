@@ -81,32 +81,31 @@ def prune_channels(
 ) -> Pruned:
     """Remove the least important channels of a model.
 
-    Channels that are added, multiplied or convolved depthwise are removed together; a grouped convolution
-    loses whole groups. The example shows which channels belong together: every channel is numbered, and its
-    number is followed through each operation. Channels stay if they are inputs or outputs of the model, or
-    enter an operation that sees all channels at once (LayerNorm, attention, softmax) or has their number in
-    its code. At the end the smaller model is compared in float64 with the original one in which the weights
-    that read the removed channels are 0.
+    Channels that are added, multiplied or convolved depthwise are removed together, as the example shows; a
+    grouped convolution loses whole groups. Channels stay if they are inputs or outputs of the model, or enter
+    an operation that sees all channels at once (LayerNorm, attention, softmax) or has their number in its
+    code. At the end the smaller model is compared in float64 with the original one in which the weights that
+    read removed channels are 0.
 
     A channel's importance is the mean, over its layers, of its norm divided by the layer's mean norm; for
     'bn', the mean absolute weight in its BatchNorms, as training with an L1 penalty makes them.
 
     Args:
-        model: best in eval mode. It is not changed.
-        example: the arguments of the model; one image is enough, of the size that will be used.
-        amount: the fraction of channels to remove, in (0, 1); or a fraction per named layer, which the
-            layers that share its channels lose too.
+        model: best in eval mode; not changed.
+        example: the model's arguments; one image of the final size is enough.
+        amount: fraction of channels to remove, in (0, 1); or a fraction by layer, which layers that share its
+            channels lose too.
         criterion: the L1 or L2 norm of a channel's weights, or 'bn'.
-        globally: rank the channels of all layers together; else each layer loses `amount`. A layer keeps at
-            least one channel.
+        globally: rank all layers' channels together; else each layer loses `amount`. One channel always
+            stays.
 
     Returns:
-        The new model, to be trained further; the plan, for `apply_plan`; the layers left as they were.
+        The new model, to be trained further; the plan for `apply_plan`; the unchanged layers.
 
     Raises:
-        ValueError: torch.fx cannot follow `forward`; the model fails on the example, or its weights or
-            outputs are NaN; no channel can be removed; an amount is out of range or for a layer that cannot
-            be pruned; or the smaller model fails or its outputs differ.
+        ValueError: torch.fx cannot follow `forward`; the model fails on the example, or has NaN; no channel
+            can be removed; an amount is out of range or for a layer that cannot be pruned; or the smaller
+            model fails or differs.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 5))
@@ -148,17 +147,16 @@ def prune_channels(
 
 
 def apply_plan(model: nn.Module, plan: Plan) -> nn.Module:
-    """Make the layers of a model as small as in the pruned one, to load its weights.
+    """Make a model's layers as small as the pruned one's, to load its weights.
 
     Args:
-        model: of the same class and settings as the model that was pruned. It is not changed.
-        plan: from `prune_channels`.
+        model: of the pruned model's class and settings; not changed.
 
     Returns:
         A copy with the weights of the channels that stay.
 
     Raises:
-        ValueError: a layer of the plan is missing or has fewer channels: the plan is of another model.
+        ValueError: the plan is of another model: a layer is missing or has fewer channels.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))

@@ -21,17 +21,15 @@ from torch import Tensor, nn
 class ConvBranches(nn.Module):
     """The sum of several convolutions of one input, each with BatchNorm; no activation.
 
-    All branches have the same stride, groups and dilation, and the padding that centers all kernels on the
-    same pixel.
+    Branches share stride, groups and dilation, and are padded to center on the same pixel.
 
     Args:
-        in_channels, out_channels: of the block.
         kernel_sizes: (height, width) of each branch, odd; the first is the largest in both.
         identity: add a branch with only BatchNorm; needs equal numbers of channels and stride 1.
         stride, groups, dilation: as for nn.Conv2d.
 
     Raises:
-        ValueError: no kernel, an even or too large one, or an identity although the shape changes.
+        ValueError: no kernel, an even or too large one, or an identity that changes the shape.
 
     Example:
         >>> block = ConvBranches(4, 8, kernel_sizes=[(5, 5), (3, 3)], stride=2).eval()
@@ -91,7 +89,7 @@ class ConvBranches(nn.Module):
         return total
 
     def fuse(self) -> nn.Conv2d:
-        """Make a convolution with bias that computes what the block computes in eval mode.
+        """Make one convolution with bias that equals the block in eval mode.
 
         Its kernel is the sum of all kernels, each times the factor of its BatchNorm and padded with zeros;
         computed in float64.
@@ -132,12 +130,6 @@ def repvgg_block(
 ) -> ConvBranches:
     """RepVGG's block: 3 x 3, 1 x 1, and the identity if the shape stays; add the activation after it.
 
-    Args:
-        in_channels, out_channels, stride, groups, dilation: as for nn.Conv2d.
-
-    Returns:
-        A block that `reparameterize` fuses into one convolution.
-
     Example:
         >>> sum(p.numel() for p in repvgg_block(4, 4).parameters())
         184
@@ -166,11 +158,7 @@ def acnet_block(
     """ACNet's block: k x k, k x 1 and 1 x k; add the activation after it.
 
     Args:
-        in_channels, out_channels, stride, groups, dilation: as for nn.Conv2d.
         kernel_size: k, odd.
-
-    Returns:
-        A block that `reparameterize` fuses into one convolution.
 
     Example:
         >>> [tuple(conv.kernel_size) for conv in acnet_block(4, 8).convs]
@@ -205,20 +193,19 @@ class Reparameterized(NamedTuple):
 def reparameterize(model: nn.Module, *example: Any) -> Reparameterized:
     """Fuse every block that has a method `fuse()`, `reparameterize()` or `switch_to_deploy()`.
 
-    `fuse()` returns the module that replaces the block, or changes the block and returns None; the other two
-    change the block. timm's models (RepVGG, MobileOne, RepViT, GhostNet ...) and most code published with a
-    paper have one of these methods.
+    `fuse()` returns the replacement, or changes the block and returns None; the other two change the block.
+    timm's models (RepVGG, MobileOne, RepViT, GhostNet ...) and most papers' code have one of these.
 
     Args:
-        model: in eval mode. It is not changed.
-        example: the arguments of the model; a small batch is enough.
+        model: in eval mode; not changed.
+        example: the model's arguments; a small batch is enough.
 
     Returns:
-        A new model, and the names of the blocks.
+        A new model, and the blocks' names.
 
     Raises:
-        ValueError: the model is in training mode or has no such block, its outputs differ when fused, or the
-            example shows nothing: outputs that are empty or NaN.
+        ValueError: the model is in training mode or has no such block, or its outputs differ when fused, are
+            empty or NaN.
 
     Example:
         >>> model = nn.Sequential(acnet_block(3, 4), nn.ReLU()).eval()

@@ -34,23 +34,22 @@ def batch_crop_flip(
 ) -> Tensor:
     """Pad and crop images at random, flip half of them, and cut out a square.
 
-    The result for a sample depends only on its pixels and its seed, not on the batch, its order, the device
-    or any generator. Nothing waits for the device.
+    A sample's result depends only on its pixels and its seed. Nothing waits for the device.
 
     Args:
         x_NCHW: (N, C, H, W), any dtype; uint8 before normalization moves the fewest bytes.
-        seeds: (N,) int64 on the device of the images, one per sample and epoch, as from `sample_seeds`.
+        seeds: (N,) int64 on the images' device, one per sample and epoch, as from `sample_seeds`.
         padding: largest shift in pixels, at least 0 and below H and W; usually 4 for 32 x 32.
-        border: how a shift fills the border: 'reflect' the image, or 'constant' with `value`.
-        flip: mirror half of the images, by their seeds; 'alternate' mirrors those whose seed is negative, for
-            `alternating_seeds`. Set False if left and right matter.
-        cutout: side in pixels of the square that is set to `value`, 0 for none; its center is uniform over
-            the image, and it is clipped at the border. 16 for CIFAR-10, 8 for CIFAR-100 in the paper.
-        value: one number, or a 0-d or (C,) tensor on the device. In the paper the mean of the data, which is
-            0 after normalization.
+        border: what a shift shows: 'reflect' the image, or 'constant' `value`.
+        flip: mirror half of the images; 'alternate': those whose seed is negative (`alternating_seeds`).
+            False if left and right matter.
+        cutout: side in pixels of the square set to `value`, 0 for none; its center is uniform, and it is
+            clipped at the border. In the paper 16 for CIFAR-10, 8 for CIFAR-100.
+        value: a number, or a 0-d or (C,) tensor on the device; in the paper the data's mean, 0 after
+            normalization.
 
     Returns:
-        (N, C, H, W) of the same dtype and device, channels_last in memory.
+        (N, C, H, W), same dtype and device, channels_last.
 
     Raises:
         TypeError: seeds are not int64.

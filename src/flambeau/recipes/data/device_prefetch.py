@@ -25,19 +25,16 @@ def prefetch_to_device(
 ) -> Iterator[T]:
     """Yield the same batches in the same order, with their tensors on `device`.
 
-    On the CPU the batches are passed through unchanged. On CUDA, `depth` batches are copied ahead on a side
-    stream. Memory that is not pinned is pinned first, which costs a copy on the host;
-    DataLoader(pin_memory=True) makes that copy in a thread. An exception of the source is raised after the
-    good batches before it. Closing this iterator closes the source.
+    On the CPU batches pass unchanged. On CUDA, `depth` batches are copied ahead on a side stream; what is not
+    pinned is pinned first, a copy that DataLoader(pin_memory=True) makes in a thread. An exception of the
+    source comes after the good batches before it. Closing this iterator closes the source.
 
     Args:
-        batches: tensors in CPU memory, alone or in nested tuples, named tuples, lists and dicts. Other
-            objects are not changed.
-        device: to copy to.
-        depth: batches in flight besides the one in use, at least 1. Each takes memory on the device.
+        batches: CPU tensors, alone or in nested tuples, named tuples, lists and dicts; others pass unchanged.
+        depth: batches on the device besides the one in use, at least 1.
 
     Returns:
-        An iterator. Its tensors are safe on the stream that is current when the batch is taken.
+        An iterator; its tensors are safe on the stream that is current when the batch is taken.
 
     Raises:
         ValueError: a depth below 1.

@@ -59,14 +59,14 @@ class LMDBIndex(NamedTuple):
 class LMDBReader:
     """The values of an LMDB file, in key order; safe in threads, after fork and after pickle.
 
-    Opening reads all keys, which costs a few microseconds per key; `index` saves that.
+    Opening reads all keys, a few microseconds each; `index` saves that.
 
     Args:
         path: the file, or the folder with its data.mdb.
         index: `reader.index` of an earlier reader of the same, unchanged file.
 
     Raises:
-        LMDBError: the file is damaged, of another version or has named databases; at opening or reading.
+        LMDBError: at opening or reading: damaged, of another version, or with named databases.
 
     Example:
         >>> import tempfile
@@ -228,15 +228,12 @@ class LMDBReader:
 class LMDBWriter:
     """Writes a single LMDB file, which gets its name only when complete; needs the package lmdb.
 
-    Use it in a `with` block: an exception leaves no file, a kill leaves only a .tmp file.
-
-    Args:
-        path: the file to make, usually ending in .lmdb.
+    In a `with` block an exception leaves no file, a kill only a .tmp file.
 
     Raises:
         FileExistsError: the file exists.
         ImportError: lmdb is not installed.
-        OSError: the disk is full, or a quota or a limit on file sizes is reached; the error says which.
+        OSError: the disk is full, or a quota or a limit of file sizes is reached; the error says which.
 
     Example:
         >>> import tempfile
@@ -275,11 +272,11 @@ class LMDBWriter:
         """Add a value.
 
         Args:
-            key: bytes, text or a number, see `lmdb_key`; in any order, but faster in byte order.
+            key: see `lmdb_key`; in any order, but faster in byte order.
             value: bytes-like, less than 2 GiB.
 
         Raises:
-            ValueError: the key is invalid or exists already (detected at the latest by `close`).
+            ValueError: an invalid or repeated key (found by `close` at the latest).
             TypeError: the value is not bytes-like.
         """
         name = lmdb_key(key)

@@ -65,9 +65,6 @@ _NORESERVE: int = getattr(mmap, "MAP_NORESERVE", 0x4000 if _ASM_GENERIC else 0)
 def map_npy(path: str | os.PathLike[str]) -> Tensor:
     """Map the array of an .npy file.
 
-    Args:
-        path: a file of numpy.save, `write_npy` or any other writer of the format.
-
     Returns:
         A CPU tensor of the array's shape and dtype; column-major arrays keep their strides.
 
@@ -93,11 +90,8 @@ def map_npy(path: str | os.PathLike[str]) -> Tensor:
 def map_npz(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Map the arrays of an uncompressed .npz file.
 
-    An array whose offset in the file is not a multiple of its item size is copied into memory, because torch
-    needs aligned tensors; this often happens to labels, never to uint8 images.
-
-    Args:
-        path: a file of numpy.savez.
+    An array that is not aligned to its item size, as torch needs, is copied into memory: often labels, never
+    uint8 images.
 
     Returns:
         CPU tensors by name; text and objects, for which torch has no dtype, are left out.
@@ -125,18 +119,15 @@ def map_npz(path: str | os.PathLike[str]) -> dict[str, Tensor]:
 
 
 def map_pth(path: str | os.PathLike[str]) -> Any:
-    """Load a file of torch.save with its tensors mapped.
+    """Load a file of torch.save with its tensors mapped, on the CPU.
 
     Args:
-        path: a file with tensors, numbers, text, and lists, tuples and dicts of these.
-
-    Returns:
-        The saved objects, with all tensors on the CPU.
+        path: of tensors, numbers, text, and lists, tuples and dicts of these.
 
     Raises:
-        ValueError: the file was written before PyTorch 1.6; it is no zip file and cannot be mapped.
-        pickle.UnpicklingError: it holds other Python objects, such as a whole model, which would run code.
-        RuntimeError: it is damaged, or on Linux larger than memory and swap, so that torch cannot map it.
+        ValueError: written before PyTorch 1.6: no zip file, so it cannot be mapped.
+        pickle.UnpicklingError: other objects, such as a whole model, which would run code.
+        RuntimeError: damaged, or on Linux larger than memory and swap.
 
     Example:
         >>> import tempfile
@@ -157,14 +148,13 @@ def map_pth(path: str | os.PathLike[str]) -> Any:
 def write_npy(
     path: str | os.PathLike[str], shape: Sequence[int], dtype: torch.dtype
 ) -> Iterator[Tensor]:
-    """Write an .npy file by filling a tensor that is mapped to it, in any order and from any process.
+    """Write an .npy file by filling a mapped tensor, in any order and from any process.
 
-    The disk space is allocated at the start, and the file gets its name at the end of the `with` block; an
-    exception in the block leaves no file, a kill leaves a .tmp file.
+    Disk space is allocated at the start, and the file named at the end of the `with` block; an exception
+    leaves no file, a kill a .tmp file.
 
     Args:
-        path: the file to make.
-        shape: of the array; it need not fit into memory.
+        shape: the array need not fit into memory.
         dtype: one that NumPy has too.
 
     Yields:
@@ -213,8 +203,7 @@ def npz_members(
     """Iterate over the arrays of an .npz file.
 
     Yields:
-        The member of the zip file, the header of the array, and the byte offset of the .npy array in the
-        file, or None if it is compressed.
+        The zip member, the array's header, and the byte offset of the .npy in the file, None if compressed.
 
     Raises:
         ValueError: not an .npz file, damaged, truncated, or encrypted.
@@ -245,12 +234,11 @@ def npy_header(file: IO[bytes], where: str) -> Header:
     """Read the header of an .npy array.
 
     Args:
-        file: open for reading bytes, at the start of the array.
-        where: the name of the array in error messages.
+        file: at the start of the array.
+        where: the array's name in errors.
 
     Returns:
-        The type as NumPy writes it, such as '<f4'; whether the array is column-major; its shape; and the size
-        of the header in bytes.
+        The type as NumPy writes it, such as '<f4'; whether column-major; the shape; the header's bytes.
 
     Raises:
         ValueError: not an .npy array, or damaged.

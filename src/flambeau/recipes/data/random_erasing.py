@@ -33,21 +33,21 @@ def random_erasing(
 ) -> Tensor:
     """Overwrite one rectangle in each image with the given probability.
 
-    For each image, the area is uniform, the aspect ratio log-uniform and the position uniform. Nothing waits
-    for the device. Erase after normalization, so that 0 is the mean of the data.
+    Area and position are uniform, the aspect ratio log-uniform. Nothing waits for the device. Erase after
+    normalization, so that 0 is the data's mean.
 
     Args:
         x_NCHW: (N, C, H, W), any dtype.
-        seeds: (N,) int64 on the device of the images; a sample's rectangle depends only on its seed.
-        generator: instead of seeds, on the CPU or on the device of the images; its state advances.
+        seeds: (N,) int64 on the images' device; a sample's rectangle depends only on its seed.
+        generator: instead of seeds, on the CPU or the images' device; its state advances.
         probability: that an image is erased, in [0, 1].
-        scale: smallest and largest area as a fraction of the image's, in (0, 1].
-        ratio: smallest and largest height over width, above 0.
-        value: a number, a 0-d or (C,) tensor on the device (the mean), or 'random': a standard normal number
-            for each pixel and channel, only for floating-point images.
+        scale: range of the area as a fraction of the image's, in (0, 1].
+        ratio: range of height over width, above 0.
+        value: a number, a 0-d or (C,) tensor on the device (the mean), or 'random': standard normal noise,
+            for floating-point images only.
 
     Returns:
-        (N, C, H, W) of the same dtype, device and memory format; the images are not changed.
+        New images, same dtype, device and memory format.
 
     Raises:
         TypeError: seeds are not int64; 'random' for integers.

@@ -48,15 +48,14 @@ class RecordError(ValueError):
 class RecordReader:
     """The records of a .rec file, in file order; safe in threads, after fork and after pickle.
 
-    Opening checks the index and that the last record ends at the end of the file; other headers are
-    checked when they are read. Without an index, opening reads all headers of the file.
+    Opening checks the index and the end of the file, or without an index reads all headers; other headers are
+    checked when they are read.
 
     Args:
-        path: the .rec file.
-        index_path: its index; by default the .idx file beside it, if there is one.
+        index_path: by default the .idx file beside it, if there is one.
 
     Raises:
-        RecordError: the file or index is damaged; at opening or at reading.
+        RecordError: at opening or reading: file or index damaged.
 
     Example:
         >>> import tempfile
@@ -220,11 +219,10 @@ class RecordReader:
 class RecordWriter:
     """Writes a .rec file and its index, which get their names only when both are complete.
 
-    Use it in a `with` block: an exception leaves no file, a kill leaves only .tmp files.
+    In a `with` block an exception leaves no file, a kill only .tmp files.
 
     Args:
-        path: the .rec file to make.
-        index_path: the index to make; by default the .idx file beside it; False for none.
+        index_path: by default the .idx file beside it; False for none.
 
     Raises:
         FileExistsError: one of the files exists.
@@ -257,11 +255,11 @@ class RecordWriter:
 
         Args:
             payload: bytes-like, less than 2**29 bytes.
-            key: its key in the index, a 64-bit integer; by default the number of records before it.
+            key: in the index, a 64-bit integer; by default the number of records before it.
 
         Raises:
-            TypeError: the payload is text or another object that is not bytes-like.
-            ValueError: the payload is too long; the key is taken or out of range, or there is no index.
+            TypeError: the payload is not bytes-like.
+            ValueError: payload too long; key taken or out of range, or no index.
         """
         data = _as_bytes(payload)
         if len(data) > _MAX_LENGTH:
@@ -332,12 +330,12 @@ def pack(header: IRHeader, payload: BytesLike) -> bytes:
     """Make an image record: 24 bytes of header, a vector of labels if any, the bytes of an image file.
 
     Args:
-        header: its flag is ignored. A label that is a list, array or tensor (0-d too) is written as a
-            vector in row-major order; an empty one as the number 0.
+        header: its flag is ignored. A list, array or tensor (0-d too) as label is written as a vector in
+            row-major order, an empty one as 0.
         payload: bytes-like, usually a JPEG or PNG file.
 
     Raises:
-        TypeError: the label is not a number or a rectangular array of numbers, or the payload no bytes.
+        TypeError: the label is no number or rectangular array of numbers, or the payload no bytes.
         ValueError: a class number that float32 would round (above 2**24), a label beyond float32,
             or an id outside 0 .. 2**64 - 1.
 
@@ -369,8 +367,7 @@ def unpack(record: BytesLike) -> tuple[IRHeader, bytes]:
     """Split an image record into header and payload.
 
     Returns:
-        The header, whose label is a float, or if flag > 0 a (flag,) float32 tensor on the CPU;
-        and the payload.
+        The header, whose label is a float, or if flag > 0 a (flag,) float32 CPU tensor; and the payload.
 
     Raises:
         RecordError: the record is shorter than its header and labels.

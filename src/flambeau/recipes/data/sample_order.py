@@ -22,9 +22,9 @@ def sample_order(length: int, *, seed: int, epoch: int) -> Tensor:
     """The order of the samples in an epoch.
 
     Args:
-        length: number of samples, at least 0.
-        seed: any integer; only its low 64 bits count.
-        epoch: number of the epoch, from 0.
+        length: at least 0.
+        seed: any integer; its low 64 bits count.
+        epoch: from 0.
 
     Returns:
         (length,) int64 on the CPU, a permutation of 0 .. length - 1.
@@ -50,11 +50,10 @@ def sample_seeds(indices: Tensor, *, seed: int, epoch: int) -> Tensor:
 
     Args:
         indices: int64 of any shape, positions in the dataset.
-        seed: any integer; only its low 64 bits count.
-        epoch: number of the epoch, from 0.
+        seed, epoch: as for `sample_order`.
 
     Returns:
-        int64 of the same shape and device as `indices`, uniform over all 64-bit integers.
+        int64, shape and device of `indices`, uniform over all 64-bit integers.
 
     Raises:
         TypeError: `indices` is not int64.
@@ -72,10 +71,10 @@ def sample_seeds(indices: Tensor, *, seed: int, epoch: int) -> Tensor:
 
 
 def alternating_seeds(indices: Tensor, *, seed: int, epoch: int) -> Tensor:
-    """As `sample_seeds`, but the sign of a sample's seed is another one in each epoch, random in the first.
+    """As `sample_seeds`, but a sample's seed changes its sign in each epoch; random in the first.
 
-    `batch_crop_flip(..., flip="alternate")` mirrors by it: a sample is seen from both sides in any two epochs
-    that follow each other, where a random flip shows every other sample the same side twice.
+    `batch_crop_flip(..., flip="alternate")` mirrors by it: any two successive epochs show both sides of a
+    sample; a random flip shows every other sample the same side twice.
 
     Source: Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU", 2024 (arXiv:2404.00498), section 3.6.
 

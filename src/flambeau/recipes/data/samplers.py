@@ -30,14 +30,13 @@ for each other on a busy machine: a million samples took 7 s in place of 0.3."""
 class EpochSampler(Sampler[int]):
     """All samples, shuffled; the base of the other samplers.
 
-    In torch's DataLoader each pass over it is the next epoch. `start_at` jumps to any position at no cost.
-    Count the samples you have consumed for it, because with workers the sampler itself is ahead.
+    In torch's DataLoader each pass is the next epoch. `start_at` jumps to any position at no cost: the number
+    of samples you have consumed, because with workers the sampler is ahead.
 
     Args:
-        length: number of samples, at least 1.
-        seed: any integer.
-        rank: of this process; it gets every `world`-th sample of the epoch's order, from number `rank` on.
-        world: number of processes; their numbers of samples differ by at most one, and no sample is repeated.
+        length: at least 1.
+        rank: of this process, which gets every `world`-th sample of the order, from number `rank` on.
+        world: processes; their numbers of samples differ by at most one, and no sample is repeated.
 
     Raises:
         ValueError: nothing to sample from, or no such rank.
@@ -94,7 +93,7 @@ class WeightedSampler(EpochSampler):
 
     Raises:
         ValueError: a weight is negative or not finite, all are 0, or, without replacement, fewer than
-            `num_samples` are above 0 (torch's sampler then draws samples of weight 0).
+            `num_samples` are above 0.
 
     Example:
         >>> sorted(WeightedSampler([1.0, 0.0, 1.0], num_samples=2, replacement=False))
@@ -142,10 +141,10 @@ class BalancedSampler(WeightedSampler):
     """Draws each class equally often on average, whatever its size; with replacement.
 
     Args:
-        labels: (M,) integers of at least 0, the class of each sample.
+        labels: (M,) classes, at least 0.
         num_samples: drawn per epoch; by default M.
         strength: in [0, 1]: the probability of a class of n samples is proportional to n ** (1 - strength),
-            so 1 makes all classes equally likely, and 0.5 halves the differences on a logarithmic scale.
+            so 1 makes all equally likely, and 0.5 halves the differences on a log scale.
 
     Raises:
         ValueError: no labels, a label below 0, or a strength outside [0, 1].
@@ -179,21 +178,18 @@ class BalancedSampler(WeightedSampler):
 class BlockSampler(EpochSampler):
     """Blocks of neighbours in random order, whose samples mix within a window: where data are read in blocks.
 
-    A sample comes at most `window` places earlier or later than where the random order of the blocks puts it,
-    so that the blocks of about two windows are in use at the same time.
-
-    With `streams` the blocks are divided at random, for all epochs, into so many streams of equally many
-    samples, each with a part of the window, from which the samples of an epoch come by turns. Machines that
-    read streams of their own read blocks of their own: where `world` divides `streams`, each rank does.
+    A sample comes at most `window` places from where the random order of blocks puts it, so the blocks of
+    about two windows are in use at a time. `streams` divides the blocks at random, for all epochs, into
+    streams of equally many samples, each with a part of the window, from which an epoch takes samples by
+    turns. Where `world` divides `streams`, each rank reads blocks of its own.
 
     Args:
-        lengths: (B,) integers of at least 1, the number of samples of each block, in the order of the data.
-        window: at least 1; a number far above that of the samples makes a whole shuffle of each stream.
-        streams: at least 1; the number of samples in two of them differs by at most one.
+        lengths: (B,) samples of each block, at least 1, in the order of the data.
+        window: at least 1; far above the number of samples it shuffles each stream as a whole.
+        streams: at least 1; their numbers of samples differ by at most one.
 
     Attributes:
-        stream_of: (streams,) int64, the stream of each place in an epoch's order, modulo `streams`. Any
-            places in a row are spread evenly over the streams.
+        stream_of: (streams,) int64, the stream of each place in an epoch's order, modulo `streams`.
 
     Raises:
         ValueError: no blocks, an empty one, no window, or no stream.
@@ -316,10 +312,9 @@ def spread(count: int) -> Tensor:
 
 
 def stream_edges(length: int, stream_of: Tensor) -> Tensor:
-    """Where streams begin and end whose samples come by turns: an epoch's place `p` is of `p % streams`.
+    """Where streams begin and end whose samples come by turns.
 
     Args:
-        length: number of samples, at least 0.
         stream_of: as `spread` makes it.
 
     Returns:
@@ -359,12 +354,12 @@ class SubsetSampler(EpochSampler):
 
 
 class InfiniteSampler(Sampler[int]):
-    """The epochs of another sampler one after another without end, for training that counts steps.
+    """The epochs of another sampler without end, for training that counts steps.
 
-    Workers prefetch across the borders of epochs, so training does not wait there. It has no length.
+    Workers prefetch across epochs. It has no length.
 
     Args:
-        sampler: any of the above; it continues from its current position.
+        sampler: continues from its current position.
 
     Example:
         >>> import itertools
@@ -385,9 +380,8 @@ def uniform(count: int, *, seed: int, epoch: int) -> Tensor:
     """Random numbers above 0 and below 1 that depend only on seed, epoch and their index.
 
     Args:
-        count: how many.
-        seed: any integer; only its low 64 bits count.
-        epoch: any integer of at least 0.
+        seed: any integer; its low 64 bits count.
+        epoch: at least 0.
 
     Returns:
         (count,) float64 on the CPU, odd multiples of 2**-53.

@@ -52,12 +52,10 @@ class TarReader:
     """The samples of a tar file, in file order; safe in threads, after fork and after pickle.
 
     Args:
-        path: the tar file.
-        index: the result of `index_tar`, or a part of it; by default the tar is indexed now.
+        index: of `index_tar`, or a part of it; by default the tar is indexed now.
 
     Attributes:
         path: absolute.
-        keys: of the samples.
 
     Raises:
         ShardError: the tar is damaged, or the files of a sample are not consecutive.
@@ -162,14 +160,10 @@ class TarReader:
 
 
 def index_tar(path: StrPath) -> TarIndex:
-    """List the files of a tar that belong to samples; only headers are read.
-
-    Args:
-        path: the tar file: ustar, GNU or pax.
+    """List the files of a tar (ustar, GNU or pax) that belong to samples; only headers are read.
 
     Raises:
-        ShardError: the tar is damaged, truncated or compressed, or has data after its end, links or sparse
-            files.
+        ShardError: damaged, truncated or compressed, or with data after its end, links or sparse files.
 
     Example:
         >>> import tempfile
@@ -257,15 +251,11 @@ def _require_end(file: IO[bytes], offset: int) -> None:
 class TarWriter:
     """Writes a tar of samples, which gets its name only when complete; the same samples give the same bytes.
 
-    Use it in a `with` block: an exception leaves no file, a kill leaves only a .tmp file.
-
-    Args:
-        path: the tar file to make.
+    In a `with` block an exception leaves no file, a kill only a .tmp file.
 
     Attributes:
         path: absolute.
-        count: samples written so far.
-        size_bytes: bytes written so far.
+        count, size_bytes: samples and bytes written so far.
 
     Raises:
         FileExistsError: the file exists.
@@ -297,7 +287,7 @@ class TarWriter:
 
         Raises:
             TypeError: a value is not bytes.
-            ValueError: the key is taken, or a reader would split the names differently.
+            ValueError: the key is taken, or readers would split the names differently.
         """
         if key in self._keys or not sample:
             raise ValueError(f"sample {key!r} {'is there already' if sample else 'has no files'}")
@@ -356,15 +346,15 @@ class TarWriter:
 class ShardWriter:
     """Writes samples into numbered tars, each of which gets its name when it is full.
 
-    Use it in a `with` block: an exception leaves the earlier shards.
+    In a `with` block an exception leaves the earlier shards.
 
     Args:
         pattern: path with a format for the number, from 0: train-%06d.tar.
         max_count: samples per shard.
-        max_bytes: bytes per shard; only a single larger sample may exceed it.
+        max_bytes: per shard; only a single larger sample may exceed it.
 
     Attributes:
-        paths: of the shards; the last one may be unfinished.
+        paths: the last one may be unfinished.
 
     Raises:
         ValueError: the pattern has no number, or a limit is below 1.

@@ -32,15 +32,11 @@ _Field = tuple[int, int, int, int, int]
 def parse_example(record: BytesLike) -> dict[str, list[bytes] | Tensor]:
     """Parse the features of a serialized Example, in stored order.
 
-    Args:
-        record: bytes-like.
-
     Returns:
-        By name: a list of bytes, a (N,) float32 or a (N,) int64 tensor on the CPU. A feature without a list
-        is an empty list.
+        By name: a list of bytes (empty without a value), or a (N,) float32 or int64 CPU tensor.
 
     Raises:
-        ValueError: not an Example; the message names the byte and what is wrong there.
+        ValueError: not an Example; the message names the byte.
 
     Example:
         >>> features = parse_example(build_example({"image": b"abc", "label": 7}))
@@ -63,14 +59,11 @@ def parse_example(record: BytesLike) -> dict[str, list[bytes] | Tensor]:
 
 
 def build_example(features: Mapping[str, Any]) -> bytes:
-    """Serialize an Example.
+    """Serialize an Example, features in the given order.
 
     Args:
-        features: by name a value, or an iterable of values of one kind: bytes-like; int or bool, of 64 bits;
-            float, or float and int. Tensors and arrays are flattened in row-major order.
-
-    Returns:
-        The bytes, with the features in the given order.
+        features: by name one or several values of one kind: bytes-like; int or bool, of 64 bits; float, or
+            float and int. Tensors and arrays are flattened in row-major order.
 
     Raises:
         TypeError: a value is text or of another kind, or kinds are mixed.

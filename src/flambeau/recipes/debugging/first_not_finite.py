@@ -29,8 +29,8 @@ class NotFiniteAt:
         phase: 'parameter', 'input', 'forward', 'loss', 'backward' or 'gradient' (of a parameter).
         name: of the module (or parameter), as in `named_modules`; '' is the model itself.
         kind: class of the module; empty for parameters and the loss.
-        num_values: number of values that are not finite.
-        samples: rows of the first dimension with such values; empty if rows are not samples.
+        num_values: how many are not finite.
+        samples: rows with such values; empty if rows are not samples.
     """
 
     phase: str
@@ -60,15 +60,14 @@ def first_not_finite(
     """Run one forward and backward pass, and return where values stop being finite.
 
     Args:
-        model: its modules are watched; gradients (`.grad`) and modes are not changed, buffers (BatchNorm
-            statistics) are restored.
-        loss_of: computes the loss of the batch with the model, 0-d or any shape.
-        batch_size: of the batch; the rows of a tensor with that many rows are reported as samples.
+        model: gradients (`.grad`) and modes stay, buffers (BatchNorm statistics) are restored.
+        loss_of: computes the loss of the batch, of any shape.
+        batch_size: rows of a tensor with that many are reported as samples.
 
     Returns:
-        The first bad tensor of each phase, in the order of events; empty if all values are finite. An input
-        is reported only if no output was bad before: then the data, or an operation between the modules, made
-        it bad. After a bad loss, which makes every gradient bad, backward is not run.
+        The first bad tensor of each phase, in the order of events. An input is reported only if no output was
+        bad before: the data, or an operation between modules, made it bad. After a bad loss backward is not
+        run.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())

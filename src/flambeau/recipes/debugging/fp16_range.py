@@ -35,9 +35,8 @@ class Fp16Range:
         operation: torch's name, such as 'aten.mm'.
         dtype: of the results.
         largest: magnitude of the largest finite value.
-        overflowed: number of infinite or NaN values although all inputs were finite.
-        num_values: number of values.
-        num_lost: number of values that are not 0 but would be 0 in float16.
+        overflowed: infinite or NaN values although all inputs were finite.
+        num_lost: values that are not 0 but would be in float16.
     """
 
     module: str
@@ -65,7 +64,7 @@ class Fp16Range:
 
 
 def fp16_range(model: nn.Module, work: Callable[[], object]) -> list[Fp16Range]:
-    """Watch every operation of a pass, and report how close its results are to the limits of float16.
+    """Watch every operation of a pass, and report how close results are to the limits of float16.
 
     Args:
         model: its modules name the entries.
@@ -73,7 +72,7 @@ def fp16_range(model: nn.Module, work: Callable[[], object]) -> list[Fp16Range]:
 
     Returns:
         One entry per operation and module, overflows first, then by the largest value. Keep operations with
-        `overflows` in float32, or scale their inputs. If many values of 'backward' are lost, scale the loss
+        `overflows` in float32, or scale their inputs; if 'backward' loses many values, scale the loss
         (torch.amp.GradScaler).
 
     Example:

@@ -121,22 +121,18 @@ class _OnCopies:
 def checkpoint_modules(model: nn.Module, *patterns: str) -> nn.Module:
     """Make the named modules keep only their inputs, and recompute the rest in the backward pass.
 
-    Outputs, gradients and buffers are those of the plain model: random numbers repeat, autocast is kept,
-    and running statistics are updated once. Without gradients nothing is recomputed.
+    Outputs, gradients and buffers are those of the plain model, with random numbers and autocast. Without
+    gradients nothing is recomputed.
 
     Args:
-        model: any module; it is changed in place. Names and the state dict stay the same.
-        patterns: patterns of module names as in a shell; `*` matches dots too: 'layer*.*',
-            'encoder.layers.*'. Of nested modules the outermost is taken. A ModuleList has no forward pass;
-            match its members.
-
-    Returns:
-        The same model.
+        model: changed in place; names and the state dict stay.
+        patterns: of module names as in a shell; `*` matches dots too: 'layer*.*'. Of nested modules the
+            outermost is taken. A ModuleList has no forward pass; match its members.
 
     Raises:
         ValueError: a pattern matches no module with a forward pass, a module is inside or around one that
-            recomputes already, or another library has replaced its `forward`. In the first forward pass: a
-            module changes its input in place.
+            recomputes, or its `forward` was replaced by another library; in the first forward pass: a module
+            changes its input in place.
 
     Example:
         >>> block = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout())
@@ -184,20 +180,16 @@ def _matches(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
 def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None) -> nn.Sequential:
     """Make a Sequential keep only the inputs of its segments, and recompute the rest in the backward pass.
 
-    Outputs, gradients and buffers are those of the plain model: random numbers repeat, autocast is kept,
-    and running statistics are updated once. Without gradients nothing is recomputed.
+    The rest as in `checkpoint_modules`.
 
     Args:
-        model: changed in place; names and the state dict stay. It may be a part of a model: `model.layers`.
-        num_segments: 1 to the number of children, split as evenly as possible; None is the rounded square
-            root of that number. 1 recomputes nothing, and undoes an earlier call.
-
-    Returns:
-        The same model.
+        model: changed in place; may be a part of a model: `model.layers`.
+        num_segments: 1 to the number of children, split evenly; None is the rounded square root of that
+            number. 1 recomputes nothing, and undoes an earlier call.
 
     Raises:
-        TypeError: not a Sequential, or a subclass with another forward pass.
-        ValueError: the number of segments is out of range; later, a segment changes its input in place.
+        TypeError: no Sequential, or one with another forward pass.
+        ValueError: number out of range; later, a segment changes its input in place.
 
     Example:
         >>> model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(9)))

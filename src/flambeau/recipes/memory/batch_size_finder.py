@@ -56,9 +56,9 @@ def release_memory(error: BaseException | None = None) -> None:
     """Release unused memory, after memory has run out.
 
     Args:
-        error: the caught error. The frames in its traceback hold all tensors of the failed pass and are
-            cleared; functions that still run keep theirs. With an error, glibc is also set to map tensors of
-            1 MiB and more separately: otherwise it keeps freed ones of up to 32 MiB in unusable pieces.
+        error: the caught error. The frames of its traceback, which hold the tensors of the failed pass, are
+            cleared, but for functions that still run; and glibc is set to map tensors of 1 MiB and more
+            separately, because it keeps freed ones of up to 32 MiB in unusable pieces.
 
     Example:
         >>> release_memory(torch.OutOfMemoryError("CUDA out of memory"))
@@ -80,7 +80,7 @@ def release_memory(error: BaseException | None = None) -> None:
 def free_bytes() -> int:
     """Bytes that this process can still allocate, by the machine and its limits (`ulimit -v`, `-d`).
 
-    The limit of a container, which is in a file of its cgroup, is not included.
+    A container's limit is not included.
 
     Raises:
         OSError: not on Linux.
@@ -135,17 +135,16 @@ def largest_batch(
     headroom: float = 0.1,
     limit_bytes: int | None = None,
 ) -> int | None:
-    """The largest of some batch sizes with which a trial does not run out of memory.
+    """The largest of some batch sizes with which a trial fits into memory.
 
-    The largest is tried first, then the search bisects; a size counts as fitting if a larger one fits.
+    The largest is tried first, then the search bisects.
 
     Args:
-        trial: makes a training step with the given number of samples, with everything that a later step
-            needs, such as the state of the optimizer.
-        sizes: to choose from, in any order.
-        device: of the trial.
-        headroom: fraction of the memory that stays free in a trial, in [0, 1).
-        limit_bytes: on a CPU, how many more bytes this process may allocate; None is `free_bytes()`.
+        trial: makes a training step with that many samples and all that a later one needs, such as optimizer
+            state.
+        sizes: in any order.
+        headroom: fraction of the memory that stays free, in [0, 1).
+        limit_bytes: on a CPU, bytes that the process may still allocate; None is `free_bytes()`.
 
     Returns:
         The size; None if not even the smallest fits.

@@ -171,10 +171,10 @@ def _mark_passes(module: nn.Module, name: str, live: _LiveStorages) -> None:
 
 
 def fake_tensor_mode() -> FakeTensorMode:
-    """A mode in which new tensors have only shape and dtype; tensors with values may be used beside them.
+    """A mode in which new tensors have only shape and dtype, beside others with values.
 
-    Without a GPU, entering the mode makes torch assume one, and the first backward pass of the process then
-    starts threads for it, after which forked processes can run no backward pass. So one runs here before.
+    Without a GPU torch assumes one in this mode, and a process's first backward pass would start threads for
+    it, after which forks can run none; so one runs here before.
 
     Example:
         >>> with fake_tensor_mode():
@@ -470,17 +470,14 @@ def estimate_memory(
     optimizer: _Optimizers = AdamW,
     autocast: torch.dtype | None = None,
 ) -> MemoryEstimate:
-    """Estimate a step: `loss(model(*batch))`, its backward pass and the optimizer, which frees gradients.
+    """Estimate the memory of a step: `loss(model(*batch))`, its backward pass and the optimizer.
 
     Args:
-        model: on any device, 'meta' too; not changed. In training mode unless you called `eval()`.
-        batch: the positional arguments of the model, tensors of any device; only shapes and dtypes count.
-        loss: from the output to a scalar; by default the sum of means. It may use real targets.
-        optimizer: from the parameters that need gradients to one optimizer or several (Muon beside AdamW).
-        autocast: torch.bfloat16 or torch.float16 for the forward pass and the loss; None for none.
-
-    Returns:
-        Bytes by category, and the peak.
+        model: on any device, 'meta' too; not changed.
+        batch: the model's arguments, on any device; only shapes and dtypes count.
+        loss: from the output to a scalar; may use real targets. By default the sum of means.
+        optimizer: from the trainable parameters to one optimizer or several.
+        autocast: torch.bfloat16 or torch.float16 for forward pass and loss.
 
     Raises:
         ValueError: no parameter needs a gradient, or the loss is not a scalar.
@@ -530,14 +527,14 @@ def activations_by_module(
     loss: Callable[[Any], Tensor] = mean_of_all,
     autocast: torch.dtype | None = None,
 ) -> dict[str, int]:
-    """The bytes that each of the `top_modules` keeps for the backward pass; nothing is allocated.
+    """Bytes that each of the `top_modules` keeps for the backward pass; nothing is allocated.
 
     Args:
         model, batch, loss, autocast: as for `estimate_memory`.
 
     Returns:
-        Bytes by name, in the order of the modules; '' for operations before the first module. An operation
-        between two modules counts with the module before it.
+        Bytes by name, in order; '' for operations before the first module. An operation between modules
+        counts with the one before it.
 
     Raises:
         ValueError: as `estimate_memory`.
@@ -611,27 +608,25 @@ def fit_memory_budget(
 ) -> MemoryPlan:
     """Make the cheapest set of blocks recompute that keeps a training step within a memory budget.
 
-    The step is `loss(model(*batch))`, its backward pass and the optimizer, which frees gradients. Counted are
-    parameters, buffers, gradients, optimizer state, batch, activations and temporaries between operations.
+    The step is `loss(model(*batch))`, its backward pass and the optimizer, which frees gradients. Parameters,
+    buffers, gradients, optimizer state, batch, activations and temporaries between operations count.
 
     Args:
-        model: on its device, in training mode, and not recomputing yet.
-        batch: the positional arguments of the model: a real batch, of the largest size.
-        blocks: patterns of module names as in a shell; `*` matches dots too: ['layer*.*']. Of nested modules
-            the outermost is taken.
+        model: on its device, in training mode, not recomputing yet.
+        batch: the model's arguments, of the largest size.
+        blocks: patterns of module names as in a shell; `*` matches dots too. Of nested modules the outermost
+            is taken.
         budget_bytes: the peak that a whole step may reach.
-        recompute: a function `recompute(model, *names)` that makes these modules recompute, in place.
-        loss: from the output to a scalar; by default the sum of means. It may use real targets of the batch.
-        optimizer: from the parameters that need gradients to one optimizer or several.
-        autocast: torch.bfloat16 or torch.float16 for the forward pass and the loss; None for none.
+        recompute: `recompute(model, *names)` makes these modules recompute, in place.
+        loss, optimizer, autocast: as for `estimate_memory`.
 
     Returns:
         The plan, already applied.
 
     Raises:
-        ValueError: the budget is below the lowest possible peak (the message names it; nothing recomputes
-            then), a pattern has no match, a block does not run exactly once or recomputes already, or no
-            parameter needs a gradient.
+        ValueError: the budget is below the lowest peak (the message names it; nothing recomputes), a pattern
+            has no match, a block does not run exactly once or recomputes already, or no parameter is
+            trainable.
         TypeError: `blocks` is a single string.
 
     Example:

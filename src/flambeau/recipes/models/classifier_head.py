@@ -27,15 +27,15 @@ class Head(NamedTuple):
 def find_head(model: nn.Module) -> Head:
     """Name the layers that compute the class scores, and their parameters.
 
-    A model of timm names them by `get_classifier()`. In others, the head is the last module with parameters
-    (by `named_modules()`, except auxiliary heads), if that is a Linear layer or a convolution of kernel 1 and
-    no other layer could be the head too.
+    timm's models name them by `get_classifier()`. In others, the head is the last module with parameters (by
+    `named_modules()`, except auxiliary heads), if it is a Linear layer or a convolution of kernel 1 and no
+    other could be the head.
 
     Args:
-        model: any module, not yet wrapped in DistributedDataParallel or compiled.
+        model: not wrapped in DistributedDataParallel or compiled.
 
     Returns:
-        The names; a layer with 'aux' in its name and equally many outputs is an auxiliary head.
+        The names; a layer with 'aux' in its name and as many outputs is an auxiliary head.
 
     Raises:
         ValueError: no head, or several candidates, which the message names.
@@ -62,21 +62,20 @@ def find_head(model: nn.Module) -> Head:
 
 
 def replace_head(model: nn.Module, num_classes: int, *, head: str | None = None) -> Head:
-    """Replace the head by a new, randomly initialized one on the same device and in the same dtype.
+    """Replace the head by a new, randomly initialized one of the same device and dtype.
 
-    A model of timm does this by `reset_classifier()`. In others the new layer is of the same kind, with
-    torch's default initialization, and has a bias if the old one had one; auxiliary heads are replaced too,
-    and the attributes `num_classes` and `num_labels` of the modules around are updated. The new parameters
-    are trainable, even in a frozen model; make the optimizer afterwards. Hooks, weight_norm and the like are
-    not applied to the new layer.
+    timm's models do this by `reset_classifier()`. In others the new layer is of the same kind, with a bias if
+    the old one had one and torch's initialization; auxiliary heads are replaced too, and `num_classes` and
+    `num_labels` of the modules around are updated. New parameters are trainable, even in a frozen model; make
+    the optimizer afterwards. Hooks, weight_norm and the like are lost.
 
     Args:
-        model: changed in place. Seed torch's global generator before to get the same weights again.
+        model: changed in place. Torch's global generator draws the weights.
         num_classes: at least 1.
-        head: name of the layer to replace, needed if `find_head` finds none or several.
+        head: layer to replace, if `find_head` finds none or several.
 
     Returns:
-        The new layers and all new parameters.
+        The new layers and parameters.
 
     Raises:
         ValueError: as for `find_head`; or `head` is not a Linear layer or convolution of kernel 1.

@@ -20,13 +20,11 @@ class Window:
 
     Attributes:
         kernel: taps, at least 1.
-        stride: positions from one window to the next.
         padding: positions added at each end.
-        dilation: positions from one tap to the next.
         transposed: as nn.ConvTranspose2d.
-        output_padding: only if transposed: positions added at the end of the output.
-        ceil_mode: as in nn.MaxPool2d, only for a pooling, whose padding is at most half of its kernel: the
-            last window may reach beyond the end, but not begin there.
+        output_padding: positions added at the output's end, if transposed.
+        ceil_mode: of a pooling, whose padding is at most half of its kernel: the last window may reach beyond
+            the end, but not begin there.
 
     Raises:
         ValueError: a number out of range.
@@ -143,11 +141,10 @@ def chain(size: int, windows: Sequence[Window]) -> list[Stage]:
     """Sizes and receptive fields of consecutive windows.
 
     Args:
-        size: of the first input.
         windows: in forward order.
 
     Raises:
-        ValueError: a window does not fit the output of the one before; the message gives its number.
+        ValueError: a window does not fit its input; the message gives its number.
 
     Example:
         >>> resnet = [Window(7, stride=2, padding=3), Window(3, stride=2, padding=1)]
@@ -177,9 +174,9 @@ def picture(size: int, window: Window, *, columns: int = 78) -> str:
     """Draw as text which positions each window covers: `+` is padding, `#` a tap, `.` a position between.
 
     Args:
-        size: of the input. The windows of a transposed convolution are drawn over its output.
-        window: if there are many, the first three and the last two are drawn.
-        columns: width of the widest line; of longer lines both ends are drawn.
+        size: of the input; transposed windows are drawn over the output.
+        window: of many, the first three and the last two are drawn.
+        columns: greatest width; of longer lines both ends are drawn.
 
     Example:
         >>> print(picture(5, Window(3, stride=2, padding=1)))

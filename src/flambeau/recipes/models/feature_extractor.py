@@ -33,22 +33,21 @@ def feature_extractor(
 ) -> Callable[..., dict[str, Any]]:
     """Make a function that runs the model in eval mode and returns the outputs of some of its layers.
 
-    Each call puts the model into eval mode and restores every module's mode afterwards, so BatchNorm
-    statistics stay the same and dropout does nothing. Between calls the model has no hooks.
+    Every module's mode is restored after each call, and the model then has no hooks.
 
     Args:
-        model: any module; not copied, so later changes of its weights have an effect.
-        layers: names as in `named_modules()`; 'name#1' is the second run of a layer that runs several times.
+        model: not copied, so later changes of its weights have an effect.
+        layers: names as in `named_modules()`; 'name#1' is a layer's second run.
         grad: record the graph, as for a perceptual loss; otherwise `torch.no_grad()`.
-        stop_early: end the forward after the last of these layers, which saves the rest. Later runs of a
-            layer are then not noticed, so that a name without '#' means its first run.
+        stop_early: end the forward after the last of these layers. A name without '#' then means the first
+            run.
 
     Returns:
-        A function of the model's arguments that returns {name: output} in the order of `layers`. An output
-        is what the layer returned, on its device and in its dtype: a tensor, tuple, list or dict.
+        A function of the model's arguments that returns {name: output} in the order of `layers`, outputs as
+        the layer returned them: a tensor, tuple, list or dict.
 
     Raises:
-        ValueError: the model has no such layer. The returned function raises what `captured` raises.
+        ValueError: no such layer. The function raises what `captured` raises.
         TypeError: `layers` is a single string.
 
     Example:
@@ -74,23 +73,21 @@ def feature_extractor(
 
 @contextlib.contextmanager
 def captured(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Capture the outputs of some layers in the `with` block; at its end they are in the dict.
+    """Capture the outputs of some layers in the `with` block.
 
-    It changes neither mode nor gradients of the forward that you run: for a loss on inner layers while
-    training. It keeps copies (through which gradients flow), because the next operation may write into the
-    tensor: `nn.ReLU(inplace=True)`, `out += identity`.
+    Mode and gradients of your forward stay: for a loss on inner layers while training. It keeps copies,
+    through which gradients flow, because an operation may write into the output: `nn.ReLU(inplace=True)`.
 
     Args:
-        model: any module.
-        layers: names as in `named_modules()`; 'name#1' is the second run of a layer that runs several times.
+        layers: as for `feature_extractor`.
 
     Yields:
-        A dict that is empty until the block ends, then {name: output} in the order of `layers`.
+        A dict, empty until the block ends, then {name: output} in the order of `layers`.
 
     Raises:
-        ValueError: the model has no such layer.
+        ValueError: no such layer.
         TypeError: `layers` is a single string, or an output is not a tensor, tuple, list or dict.
-        RuntimeError: a layer did not run, or ran several times and no '#' says which run is meant.
+        RuntimeError: a layer did not run, or ran several times and has no '#'.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(inplace=True))

@@ -39,22 +39,21 @@ def freeze(model: nn.Module, patterns: Collection[str], *, but: Collection[str] 
     """Freeze matching modules and parameters: no gradients, and no updates of running statistics.
 
     A norm layer with running statistics (BatchNorm) goes into eval mode if it is in a matched module or all
-    its parameters are frozen, and stays in it when the model's `train()` is called. Dropout in frozen parts
-    stays active. Old gradients are dropped, so that no optimizer still applies them.
+    its parameters are frozen, and `train()` leaves it there. Dropout stays active. Old gradients are dropped,
+    so that no optimizer applies them.
 
     Args:
         model: changed in place.
-        patterns: as in a shell, compared with the names of modules and parameters, case-sensitive; `*`
-            matches dots too. 'layer1' is the module, 'layer*' all four, '*bn*' each norm, '*.bias' each
-            bias, '*' everything.
-        but: patterns of exceptions: `freeze(model, ["*"], but=["fc"])` does not freeze the head. A norm layer
-            is an exception, with its statistics, if it or all of its parameters match.
+        patterns: of names of modules and parameters, as in a shell, case-sensitive; `*` matches dots too:
+            'layer1' is the module, '*bn*' each norm, '*.bias' each bias, '*' everything.
+        but: patterns of exceptions: `freeze(model, ["*"], but=["fc"])`. A norm layer is one, with its
+            statistics, if it or all of its parameters match.
 
     Returns:
-        The counts for the whole model; as text, one line.
+        Counts of the whole model; as text, one line.
 
     Raises:
-        ValueError: a pattern matches nothing; the model is then unchanged.
+        ValueError: a pattern matches nothing; the model is unchanged.
         TypeError: a single string instead of patterns.
 
     Example:
@@ -84,14 +83,10 @@ def unfreeze(model: nn.Module, patterns: Collection[str]) -> Frozen:
     """Make matching modules and parameters trainable again, with the running statistics of their norms.
 
     Args:
-        model: changed in place.
-        patterns: as for `freeze`. Integer parameters are not changed.
-
-    Returns:
-        The counts for the whole model.
+        patterns: as for `freeze`; integer parameters stay as they are.
 
     Raises:
-        ValueError: a pattern matches nothing; the model is then unchanged.
+        ValueError: a pattern matches nothing; the model is unchanged.
         TypeError: a single string instead of patterns.
 
     Example:
@@ -114,20 +109,16 @@ def unfreeze(model: nn.Module, patterns: Collection[str]) -> Frozen:
 def unfreeze_gradually(
     model: nn.Module, stages: Sequence[str], *, epoch: int, every: int = 1
 ) -> Frozen:
-    """Freeze the stages of a model at first, then unfreeze one more every few epochs, from the last stage on.
+    """Freeze the stages of a model, then unfreeze one more every few epochs, from the last on.
 
-    The result depends only on the epoch: call this at the beginning of each, also after a resume. Parts that
-    no stage matches (the head) are not changed. Give the optimizer all parameters from the start; it skips
-    those without gradients.
+    Call it at the beginning of each epoch, on which alone the result depends. Parts that no stage matches
+    (the head) are not changed. Give the optimizer all parameters from the start; it skips those without
+    gradients.
 
     Args:
-        model: changed in place.
         stages: patterns from the input to the output, as for `freeze`; where two overlap, frozen wins.
         epoch: from 0; in epoch 0 all stages are frozen.
         every: epochs from one stage to the next, at least 1.
-
-    Returns:
-        The counts for the whole model.
 
     Raises:
         ValueError: a negative epoch, `every` below 1, or a pattern that matches nothing.

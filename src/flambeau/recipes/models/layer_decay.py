@@ -24,11 +24,10 @@ _ROW = "{:10} {:>7} {:>11} {:>9} {:>12}  {}"
 def layer_depths(model: nn.Module) -> dict[str, int]:
     """Number the layers of a model from the input (0) to the head, and map each parameter to its layer.
 
-    timm's models define their layers themselves. In others, stacks of blocks (Sequential, ModuleList,
-    ModuleDict, and modules that contain one) are opened, and their children are the layers in the order of
-    registration: a block, or a single layer with the norms after it. Embeddings, and parameters directly in
-    an opened module (class token), are layer 0. If a model registers its parts in another order, write such a
-    dict yourself.
+    timm's models define their layers themselves. In others, the children of stacks of blocks (Sequential,
+    ModuleList, ModuleDict, and modules that contain one) are the layers, in the order of registration: a
+    block, or a layer with the norms after it. Embeddings, and parameters directly in such a stack (class
+    token), are layer 0. If a model registers its parts in another order, write the dict yourself.
 
     Returns:
         {parameter name: depth}, with all names of a shared parameter.
@@ -72,24 +71,23 @@ def layerwise_lr(
 ) -> list[dict[str, Any]]:
     """Split parameter groups by layer, with learning rate lr * layer_decay^k for k layers below the deepest.
 
-    The new groups keep the other settings of theirs (`weight_decay`); every parameter stays in exactly once.
+    Other settings of a group stay (`weight_decay`), and each parameter is in exactly once.
 
     Args:
-        groups: dicts with `params`, as for an optimizer; one with an `lr` keeps that as its base rate.
-        model: to which the parameters belong.
+        groups: dicts with `params`; one with an `lr` keeps that as its base rate.
         lr: of the deepest layer, at least 0.
         layer_decay: in (0, 1]. 1 gives all layers the same rate; 0.65 to 0.9 are usual.
-        head: names or patterns of the parameters that get `head_lr`, whatever their depth.
+        head: names or patterns of parameters that get `head_lr` at any depth.
         head_lr: at least 0.
-        depths: by default those of `layer_depths`; parameters that are not in it count as deepest.
+        depths: by default those of `layer_depths`; other parameters count as deepest.
 
     Returns:
-        Groups with `params`, `lr` and `name`, ordered from input to head within each old group. Equal rates
-        share a group, because a fused optimizer step is launched per group.
+        Groups with `params`, `lr` and `name`, from input to head within each old group; one per rate, because
+        a fused optimizer step is launched per group.
 
     Raises:
         ValueError: a number out of range, a pattern without a match, only one of `head` and `head_lr`, a
-            parameter of another model, or a decay for a model of one layer.
+            parameter of another model, or a decay over one layer.
         TypeError: `head` is a single string.
 
     Example:
@@ -127,12 +125,8 @@ def layerwise_lr(
 def group_table(groups: Iterable[Mapping[str, Any]], model: nn.Module) -> str:
     """Format parameter groups as a table of name, tensors, parameters, learning rate and weight decay.
 
-    Args:
-        groups: of an optimizer (`optimizer.param_groups`), or for one.
-        model: gives the names of the parameters.
-
     Returns:
-        One line per group; then the trainable parameters in no group and those in several, if there are any.
+        A line per group; then the trainable parameters in none and in several, if any.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))

@@ -21,19 +21,19 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Split the trainable parameters into those with and those without weight decay.
 
-    Without decay are parameters of at most one dimension, biases, all parameters of a LayerNorm or RMSNorm,
-    those that the model's `no_weight_decay()` names, and those that `no_decay` matches. All others decay,
-    including embedding tables. A parameter with several names (tied weights) is listed once; one matching
-    name is enough. Frozen parameters (`requires_grad` False) are left out, so freeze before.
+    Without decay are parameters of at most one dimension, biases, those of a LayerNorm or RMSNorm, and those
+    that the model's `no_weight_decay()` or `no_decay` names; embedding tables decay. A parameter with several
+    names (tied weights) is listed once; one matching name is enough. Frozen ones are left out, so freeze
+    before.
 
     Args:
-        model: any module with initialized parameters.
+        model: with initialized parameters.
         weight_decay: at least 0, for the first group.
-        no_decay: patterns as in a shell ('*embed*'), compared with whole parameter names, case-sensitive.
+        no_decay: patterns as in a shell ('*embed*') of whole parameter names, case-sensitive.
 
     Returns:
-        One dict per group with `params` (in the order of the model) and `weight_decay`; no group is empty.
-        Add `lr` to a group to give it another learning rate.
+        Groups with `params`, in the model's order, and `weight_decay`; none is empty. Add `lr` to one for
+        another learning rate.
 
     Raises:
         ValueError: a negative decay, a pattern without a match, no trainable parameter, or a lazy one.

@@ -15,16 +15,15 @@ _MIN_SIZE = 8  # three halvings leave one pixel
 
 
 class SmallConvNet(nn.Module):
-    """A 3x3 stem, three stages of max-pooling and a residual block, then the mean over all pixels.
+    """A 3x3 stem, three stages of max-pooling and a residual block, the mean over all pixels.
 
     Seven 3x3 convolutions with `width`, 2 `width` and 4 `width` channels and two 1x1 projections, each with
-    batch normalization: 308,074 parameters for one channel and ten classes at width 32. Except in stem and
-    head, their number grows with the square of the width.
+    batch normalization: 308,074 parameters for one channel and ten classes at width 32.
 
     Args:
         in_channels: of the images, at least 1.
-        num_classes: number of outputs, at least 1.
-        width: channels of the stem and the first stage, at least 1; multiples of 16 are fast.
+        num_classes: at least 1.
+        width: channels of stem and first stage; multiples of 16 are fast.
         dropout: of the pooled features in training, in [0, 1).
 
     Raises:

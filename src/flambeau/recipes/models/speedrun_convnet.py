@@ -28,9 +28,8 @@ class SpeedrunConvNet(nn.Module):
 
     Args:
         in_channels: of the images, at least 1.
-        num_classes: number of outputs, at least 1.
-        widths: channels of the three groups; the records have (64, 256, 256) for 94 %, (128, 384, 384) for
-            95 %.
+        num_classes: at least 1.
+        widths: channels of the groups; the records have (64, 256, 256) for 94 %, (128, 384, 384) for 95 %.
 
     Raises:
         ValueError: a number below 1, or not three widths.
@@ -68,8 +67,8 @@ class SpeedrunConvNet(nn.Module):
     def init_from_images(self, images_NCHW: Tensor) -> None:
         """Make the first layer from normalized training images, (N, C, H, W); some thousand do.
 
-        Of their patches of 2 x 2 pixels the matrix of mean products is decomposed. Each eigenvector, divided
-        by the root of its eigenvalue, is a filter, and so is its opposite: GELU cuts one side of each.
+        Each eigenvector of the mean products of their 2 x 2 patches, divided by the root of its eigenvalue,
+        is a filter, and so is its opposite: GELU cuts one side of each.
 
         Raises:
             ValueError: some pixel is not finite.

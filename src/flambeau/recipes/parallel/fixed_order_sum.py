@@ -47,13 +47,13 @@ def parts_of(rank: int, world: int, parts: int) -> range:
 class FixedOrderSum:
     """Collects the gradients of one part after another, and sets `p.grad` to their sum over all processes.
 
-    It holds at most log2(K) + 1 gradients at once, and on several processes the buffers to send and receive.
+    At most log2(K) + 1 gradients exist at once, and on several processes buffers to send and receive.
 
     Args:
-        parameters: of one dtype, on one device, the same on all processes; frozen ones are ignored.
-        parts: number of parts of a batch; the last batch of an epoch may have fewer.
+        parameters: of one dtype and device, the same on all processes; frozen ones are ignored.
+        parts: of a batch; the last one of an epoch may have fewer.
         group: the processes; None is all of them, or only this one without a process group.
-        bucket_bytes: of gradients that are sent together; the sums do not depend on it.
+        bucket_bytes: sent together; sums do not depend on it.
 
     Attributes:
         local_parts: the parts of this process, to compute in this order.
@@ -103,11 +103,11 @@ class FixedOrderSum:
         self._hooks: list[RemovableHandle] = []
 
     def expect_last(self, *, parts: int | None = None) -> None:
-        """Call before the backward pass of this process's last part, to send sums while that pass runs.
+        """Call before the backward pass of this process's last part, to send sums during it.
 
-        Optional, and useful on one process too: the first call detects whether each gradient comes in one
-        piece. If so, autograd adds the gradients of two neighbours in the tree, which is faster. Gradients in
-        several pieces (reentrant checkpointing) are added separately and not sent early.
+        Optional, and useful on one process too: where gradients come in one piece, autograd then adds those
+        of neighbours in the tree, which is faster. Others (reentrant checkpointing) are added separately and
+        not sent early.
 
         Args:
             parts: as for `give`.
@@ -189,12 +189,12 @@ class FixedOrderSum:
         """Set each `p.grad` to the sum, or None if no part has a gradient; all processes call it.
 
         Args:
-            parts: number of parts of a shorter batch, which has the first ones; None for all.
+            parts: of a shorter batch, which has the first ones; None for all.
 
         Raises:
-            ValueError: `parts` is below 1 or above that of a whole batch.
-            RuntimeError: `take` was not called once for each part of this process, or `expect_last` or `send`
-                was called with another number of parts.
+            ValueError: `parts` is out of range.
+            RuntimeError: `take` was not called once per part of this process, or `expect_last` or `send` got
+                another number of parts.
         """
         self.send(parts=parts)
         self._taken = self._num_sent = 0

@@ -34,27 +34,24 @@ def run_ranks(
 ) -> list[_T]:
     """Call `work()` in `world_size` new processes, and return the results.
 
-    Each process has RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT in its
-    environment; if `work` needs a process group, it must join one. Without OMP_NUM_THREADS each process
-    computes with one thread, as under torchrun.
+    Each process has torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT;
+    `work` joins a process group if it needs one. Without OMP_NUM_THREADS each has one thread.
 
     Args:
-        work: returns a result that can be pickled, with tensors on the CPU.
-        world_size: number of processes, at least 1.
-        start_method: 'spawn' imports the module of `work` in each process, so `work` must be a function in a
-            file, and the call be below `if __name__ == "__main__":`. 'fork' copies this process at once with
-            all its objects, so `work` may be in a notebook; only before CUDA is initialized and while no
-            other thread runs.
-        timeout_s: seconds after which all processes are killed; may be infinite.
+        work: returns what can be pickled, with tensors on the CPU.
+        start_method: 'spawn' imports the module of `work` in each process: `work` must be in a file, and the
+            call below `if __name__ == "__main__":`. 'fork' copies this process, so `work` may be in a
+            notebook; only before CUDA is initialized and while no other thread runs.
+        timeout_s: after it all processes are killed; may be infinite.
 
     Returns:
-        The results, in the order of the ranks.
+        The results by rank.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: with the traceback of the rank that raised.
-        torch.multiprocessing.ProcessExitedException: a rank has exited or was killed.
-        TimeoutError: some ranks did not end in time; the message names them.
-        RuntimeError: a rank has called exit(0).
+        torch.multiprocessing.ProcessExitedException: a rank exited or was killed.
+        TimeoutError: the message names the ranks that did not end.
+        RuntimeError: a rank called exit(0).
         ValueError: `world_size` below 1, a timeout not above 0, or no such start method.
 
     Example:

@@ -43,11 +43,10 @@ def process_from_environment(environ: Mapping[str, str] = os.environ) -> Process
     """Read which process of the job this is; without a launcher it is the only one.
 
     Args:
-        environ: with RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE as torchrun sets them, else the variables
-            of srun.
+        environ: with torchrun's RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, or srun's variables.
 
     Raises:
-        ValueError: only some of the variables are set, one is not a number, or they contradict each other.
+        ValueError: variables are missing, no numbers, or contradict each other.
 
     Example:
         >>> process_from_environment({})
@@ -70,20 +69,20 @@ def process_group(
 ) -> Iterator[tuple[ProcessInfo, torch.device]]:
     """Join the default process group for the block: gloo for tensors on the CPU, NCCL for those on CUDA.
 
-    Without a launcher the process gets a group of one, so that the same script runs with and without one.
-    An existing group is used with its timeout, and not destroyed at the end.
+    Without a launcher it is a group of one. An existing group is used with its timeout, and not destroyed at
+    the end.
 
     Args:
-        timeout_s: seconds after which a collective that waits for other ranks fails; above 0.
-        device: of this process; 'cuda' is the device with the number of the local rank, None is 'cuda' if
-            CUDA is available, else 'cpu'. It becomes CUDA's current device.
+        timeout_s: after it a collective that waits for other ranks fails; above 0.
+        device: 'cuda' is the device of the local rank; None is 'cuda' if available, else 'cpu'. It becomes
+            CUDA's current device.
 
     Yields:
-        Which process this is, and its device.
+        The process and its device.
 
     Raises:
-        ValueError: a variable of the launcher is missing or contradicts the existing group; no such CUDA
-            device; the timeout is not above 0.
+        ValueError: a launcher's variable is missing or contradicts the existing group; no such CUDA device;
+            timeout out of range.
 
     Example:
         >>> with process_group(device="cpu") as (process, device):

@@ -31,15 +31,15 @@ Group = dist.ProcessGroup | Callable[[Tensor], Tensor]
 class SyncBatchNorm(_BatchNorm):
     """BatchNorm whose training statistics are over the batches of all ranks together.
 
-    In evaluation, in a world of one and without a process group it equals BatchNorm to the bit. On CUDA it
-    computes with torch's SyncBatchNorm. All ranks must call it, forward and backward.
+    In evaluation and on one rank it equals BatchNorm to the bit. On CUDA it computes with torch's
+    SyncBatchNorm. All ranks must call it, forward and backward.
 
     Args:
-        num_features: C of the input (N, C, ...); N may differ between ranks, and be 0 on some.
+        num_features: C of the input (N, C, ...); N may differ between ranks, and be 0.
         eps, momentum, affine, track_running_stats, device, dtype: as for `nn.BatchNorm2d`.
-        process_group: the ranks that share statistics; None is all of them. Or a function that is called
-            once in the forward and once in the backward pass with a tensor of this batch, and returns the
-            tensors of all batches that share statistics, this one included, stacked in one order.
+        process_group: ranks that share statistics; None is all. Or a function, called once in the forward and
+            once in the backward pass with a tensor of this batch, that returns those of all batches that
+            share statistics, stacked in one order.
 
     Raises:
         ValueError: the input has not C channels, or `process_group` does not contain this rank.
@@ -121,19 +121,19 @@ def convert_sync_batchnorm(
 ) -> nn.Module:
     """Make every BatchNorm of a model a SyncBatchNorm, in place; before DDP, FSDP or torch.compile.
 
-    Only the class of a layer changes: parameters (and an optimizer over them), buffers, names, mode, hooks
-    and sharing stay. A subclass such as timm's BatchNormAct2d keeps its activation.
+    Only a layer's class changes: parameters (and their optimizer), buffers, names, mode and hooks stay. A
+    subclass such as timm's BatchNormAct2d keeps its activation.
 
     Args:
-        model: may itself be a BatchNorm, or have none.
-        process_group: the ranks that share statistics; None is all of them.
+        model: may itself be a BatchNorm.
+        process_group: ranks that share statistics; None is all.
 
     Returns:
-        The model. Its layers are instances of both SyncBatchNorm and their original class.
+        The model; layers are instances of both SyncBatchNorm and their original class.
 
     Raises:
-        ValueError: a lazy layer is not initialised. The model is then unchanged.
-        TypeError: a layer is a torch.nn.SyncBatchNorm. The model is then unchanged.
+        ValueError: a lazy layer is not initialised; the model is unchanged.
+        TypeError: a layer is a torch.nn.SyncBatchNorm; the model is unchanged.
 
     Example:
         >>> model = convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)))
@@ -159,14 +159,8 @@ def convert_sync_batchnorm(
 def revert_sync_batchnorm(model: nn.Module) -> nn.Module:
     """Give every converted layer its original class back, in place; for export, tracing, folding.
 
-    Args:
-        model: after `convert_sync_batchnorm`; without SyncBatchNorm it stays as it is.
-
-    Returns:
-        The model.
-
     Raises:
-        TypeError: a layer was built as SyncBatchNorm. The model is then unchanged.
+        TypeError: a layer was built as SyncBatchNorm; the model is unchanged.
 
     Example:
         >>> model = convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)))

@@ -25,15 +25,15 @@ COMPILER_VARIABLE = "TORCHINDUCTOR_DETERMINISTIC"  # torch/_inductor/config.py, 
 def make_deterministic(*, warn_only: bool = False) -> None:
     """Set all of torch's switches for determinism, for the whole process.
 
-    Call it before the first CUDA operation, because cuBLAS reads its environment variable once, at its start.
-    `torch.empty` is not filled with NaN, as deterministic mode would by default: the fill costs a write of
-    every new tensor and only reveals reads of uninitialised memory.
+    Call it before the first CUDA operation, because cuBLAS reads its environment variable once. `torch.empty`
+    is not filled with NaN, as deterministic mode would: that costs a write of every new tensor and only
+    reveals reads of uninitialised memory.
 
     Args:
-        warn_only: an operation without a deterministic algorithm warns and runs, instead of raising.
+        warn_only: an operation without a deterministic algorithm warns instead of raising.
 
     Raises:
-        ValueError: CUBLAS_WORKSPACE_CONFIG is set to a value that is not deterministic.
+        ValueError: CUBLAS_WORKSPACE_CONFIG has a value that is not deterministic.
         RuntimeError: CUDA is initialized already without that variable (a UserWarning with `warn_only`).
 
     Example:
@@ -55,12 +55,11 @@ def make_deterministic(*, warn_only: bool = False) -> None:
 def use_deterministic(mode: bool, /, *, warn_only: bool = False) -> None:
     """`torch.use_deterministic_algorithms`, without its import of torch.compile, 2 s of a processor's time.
 
-    torch imports the compiler for one of its settings. Where nothing has imported it yet, the environment
-    variable of that setting is set instead, which the compiler reads when it is imported.
+    torch imports the compiler for one setting; where nothing has imported it yet, that setting's environment
+    variable is set instead.
 
     Args:
-        mode: whether operations choose deterministic algorithms.
-        warn_only: an operation without one warns and runs, instead of raising.
+        warn_only: an operation without a deterministic algorithm warns instead of raising.
 
     Example:
         >>> use_deterministic(True, warn_only=True)

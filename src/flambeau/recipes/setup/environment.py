@@ -42,12 +42,9 @@ def environment(*, packages: Sequence[str] = _PACKAGES) -> dict[str, Any]:
 
     Naming the GPUs initializes CUDA: call `make_deterministic` and fork before, not after.
 
-    Args:
-        packages: names of distributions to look up, without importing them.
-
     Returns:
-        Strings, numbers, booleans, lists and dicts of these, and None for what this machine does not have.
-        `cuda_build` is the CUDA version of the torch build, `driver` the version of the NVIDIA driver.
+        Plain data, with None for what this machine does not have. `cuda_build` is torch's CUDA version,
+        `driver` that of the NVIDIA driver.
 
     Example:
         >>> report = environment()
@@ -91,14 +88,14 @@ def default_device() -> torch.device:
 
 
 def native_bf16(device: torch.device, *, cpuinfo: Path = _CPUINFO) -> bool:
-    """Whether the hardware of a device computes bfloat16 natively, without emulation.
+    """Whether a device computes bfloat16 natively, without emulation.
 
     Emulated bfloat16 is slower than float32: up to 11 times on a CPU without AVX-512.
     `torch.cuda.is_bf16_supported()` is True for emulation too.
 
     Args:
-        device: of any type; False for types other than CPU and CUDA.
-        cpuinfo: the file in which Linux lists the features of the CPU; False if it is missing.
+        device: False for types other than CPU and CUDA.
+        cpuinfo: Linux's list of CPU features; False if it is missing.
 
     Returns:
         True for AVX512-BF16, AMX-BF16 or Arm BF16, and for CUDA from compute capability 8.0.
@@ -120,13 +117,12 @@ def usable_cpus(
     cgroup_root: Path = Path("/sys/fs/cgroup"),
     cgroup_of_process: Path = Path("/proc/self/cgroup"),
 ) -> int:
-    """The number of threads that this process can run at once, by CPU affinity and container quota.
+    """How many threads this process can run at once, by CPU affinity and container quota.
 
     More threads were up to 17 times slower in bfloat16 (measured, torch 2.15, two threads on one core).
 
     Args:
-        cgroup_root: where cgroups of version 1 or 2 are mounted; if nothing is there, no quota counts.
-        cgroup_of_process: the kernel's list of the cgroups of this process.
+        cgroup_root: where cgroups of version 1 or 2 are mounted, if any.
 
     Returns:
         At least 1; a quota of 1.5 CPUs counts as 2.
@@ -152,11 +148,10 @@ def usable_memory(
     Above that limit the kernel kills a process, usually a data worker.
 
     Args:
-        cgroup_root: where cgroups of version 1 or 2 are mounted; if nothing is there, no limit counts.
-        cgroup_of_process: the kernel's list of the cgroups of this process.
+        cgroup_root: where cgroups of version 1 or 2 are mounted, if any.
 
     Returns:
-        The number of bytes; None where the system does not report it (Windows).
+        None where the system does not report it (Windows).
 
     Example:
         >>> usable_memory() is None or usable_memory() > 2**20

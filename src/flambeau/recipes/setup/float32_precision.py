@@ -40,9 +40,6 @@ def set_float32_precision(precision: Precision) -> None:
     Args:
         precision: 'ieee' for full float32, 'tf32' for TF32 if the GPU has it.
 
-    Raises:
-        ValueError: another value.
-
     Example:
         >>> with float32_precision_as("ieee"):  # restores the previous setting at the end
         ...     set_float32_precision("tf32")

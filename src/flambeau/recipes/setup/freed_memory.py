@@ -44,7 +44,7 @@ def can_keep_freed() -> bool:
 def keep_freed_memory() -> bool:
     """Make the C library keep freed memory from now on, in this process and its forks.
 
-    Call it before the first step. The memory of the process then stays close to its peak.
+    Call it before the first step. Memory then stays close to its peak.
 
     Returns:
         Whether the memory is kept; see `can_keep_freed`.

@@ -27,11 +27,11 @@ def seed_everything(seed: int) -> None:
     """Seed torch on every device, Python's `random`, and NumPy if it is installed.
 
     Args:
-        seed: in [0, 2**64). torch's generator on the CPU uses the low 32 bits, all others use all bits.
+        seed: in [0, 2**64); torch's CPU generator uses the low 32 bits.
 
     Raises:
-        ValueError: the seed is outside that range.
-        TypeError: the seed is not an integer.
+        ValueError: outside that range.
+        TypeError: no integer.
 
     Example:
         >>> seed_everything(7)
@@ -55,15 +55,14 @@ def seed_everything(seed: int) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """The states of all global generators, as data that `torch.load(weights_only=True)` reads.
+    """The states of all global generators, for `torch.load(weights_only=True)`.
 
     Returns:
-        `torch`: uint8 tensor; `cuda`: a uint8 tensor per visible device, empty if CUDA is not initialized
-        (reading the state would initialize it); `python`: [version, int64 tensor, cached gaussian or None];
-        `numpy`: similar, or None without NumPy. All tensors are on the CPU.
+        CPU tensors. `torch`: uint8; `cuda`: uint8 per visible device, empty if CUDA is not initialized;
+        `python`: [version, int64 tensor, cached gaussian or None]; `numpy`: similar, or None without NumPy.
 
     Raises:
-        RuntimeError: NumPy's global generator was replaced by one other than MT19937.
+        RuntimeError: NumPy's global generator is not MT19937.
 
     Example:
         >>> state = rng_state()
@@ -82,15 +81,12 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: dict[str, Any]) -> None:
-    """Restore the states of `rng_state`, so that all generators draw the same numbers again.
+    """Restore the states of `rng_state`.
 
-    A generator that is not in the state (CUDA not initialized or NumPy not installed then) is not changed.
-
-    Args:
-        state: a dict from `rng_state`, of this process or from a file.
+    A generator that is not in the state (CUDA not initialized or no NumPy then) is not changed.
 
     Raises:
-        ValueError: not such a dict, or it has more CUDA devices than are visible here.
+        ValueError: no such dict, or with more CUDA devices than are visible.
         ImportError: it has NumPy's state, but NumPy is not installed.
 
     Example:

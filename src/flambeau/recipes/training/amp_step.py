@@ -52,23 +52,23 @@ class AmpStep:
     """Runs backward and step for one optimizer.
 
     Args:
-        optimizer: with dense floating-point parameters, all on one device; its state is empty or loaded.
-        precision: 'fp32', 'bf16' or 'fp16', the dtype that autocast uses in the forward pass.
-        max_norm: clip the global norm of the gradients to this, after unscaling; None does not clip.
-        init_scale: the first loss scale in fp16 (torch's default).
-        growth_interval: number of fp16 steps without an overflow after which the scale doubles.
-        halt: after a value that is not finite, skip all further steps until `halted` is zeroed, so that a
-            loop can read the flag later and the weights are unchanged. In fp16 only watched tensors halt.
-        agree: for several processes whose gradients are averaged: replaces a 0-d flag by its maximum over
-            all processes (`all_reduce(flag, op=MAX)`), so that a loss that is not finite on one counts on
-            all. Called only in fp16; otherwise such a loss makes its gradients NaN, and averaging spreads it.
+        optimizer: with dense floating-point parameters on one device; its state is empty or loaded.
+        precision: 'fp32', 'bf16' or 'fp16', autocast's dtype in the forward pass.
+        max_norm: clip the global gradient norm to this, after unscaling.
+        init_scale: first fp16 loss scale (torch's default).
+        growth_interval: fp16 steps without an overflow after which the scale doubles.
+        halt: after a value that is not finite, skip all steps until `halted` is zeroed, so that a loop can
+            read the flag later. In fp16 only watched tensors halt.
+        agree: for processes that average gradients: replaces a 0-d flag by its maximum over all
+            (`all_reduce(flag, op=MAX)`), so that a loss that is not finite on one counts on all. Only in
+            fp16; otherwise averaging spreads the NaN.
         replay: the class `GraphReplay` of graph_replay.py, which makes one CUDA graph of what follows the
-            backward pass. Only on a GPU, for SGD, Adam and AdamW of torch with `fused` or `capturable`, and
-            for an optimizer that says `steps_on_device = True`, whose learning rates are then rounded to
-            float32 on the device; elsewhere it has no effect.
+            backward pass: on a GPU, for torch's SGD, Adam and AdamW with `fused` or `capturable`, and an
+            optimizer with `steps_on_device = True`, whose learning rates become float32 on the device.
+            Elsewhere without effect.
 
     Raises:
-        ValueError: an unknown precision, no parameters, parameters on several devices, max_norm <= 0.
+        ValueError: an unknown precision, no parameters, several devices, max_norm <= 0.
 
     Example:
         >>> layer = torch.nn.Linear(2, 1)
@@ -137,11 +137,11 @@ class AmpStep:
     def backward(self, loss: Tensor, *, weight: float = 1.0) -> None:
         """Add the gradients of `weight * loss` to the parameters, scaled in fp16.
 
-        The weight is passed as the gradient of the root, so the graph gets no extra node.
+        The weight is the gradient of the root, so the graph gets no extra node.
 
         Args:
             loss: 0-d floating-point, on the device.
-            weight: the fraction of the batch that this micro-batch is, when gradients are accumulated.
+            weight: this micro-batch's fraction of the batch.
         """
         root = self._roots.get((weight, loss.dtype))
         if root is None:

@@ -16,8 +16,8 @@ from torch import Tensor
 class AUROC:
     """The area for two classes, or the mean of the areas of each class against all others.
 
-    It is computed from all sorted scores, without bins: the device keeps 4 bytes per sample for two classes,
-    else 4 C bytes. States are merged by concatenation.
+    Computed from all sorted scores, without bins: the device keeps 4 bytes per sample for two classes, else 4
+    C. States are merged by concatenation.
 
     Example:
         >>> area = AUROC()
@@ -34,8 +34,8 @@ class AUROC:
         """Keep a batch, without waiting for the device.
 
         Args:
-            logits: (N, C) floating-point, C at least 2; for probabilities pass the .log(). Or (N,)
-                floating-point: any score that is higher for class 1.
+            logits: floating-point: (N, C), C at least 2, or the .log() of probabilities; or (N,) scores,
+                higher for class 1.
             targets: (N,) int64 classes in [0, C); 0 or 1 for (N,) scores.
 
         Raises:
@@ -65,9 +65,9 @@ class AUROC:
         self._targets.append(targets.clone())
 
     def per_class(self) -> Tensor:
-        """The area of each class against the rest, (C,) float64; (1,) for two classes, whose areas are equal.
+        """The area of each class against the rest, (C,) float64; (1,) for two classes.
 
-        NaN if all samples are of the class, or none. It waits for the device.
+        NaN if all samples or none are of the class. It waits for the device.
 
         Raises:
             ValueError: nothing was counted, or a target is not a class.

@@ -14,10 +14,10 @@ from torch import Tensor
 
 
 class CalibrationError:
-    """The mean of |accuracy - confidence| over bins of confidence, weighted by their numbers of samples.
+    """The mean of |accuracy - confidence| over bins of confidence, weighted by their samples.
 
-    The confidence of a sample is its largest probability. Bin b of B is (b / B, (b + 1) / B]. Sums over all
-    batches stay on the device, in float64 (float32 on MPS).
+    Confidence is the largest probability. Bin b of B is (b / B, (b + 1) / B]. Sums stay on the device, in
+    float64 (float32 on MPS).
 
     Args:
         num_bins: B, at least 1.

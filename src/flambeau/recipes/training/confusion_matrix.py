@@ -72,8 +72,8 @@ class ConfusionMatrix:
         """Count a batch, without waiting for the device.
 
         Args:
-            predictions: (N, C) floating-point, or (N, C, H, W) for targets (N, H, W): logits or
-                probabilities; or int64 classes of the shape of the targets.
+            predictions: floating-point logits or probabilities, (N, C), or (N, C, H, W) for targets (N, H,
+                W); or int64 classes of the targets' shape.
             targets: int64 classes in [0, C), or ignore_index.
 
         Raises:
@@ -110,9 +110,9 @@ class ConfusionMatrix:
 
         Returns:
             `precision`: hits / predicted; `recall`: hits / support; `f1`: their harmonic mean; `iou`:
-            intersection over union; `support`: number of samples of the class; `predicted`: number of samples
-            predicted as the class. A class with samples that was never predicted has precision 0. Without
-            samples the recall is NaN, and if the class was not predicted either, all metrics are.
+            intersection over union; `support`, `predicted`: number of samples of, and predicted as, the
+            class. A class with samples that was never predicted has precision 0. Without samples recall is
+            NaN, and if it was not predicted either, all metrics are.
 
         Raises:
             ValueError: as `counts`.

@@ -23,27 +23,24 @@ def cutmix(
     num_classes: int,
     generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Replace a rectangle of every image by the same rectangle of another image of the batch.
+    """Replace a rectangle of every image by that of another image of the batch.
 
-    The rectangle has the aspect ratio of the image and the fraction 1 - lam of its area, where lam is one
-    draw of Beta(alpha, alpha) per call; its center is uniform, and it is clipped at the border. The weight of
-    the other image's label is the fraction of pixels that are replaced. Nothing waits for the device, whether
-    the generator is on the CPU or on the device.
+    The rectangle has the image's aspect ratio and the fraction 1 - lam of its area, lam being one draw of
+    Beta(alpha, alpha) per call; its center is uniform, and it is clipped at the border. The other label
+    weighs the fraction of replaced pixels. Nothing waits for the device.
 
     Args:
         images: (N, C, H, W) of any dtype; pixels are only copied.
-        targets: (N,) int64 classes in [0, num_classes), or (N, num_classes) probabilities; on the
-            device of the images.
-        alpha: in [1e-6, 1e6], or 0, which returns the same images and draws nothing.
-        num_classes: at least 1.
-        generator: on the CPU or on the device of the images; its state advances.
+        targets: (N,) int64 classes, or (N, num_classes) probabilities; on the images' device.
+        alpha: in [1e-6, 1e6], or 0, which changes and draws nothing.
+        generator: on the CPU or the images' device; its state advances.
 
     Returns:
-        The new images, of the same shape, dtype, device and memory format (`images` is not changed); and the
-        soft targets, (N, num_classes) float32 on the same device.
+        New images, same dtype, device and memory format; and soft targets, (N, num_classes) float32 on the
+        device.
 
     Raises:
-        TypeError: targets are neither int64 nor floating-point.
+        TypeError: targets neither int64 nor floating-point.
         ValueError: alpha out of range, shapes that do not fit, a generator on a third device.
 
     Example:

@@ -25,19 +25,16 @@ def cosine_restarts(
 ) -> float:
     """Half a cosine wave from 1 to `end`, `cycles` times; the last one ends with the run.
 
-    The length of the first cycle is (total_steps - warmup_steps) / (1 + m + m**2 + ...), m being the
-    multiplier; borders are rounded to whole steps. From `total_steps` on the value stays at `end`.
+    The first cycle has (total_steps - warmup_steps) / (1 + m + m**2 + ...) steps, m being the multiplier;
+    borders are rounded to whole steps. From `total_steps` on the value stays at `end`.
 
     Args:
         step: optimizer steps already made, from 0.
         total_steps: length of the run, at least 1.
         cycles: at least 1.
-        cycle_multiplier: how much longer each cycle is than the one before, at least 1; 2 in the paper.
+        cycle_multiplier: the length of a cycle over that of the one before, at least 1; 2 in the paper.
         warmup_steps: in [0, total_steps]; only before the first cycle.
         end: the multiplier that each cycle falls to, at least 0.
-
-    Returns:
-        The factor for the base rate.
 
     Raises:
         ValueError: a number outside its range, or a cycle shorter than one step.
@@ -90,15 +87,14 @@ def one_cycle(
     Args:
         step: optimizer steps already made, from 0.
         total_steps: length of the run, at least 2.
-        rise: the fraction of the run in which the rate rises; the peak is at step rise * total_steps - 1,
-            which may be between two steps.
+        rise: fraction of the run; the peak is at step rise * total_steps - 1, which may be between two steps.
         start: the first multiplier, in (0, 1]: torch's 1 / div_factor.
         end: the last multiplier, at least 0: torch's 1 / (div_factor * final_div_factor).
         shape: of rise and fall.
         three_phases: first fall back to `start` as fast as it rose, then to `end`.
 
     Returns:
-        The factor for the peak rate; after the run it stays at the value of the last step.
+        The factor for the peak rate; after the run, that of the last step.
 
     Raises:
         ValueError: a number outside its range, or a rise or fall of less than one step.

@@ -32,24 +32,24 @@ def distillation_loss(
 ) -> Tensor:
     """alpha * T^2 * KL(teacher || student), both softened by T, + (1 - alpha) * cross-entropy of the labels.
 
-    With T^2 the gradient of the KL term has about the same size for all T (section 2.1 of Hinton et al.).
+    T^2 keeps the size of the KL term's gradient for all T (section 2.1 of Hinton et al.).
 
     Args:
         student_logits: (N, C) floating-point, unnormalised.
-        teacher_logits: (N, C), of the same classes in the same order; they get no gradient.
-        targets: (N,) int64 classes or (N, C) probabilities (mixup, cutmix); None if alpha is 1. A class of
-            -100 is no label, as in torch.nn.functional.cross_entropy: only the teacher counts there, and
-            'mean' divides the cross-entropy by the number of labels.
-        temperature: T above 0, finite; usually 1 to 10, 4 on CIFAR-100 in Zhao et al.
+        teacher_logits: (N, C), classes in the same order; they get no gradient.
+        targets: (N,) int64 classes or (N, C) probabilities (mixup, cutmix); None if alpha is 1. -100 is no
+            label, as in torch's cross_entropy: only the teacher counts there, and 'mean' divides the
+            cross-entropy by the number of labels.
+        temperature: T above 0; usually 1 to 10, 4 on CIFAR-100 in Zhao et al.
         alpha: in [0, 1], the weight of the teacher.
         reduction: 'mean' over N, 'sum', or 'none'.
 
     Returns:
-        0-d, or (N,) for 'none'; on the device of the logits; float64 for float64 logits, else float32.
+        0-d, or (N,) for 'none'; float64 for float64 logits, else float32.
 
     Raises:
         ValueError: shapes that do not fit, T or alpha out of range, targets missing or without effect.
-        TypeError: logits that are not floating-point, targets that are neither that nor int64.
+        TypeError: logits not floating-point, targets neither that nor int64.
 
     Example:
         >>> student, teacher = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
@@ -81,9 +81,8 @@ def decoupled_loss(
 ) -> Tensor:
     """DKD: T^2 * (alpha * KL of right against wrong + beta * KL among the wrong classes).
 
-    The KL of Hinton et al. equals this with alpha = 1 and beta = 1 - p, where p is the teacher's probability
-    of the right class, so a certain teacher teaches little about the other classes there. Add the
-    cross-entropy of the labels.
+    The KL of Hinton et al. is this with alpha = 1 and beta = 1 - p, p being the teacher's probability of the
+    right class: a certain teacher teaches little about the others. Add the cross-entropy of the labels.
 
     Args:
         student_logits: (N, C) floating-point, C at least 2.
@@ -99,7 +98,7 @@ def decoupled_loss(
 
     Raises:
         ValueError: shapes that do not fit, a number out of range.
-        TypeError: logits that are not floating-point, targets that are not int64.
+        TypeError: logits not floating-point, targets not int64.
 
     Example:
         >>> student, teacher = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([[1.0, 1.0, 0.0]])
@@ -137,11 +136,8 @@ def decoupled_loss(
 class Teacher:
     """A trained network for inference only: always in eval mode, never with a graph.
 
-    It is not an nn.Module, so a student that has it as an attribute does not register it: `student.train()`,
-    `state_dict()`, `parameters()`, an optimizer and DDP do not see it, and `student.to()` does not move it.
-
-    Args:
-        model: trained, on the device of the images; put into eval mode.
+    It is no nn.Module, so as an attribute of a student it is not registered: `student.train()`,
+    `state_dict()`, `parameters()` and DDP do not see it, and `student.to()` does not move it.
 
     Example:
         >>> teacher = Teacher(nn.Linear(4, 3))

@@ -19,20 +19,18 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 class EMA:
-    """Averages all floating-point parameters and persistent buffers of a model; copies the other buffers.
+    """Averages a model's floating-point parameters and persistent buffers; copies other buffers.
 
-    Update t, counted from 0, is `shadow = d * shadow + (1 - d) * model` with d = `decay`, or with
-    `warmup` d = min(decay, (1 + t) / (10 + t)), so that the first weights are soon forgotten. Update after
-    the optimizer step. A half-precision tensor has a float32 shadow, because bfloat16 would round away
-    changes of less than one part in 256.
+    Update t, from 0, is `shadow = d * shadow + (1 - d) * model` with d = `decay`, or with `warmup` d =
+    min(decay, (1 + t) / (10 + t)), which soon forgets the first weights. Update after the optimizer step. A
+    half-precision tensor has a float32 shadow, because bfloat16 rounds away changes below one part in 256.
 
     Args:
-        model: on its final device, without wrapper (`ddp.module`), else every name starts with 'module.'.
-        decay: in (0, 1). 0.999 averages over about the last 1000 updates.
-        warmup: let the decay begin at 0.1 and grow.
+        model: on its final device, without wrapper (`ddp.module`).
+        decay: in (0, 1); 0.999 averages about the last 1000 updates.
 
     Raises:
-        ValueError: the decay is outside (0, 1), or `state_dict()` has more than parameters and buffers.
+        ValueError: decay out of range, or `state_dict()` has more than parameters and buffers.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -123,9 +121,9 @@ class EMA:
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
-        """Put the average into the model for the `with` block, and restore the same bits after it.
+        """Put the average into the model for the `with` block, and restore the bits after it.
 
-        Changes of the weights inside the block are undone. It costs a copy of the model on its device.
+        Weights changed inside the block are restored too. It costs a copy of the model on its device.
 
         Raises:
             RuntimeError: called inside another `applied()`.

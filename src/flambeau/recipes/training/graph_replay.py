@@ -22,14 +22,14 @@ _RECENT = 8  # addresses that come back within so many calls are recorded; chose
 
 
 class GraphReplay:
-    """Runs a function as it is, and once its tensors were at the same addresses before, as a CUDA graph.
+    """Runs a function, and once its tensors were at the same addresses before, as a CUDA graph.
 
-    The results have the same bits either way. On another device than a GPU it always runs as it is.
+    The bits are the same either way. Only on a GPU graphs are made.
 
     Args:
         device: where the work is done.
-        max_graphs: at most this many graphs are recorded, each for one set of addresses; the work of any
-            other set runs as it is. A graph takes some kilobytes, beside what the work allocates.
+        max_graphs: recorded at most, each for one set of addresses. One takes some kilobytes, beside what the
+            work allocates.
 
     Example:
         >>> x = torch.zeros(2)

@@ -36,23 +36,21 @@ def cross_entropy(
     Args:
         logits: (N, C) floating-point, before softmax.
         targets: (N,) int64 classes in [0, C), or (N, C) probabilities (mixup, cutmix).
-        smoothing: s in [0, 1), the probability that is spread over the classes.
-        definition: 'uniform' spreads s over all C classes, so that the right class has 1 - s + s/C, as in
-            the paper and in torch's `label_smoothing`. 'others' gives 1 - s to the right class and
-            s/(C - 1) to each other class; here C must be at least 2 and s at most (C - 1)/C.
-        weight: (C,) floating-point class weights, as torch's; None weighs all equally.
+        smoothing: s in [0, 1), the probability to spread over the classes.
+        definition: 'uniform' gives the right class 1 - s + s/C and others s/C, as the paper and torch's
+            `label_smoothing`; 'others' 1 - s and s/(C - 1), for C of at least 2 and s of at most (C - 1)/C.
+        weight: (C,) floating-point class weights, as torch's.
         reduction: 'mean' over N, 'sum', or 'none'. With class indices and weights, torch's 'mean' divides by
-            the sum of weights in the batch instead, so its gradient is not the mean over parts of a batch.
+            the batch's sum of weights instead, which is not the mean over its parts.
 
     Returns:
-        0-d, or (N,) for 'none'; on the device of `logits`; float32 for float32, bfloat16 and
-        float16 logits, float64 for float64 ones.
+        0-d, or (N,) for 'none'; float64 for float64 logits, else float32.
 
     Raises:
-        TypeError: logits are not floating-point, or targets neither int64 nor floating-point.
+        TypeError: logits not floating-point, or targets neither int64 nor floating-point.
         ValueError: shapes that do not fit, smoothing out of range, an unknown definition or reduction.
-        IndexError, RuntimeError: from torch, for a class outside [0, C) or weights that are not (C,); on CUDA
-            its device assertion.
+        IndexError, RuntimeError: torch's, for a class outside [0, C) or weights not (C,); on CUDA its device
+            assertion.
 
     Example:
         >>> logits, targets = torch.tensor([[2.0, 0.0, 0.0]]), torch.tensor([0])

@@ -34,8 +34,8 @@ class LRCurve:
     """The losses of a range test, and the rate that they suggest.
 
     Attributes:
-        rates: of the steps made so far, rising.
-        losses: of the same steps, each before the step changed the weights.
+        rates: of the steps made, rising.
+        losses: of each step, before it changed the weights.
 
     Example:
         >>> curve = LRCurve()
@@ -111,16 +111,13 @@ def lr_range_test(
     """Make training steps with a rising learning rate, and restore everything afterwards.
 
     Parameters, buffers, gradients, optimizer, `also` and the generators of Python and torch are restored to
-    the bit, even after an error or Ctrl-C; state inside `step`, such as its position in the data, is not.
+    the bit, even after an error or Ctrl-C; state inside `step`, such as a position in the data, is not.
 
     Args:
-        step: makes one whole training step, including gradients and optimizer, and returns its loss.
-        model: the optimizer changes its parameters.
-        optimizer: its groups keep the ratios of their rates; the curve has the largest rate of all groups.
-        low: rate of the first step.
-        high: rate of the last step, unless the training diverges before.
-        steps: number of steps.
-        also: other objects with `state_dict` that change in a step: a gradient scaler, an EMA.
+        step: makes a whole training step, with the optimizer, and returns its loss.
+        optimizer: groups keep the ratios of their rates; the curve has the largest.
+        low, high: rates of the first and, unless training diverges, the last step.
+        also: other objects with `state_dict` that a step changes: a gradient scaler, an EMA.
 
     Raises:
         ValueError: no group has a rate above 0, or not 0 < low < high, or fewer than two steps.

@@ -15,11 +15,8 @@ from torch import Tensor
 class MeanOnDevice:
     """A mean over all samples, as one sum on the device and one count on the host.
 
-    The sum is float64, so that millions of bfloat16 or bool values are summed without loss; for one scalar
-    this costs nothing. On Apple's MPS, which has no float64, it is float32: exact up to 2**24 samples.
-
-    Args:
-        device: of the values and the sum.
+    The sum is float64, for millions of bfloat16 or bool values without loss; on Apple's MPS float32, exact up
+    to 2**24 samples.
 
     Example:
         >>> loss = MeanOnDevice()
@@ -40,8 +37,8 @@ class MeanOnDevice:
         """Count a batch.
 
         Args:
-            values: (N,) of any real dtype or bool, one per sample; or 0-d, their mean. On the device.
-            num_samples: number of samples of a 0-d mean, at least 1; not with (N,).
+            values: (N,) of any real dtype or bool, one per sample; or 0-d, their mean.
+            num_samples: of a 0-d mean, at least 1; not with (N,).
 
         Raises:
             ValueError: a 0-d mean without `num_samples`, or another shape.
@@ -106,11 +103,11 @@ def correct(logits: Tensor, targets: Tensor, *, k: int = 1) -> Tensor:
         k: in [1, C].
 
     Returns:
-        (N,) bool on the device of `logits`. Ties are resolved as by torch's argmax and topk.
+        (N,) bool; ties as by torch's argmax and topk.
 
     Raises:
         ValueError: shapes that do not fit, k out of range.
-        TypeError: targets that are not int64.
+        TypeError: targets not int64.
 
     Example:
         >>> logits = torch.tensor([[0.1, 0.7, 0.2], [0.6, 0.1, 0.3]])
@@ -130,15 +127,15 @@ def confusion(logits: Tensor, targets: Tensor, *, num_classes: int) -> Tensor:
 
     Args:
         logits: (N, num_classes) floating.
-        targets: (N,) int64 classes in [0, num_classes).
+        targets: (N,) int64 classes.
         num_classes: C, at least 1.
 
     Returns:
-        (C, C) int64 on the device of `logits`; the diagonal counts correct predictions.
+        (C, C) int64; the diagonal is correct.
 
     Raises:
         ValueError: shapes that do not fit.
-        TypeError: targets that are not int64.
+        TypeError: targets not int64.
 
     Example:
         >>> logits = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])

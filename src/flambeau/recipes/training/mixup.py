@@ -24,23 +24,21 @@ def mixup(
 ) -> tuple[Tensor, Tensor]:
     """Blend every image with another one of the batch: lam * image + (1 - lam) * other.
 
-    lam is one draw of Beta(alpha, alpha) per call, and the other images are a random permutation. Nothing
-    waits for the device, whether the generator is on the CPU or on the device.
+    lam is one draw of Beta(alpha, alpha) per call; the other images are a random permutation. Nothing waits
+    for the device.
 
     Args:
         images: (N, ...) floating-point.
-        targets: (N,) int64 classes in [0, num_classes), or (N, num_classes) probabilities; on the
-            device of the images.
-        alpha: in [1e-6, 1e6], or 0, which returns the same images and draws nothing.
-        num_classes: at least 1.
-        generator: on the CPU or on the device of the images; its state advances.
+        targets: (N,) int64 classes, or (N, num_classes) probabilities; on the images' device.
+        alpha: in [1e-6, 1e6], or 0, which changes and draws nothing.
+        generator: on the CPU or the images' device; its state advances.
 
     Returns:
-        The blended images, of the same shape, dtype, device and memory format (`images` is not changed); and
-        the soft targets, (N, num_classes) float32 on the same device.
+        New images, same dtype, device and memory format; and soft targets, (N, num_classes) float32 on the
+        device.
 
     Raises:
-        TypeError: images are not floating-point, or targets neither int64 nor floating-point.
+        TypeError: images not floating-point, or targets neither int64 nor floating-point.
         ValueError: alpha out of range, shapes that do not fit, a generator on a third device.
 
     Example:

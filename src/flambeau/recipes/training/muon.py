@@ -26,17 +26,16 @@ _MATRIX_MODULES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAtten
 
 
 def hidden_matrices(model: nn.Module) -> list[Parameter]:
-    """The weights for Muon: trainable ones of linear and convolution layers between the first and the last.
+    """The weights for Muon: trainable ones of linear and convolution layers but the first and the last.
 
-    Left to AdamW are the first and the last of these layers in the order of the model, frozen or not (the
-    input and the head), grouped convolutions (each group would be a separate matrix), embeddings, biases,
-    norms, and parameters of all other modules.
+    Left to AdamW are the first and the last of these layers, frozen or not (input and head), grouped
+    convolutions (each group would be a matrix), embeddings, biases, norms, and all else.
 
     Args:
-        model: any module. If the head is not its last layer, remove the head's weight from the result.
+        model: if the head is not its last layer, remove the head's weight from the result.
 
     Returns:
-        Parameters in the order of the model, each once; may be empty.
+        Parameters in the model's order, each once.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 2))
@@ -57,27 +56,26 @@ def hidden_matrices(model: nn.Module) -> list[Parameter]:
 class Muon(Optimizer):
     """Muon for the parameters in `matrices`, AdamW or SGD for the others.
 
-    Each parameter group is split in two with the same settings and `muon` True or False; settings of one
-    optimizer have no effect on the other. A parameter without a gradient is not changed.
+    Each group is split in two with the same settings and `muon` True or False. A parameter without a gradient
+    is not changed.
 
     Args:
-        params: parameters, or groups of parameters, each with `lr`, `weight_decay` and `momentum` if it needs
-            others. A group with `"others": "sgd"` gives what is no matrix to SGD with Nesterov's look-ahead.
-        matrices: the parameters for Muon, of at least two dimensions; AdamW or SGD takes all others.
-        lr, weight_decay: of both, above 0 and at least 0; values that suit AdamW.
-        momentum: of Muon, and of SGD, with Nesterov's look-ahead, in [0, 1).
+        params: parameters, or groups with `lr`, `weight_decay` and `momentum` of their own. A group with
+            `"others": "sgd"` gives what is no matrix to SGD with Nesterov's look-ahead.
+        matrices: for Muon, of at least two dimensions.
+        lr, weight_decay: of both, above 0 and at least 0; values for AdamW.
+        momentum: of Muon and SGD, with Nesterov's look-ahead, in [0, 1).
         betas, eps: of AdamW.
         ns_steps: Newton-Schulz steps, at least 1.
-        ns_dtype: of these steps; None is bfloat16, as in the source, and float32 on a CPU.
-        fixed_norm: before each update give each matrix the Frobenius norm that an update has before it is
-            multiplied, sqrt(min(rows, columns)), in place of weight decay (as in Jordan's airbench94_muon,
-            2024). `lr` is then the share of its norm by which a matrix moves, and the others need groups
-            with an `lr` of their own. Only where a normalization follows each matrix, to which its size
-            makes no difference: a matrix that grows with its updates would soon hardly turn.
+        ns_dtype: of these; None is bfloat16, as in the source, and float32 on a CPU.
+        fixed_norm: before each update give each matrix the Frobenius norm of an unscaled update,
+            sqrt(min(rows, columns)), in place of weight decay (Jordan's airbench94_muon, 2024). `lr` is then
+            the share of its norm by which a matrix moves, and the others need groups with their own `lr`.
+            Only where a normalization follows each matrix, so that its size makes no difference.
 
     Raises:
-        ValueError: a number outside its range, no parameters or no matrices, a matrix that has fewer than
-            two dimensions or is in no group, or `others` that are neither 'adamw' nor 'sgd'.
+        ValueError: a number outside its range, no parameters or matrices, a matrix of fewer than two
+            dimensions or in no group, or `others` neither 'adamw' nor 'sgd'.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 2))
@@ -240,12 +238,12 @@ def orthogonalized(x_BRC: Tensor, *, steps: int = 5, dtype: torch.dtype | None =
     """Approximate U V^T of each matrix U S V^T: singular values end between about 0.7 and 1.2.
 
     Args:
-        x_BRC: matrices, floating, (B, R, C).
-        steps: Newton-Schulz steps.
-        dtype: of the products; None is bfloat16, and float32 on a CPU.
+        x_BRC: floating-point matrices, (B, R, C).
+        steps: of Newton-Schulz.
+        dtype: of the products; None is bfloat16, on a CPU float32.
 
     Returns:
-        (B, R, C) in the dtype of the products; zeros stay zeros.
+        (B, R, C) in that dtype; zeros stay zeros.
 
     Example:
         >>> x = orthogonalized(torch.diag(torch.tensor([3.0, 1.0, 0.5]))[None])

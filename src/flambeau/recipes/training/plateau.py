@@ -23,11 +23,11 @@ class ReduceOnPlateau:
     Args:
         mode: 'min' for a loss, 'max' for an accuracy.
         factor: in (0, 1).
-        patience: number of measurements without improvement after which the next one reduces, at least 0.
-        cooldown: number of measurements after a reduction that are not counted, at least 0.
+        patience: measurements without improvement after which the next one reduces, at least 0.
+        cooldown: measurements after a reduction that do not count, at least 0.
         threshold: smallest difference that counts as an improvement, at least 0.
         threshold_mode: 'rel' for a fraction of the best value, 'abs' for an absolute difference.
-        min_multiplier: the multiplier never falls below it, in [0, 1].
+        min_multiplier: the least multiplier, in [0, 1].
 
     Raises:
         ValueError: a number outside its range, or an unknown mode.
@@ -80,8 +80,7 @@ class ReduceOnPlateau:
         """Count a measurement.
 
         Args:
-            metric: a number, or a 0-d tensor (reading it waits for its device). An infinitely bad value is
-                no improvement.
+            metric: a number, or a 0-d tensor (which waits for its device).
 
         Returns:
             The multiplier from now on.

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 def sam_gradients(
     model: nn.Module, closure: Callable[[], Tensor], *, rho: float, adaptive: bool = False
 ) -> Tensor:
-    """Set `.grad` to the gradient at the worst point within `rho`; then clip and step as usual.
+    """Set `.grad` to that at the worst point within `rho`; then clip and step as usual.
 
     Existing gradients are dropped.
 
     Args:
-        model: trained by the optimizer; in DDP the wrapped model.
-        closure: runs forward and backward of the whole batch, perhaps in micro-batches, and returns the loss,
-            0-d or detached. It is called twice and must not zero gradients; in the second call BatchNorm does
-            not update its running statistics.
+        model: in DDP the wrapped model.
+        closure: runs forward and backward of the whole batch and returns the loss, 0-d or detached. It is
+            called twice and must not zero gradients; in the second call BatchNorm keeps its running
+            statistics.
         rho: the radius, above 0; 0.05 in the SAM paper, 0.5 (CIFAR-10) to 1 in the ASAM paper.
         adaptive: ASAM: the radius is relative to each weight.
 
@@ -34,7 +34,7 @@ def sam_gradients(
         The loss at the original weights, detached.
 
     Raises:
-        ValueError: rho is not above 0, or there is no gradient after the first call.
+        ValueError: rho is not above 0, or no gradient after the first call.
 
     Example:
         >>> model = nn.Linear(2, 1, bias=False)
@@ -61,10 +61,9 @@ def perturbed(model: nn.Module, *, rho: float, adaptive: bool = False) -> Iterat
     """Move the weights to the worst point along the present gradients for the `with` block.
 
     Run the second forward and backward in the block, which begins without gradients. After it, even on an
-    exception, the weights have the same bits as before, and `.grad` is the gradient from the block. BatchNorm
-    does not update its running statistics in it. If a gradient is not finite, the weights and so the
-    gradients in the block become NaN, so that code which checks gradients skips the step. A loss scale (fp16)
-    cancels out.
+    exception, the weights have their bits back, and `.grad` is that of the block, in which BatchNorm keeps
+    its running statistics. A gradient that is not finite makes weights and gradients in the block NaN, so
+    that code which checks gradients skips the step. A loss scale (fp16) cancels out.
 
     Args:
         model: after backward; parameters without gradient are not moved.
@@ -72,7 +71,7 @@ def perturbed(model: nn.Module, *, rho: float, adaptive: bool = False) -> Iterat
         adaptive: ASAM.
 
     Yields:
-        The norm of the gradients (ASAM: times |w| + 0.01), 0-d on the device; float32 or float64.
+        The gradients' norm (ASAM: times |w| + 0.01), 0-d on the device; float32 or float64.
 
     Raises:
         ValueError: rho is not above 0, or no parameter has a gradient.

@@ -54,13 +54,11 @@ def linear(step: int, *, total_steps: int, warmup_steps: int = 0, end: float = 0
     """A straight line from 1 after the warm-up to `end` at `total_steps`, where it stays.
 
     Args:
-        step: optimizer steps already made, from 0.
-        total_steps: length of the run, at least 1.
-        warmup_steps: in [0, total_steps].
+        step, total_steps, warmup_steps: as for `constant`.
         end: the multiplier from `total_steps` on, at least 0.
 
     Returns:
-        The factor for the base rate. The last step of a run has not quite reached `end`.
+        The factor for the base rate; the last step of a run has not quite reached `end`.
 
     Raises:
         ValueError: a number outside its range.
@@ -77,13 +75,10 @@ def cosine(step: int, *, total_steps: int, warmup_steps: int = 0, end: float = 0
     """Half a cosine wave from 1 after the warm-up to `end` at `total_steps`, where it stays.
 
     Args:
-        step: optimizer steps already made, from 0.
-        total_steps: length of the run, at least 1.
-        warmup_steps: in [0, total_steps].
+        step, total_steps, warmup_steps: as for `constant`.
         end: the multiplier from `total_steps` on, at least 0.
 
-    Returns:
-        The factor for the base rate. The last step of a run has not quite reached `end`.
+        The last step of a run has not quite reached `end`.
 
     Raises:
         ValueError: a number outside its range.
@@ -107,14 +102,9 @@ def multistep(
     """Full rate after the warm-up, times `gamma` at each milestone.
 
     Args:
-        step: optimizer steps already made, from 0.
-        total_steps: length of the run, at least 1.
+        step, total_steps, warmup_steps: as for `constant`.
         milestones: steps of the run (not epochs, not fractions), rising, in [warmup_steps, total_steps).
-        warmup_steps: in [0, total_steps].
         gamma: above 0.
-
-    Returns:
-        The factor for the base rate.
 
     Raises:
         ValueError: a number outside its range, or a milestone that would not take effect.
@@ -141,14 +131,9 @@ def polynomial(
     """(1 - progress) ** power, from 1 after the warm-up to `end` at `total_steps`, where it stays.
 
     Args:
-        step: optimizer steps already made, from 0.
-        total_steps: length of the run, at least 1.
-        warmup_steps: in [0, total_steps].
+        step, total_steps, warmup_steps: as for `constant`.
         power: above 0; 1 is a straight line, 2 is usual with large batches, 0.9 in segmentation.
         end: the multiplier from `total_steps` on, at least 0.
-
-    Returns:
-        The factor for the base rate.
 
     Raises:
         ValueError: a number outside its range.
@@ -167,13 +152,8 @@ def exponential(step: int, *, total_steps: int, end: float, warmup_steps: int = 
     """The same factor at each step, from 1 after the warm-up to `end` at `total_steps`, where it stays.
 
     Args:
-        step: optimizer steps already made, from 0.
-        total_steps: length of the run, at least 1.
+        step, total_steps, warmup_steps: as for `constant`.
         end: the multiplier from `total_steps` on, above 0, such as 0.01.
-        warmup_steps: in [0, total_steps].
-
-    Returns:
-        The factor for the base rate.
 
     Raises:
         ValueError: a number outside its range.
@@ -191,17 +171,15 @@ def exponential(step: int, *, total_steps: int, end: float, warmup_steps: int = 
 def staircase(
     step: int, *, total_steps: int, every: int, gamma: float = 0.1, warmup_steps: int = 0
 ) -> float:
-    """Full rate after the warm-up, times `gamma` every `every` steps after it, until `total_steps`.
+    """Full rate after the warm-up, times `gamma` every `every` steps until `total_steps`.
 
     Args:
-        step: optimizer steps already made, from 0.
-        total_steps: length of the run, at least 1.
+        step, total_steps, warmup_steps: as for `constant`.
         every: width of a stair in steps, at least 1, counted from the end of the warm-up.
         gamma: height of a stair, above 0.
-        warmup_steps: in [0, total_steps].
 
     Returns:
-        The factor for the base rate; after the run it stays at the value of the last step.
+        The factor for the base rate; after the run, that of the last step.
 
     Raises:
         ValueError: a number outside its range.
@@ -228,19 +206,14 @@ def wsd(
 ) -> float:
     """Warm-up, full rate, and a decay to `end` in the last `decay_steps` of the run, where it stays.
 
-    Until the decay the rate does not depend on `total_steps`: unlike with a cosine, one long run can be
-    continued, and decays can branch off at several lengths.
+    Until the decay the rate does not depend on `total_steps`, so a run can be extended, and decays can branch
+    off at several lengths.
 
     Args:
-        step: optimizer steps already made, from 0.
-        total_steps: length of the run, at least 1.
+        step, total_steps, warmup_steps: as for `constant`.
         decay_steps: in [1, total_steps - warmup_steps]; 10 to 20 % of the run in the papers.
-        warmup_steps: in [0, total_steps].
         end: the multiplier from `total_steps` on, at least 0.
         shape: of the decay; '1-sqrt' was the best of these in section 3 of arXiv 2405.18392.
-
-    Returns:
-        The factor for the base rate.
 
     Raises:
         ValueError: a number outside its range, or an unknown shape.
@@ -271,8 +244,8 @@ def chain(pieces: Sequence[tuple[int, Schedule]], last: Schedule) -> Schedule:
     """Join schedules: each runs for its number of steps, then the next one begins at its step 0.
 
     Args:
-        pieces: (steps, schedule), each at least one step; a schedule takes the steps since its piece began.
-        last: the schedule of all further steps.
+        pieces: (steps, schedule), each at least one step; a schedule counts from the start of its piece.
+        last: for all further steps.
 
     Returns:
         A function from the step of the run to the multiplier.
@@ -304,12 +277,12 @@ def with_warmup(schedule: Schedule, *, warmup_steps: int) -> Schedule:
     """A linear warm-up to the first value of any schedule, then the schedule from its step 0.
 
     Args:
-        schedule: from the step, counted from the end of the warm-up, to the multiplier.
+        schedule: from the step after the warm-up to the multiplier.
         warmup_steps: at least 0.
 
     Returns:
-        A function from the step of the run to the multiplier; never 0 in the warm-up unless the schedule
-        begins with 0, and never rising after it unless the schedule does.
+        A function from the step of the run to the multiplier, above 0 in the warm-up unless the schedule
+        begins with 0.
 
     Raises:
         ValueError: a negative number of steps.
@@ -331,11 +304,7 @@ def piecewise_linear(step: int, *, points: Sequence[tuple[int, float]]) -> float
     """Straight lines from point to point, constant before the first and after the last.
 
     Args:
-        step: optimizer steps already made, from 0.
         points: (step, multiplier), at least one, steps rising and multipliers at least 0.
-
-    Returns:
-        The factor for the base rate.
 
     Raises:
         ValueError: no points, steps that do not rise, or a negative number.
@@ -368,9 +337,6 @@ def linear_scaled_lr(base_lr: float, batch_size: int, *, reference_batch_size: i
         batch_size: samples per optimizer step, over all processes and accumulated micro-batches.
         reference_batch_size: 256 in the paper; it held there up to about 8192 samples.
 
-    Returns:
-        base_lr * batch_size / reference_batch_size.
-
     Raises:
         ValueError: a number that is not above 0.
 
@@ -389,8 +355,8 @@ def linear_scaled_lr(base_lr: float, batch_size: int, *, reference_batch_size: i
 def set_lr(optimizer: Optimizer, multiplier: float) -> None:
     """Write `initial_lr * multiplier` into every group of an optimizer; call it before the step.
 
-    The first call keeps each group's `lr` as its `initial_lr`, the key that torch's schedulers use too.
-    It is part of the optimizer's state dict, so a loaded optimizer continues from the same base rates.
+    The first call keeps each group's `lr` as its `initial_lr`, as torch's schedulers do; it is part of the
+    optimizer's state dict.
 
     Args:
         optimizer: its rates are floats or 0-d tensors (written in place, on their device).
