@@ -44,30 +44,30 @@ def fast(
     device: str | torch.device | None = None,
     packed: str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Read the images of a DataLoader faster; everything else stays the same.
+    """Read the images of a DataLoader faster; all else stays the same.
 
-    The data set and its transforms are used as they are. While a sample is read, `PIL.Image.open` returns an
-    image that is not decoded yet, and torchvision's `Compose` runs the transforms that flambeau knows in
-    faster code. Batches keep their types, shapes, order and distributions; evaluation pixels are within one
-    level. Random numbers belong to the sample: they come from torch's generator, whatever the workers.
+    Data set and transforms are used as they are: while a sample is read, `PIL.Image.open` decodes later, and
+    torchvision's `Compose` runs known transforms in faster code. Batches keep types, shapes, order and
+    distributions; evaluation pixels are within one level. Random numbers belong to the sample, from torch's
+    generator, whatever the workers.
 
     Args:
-        loader: a DataLoader of batches over a data set with indices; any other is iterated unchanged. Inside
-            a loader that Accelerate prepared, or timm's PrefetchLoader, the inner loader is read faster.
-        threads: threads that read; None for the number of CPUs, if all transforms are known.
-        workers: processes that read instead; None for the loader's own `num_workers`, if a transform or data
-            set is not known and threads are therefore unsafe.
+        loader: a DataLoader of batches over a data set with indices, also inside one that Accelerate prepared
+            or timm's PrefetchLoader; any other is iterated unchanged.
+        threads: that read; None for the number of CPUs, if all transforms are known.
+        workers: processes that read instead; None for the loader's `num_workers`, if a transform or data set
+            is unknown, so that threads are unsafe.
         channels_last: batches of images in this memory format.
-        device: where batches go: 8-bit levels cross the bus, and are normalized there.
-        packed: the result of `flambeau pack` for the folder that the data set reads (`dataset.root`); images
-            are read from it instead of their files.
+        device: where batches go, to be normalized there from 8-bit levels.
+        packed: the result of `flambeau pack` for the data set's folder (`dataset.root`), to read instead of
+            its files.
 
     Returns:
-        Iterable with the length and the attributes of the loader; `report()` says what was taken over.
+        Iterable with the loader's length and attributes; `report()` says what was taken over.
 
     Raises:
         InputError: no DataLoader; both threads and workers, or no whole numbers; a packed file of other
-            images; `device` or `channels_last` for timm's PrefetchLoader, which places batches itself.
+            images; `device` or `channels_last` for timm's PrefetchLoader.
     """
     if is_from_timm(loader, "PrefetchLoader"):
         if device is not None or channels_last:

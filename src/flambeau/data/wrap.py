@@ -45,37 +45,36 @@ def wrap(
     cache_size: str | None = None,
     shuffle_window: int | None = None,
 ) -> "Batches":
-    """Batches of a map-style data set, or of the labelled images of a path or an address.
+    """Batches of a map-style data set, or of the labelled images of a path or address.
 
-    The samples of a batch, and their random augmentation, depend on (seed, epoch) and the sample's index
-    alone: not on the number of workers or processes, nor on where training was resumed. The global generators
-    of torch, NumPy and random are seeded before each sample, so this holds for ordinary transforms.
+    Samples and their augmentation depend on (seed, epoch) and index alone: not on workers, processes or where
+    training was resumed. The global generators of torch, NumPy and random are seeded before each sample, so
+    this holds for ordinary transforms.
 
     Args:
         dataset: has `len()` and `[i]`; or what `flambeau train` reads: a folder, packed images, or an address
-            such as s3://bucket/pets.tar, whose samples are (transform(image), target); of data with masks
-            transform(image, mask).
-        transform: of a path or an address: from an RGB image of PIL to a tensor; where the data have masks
-            from such an image and torchvision's `tv_tensors.Mask` of it to two tensors.
-        batch_size: samples per batch, of all processes together; each process gets its share.
+            such as s3://bucket/pets.tar, with samples (transform(image), target), or transform(image, mask).
+        transform: of a path or address: from an RGB image of PIL to a tensor, or from it and its mask,
+            torchvision's `tv_tensors.Mask`, to two.
+        batch_size: samples per batch, of all processes together.
         seed: of order and augmentation.
         workers: processes that read; 0 reads in this one.
-        shuffle: False reads the samples in the order of the data set.
+        shuffle: False keeps the order of the data set.
         sampler: one of flambeau.recipes.data.samplers, or anything with `len()` and `order(epoch)`.
-        drop_last: leave out the last batch of an epoch if it is smaller. One that has fewer samples than
-            there are processes is always left out, so that all of them get as many batches.
+        drop_last: leave out a smaller last batch of an epoch. One with fewer samples than processes is always
+            left out, so that all get as many batches.
         collate: makes a batch of a list of samples.
         pin_memory: batches in page-locked memory.
-        stall_timeout: seconds after which a worker that still reads the same sample is lost; 0 is never.
-        part: of a path or an address: "train" or "val", the images that `flambeau train` trains or validates
-            on; None: all, of data that are not divided.
-        cache, cache_size: of an address: the folder of blocks, and how large it may become, such as "200GB".
-        shuffle_window: of a path or an address: the images among which one of an epoch is drawn; 0 is all of
-            them (None: 16384 of more than 32768 in a store, else all).
+        stall_timeout: seconds a worker may read one sample before it counts as lost; 0 is never.
+        part: of a path or address: "train" or "val", as `flambeau train` divides it; None: all, of data that
+            are not divided.
+        cache, cache_size: of an address: the folder of blocks, and its limit, such as "200GB".
+        shuffle_window: of a path or address: the images among which the next is drawn; 0 is all (None: 16384
+            of more than 32768 in a store, else all).
 
     Raises:
-        InputError: the data set is empty or too small for the processes, has no length or no index, or
-            cannot be opened; or a setting is out of range.
+        InputError: the data set is empty, too small for the processes, without length or index, or cannot be
+            opened; a setting is out of range.
     """
     opening = {
         "transform": transform,
@@ -186,14 +185,13 @@ def _opened(
 class Batches:
     """What `wrap` returns: each pass over it is an epoch.
 
-    A pass that has given all of its batches is over, whether or not it is asked for one more, as it is not in
-    `zip(range(n), batches)`. After one that was left before, the next one begins the epoch again, unless
-    `load_state_dict` was called.
+    A pass is over with its last batch, even if not asked for one more (`zip(range(n), batches)`). After one
+    that was left earlier, the next begins the epoch again, unless `load_state_dict` was called.
 
     Attributes:
-        epoch: number of the epoch, from 0: of the current pass, and after its end of the next one.
-        dataset: what is read; of a path or an address the data set that `wrap` has made, with `classes` and
-            `targets`, which `Run` takes, too.
+        epoch: from 0: of the current pass, and after its end of the next.
+        dataset: what is read; of a path or address `wrap`'s own, with `classes` and `targets`, which `Run`
+            takes, too.
     """
 
     def __init__(
@@ -239,7 +237,7 @@ class Batches:
         return {"epoch": self.epoch, "position": self._position, **order}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue there in the next pass; the numbers of workers and processes may have changed.
+        """Continue there in the next pass, with any number of workers and processes.
 
         Raises:
             InputError: the state is of an order with another window, or of an earlier version.

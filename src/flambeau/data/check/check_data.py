@@ -85,9 +85,9 @@ class DataCheck:
 def check_data(
     train: Source, val: Source, path: Path, *, threads: int | None = None, progress: bool = False
 ) -> DataCheck:
-    """Read every image once, compare all with each other, and check classes and names, relative to `path`.
+    """Read every image once, compare all, and check classes and names, relative to `path`.
 
-    `train` and `val` are as `open_sources` opens them, so that `val` holds what is held out of `train`.
+    `train` and `val` are as from `open_sources`.
     """
     format_ = found_format(train)
     train, val = (of_kind(source, *format_) for source in (train, val))

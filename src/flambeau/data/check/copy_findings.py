@@ -22,9 +22,9 @@ class SamePictures:
     """Images that show the same picture.
 
     Attributes:
-        groups: numbers of images with equal pixels, two or more each.
-        pairs: other images of the same picture; the first image of a group stands for all of it.
-        leaked: numbers of validation images that training shows, too, and of the most similar one there.
+        groups: images with equal pixels.
+        pairs: other images of the same picture; the first of a group stands for it.
+        leaked: validation images that training shows, too, and the most similar one there.
     """
 
     groups: Sequence[Sequence[int]]
@@ -98,7 +98,7 @@ def copy_findings(
     """Leaks, contradictions, copies and near copies.
 
     One image of each picture is kept, a validation image if there is one; of copies with different labels
-    none, because nobody knows which label is right.
+    none.
     """
     wrong = [group for group in same.groups if len({labels[number] for number in group}) > 1]
     contradicting = frozenset(number for group in wrong for number in group)

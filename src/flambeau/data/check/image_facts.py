@@ -42,12 +42,12 @@ class ImageFacts:
     """Facts of N images; zeros for those that cannot be read.
 
     Attributes:
-        spread: (N,) float32, standard deviation of the levels 0 .. 255, of the channel where it is greatest.
-        darkest: (N,) uint8: 99 % of the levels of each channel are at least this.
-        brightest: (N,) uint8: 99 % of the levels of each channel are at most this.
+        spread: (N,) float32, the channels' greatest standard deviation of levels 0 .. 255.
+        darkest: (N,) uint8: 99 % of each channel's levels are at least this.
+        brightest: (N,) uint8: 99 % are at most this.
         file_hash: (N,) uint64 of the bytes; 0 for data that are stored as pixels.
         pixel_hash: (N,) uint64 of size and decoded pixels.
-        small: (N, SIDE, SIDE) uint8, the whole image in grey, stretched to a square.
+        small: (N, SIDE, SIDE) uint8, the image in grey, stretched to a square.
         chroma: (N, 2) float32, mean Cb and Cr.
     """
 
@@ -136,7 +136,7 @@ def read_each(
 ) -> None:
     """Read images on several threads, and record why one of them cannot be read.
 
-    `note` gets the number of an image and its stored form, and may raise what is wrong with it.
+    `note` gets an image's number and stored form, and may raise what is wrong with it.
     """
 
     def work(position: int) -> None:
@@ -164,8 +164,7 @@ def record_facts(
     """Decode an image, a JPEG at a small scale, and fill in its facts.
 
     Args:
-        stacked: how many channels it has, if these are no color: then those that are shown count as its
-            picture, and all of them for its hash.
+        stacked: its channels, if these are no color: those shown are its picture, all count for its hash.
     """
     if stacked is not None:
         record_facts(facts, number, shown_pixels(stored, stacked), kind)

@@ -49,8 +49,8 @@ class NearPair(NamedTuple):
     """Two images of the same picture.
 
     Attributes:
-        first, second: numbers of the images; `second` shows all or a part of `first`.
-        cuts: what the second does not show at the top, bottom, left and right of the first, in 1/STEPS.
+        first, second: `second` shows all or a part of `first`.
+        cuts: what it does not show at the top, bottom, left and right, in 1/STEPS.
     """
 
     first: int

@@ -68,7 +68,7 @@ def quick_findings(
     """Findings at little cost, of `check_data`: on classes, names (with a path), and images almost without
     decoding them.
 
-    Images may take about so many `seconds`; a last line counts those that were not read.
+    Images take about `seconds`; a last line counts those not read.
     """
     source = ConcatSource([train, val])
     is_val = np.arange(len(source)) >= len(train)

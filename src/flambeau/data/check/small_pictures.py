@@ -98,11 +98,10 @@ def structure(pictures_NSS: Tensor) -> Tensor:
 def aligned(
     pictures_NSS: Tensor, others_NSS: Tensor, cuts_N4: Tensor, is_mirrored_N: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """How similar a part of each picture and another picture (grey levels, float32) are, where they are most
-    similar.
+    """How similar a part of each picture and another picture (grey levels, float32) are at best.
 
-    Returns (N,) cosine of the two; (N, 4) the part; and (N, 2) differences: of the means in gray levels, and
-    of the logarithms of the contrast.
+    Returns (N,) cosine of the two; (N, 4) the part; and (N, 2) differences of mean gray levels and of log
+    contrast.
     """
     table = cut_rows(FINE)
     weights = frequencies(FINE)

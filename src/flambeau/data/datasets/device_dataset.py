@@ -34,12 +34,10 @@ def can_hold(
 
 
 class DeviceDataset(SeededDataset):
-    """Small images of a source, all of the side `image_size`, held on a device, with the batches of an
-    `ImageDataset`.
+    """Small images of side `image_size`, held on a device, with the batches of an `ImageDataset`.
 
-    A DataLoader must not pin its batches, which are not in host memory, nor make them in workers, which would
-    each hold the data. Pickling includes the pixels. `cutout`: side of a square of zeros in each training
-    image; 0 for none.
+    A DataLoader must neither pin its batches nor make them in workers, which would each hold the data.
+    Pickling includes the pixels. `cutout`: side of a square of zeros in each training image; 0 for none.
     """
 
     def __init__(
@@ -87,8 +85,8 @@ class DeviceDataset(SeededDataset):
         """One batch on the device: ((images (N, C, S, S), channels_last in memory, targets (N,) int64), bad
         indices).
 
-        Indices and seeds (N,) int64 are on the CPU or on the device. If the source has bad images, indices on
-        the device are copied to the host, which waits for the device.
+        Indices and seeds (N,) int64 are on the CPU or the device; bad images in the source make this wait for
+        the device.
         """
         used = indices
         bad = list[int]()

@@ -44,8 +44,7 @@ class DecodedImages:
     N: images, S: side in pixels, C: channels.
 
     Args:
-        read: takes positions (N,), and returns them, with -1 for images that could not be decoded, and the
-            pixels of the others.
+        read: from positions (N,) to these, with -1 for images that cannot be decoded, and the others' pixels.
         shape: (S, S, C).
         replace: replace a bad image by the next readable one; else leave it out.
 
@@ -99,19 +98,17 @@ def pixel_type(source: Source) -> torch.dtype:
 class ImageDataset(SeededDataset):
     """Images of a source, all of one size, augmented for training or cropped for evaluation.
 
-    If image_size is at most 64 and a probe finds all images of exactly that size, they are small images:
-    training shifts and mirrors them, and up to 256 MiB of them are decoded once, here, and shared with forked
-    workers. Other images are decoded for each batch, and training takes random resized crops.
+    If image_size is at most 64 and a probe finds only images of that size, training shifts and mirrors them,
+    and up to 256 MiB are decoded once, here, and shared with forked workers. Others are decoded for each
+    batch, and training takes random resized crops.
 
     Args:
-        skip_bad: continue after an image that cannot be read or decoded. In training it is replaced by the
-            next readable one of the source, with its own seed; in evaluation it is left out.
-        augmentation: of training images, after crop and flip; the floating-point pixels of a user's function
-            are only moved.
-        keep: keep decoded small images; False if each is read only once, so that the first batch does not
-            wait for the last image.
-        threads: that make a batch together; None for the CPUs of this process, or one in a DataLoader's
-            worker. The pixels do not depend on it.
+        skip_bad: replace an unreadable image in training by the next readable one, with its own seed, and
+            leave it out in evaluation.
+        augmentation: of training images, after crop and flip; floating-point pixels are only moved.
+        keep: keep decoded small images; False if each is read only once.
+        threads: per batch; None for this process's CPUs, or one in a DataLoader's worker. Pixels do not
+            depend on it.
     """
 
     def __init__(
@@ -165,9 +162,9 @@ class ImageDataset(SeededDataset):
         """Make one batch.
 
         Returns:
-            ((images, targets), bad): images (N, C, S, S) of `dtype`, channels_last in memory; targets (N,)
-            int64, of other tasks rows of float32 or masks (N, S, S) uint8; and the indices that could not be
-            read, replaced in training, missing in evaluation.
+            ((images, targets), bad): images (N, C, S, S) of `dtype`, channels_last; targets (N,) int64, of
+            other tasks rows of float32 or masks (N, S, S) uint8; and the unreadable indices, replaced in
+            training, missing in evaluation.
         """
         masks: Tensor | None = None
         if self._kept is None:

@@ -80,11 +80,11 @@ def page_remarks(*sources: Source, channels: int | None = None) -> list[str]:
 def mean_std(
     source: Source, *, channels: int, limit: int = 1000
 ) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel, over images evenly spaced over the source.
+    """Mean and standard deviation of each channel, over evenly spaced images.
 
-    Each image has the same weight, whatever its size; bad ones are skipped. Numbers in [0, 1] with 4 digits,
-    or of floating-point pixels in their unit with 6 significant ones; the deviation is at least 0.0039, or a
-    millionth of the largest mean, to allow division by it.
+    Images weigh the same, whatever their size; bad ones are skipped. Numbers in [0, 1] with 4 digits, or of
+    floating-point pixels in their unit with 6; the deviation is at least 0.0039, or a millionth of the
+    largest mean, to divide by it.
     """
     levels = np.arange(256)
     is_float = pixel_kind(source) != "uint8"

@@ -55,7 +55,7 @@ def _aligned(num_bytes: int) -> NDArray[np.uint8]:
 
 
 class BatchMemory:
-    """The images of a batch, (N, C, H, W), in one block of memory, which makes stacking them free.
+    """The images of a batch, (N, C, H, W), in one block of memory, so that stacking is free.
 
     `tables`: (C, 256) floats of 8-bit batches that are still to be looked up.
     """

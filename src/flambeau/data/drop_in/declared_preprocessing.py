@@ -28,9 +28,9 @@ class Preprocessing:
 
     Attributes:
         image_size: S.
-        mean, std: of each channel; their number is that of the channels. Of 8 bits they are those of pixels
-            in [0, 1], as `Normalize` takes them, of others those of the numbers themselves.
-        resize: what is done before the center crop of S; see `EvalResize`.
+        mean, std: of each channel; of 8 bits those of pixels in [0, 1], as `Normalize` takes them, else those
+            of the numbers themselves.
+        resize: before the center crop of S; see `EvalResize`.
         interpolation: 'bilinear' or 'bicubic'.
         pixels: 'uint8', levels of 8 bits; 'uint16', levels of 16; or 'float32', any numbers.
     """
@@ -81,10 +81,9 @@ class Preprocessing:
 
     @classmethod
     def of(cls, given: "Mapping[str, Any] | Callable[..., Any]") -> "Preprocessing":
-        """What a user has given: a dict of the attributes, or torchvision's or timm's transform of an
-        evaluation.
+        """From a dict of the attributes, or torchvision's or timm's transform of an evaluation.
 
-        InputError: a value out of range, or a transform that this cannot express.
+        InputError: a value out of range, or a transform beyond this.
         """
         if isinstance(given, Preprocessing):
             return given

@@ -31,20 +31,20 @@ PARTS: tuple[str, ...] = get_args(Part)
 
 
 class LabelledImages(Dataset[tuple[Any, Any]]):
-    """The images of a source, each through a transform, with its target.
+    """The images of a source through a transform, with their targets.
 
     Of torchvision's transforms `fast` runs those that it knows.
 
     Args:
-        transform: from an RGB image of PIL, upright, to what a sample holds. Of images with masks it also
-            gets the mask, torchvision's `tv_tensors.Mask` (H, W) uint8 of positions in `classes`, 255 for
-            none, and what it returns is the sample.
+        transform: from an upright RGB image of PIL to what a sample holds. With masks it also gets
+            torchvision's `tv_tensors.Mask` (H, W) uint8 of positions in `classes`, 255 for none, and returns
+            the sample.
         window: see `sampler`; None: by the place and the number of the images.
 
     Attributes:
-        classes: names of the classes, labels or columns of numbers.
-        targets: of each image: (N,) int64, of several labels or numbers (N, K) float32; of masks the share
-            of the pixels of each class.
+        classes: of classes, labels or columns of numbers.
+        targets: (N,) int64; of several labels or numbers (N, K) float32; of masks each class's share of the
+            pixels.
         window: see `sampler`; 0 for a permutation.
     """
 

@@ -24,11 +24,10 @@ _MODES = ("RGB", "L")
 
 
 class LazyImage(Image.Image):
-    """An image as `PIL.Image.open` or its `convert` returns it, without pixels until they are needed.
+    """An image as from `PIL.Image.open` or its `convert`, without pixels until they are needed.
 
-    Every PIL method that needs pixels, or anything else in the file, gets them: `open_it` reads the file
-    then. `isinstance` and pickle see PIL's class. Once its file is closed, everything goes to PIL, which
-    raises what it always raises then, unless `load` was called before.
+    `open_it` reads the file when a PIL method needs anything in it. `isinstance` and pickle see PIL's class.
+    Once its file is closed, PIL raises as always, unless `load` was called before.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class LazyImage(Image.Image):
     def load(self) -> Any:
         """PIL's access to single pixels; nothing is decoded before it is used.
 
-        From here on PIL's image no longer needs its file, nor does this one, which holds the file's content.
+        From here on neither PIL's image nor this one needs the file.
         """
         if self.is_left_to_pil:
             return super().load()

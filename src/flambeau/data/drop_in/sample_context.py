@@ -26,7 +26,7 @@ FindStored = Callable[[Any], Stored | None]
 class Seeds(NamedTuple):
     """What a transform draws from, in place of the global generators of torch and of Python's `random`.
 
-    They differ only where the user's code has set one of the two back.
+    They differ only where the user's code has reset one.
     """
 
     torch: int
@@ -44,9 +44,9 @@ class Sample:
     """The sample that is being made in this thread.
 
     Args:
-        number: its position in the batch; None if it stands for all samples of the batch, one image each.
+        number: its position in the batch; None if it stands for all, one image each.
         raw: keep 8-bit levels, to be normalized on the device.
-        plans: those of the epoch by their Compose, if changes within it do not count.
+        plans: of the epoch by Compose, if changes within it do not count.
         counts: gets the number of SAMPLES, of each READING and transform taken over, of OWN and of SEEDED.
     """
 
@@ -91,8 +91,8 @@ class Sample:
     def next_view(self, *, draws_python: bool = False) -> tuple[int, Seeds]:
         """The number of the image within the sample, and its seeds.
 
-        If the user's code has reset a generator to an earlier state, its seed repeats, too: that is how
-        people transform an image and its mask alike.
+        If the user's code resets a generator, as people do to transform an image and its mask alike, its seed
+        repeats, too.
         """
         view, self._views = self._views, self._views + 1
         drawn_as = Seeds(view, view)

@@ -137,12 +137,12 @@ _CACHE_BYTES = 1 << 23  # a larger batch does not stay in a core's cache until i
 
 
 class Levels(NamedTuple):
-    """The result of pointwise transforms for each of the 256 levels of each channel.
+    """The result of pointwise transforms for each channel's 256 levels.
 
     Attributes:
         table: (C, 256) float32; None if levels stay levels.
         kind: the class of the result: torch.Tensor, or torchvision's Image.
-        channels_last: whether the channels of a pixel lie side by side in the result, as in a PIL image.
+        channels_last: whether a pixel's channels lie side by side, as in a PIL image.
     """
 
     table: NDArray[np.float32] | None
@@ -156,10 +156,9 @@ class Plan:
 
     Attributes:
         pixel_steps: change pixels (H, W, C) uint8.
-        pointwise: the user's transforms that map single levels to numbers.
-        tail: the user's transforms from the first one on that is unknown.
-        mask_steps: what `source` and each of the `pixel_steps` do to a mask of the image; None if that is not
-            known of all.
+        pointwise: the user's transforms from levels to numbers.
+        tail: the user's transforms from the first unknown one on.
+        mask_steps: what `source` and the `pixel_steps` do to a mask; None if that is not known of all.
     """
 
     source: Source = whole
@@ -256,9 +255,9 @@ class Plan:
 
 
 def plan_of(compose: Any, *, is_copied: bool = False) -> Plan | None:
-    """The plan of a Compose of torchvision; None if none of its transforms can be taken over.
+    """The plan of torchvision's Compose; None if no transform can be taken over.
 
-    `is_copied`: later changes of the transforms do not reach the plan, if all of them are known.
+    `is_copied`: later changes of the transforms do not reach it, if all are known.
     """
     if is_copied and (plan := plan_of(compose)) is not None and not plan.left:
         return plan_of(deepcopy(compose))

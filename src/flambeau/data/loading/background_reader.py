@@ -29,9 +29,8 @@ def prefetch(
 ) -> Iterator[R]:
     """`map(read, parts)`, in order, with `read` called in one thread, at most `depth` results ahead.
 
-    An exception of `read` is raised in the position of its result. The thread ends with this iterator, which
-    waits for the call in progress. `parts` is iterated in the thread that consumes the results; `start` is
-    called once in the other one, first.
+    An exception of `read` is raised in place of its result. The thread calls `start` first, and ends with
+    this iterator, which waits for the call in progress; the consumer's thread iterates `parts`.
     """
     if depth < 1:
         raise ValueError(f"depth must be at least 1, got {depth}")

@@ -17,14 +17,14 @@ class Cut:
     """What one rank computes in one forward pass.
 
     Attributes:
-        low, high: the samples of the pass, of all ranks that share it, as positions in the epoch.
-        local: the samples of this rank, relative to `low`.
-        is_stand_in: this rank has no sample left; what it computes does not count.
-        part: number of the pass in the global batch, from 1.
-        draw: a number that no other pass of the epoch has; seeds what is drawn at random for it.
-        counts_indices: no earlier pass of the global batch contained these samples.
-        sum_key: metrics of passes with the same key are added up together, in their order.
-        dealt: number of parts of the global batch that hold samples, in fixed parts; else 0.
+        low, high: the samples of the pass, on all its ranks, as positions in the epoch.
+        local: this rank's samples, relative to `low`.
+        is_stand_in: this rank has no sample left; its result does not count.
+        part: of the global batch, from 1.
+        draw: unique within the epoch; seeds what the pass draws at random.
+        counts_indices: no earlier pass of the global batch had these samples.
+        sum_key: metrics of passes with one key are added up, in order.
+        dealt: in fixed parts, how many of the global batch hold samples; else 0.
     """
 
     low: int
@@ -43,12 +43,12 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class BatchLayout:
-    """Global batches in micro-batches, each of which the ranks share.
+    """Global batches in micro-batches that ranks share.
 
     Attributes:
         takes_singles: a rank may get a single sample, rather than none.
-        step_samples: samples per optimizer step where `micro_batch_size` does not divide them: the last
-            micro-batch of each step is smaller then.
+        step_samples: samples per optimizer step; if `micro_batch_size` does not divide them, the last
+            micro-batch is smaller.
     """
 
     micro_batch_size: int

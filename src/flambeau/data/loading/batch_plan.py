@@ -32,8 +32,8 @@ class Order(Protocol):
 class BatchPart:
     """What a worker is to read; in NumPy, because a tensor would travel through shared memory.
 
-    `indices` (N,) are those of all ranks that share the forward pass. `draws` (N,) seed the samples: the
-    index of each, or another number if the epoch repeats it.
+    `indices` (N,) are of all ranks of the forward pass. `draws` (N,) seed the samples: the index, or another
+    number if the epoch repeats it.
     """
 
     epoch: int
@@ -47,10 +47,10 @@ class BatchPlan(Sampler[BatchPart]):
     """The parts of the batches in order, from a position on. A Sampler because DataLoader needs one.
 
     Args:
-        stream_of: of an order whose places come by turns from streams; see `BlockSampler`. The samples of a
-            forward pass are grouped by stream, so that a rank, whose share is a slice, reads few of them.
-        epoch, position: where to begin: an epoch, and samples of it that are already consumed.
-        skip: forward passes of the first global batch that are consumed too.
+        stream_of: see `BlockSampler`. A forward pass's samples are grouped by stream, so that a rank, whose
+            share is a slice, reads few.
+        epoch, position: where to begin: samples of the epoch that are consumed.
+        skip: consumed forward passes of the first global batch.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class BatchPlan(Sampler[BatchPart]):
 class AnnouncedPlan(Sampler[BatchPart]):
     """A plan whose samples of this rank are made known some batches before they are read.
 
-    `announce` takes indices of samples that come next, in order; it returns False if they are enough for now.
+    `announce` takes the next indices, in order, and returns False if they are enough for now.
     """
 
     def __init__(self, plan: Sampler[BatchPart], announce: Callable[[Indices], bool]) -> None:

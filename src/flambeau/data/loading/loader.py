@@ -43,11 +43,10 @@ class ReadOptions:
     """How samples are read. Only `collate` changes what is in a batch.
 
     Attributes:
-        pin_memory: batches come in page-locked memory, for asynchronous copies to a GPU; ignored for batches
-            that are made on a device.
-        stall_timeout: seconds after which a worker that still reads the same sample is lost; 0 is never.
-        ahead: batches of a SeededDataset that a thread prefetches if there are no workers; None is 2 with
-            `pin_memory`, where a GPU would wait, else 0.
+        pin_memory: batches in page-locked memory, for asynchronous copies; not of batches made on a device.
+        stall_timeout: seconds a worker may read one sample before it counts as lost; 0 is never.
+        ahead: batches of a SeededDataset that a thread prefetches without workers; None is 2 with
+            `pin_memory`, else 0.
     """
 
     workers: int = 0
@@ -68,9 +67,9 @@ class Loader:
     """Reads micro-batches of a map-style dataset, in this process or in workers.
 
     Args:
-        dataset: a SeededDataset, or any map-style Dataset. For the latter the global generators of torch,
-            NumPy and random are seeded before each sample, so that it depends on (seed, epoch, index) alone;
-            where a sampler repeats an index within an epoch, also on the number of the repetition.
+        dataset: a SeededDataset, or any map-style Dataset, for which torch's, NumPy's and random's global
+            generators are seeded by (seed, epoch, index) before each sample; where a sampler repeats an
+            index, also by the repetition.
     """
 
     def __init__(

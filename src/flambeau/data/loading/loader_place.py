@@ -22,9 +22,9 @@ Place = tuple[int, int]
 
 
 def stateful_part(loader: Any) -> Any:
-    """What can save and restore the position of a loader: itself, or its IterableDataset; None if nothing.
+    """What can save and restore a loader's position: itself, or its IterableDataset; None if nothing.
 
-    A data set that workers read has its state there, where nobody asks for it.
+    A data set that workers read has its state there, out of reach.
     """
     # Of the class: a loader around another one passes on its attributes, but reads by itself.
     if _has_state(type(loader)) and getattr(loader, "use_stateful_dataloader", True):

@@ -15,9 +15,9 @@ class MicroBatch(NamedTuple):
     Fields that are not listed here are those of `batch_layout.Cut`.
 
     Attributes:
-        size: samples in `data` that count: fewer where a data set leaves out what it cannot read; 0 where
-            `data` is a stand-in, on a rank without samples.
-        position: samples of the epoch that are consumed after it (of UserDataLoader: batches).
+        size: samples in `data` that count: without unreadable ones; 0 if `data` is a stand-in, on a rank
+            without samples.
+        position: samples of the epoch consumed after it (of UserDataLoader: batches).
         local: which of `indices` are in `data`.
     """
 
@@ -39,10 +39,10 @@ class MicroBatch(NamedTuple):
 
 
 def share_of(num_samples: int, *, rank: int, world: int, full_size: int) -> slice | None:
-    """The samples of a micro-batch that a rank takes; None if there are none left for it.
+    """A rank's samples of a micro-batch; None if there are none.
 
-    Shares differ by at most one sample. No rank takes a single sample, on which BatchNorm cannot train,
-    unless a micro-batch of `full_size` gives every rank just one.
+    Shares differ by at most one. No rank takes a single sample, on which BatchNorm cannot train, unless
+    `full_size` gives every rank just one.
     """
     least = 2 if full_size >= 2 * world else 1
     num_taking = max(1, min(world, num_samples // least))
@@ -56,8 +56,8 @@ def share_of(num_samples: int, *, rank: int, world: int, full_size: int) -> slic
 def wait_before_fork(world: int) -> None:
     """Wait a moment before workers are forked, if several ranks train.
 
-    A thread of gloo enters Python to free a tensor. A process forked at that moment hangs in fork forever:
-    it waits for a lock of that thread (CPython 3.11).
+    A process forked while a thread of gloo frees a tensor hangs forever: it waits for that thread's lock
+    (CPython 3.11).
     """
     if world > 1:
         time.sleep(_SETTLE_S)

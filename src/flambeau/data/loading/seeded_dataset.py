@@ -32,11 +32,10 @@ class SeededDataset(Dataset[Any]):
         return False
 
     def batch(self, indices: Tensor, seeds: Tensor) -> tuple[Any, Sequence[int]]:
-        """One batch, and the indices that could not be read and were replaced (training) or left out
-        (evaluation).
+        """One batch, and the unreadable indices, replaced (training) or left out (evaluation).
 
-        The batch is a tensor, or a tuple of tensors whose first dimension counts samples; the augmentation of
-        a sample must depend on its seed alone; seeds (N,) int64.
+        The batch is a tensor, or a tuple of tensors, samples first; augmentation must depend on the sample's
+        seed alone; seeds (N,) int64.
         """
         raise NotImplementedError
 

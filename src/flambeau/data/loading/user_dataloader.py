@@ -28,12 +28,10 @@ _NO_INDICES = np.empty(0, dtype=np.int64)
 class UserDataLoader:
     """Batches of the user's own loader, which decides their order.
 
-    Before each epoch the global generators are seeded by (seed, epoch), and `set_epoch` is called if the
-    loader or a sampler in it has one, so that a shuffling DataLoader repeats the same epoch. A resume in
-    mid-epoch reads and drops the earlier batches, unless the loader can save and restore its state.
-
-    Each rank reads all batches and takes its share of the samples, unless the loader has a
-    DistributedSampler, at any depth: then its batches are the shares.
+    Before each epoch the global generators are seeded by (seed, epoch), and any `set_epoch` is called, so
+    that a shuffling DataLoader repeats the epoch. A resume in mid-epoch reads and drops earlier batches,
+    unless the loader can restore its state. Each rank reads all batches and takes its share of the samples,
+    unless a DistributedSampler, at any depth, makes the shares.
     """
 
     def __init__(

@@ -54,16 +54,15 @@ class CocoMasks:
 
 
 def masks_of_coco(src: Path, dst: Path, *, show: bool = False) -> CocoMasks:
-    """Write NAME.csv, a mask per image below NAME_masks/, and the names of the classes.
+    """Write NAME.csv, a mask per image below NAME_masks/, and the class names.
 
-    Classes are numbered from 1 in the order of their ids, 0 is the background, and 255, which is ignored, a
-    crowd. Of objects that overlap the smaller one lies on top. The images stay where they are. What a process
-    has made that was killed is kept in the hidden folder .NAME.csv.packing, and the same call continues it.
+    Classes are numbered from 1 by id, 0 is the background, and 255, which is ignored, a crowd. Smaller
+    objects lie on top. Images stay where they are. After a kill the same call continues from the hidden
+    folder .NAME.csv.packing.
 
     Args:
         src: the file of polygons; images lie beside it, or in a folder called images or like its last word
             beside it or its folder, as train2017/ for annotations/instances_train2017.json.
-        dst: NAME.csv.
     """
     require_folder(dst)
     content, digest = _read(src)
@@ -320,11 +319,10 @@ _NEXT = "next.png"
 
 
 class UnfinishedMasks:
-    """The masks of the table NAME.csv, which become the folder NAME_masks; the table is written after all of
-    them.
+    """The masks of NAME.csv, which become the folder NAME_masks; the table is written last.
 
-    `source` changes with whatever decides what the masks are. InputError: the table is there, or the folder,
-    and no earlier start from this source has made it.
+    `source` changes with whatever decides the masks. InputError: table or folder exists, not made from this
+    source.
     """
 
     def __init__(self, table: Path, source: str) -> None:

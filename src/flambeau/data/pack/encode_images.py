@@ -46,12 +46,12 @@ class Conversion:
     """How each image is stored.
 
     Attributes:
-        encode: keep, jpeg, png, webp, bmp or raw. 'keep' keeps the bytes of a file, and makes a PNG of
-            pixels; 'raw' makes pixels of a file.
-        resize: pixels of the shorter side; a smaller image keeps its size. None: no change.
+        encode: keep, jpeg, png, webp, bmp or raw. 'keep' keeps a file's bytes, and makes a PNG of pixels;
+            'raw' stores pixels.
+        resize: pixels of the shorter side, of larger images.
         quality: of a JPEG or a WebP, 1 to 100.
-        keep_small: with `resize`, an image that keeps its size also keeps its bytes.
-        segments: store JPEGs so that parts of them can be decoded alone (images/jpeg/scan_segments.py).
+        keep_small: with `resize`, an image that keeps its size keeps its bytes.
+        segments: JPEGs whose parts can be decoded alone (images/jpeg/scan_segments.py).
         channels: of raw pixels, 1 or 3; None: those of the image.
     """
 

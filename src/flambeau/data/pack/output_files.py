@@ -340,8 +340,7 @@ def write_classes(path: Path, classes: Sequence[str]) -> None:
 def write_whole(path: Path, text: str) -> None:
     """Write a text file atomically.
 
-    The temporary file has a fixed name, so that the next try replaces what a kill left behind; `write_file`
-    of the recipes would leave it.
+    The temporary file has a fixed name, so that the next try replaces what a kill left behind.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:

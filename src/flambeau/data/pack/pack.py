@@ -104,10 +104,10 @@ def pack(
     show: bool = False,
     choice: TargetChoice = FOUND,
 ) -> Packed:
-    """Make DST of SRC, or continue an unfinished one, or return a finished one.
+    """Make DST of SRC, or continue or return an existing one.
 
-    The result does not depend on the number of threads, `workers`. `fresh` starts again; finished files are
-    renamed, not deleted.
+    It does not depend on `workers`, the number of threads. `fresh` starts again; finished files are renamed,
+    not deleted.
     """
     split.check()
     kind = target_kind(dst)

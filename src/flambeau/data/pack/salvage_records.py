@@ -33,10 +33,10 @@ class ScannedRecord(NamedTuple):
 
     Attributes:
         label: number or name of its class, its label vector, the names of its labels, or its mask as a file;
-            None if it has none that is looked at.
-        content: what is needed to write it again in its format.
-        whole: with `damage`: its bytes are undamaged, but not supported; None if that cannot be known.
-        doubt: what may be wrong with it, if no checksum can decide.
+            None if none is looked at.
+        content: to write it again in its format.
+        whole: with `damage`: undamaged, but not supported; None if unknown.
+        doubt: what may be wrong, if no checksum can decide.
     """
 
     name: str

@@ -76,8 +76,8 @@ def sample_records(
 ) -> Iterator[ScannedRecord]:
     """The images and labels of samples, and the damage among them.
 
-    A sample without the kind of label that the others have has lost it if the tar is damaged. Samples without
-    an image are skipped in an undamaged tar, as in training; in a damaged one they have lost it.
+    In a damaged tar, a sample without an image, or without the others' kind of label, has lost it; in an
+    undamaged one samples without an image are skipped, as in training.
     """
     kinds: Counter[str] = Counter()
     broken = False

@@ -52,13 +52,13 @@ _MAX_NAME = 200  # bytes of a part of a path; file systems end at 255, and endin
 
 @dataclass(frozen=True)
 class Split:
-    """How images are distributed to files.
+    """How images go to files.
 
     Attributes:
         shards: files per part, NAME-00000-of-0000N.EXT.
-        chunks: equal parts NAME_0.EXT and so on, made before all others.
-        train_ratio: share of each chunk that becomes NAME_train.EXT; 1 makes no parts.
-        test_ratio: share that becomes NAME_test.EXT; the rest is NAME_val.EXT.
+        chunks: equal parts NAME_0.EXT and so on, made first.
+        train_ratio: share of each chunk for NAME_train.EXT; 1 makes no parts.
+        test_ratio: share for NAME_test.EXT; the rest is NAME_val.EXT.
     """
 
     shards: int = 1
@@ -267,11 +267,10 @@ def _lots(indices: Sequence[int], count: int) -> Iterator[Sequence[int]]:
 
 
 def record_paths(source: Source, *, dots: bool) -> list[str]:
-    """CLASS/NAME without an ending for each image: unique, and safe as a path on every system.
+    """CLASS/NAME without an ending for each image: unique, and a safe path on every system.
 
-    Without `dots` the last part has none, because in a tar the key of a sample ends there.
-
-    The image CLASS/NAME.jpg of a folder keeps its name; a class that cannot be a folder name is escaped.
+    Without `dots` the last part has none: in a tar the sample's key ends there. CLASS/NAME.jpg of a folder
+    keeps its name; a class that cannot be a folder name is escaped.
     """
     is_table = kind_of_targets(source).is_table  # then no folder says what an image is
     folders_of = [""] if is_table else folder_names(source.classes)

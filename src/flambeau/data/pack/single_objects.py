@@ -38,10 +38,9 @@ _MOST_TEXT = 64 << 20  # bytes of a file that may hold labels and is fetched; ch
 
 
 def open_single_objects(data: str | Path, choice: TargetChoice) -> tuple[Source, Source | None]:
-    """The images of a table's or a folder's address to train on, and those to validate on if the data say
-    which.
+    """The images of a table's or folder's address to train on, and to validate on if the data say which.
 
-    InputError: there are none; or they have masks, all of which would be read to know their classes.
+    InputError: there are none, or they have masks, all of which would have to be read.
     """
     address = address_of(data)
     is_table = kind_of_name(name_of(address)) in ("listing", "parquet")

@@ -64,11 +64,10 @@ _MAX_LABEL = 1 << 24  # some formats hold a label as float32, which is exact up 
 
 
 def classes_file(path: Path) -> Path:
-    """The file of class names of a packed file; the file to write if there is none.
+    """The file of a packed file's class names, or the one to write.
 
-    NAME.classes.txt beside NAME.EXT, NAME_train.EXT or NAME_val.EXT (with - or . for _, and a shard's number
-    after it); else the file named after NAME up to its first dot, as version 0.1 wrote it; else classes.txt
-    in the same folder.
+    NAME.classes.txt beside NAME.EXT, NAME_train.EXT or NAME_val.EXT (or - or . for _, or a shard's number
+    behind); else that of NAME up to its first dot, as version 0.1 wrote it; else classes.txt in the folder.
     """
     named, *others = class_name_files(path) if path.is_file() else _candidates(path)
     return next((file for file in (named, *others) if file.exists()), named)
@@ -121,15 +120,14 @@ def named_labels(
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
-    Numbers are lines of the classes file, counted from 0; without that file each class is named by its
-    number, and all numbers up to the largest are classes. Words are the class names themselves: in the order
-    of the classes file, or without it in alphabetical order.
+    Numbers are lines of the classes file, from 0; without it the numbers up to the largest are the names.
+    Words are class names, in the order of the classes file, else in alphabetical order.
 
     Args:
-        labels: of all images of the file, all numbers or all words.
+        labels: of all images, all numbers or all words.
         labelled: False gives all images the class ''.
         by_folder: they are names of folders. Others are refused if they look like several labels.
-        may_be_several: the user has said that each is one class, whatever it looks like.
+        may_be_several: the user says that each is one class, whatever it looks like.
     """
     if not labels or not labelled:
         return unlabelled(len(labels), path)

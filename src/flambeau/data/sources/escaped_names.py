@@ -28,7 +28,7 @@ _PARTS = {
 
 
 def folder_names(classes: Sequence[str]) -> list[str]:
-    """A folder name for each class, distinct without regard to case; '%' is escaped if any name must be.
+    """A folder name for each class, distinct in any case; '%' is escaped if any name must be.
 
     T-shirt/top and 50% become T-shirt%2Ftop and 50%25; 50% alone stays 50%.
     """

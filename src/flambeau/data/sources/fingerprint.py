@@ -32,9 +32,9 @@ def file_fingerprint(path: Path, facts: str) -> str:
 
 
 def sampled_content(count: int, file_of: Callable[[int], Path]) -> str:
-    """SHA-256, hexadecimal, of both ends of some dozen files, evenly spread over all: 3 ms.
+    """SHA-256, hexadecimal, of both ends of some dozen files, evenly spread: 3 ms.
 
-    It distinguishes data of equal names and sizes, such as arrays of one shape or uncompressed images.
+    It tells data of equal names and sizes apart, such as arrays of one shape.
     """
     digest = hashlib.sha256()
     for number in range(min(count, _FILES)):

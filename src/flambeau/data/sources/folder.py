@@ -41,10 +41,9 @@ _AMBIGUOUS = ("", "BMP", "PPM")  # begin with two letters, as a text may
 class FolderSource:
     """Images in a folder with one sub-folder per class.
 
-    Classes are the sub-folders in the order of their names, as `folder_names` decodes them. Images are found
-    at any depth by IMAGE_SUFFIXES in upper or lower case, and by their first bytes if their names are of
-    _UNSURE_SUFFIXES, in the order of their names; links are followed.
-    Hidden files, hidden folders and __MACOSX are skipped, files of other types counted.
+    Classes are the sub-folders by name, as `folder_names` decodes them. Images are found at any depth by
+    IMAGE_SUFFIXES in any case, or by their first bytes for _UNSURE_SUFFIXES, in the order of their names;
+    links are followed. Hidden files and folders and __MACOSX are skipped, other files counted.
     """
 
     def __init__(self, root: Path) -> None:
@@ -172,10 +171,9 @@ def class_folders(root: Path) -> list[Path]:
 
 
 def images_below(root: Path) -> tuple[list[str], LeftOut]:
-    """All images of a folder at any depth, by the rules of `FolderSource`, and the other files.
+    """All images of a folder, by the rules of `FolderSource`, and the other files.
 
-    Relative paths, with slashes: those in the folder itself, then sub-folder by sub-folder, in the order of
-    the names.
+    Relative paths, with slashes, sorted: the folder's own, then sub-folder by sub-folder.
     """
     others = LeftOut(_printable(root))
     names: list[str] = []

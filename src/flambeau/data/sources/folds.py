@@ -49,9 +49,9 @@ def split(source: Source, choice: TargetChoice, **how: Any) -> tuple[Source, Sou
 
 
 def subset_of(source: Source, choice: TargetChoice) -> Source:
-    """The share of the images that `choice` names, at least one of each class; smaller ones lie in larger.
+    """The share of images that `choice` names, at least one per class; smaller ones lie in larger.
 
-    It depends on the names of the images alone, by other hashes than those of `hold_out`.
+    It depends on image names alone, by other hashes than `hold_out`.
     """
     if choice.subset is None or choice.subset == 1.0:
         return source
@@ -68,10 +68,9 @@ def subset_of(source: Source, choice: TargetChoice) -> Source:
 def folds_of(source: Source, folds: int) -> NDArray[np.int64]:
     """(N,) int64: the fold of each image, from 0.
 
-    Every fold gets its share of each class: of several labels the rarest one of an image is its class, and
-    numbers are one class. It depends on the names of the images alone, by their hashes. Of a source with
-    groups whole ones are moved: largest first, each to the fold in which the shares of the classes stay most
-    even; exactly as many groups as folds are the folds, in the order of their names.
+    Every fold gets its share of each class (of several labels an image's rarest; numbers are one class), by
+    hashes of the image names alone. Groups go as a whole, largest first, each to the fold where class shares
+    stay most even; as many groups as folds are the folds, by name.
     """
     strata = kind_of_targets(source).strata(source.labels)
     groups = groups_of(source)

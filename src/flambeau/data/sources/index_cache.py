@@ -23,12 +23,11 @@ _SAMPLE = 1 << 16  # bytes at both ends of the file that identify it, with its s
 def stored_index(
     path: Path, build: Callable[[], Arrays], *, kind: str, stamp: str | None = None
 ) -> dict[str, NDArray[Any]]:
-    """The result of `build` for a file or folder, or the stored result of an earlier call for the same one.
+    """The result of `build` for a file or folder, or the stored one of an earlier call.
 
-    It is kept as PATH.flambeau-index (a .npz without objects), written atomically; if the folder cannot be
-    written, it is built each time. A file of another size, time or content at its ends counts as another
-    file, and a damaged index is built again; so is one of another `kind`, such as 'tfrecord 1', or `stamp`,
-    which changes if the content of a folder does.
+    It is kept as PATH.flambeau-index (a .npz without objects), written atomically, where the folder can be
+    written. It is built again if damaged, if the file has another size, time or content at its ends, and for
+    another `kind`, such as 'tfrecord 1', or `stamp`, which changes with a folder's content.
     """
     facts = f"{_VERSION} {kind} {_stamp(path) if stamp is None else stamp}"
     marked = np.frombuffer(facts.encode(), np.uint8)

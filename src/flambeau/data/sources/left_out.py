@@ -12,9 +12,9 @@ _SHOWN = 5  # endings in a message
 
 @dataclass
 class LeftOut:
-    """Counts of files that are not read, by their ending, or the columns of a table that are not.
+    """Counts of unread files by ending, or the unread columns of a table.
 
-    `first` has one file of each ending, if it can be looked at.
+    `first` has a file of each ending, if it can be looked at.
     """
 
     where: str

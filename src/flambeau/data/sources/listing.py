@@ -109,29 +109,26 @@ class _Columns(NamedTuple):
 
 
 class ListingSource:
-    """Images listed in a text file, one per line, in its order.
+    """Images listed in a text file, one per line.
 
     A .csv has commas, or semicolons or tabs if its first line has no comma; a .tsv has tabs; both may quote.
-    Their columns are path and label, unless a first line names them: `path` or `file`, `filename`, `image`;
-    `label` or `class`, `target`, `category`. Of the other columns only `split` is used (see `open_listing`).
-    A .lst has an index, which is ignored, one label or several numbers, and the path; several are what
-    `vector_targets` finds in them.
-    Labels that are all numbers are read as in `named_labels`; others are the class names. Several labels per
-    image, and numbers that are no classes, are found as `table_targets` finds them; without a column of
-    labels, columns of 0 and 1 alone are those of labels.
-    A column `mask` without one of labels has the paths of masks, for segmentation (see `open_listing`).
-    A path must not be repeated: one copy could be held out of training, and the other not.
+    Columns are path and label, unless a first line names them: `path` or `file`, `filename`, `image`; `label`
+    or `class`, `target`, `category`; and `split` (see `open_listing`). A .lst has an ignored index, one label
+    or several numbers (see `vector_targets`), and the path. Labels are read as in `named_labels`; several per
+    image, and numbers that are no classes, as in `table_targets`. Without a column of labels, columns of 0
+    and 1 alone are labels. A column `mask` without one of labels has the paths of masks, for segmentation. A
+    path must not be repeated: one copy could be held out of training, and the other not.
 
     Args:
-        labelled: False for images to predict on. A line may then be a path alone, and paths may repeat; an
-            image without a label, or with several in a .lst, is of class ''; labels that could not be trained
-            on are class names as they are.
-        whole_folder: what it does not list of its folder counts as left out.
+        labelled: False for images to predict on: a line may be a path alone, and paths may repeat; without a
+            label, or with several in a .lst, an image is of class ''; other labels are class names as they
+            are.
+        whole_folder: files of its folder that it does not list count as left out.
 
     Attributes:
         parts: train, val or test for each image; None without a column for it.
-        mask_names: the paths of the masks as they stand there; None without a column of them.
-        groups: of each image; None unless `choice` names a column of them.
+        mask_names: the masks' paths as they stand there; None without a column of them.
+        groups: of each image; None unless `choice` names a column.
     """
 
     def __init__(
@@ -282,10 +279,10 @@ class ListingSource:
 def open_listing(
     path: Path, *, labelled: bool = True, whole_folder: bool = False, choice: TargetChoice = FOUND
 ) -> tuple[Source, Source | None]:
-    """The images of a listing, or those to train on and those to validate on if a column `split` says so.
+    """The images of a listing, or those to train and to validate on by a column `split`.
 
-    The latter are the rows of `val` (valid, validation, dev), or without any those of `test`; if there are
-    both, those of `test` are left out. Rows of a single part are all of the images.
+    The latter are the rows of `val` (valid, validation, dev), or without any those of `test`, which is else
+    left out. Rows of a single part are all of the images.
     """
     source = ListingSource(path, labelled=labelled, whole_folder=whole_folder, choice=choice)
     if source.mask_names is None:

@@ -37,13 +37,12 @@ class LMDBSource:
     The first recognized value decides the kind of all:
 
     - an image file under the key CLASS/NAME (what flambeau writes);
-    - a pickled pair of image and label, as ImageFolder2LMDB writes it: the image is a file as bytes or an
-      array of pixels, the label the number or name of a class, each possibly in a list or array of one. It is
-      parsed, never executed: a pickle of anything but plain data is refused;
+    - a pickled pair of image (a file's bytes or an array of pixels) and label (number or name of a class),
+      each possibly in a list or array of one, as ImageFolder2LMDB writes it. It is parsed, never executed: a
+      pickle of anything but plain data is refused;
     - an IRHeader with the number of a class, and an image file, as in RecordIO.
 
-    Keys like `__len__` and `__keys__` are skipped.
-    Labels and offsets are read once and kept by `stored_index`.
+    Keys like `__len__` are skipped. Labels and offsets are read once and kept by `stored_index`.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True) -> None:
@@ -95,10 +94,9 @@ class LMDBSource:
 
 
 def image_key(class_name: str, name: str) -> bytes:
-    """The key of an image from which an LMDBSource reads its class: CLASS/NAME, where NAME may begin so
-    already.
+    """The key from which an LMDBSource reads an image's class: CLASS/NAME, where NAME may begin so already.
 
-    A name too long for a key is replaced by its SHA-256.
+    Too long a name is replaced by its SHA-256.
     """
     prefix = f"{class_name}/"
     if not class_name or "/" in class_name or class_name[:2] == "__" or len(prefix.encode()) > 255:

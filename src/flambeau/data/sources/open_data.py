@@ -85,19 +85,18 @@ def open_sources(
     groups_may_cross: bool = False,
     cache: CacheOptions | None = None,
 ) -> tuple[Source, Source]:
-    """The images to train on and those to validate on.
+    """The images to train and to validate on.
 
-    If DATA have no validation part, a share of each class is held out (see `hold_out`); with a fold of
-    `choice`, the images of that fold. The share to test on of `choice` is in neither.
+    Without a validation part, a share of each class is held out (see `hold_out`), or the fold of `choice`.
+    The test share of `choice` is in neither.
 
     Args:
         path: a folder with one sub-folder per class, or with train/ and one of val/, valid/, validation/,
-            test/; one of images/ and masks/ (see `mask_pairs`); a file of packed images (NAME_train.EXT with
-            its NAME_val.EXT), or a folder of such files; torchvision:NAME, a data set by its name in
-            `open_named`, in $FLAMBEAU_DATA or ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or
-            hf:NAME:CONFIG of Hugging Face;
-            an address of shards in a store (see `open_address`); None: the embedded Fashion-MNIST.
-        groups_may_cross: a group with images on both sides is not refused.
+            test/; one of images/ and masks/ (see `mask_pairs`); packed images (NAME_train.EXT with its
+            NAME_val.EXT), or a folder of such files; torchvision:NAME (see `open_named`) in $FLAMBEAU_DATA or
+            ~/.cache/flambeau/data, or torchvision:NAME:FOLDER; hf:NAME or hf:NAME:CONFIG of Hugging Face; an
+            address of shards in a store (see `open_address`); None: the embedded Fashion-MNIST.
+        groups_may_cross: a group on both sides is not refused.
     """
     path = EMBEDDED if path is None else path
     train, val = open_parts(path, download=download, choice=choice, cache=cache)
@@ -186,8 +185,7 @@ def open_source(
     """Images on which to evaluate a model with the given classes.
 
     Args:
-        path: a folder with one sub-folder per class, a folder with val/ (valid/, validation/, test/) of such,
-            or packed images; of data with a validation part only that is used.
+        path: as for `open_sources`; of data with a validation part only that is used.
 
     Returns:
         A source with exactly these classes; some may have no image.
@@ -213,8 +211,8 @@ class Unlabelled(NamedTuple):
     """Images to predict on.
 
     Attributes:
-        packed: the packed images, listing or data set by name as the user gave it; None for files of one
-            image each, whose paths are their names.
+        packed: packed images, listing or data set as the user named it; None for single files, whose names
+            are their paths.
     """
 
     source: Source
@@ -228,13 +226,13 @@ def open_unlabelled(
     download: bool = False,
     say: Callable[[str], object] = lambda _: None,
 ) -> list[Unlabelled]:
-    """Images to predict on, in the order given, with their labels if they have any.
+    """Images to predict on, in the order given, with any labels.
 
     Args:
-        paths: each an image file; a folder, of which all images at any depth are used; or anything else that
-            `open_source` accepts, of which the validation part is used, if there is one.
-        classes: the model's class names. An image of a folder has a label if a folder above it has one of
-            these names; the labels of packed images may be of other classes.
+        paths: each an image file; a folder with images at any depth; or what else `open_source` accepts, of
+            which any validation part is used.
+        classes: the model's. An image has a label if a folder above it is called like one; labels of packed
+            images may be of other classes.
     """
     check_download(download, *paths)
     opened = []

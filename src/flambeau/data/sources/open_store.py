@@ -90,12 +90,11 @@ def open_address(
     choice: TargetChoice = FOUND,
     cache: CacheOptions | None = None,
 ) -> Opened:
-    """The images to train on, and those to validate on if the names of the shards or folders say which.
+    """The images to train on, and to validate on if the names of shards or folders say which.
 
     Args:
         data: the address of a shard; of several, by braces or *; of a set by its whole name; or of a folder.
-        labelled, choice: as of `open_path`.
-        cache: None: that of `cache_chosen`, else the default one.
+        cache: None: that of `cache_chosen`, else the default.
     """
     opener = _Opener(address_of(data), labelled, choice, cache)
     train, val = opener.found()

@@ -8,11 +8,11 @@ class Format:
     """One format.
 
     Attributes:
-        endings: of its files, or of its folders, the preferred one first; none for a folder of images.
-        folder_files: a folder with one of these files is of this format.
+        endings: of its files or folders, the preferred one first; none for a folder of images.
+        folder_files: a folder with one of these is of this format.
         holds: 'files' of images, 'pixels', 'both', or 'paths' of files elsewhere, which cannot be packed.
-        is_walked: its records can be found after damage, and are saved as they are.
-        checksums: cover each byte of an image; None if that depends on the file.
+        is_walked: records can be found after damage, and are saved as they are.
+        checksums: cover each byte of an image; None: depends on the file.
     """
 
     kind: str

@@ -27,7 +27,7 @@ class TargetHead(NamedTuple):
     """What all targets of a file have in common.
 
     Attributes:
-        names: of the classes, the K labels, or the columns of numbers; empty if the file does not say.
+        names: of classes, labels, or columns of numbers; empty if the file does not say.
         separator: between the labels of a cell; None: each label has a column of its own.
     """
 

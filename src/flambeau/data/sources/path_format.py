@@ -105,11 +105,11 @@ def _holds_labels(path: Path) -> bool:
 def open_path(
     path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND
 ) -> tuple[Source, Source | None]:
-    """The images of a path, or those to train on and those to validate on if the data say which are which.
+    """The images of a path, or those to train and to validate on if the data say which.
 
-    A path is a file of a format, a folder of shards of one, the whole name of such shards, a folder with a
-    metadata.csv of labels, one of images and masks, or one with one sub-folder per class. `labelled` False
-    ignores labels: all packed images are of class ''.
+    A path is a file of a format, a folder of its shards, their whole name, or a folder with a metadata.csv of
+    labels, with images and masks, or with one sub-folder per class. `labelled` False: all packed images are
+    of class ''.
     """
     kind = kind_of(path)
     if kind is not None:
@@ -130,9 +130,9 @@ def open_path(
 def open_shard(
     path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND, copies: Path
 ) -> tuple[Source, Source | None]:
-    """As `open_path`, of one file of several: a column that says the parts divides all of them together.
+    """As `open_path`, of one file of several: a column of parts divides all together.
 
-    What is made to read it lies in the folder `copies`; no file but the class names beside it is read.
+    What is made to read it lies in `copies`; beside it only the class names are read.
     """
     return _open_kind(path, str(kind_of(path)), labelled, choice, copies)
 
@@ -229,9 +229,9 @@ _CLASSES = "move it elsewhere if the folders are the classes"
 
 
 def labels_beside(folder: Path, choice: TargetChoice = FOUND) -> Path | None:
-    """A folder's metadata.csv if it has the labels of its images; None if the folders have them.
+    """A folder's metadata.csv if it has the images' labels; None if the folders have them.
 
-    InputError if both say something else, or if it is of a kind that is not read.
+    InputError if they contradict each other, or its kind is not read.
     """
     for name in _OTHERS:
         other = folder / name

@@ -28,11 +28,9 @@ from flambeau.recipes.data.recordio import RecordError, RecordReader, unpack
 class RecordSource:
     """Images in a .rec file, each after an IRHeader with its label.
 
-    The label is a number, a vector of one number, or a one-hot vector; other vectors are several labels or
-    numbers, if `vector_targets` finds that they are.
-    The class names are the lines of NAME.classes.txt beside NAME.rec, NAME_train.rec or NAME_val.rec;
-    without that file they are the numbers from 0 to the largest label.
-    All records are read once, for their labels.
+    The label is a number, a vector of one, or a one-hot vector; for other vectors see `vector_targets`. Class
+    names are the lines of NAME.classes.txt beside NAME.rec, NAME_train.rec or NAME_val.rec, else the numbers
+    from 0 to the largest label. All records are read once, for their labels.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> None:

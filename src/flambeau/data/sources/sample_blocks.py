@@ -16,11 +16,11 @@ MAX_GROUP_BLOCKS = 4
 def block_lengths(sizes: NDArray[Any], shard_lengths: NDArray[Any]) -> NDArray[np.int64]:
     """The number of samples in each block, in order.
 
-    A block never crosses from one shard into the next, and holds as many samples as begin within 8 MiB.
+    A block never crosses shards, and holds as many samples as begin within 8 MiB.
 
     Args:
         sizes: (N,) bytes of each sample.
-        shard_lengths: the number of samples of each shard; their sum is N.
+        shard_lengths: samples of each shard, N together.
     """
     lengths: list[NDArray[np.int64]] = []
     start = 0
@@ -35,11 +35,11 @@ def block_lengths(sizes: NDArray[Any], shard_lengths: NDArray[Any]) -> NDArray[n
 
 
 def group_blocks(sizes: NDArray[Any], group_lengths: NDArray[Any]) -> NDArray[np.int64]:
-    """As `block_lengths`, of a file whose groups of samples can only be fetched whole: small ones are blocks.
+    """As `block_lengths`, of a file whose groups of samples are fetched whole: small ones are blocks.
 
     Args:
         sizes: (N,) bytes of each sample.
-        group_lengths: the number of samples of each group; their sum is N.
+        group_lengths: samples of each group, N together.
     """
     ends = np.cumsum(group_lengths)
     total = np.concatenate([[0], np.cumsum(sizes)])

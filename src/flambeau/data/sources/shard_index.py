@@ -105,12 +105,11 @@ class Places:
     """Where a file of each sample lies in the shard: its image, or its mask.
 
     Attributes:
-        tails: what stands behind the name of the shard in messages about the file.
-        offsets, sizes: (N,) int64; of files that cannot be read the size is -1.
+        tails: what follows the shard's name in messages about the file.
+        offsets, sizes: (N,) int64; the size is -1 of unreadable files.
         crcs: (N,) uint32.
         inline: the files that are no run of bytes of the shard, by number.
-        packed: (N,) int64, the bytes that a file takes where it is compressed (a zip's deflate), 0 where it
-            is not; None if none is.
+        packed: (N,) int64, bytes of a compressed file (a zip's deflate), else 0; None if none is.
     """
 
     tails: Texts
@@ -130,8 +129,8 @@ class MaskPart:
 
     Attributes:
         fingerprint: of all masks.
-        named: the names of their numbers; `whose` is the name of the file that says them.
-        counts: (N, 256) uint32, the pixels of each number.
+        named: the names of their numbers; `whose` is the file that says them.
+        counts: (N, 256) uint32, pixels of each number.
         problems: what is wrong with some masks, by number.
     """
 
@@ -148,16 +147,16 @@ class MaskPart:
 
 @dataclass(frozen=True)
 class ShardPart:
-    """The samples of a shard to train on, or those to validate on; nearly always there is one part.
+    """The samples of a shard to train on, or to validate on; nearly always there is one part.
 
     Attributes:
         fingerprint: of the source of the local file.
         labels: (N,) int64 or (N, K) float32.
         shapes: (N, 3) int32, zeros for files of images; None if all are such.
-        left_out: how many files beside the images are not read, by their ending.
+        left_out: unread files beside the images, by ending.
         columns: of a table that are not read.
-        rows: where images lie within the row groups of a Parquet file, which are unpacked as a whole.
-        masks: of data for segmentation; then task, classes and labels are of no meaning.
+        rows: where images lie within a Parquet file's row groups, which are unpacked as a whole.
+        masks: for segmentation; task, classes and labels then have no meaning.
         groups, parts: of each sample, if a table says them, or the folders in a tar with masks.
     """
 
@@ -499,10 +498,10 @@ def read_index(data: bytes, where: str, *, scratch: Path | None = None) -> list[
     """The inverse of `write_index`; nothing is believed before it is checked.
 
     Args:
-        scratch: a folder of the disk, where what is large is kept in a file without a name.
+        scratch: a folder on disk, where what is large is kept in a file without a name.
 
     Raises:
-        DamagedData: it is no such file, or damaged.
+        DamagedData: no such file, or damaged.
     """
     try:
         unpacked = UnpackedArrays(data, scratch)

@@ -41,15 +41,14 @@ _UNIT_KINDS = ("uint8", "unit")
 class Source(Protocol):
     """Labelled images by number; can be pickled, and used after a fork and in threads.
 
-    A source for several labels per image, or for numbers, has an attribute `task`, and perhaps `separator`
-    (see `targets`); then a label is a row of them.
+    Of several labels per image, or numbers, it has an attribute `task`, and perhaps `separator` (see
+    `targets`), and a label is a row.
 
     Attributes:
-        classes: their names; a label is a position in them. Of other tasks the labels, or columns of numbers.
+        classes: names, in which a label is a position; of other tasks those of labels, or columns of numbers.
         labels: (N,) int64 on the CPU; of other tasks (N, K) float32.
-        names: identify an image within the source, even if others are added.
-        fingerprint: hexadecimal SHA-256 that identifies the data at little cost; the same after the data are
-            moved.
+        names: identify an image, even if others are added.
+        fingerprint: hexadecimal SHA-256 that identifies the data at little cost, wherever they lie.
     """
 
     @property
@@ -158,10 +157,10 @@ def parts_of(source: Source) -> Sequence[str] | None:
 
 
 def image_blocks(source: Source) -> NDArray[np.int64] | None:
-    """The number of images in each run of neighbours that are read together best, in order.
+    """The number of images in each run of neighbours that are best read together, in order.
 
-    None if the images are no parts of files. A source that is such a file has the bytes of its images as
-    `image_sizes`, and one of other blocks than the default ones has `image_blocks`.
+    None if the images are no parts of files. A source of such a file has its images' bytes as `image_sizes`,
+    and blocks of its own as `image_blocks`.
     """
     blocks: NDArray[np.int64] | None = getattr(source, "image_blocks", None)
     sizes: NDArray[np.int64] | None = getattr(source, "image_sizes", None)
@@ -251,9 +250,9 @@ class PassedMasks:
 
 
 class SubsetSource(PassedMasks):
-    """Some images of a source, by indices (M,) int64; optionally with the class numbers of another source.
+    """Some images of a source, by indices (M,) int64; with the class numbers of another source, if given.
 
-    `shown`: texts of the targets, which become the classes: of images that are not learned from.
+    `shown`: texts of the targets, which become the classes, where nothing is learned.
     """
 
     def __init__(
@@ -382,8 +381,8 @@ def _joined(labels: Sequence[Tensor]) -> Tensor:
 class ConcatSource(PassedMasks):
     """Several sources, one after the other.
 
-    If all have the same classes, their order is kept; else they are merged: in the order of their numbers if
-    all are numbers, else of their names.
+    Equal classes keep their order; others are merged, in the order of their numbers if all are numbers, else
+    of their names.
     """
 
     def __init__(self, parts: Sequence[Source]) -> None:
@@ -509,14 +508,11 @@ def hold_out(
 ) -> tuple[Source, Source]:
     """Split a source into two, class by class, by the hashes of its images' names.
 
-    Images with several labels are split by the rarest label of each, those with numbers as one class.
-    Of a class of n images round(n * share) are held out, at least one; a single image is kept.
-    The smallest hashes of a class are held out, and a hash depends on the seed and the image's name alone:
-    adding or removing an image moves at most one other image of its class to the other part.
-    Of a source with groups whole ones are held out, by the hashes of their names, until they have the share.
-
-    Args:
-        purpose: what the part is for, in a message.
+    Images with several labels count by their rarest, those with numbers as one class. Of a class of n images
+    round(n * share) are held out, at least one; a single image is kept. The smallest hashes, of seed and
+    image name alone, are held out: adding or removing an image moves at most one other of its class. Groups
+    are held out as a whole, by the hashes of their names, until they have the share. `purpose` is for a
+    message.
     """
     if not 0 < share < 1:
         raise ValueError(f"the share to hold out must be above 0 and below 1, got {share}")

@@ -33,9 +33,9 @@ _alone: contextvars.ContextVar[bool] = contextvars.ContextVar("alone", default=F
 
 @contextlib.contextmanager
 def read_alone() -> Iterator[None]:
-    """Within it files of shards in a store are fetched without the rest of their blocks, if that can be.
+    """Within it files of shards are fetched without the rest of their blocks, where possible.
 
-    For some images out of all blocks, of which every rank fetches only its own.
+    For some images out of all blocks.
     """
     token = _alone.set(True)
     try:
@@ -47,10 +47,9 @@ def read_alone() -> Iterator[None]:
 class StoreFiles:
     """The files of the samples of a shard.
 
-    Each is compared with its CRC-32 of the index, so an object that changes can never give other bytes.
-    A block holds the files of neighbouring samples, about 8 MiB. Where they are compressed together, in a row
-    group of a Parquet file, a block is a part of such a group, all of whose blocks are kept when one is
-    fetched.
+    Each is compared with its CRC-32 in the index, so a changed object never gives other bytes. A block holds
+    the files of neighbouring samples, about 8 MiB; in a Parquet file it is a part of a row group, all of
+    whose blocks are kept when one is fetched.
 
     Args:
         places: F of them.

@@ -22,7 +22,7 @@ from flambeau.images.decode import Stored
 
 
 class StoreShard:
-    """The samples of a shard in a store: the same as those of the file on a local disk, to the fingerprint.
+    """The samples of a shard in a store: those of the file on a local disk, to the fingerprint.
 
     Args:
         index_of: what the index came from, for messages.

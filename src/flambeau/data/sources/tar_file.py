@@ -50,18 +50,15 @@ _CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")  # and bytes of a name that a
 
 
 class TarSource:
-    """The samples of a tar file, or of a zip, that hold an image; others are counted in `left_out`.
+    """The samples of a tar or zip that hold an image; others count in `left_out`.
 
-    The label is the first of these that the first image has, and every image must have the same:
-    .cls, the number of a class; .json, whose `label`, `class`, `target` or `category` is a number or a name;
-    .label, .class or .target, a number or a name; the folder of the image, named like its class; .txt, a
-    number or a name. If all of one ending are numbers, they are class numbers. See `named_labels` for the
-    names of numbered classes.
-    Several labels, and numbers, are in a .json (see `tar_targets`): if it says its task, or if there is no
-    label of these kinds. Masks are a file beside the image (see `tar_masks`), if there is no file of a label;
-    they are opened by `open_tar`.
-    A file that looks like a label and contradicts the folders or the .txt is refused; others are counted.
-    Headers and labels are read once and kept beside the file.
+    The label is the first of these that the first image has, for all images: .cls, the number of a class;
+    .json, whose `label`, `class`, `target` or `category` is a number or a name; .label, .class or .target, a
+    number or a name; the image's folder, named like its class; .txt, a number or a name. If all are numbers,
+    they are class numbers (see `named_labels`). A .json has several labels, or numbers (see `tar_targets`),
+    if it says its task or there is no other label. Masks are a file beside the image (see `tar_masks`),
+    without a file of a label. A file that looks like a label and contradicts folders or .txt is refused;
+    others are counted. Headers and labels are read once and kept beside the file.
     """
 
     def __init__(
@@ -135,10 +132,10 @@ class TarSource:
 def open_tar(
     path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND, is_zip: bool = False
 ) -> tuple[Source, Source | None]:
-    """The images of a tar file or a zip, or those to train on and those to validate on.
+    """The images of a tar or zip, or those to train and to validate on.
 
-    The latter if all lie in folders train/ and one of val/, valid/, validation/, dev/, test/, which contain
-    the class folders if folders are the labels.
+    The latter if all lie in train/ and one of val/, valid/, validation/, dev/, test/, with the class folders
+    below if these are the labels.
     """
     if labelled:
         refuse_columns(path, replace(choice, separator=None, ignore_index=None))

@@ -47,7 +47,7 @@ def masked_tar(
     index: Sequence[Sequence[Any]],
     choice: TargetChoice,
 ) -> MaskedSource:
-    """The images of a tar or a zip with their masks; `index` has the columns of these, the names first.
+    """The images of a tar or zip with their masks, by the columns of `index`, names first.
 
     InputError: an image without a mask, or masks that are none.
     """

@@ -15,10 +15,9 @@ from flambeau.errors import InputError
 
 
 class TargetKind(Protocol):
-    """What is done with targets of a kind, wherever they come from.
+    """What is done with targets of a kind.
 
-    `is_table`: they are rows of float32, and not class numbers; `has_it`: how a message says that an image
-    has one.
+    `is_table`: rows of float32, not class numbers; `has_it`: how a message says that an image has one.
     """
 
     @property
@@ -42,10 +41,10 @@ class TargetKind(Protocol):
         """Groups of images of which each part of a split gets its share."""
 
     def renumbered(self, labels: Tensor, positions: Tensor, num: int, absent: float) -> Tensor:
-        """The targets at other places: `positions` of each class, label or column among the `num` new ones,
-        -1 for one that no image has.
+        """The targets at new `positions` of each class, label or column among `num`, -1 for one that no image
+        has.
 
-        `absent` is the value of a label that has no place among the old ones.
+        `absent` is the value of a label without an old place.
         """
 
     def require_learnable(self, names: Sequence[str], labels: Tensor, where: str) -> None:

@@ -29,19 +29,19 @@ _COARSE = 1e-3  # of a standard deviation: what rounding to float32 may change; 
 
 @dataclass(frozen=True)
 class TargetChoice:
-    """Which targets of the data a training is about, as far as the user says.
+    """The targets of a training, as far as the user says.
 
     Attributes:
         task: None: found from the data.
-        group: the column of a table that says which images stay together, such as those of a patient.
-        split: the column that says train, val or test; None: one of a usual name, if there is one.
-        fold: which part of the training images is held out, from 1, and of how many; None: see `hold_out`.
-        subset: the share of the training images that is trained on; None: all.
-        test: the share of the training images that is kept for a test, before any other split; None: none.
-        ignore_index: the number in masks that counts as nothing; None: 255, unless that has a name.
-        mask_classes: number and name of each class in masks, if a file does not say them; none: found.
-        of_others: the data are others than those that these are for: what they have no columns for is left
-            out, but the targets of a table.
+        group: column that says which images stay together, such as a patient's.
+        split: column of train, val or test; None: one of a usual name.
+        fold: part of the training images to hold out, from 1, and of how many; None: see `hold_out`.
+        subset: share of the training images to train on; None: all.
+        test: share of the training images kept for a test, before any other split.
+        ignore_index: number in masks that does not count; None: 255, unless it has a name.
+        mask_classes: number and name of each class in masks, if no file says them; none: found.
+        of_others: the data are others than those of this choice: missing columns are left out, but not the
+            targets of a table.
     """
 
     task: TaskName | None = None
@@ -121,10 +121,10 @@ def target_texts(source: Any) -> list[str]:
 
 
 def renumbered(source: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor:
-    """The targets of a source, or some of them, for other names, or for another order of them.
+    """Targets of a source for other names, or another order of them.
 
-    A label that the source does not know is 0 where cells name what is there, and NaN where it has no column.
-    ValueError: an image of a class, or with a label, that is not in `classes`.
+    An unknown label is 0 where cells name what is there, and NaN where it has no column. ValueError: an image
+    of a class, or with a label, that is not in `classes`.
     """
     unknown = lost_name(source, labels, classes)
     if unknown is not None:
@@ -207,11 +207,10 @@ def table_targets(
     cell: Callable[[int, int], str],
     known: Sequence[str] | None = None,
 ) -> Targets | None:
-    """The targets in the cells of one or several columns, given column by column; None if they are classes.
+    """The targets in the cells of columns; None if they are classes.
 
-    `cell` describes a row and a column, for an error; `known` are the names of the classes, or of the labels
-    in their order, if a file says them. InputError: cells that do not fit the task, or may mean several
-    things.
+    `cell` describes a row and a column in errors; `known` are the names of classes or labels in order, if a
+    file says them. InputError: cells that do not fit the task, or are ambiguous.
     """
     task = choice.task
     if len(columns) > 1:

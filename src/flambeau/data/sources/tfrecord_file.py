@@ -100,12 +100,11 @@ class _Chosen(NamedTuple):
 class TFRecordSource:
     """Images in a TFRecord file, each in a tf.train.Example with its label.
 
-    IMAGES, LABELS and NAMES are the features to look for, in this order, in the first record; else VECTORS.
-    An image is a file in one bytes value; or pixels, uint8, with features for height, width and channels.
-    A label is one number, unchanged (ImageNet's files count from 1), or one text; texts that are all
-    numbers are numbers. See `named_labels` for the names of numbered classes. Several numbers, and numbers
-    with fractions, are other targets if `vector_targets` finds that they are.
-    All records are read once, and offsets, labels and names are kept beside the file.
+    The first record decides on the features, of IMAGES, LABELS and NAMES, else VECTORS. An image is a file in
+    one bytes value; or pixels, uint8, with features for height, width and channels. A label is one number,
+    unchanged (ImageNet's files count from 1), or one text; texts that are all numbers are numbers (see
+    `named_labels`). For several numbers, and fractions, see `vector_targets`. All records are read once;
+    offsets, labels and names are kept beside the file.
     """
 
     def __init__(self, path: Path, *, labelled: bool = True, choice: TargetChoice = FOUND) -> None:

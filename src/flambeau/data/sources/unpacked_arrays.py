@@ -32,14 +32,10 @@ class UnpackedArrays:
     """The arrays of a .npz without objects.
 
     Args:
-        data: the content of the file.
-        scratch: the folder of the disk for large ones; None, or one without room: all in memory.
-
-    Attributes:
-        arrays: by name.
+        scratch: folder for large ones; None, or without room: all in memory.
 
     Raises:
-        ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError: it is no such file, or damaged.
+        ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError: no such file, or damaged.
     """
 
     def __init__(self, data: bytes, scratch: Path | None) -> None:

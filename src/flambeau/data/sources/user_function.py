@@ -111,9 +111,9 @@ def _masked(returned: "_Returned", number: int, choice: TargetChoice) -> MaskedS
 class UserSource:
     """One of the data sets that a user's function returns; `labelled` False accepts samples without labels.
 
-    Its samples are read under a lock, which both data sets of a pair share, unless the data set has
-    `thread_safe = True` or the methods of a Source; decoding, or reading a file whose path is the sample,
-    needs no lock. A fork calls the function again, unless the data set has `fork_safe = True`.
+    Samples are read under a lock, which both data sets of a pair share, unless the data set has `thread_safe
+    = True` or the methods of a Source; decoding, and files whose path is the sample, need no lock. A fork
+    calls the function again, unless the data set has `fork_safe = True`.
     """
 
     def __init__(

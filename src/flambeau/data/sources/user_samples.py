@@ -177,12 +177,12 @@ def kind_of_pixels(image: object) -> PixelKind:
 
 
 def stored_image(image: object, *, is_float: bool = False) -> Stored | Path:
-    """The image of a sample as a source returns it, float32 with `is_float`, or the path of its file.
+    """A sample's image as a source returns it, float32 with `is_float`, or the path of its file.
 
     Raises:
-        WrongSample: it is no image; or has floating-point pixels that are not all k / 255; or, with
-            `is_float`, is no array or tensor of floating-point pixels.
-        DecodeError: a PIL image of pixels without a defined brightness, or pixels that are not finite.
+        WrongSample: no image; floating-point pixels that are not all k / 255; or, with `is_float`, no array
+            or tensor of such pixels.
+        DecodeError: a PIL image without a defined brightness, or pixels that are not finite.
     """
     if is_float:
         return _of_floats(image)

@@ -57,14 +57,14 @@ def vector_targets(
     said: TargetHead | None,
     names: Sequence[str] | None = None,
 ) -> Targets | None:
-    """Several labels or numbers of all records; None if they are classes, or nothing that is known.
+    """Several labels or numbers of all records; None if they are classes, or unknown.
 
     Vectors of 0, 1 and NaN are labels, unless all are one-hot; single numbers are no classes if most have a
-    fraction. Anything else is what the user, or the file, says: a vector may as well be a box.
+    fraction. Else the user, or the file, must say: a vector may be a box.
 
     Args:
         said: what the file says of its targets.
-        names: of the labels or numbers; None: those of the file of class names, else counted from 0.
+        names: None: those of the file of class names, else counted from 0.
     """
     task = choice.task or (None if said is None else said.task)
     are_named = names is not None and len(names) > 1  # by the user, who means that many targets

@@ -36,10 +36,10 @@ COLORS = (1, 3)
 
 
 class WideSource(PassedMasks):
-    """The images of a source as float32 levels 0 .. 65535 of 16 bits, with all of their channels, or both.
+    """Images as float32 levels 0 .. 65535 of 16 bits, with all of their channels, or both.
 
-    With 16 bits an image of 8 bits is a bad image: its levels have another unit. With all channels one of
-    another number of them is a bad image.
+    With 16 bits an image of 8 is a bad one: its levels have another unit. With all channels one of another
+    number is.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class PixelFormat(NamedTuple):
 def found_format(
     source: Source, *, channels: int | None = None, bits: int | None = None
 ) -> PixelFormat:
-    """The format of some images of a source: 16 bits if all have them, all channels if they are no color;
-    else what is asked for.
+    """The format of some images: 16 bits if all have them, all channels if they are no color; else what is
+    asked for.
 
     InputError: an image without what is asked for, or with other channels than another one.
     """
@@ -170,9 +170,9 @@ def require_channels(source: Source, stacked: int | None, whose: str) -> None:
 
 
 def headers(source: Source, *, is_asked: bool = True) -> dict[int, StoredChannels]:
-    """What the headers of some images say, by position; bad images, which are counted later, are left out.
+    """What some images' headers say, by position, without bad ones.
 
-    Unless it `is_asked`, few are looked at if these are all grey or color of 8 bits.
+    Unless it `is_asked`, few are read if these are all grey or color of 8 bits.
     """
     found: dict[int, StoredChannels] = {}
     for most in (_FEW, LOOKED_AT)[is_asked:]:
@@ -227,7 +227,7 @@ def _counted(found: StoredChannels) -> str:
 def of_kind(source: Source, kind: PixelKind, stacked: int | None = None) -> Source:
     """The source with pixels of 8 or 16 bits, if its images can have them.
 
-    `stacked`: how many channels they have, if these are no color; 1 and 3 count as color.
+    `stacked`: their channels, if no color; 1 and 3 count as color.
     """
     plain = source.plain if isinstance(source, WideSource) else source
     known = pixel_kind(plain)

@@ -43,9 +43,9 @@ class ZipIndex(NamedTuple):
 
 
 def index_zip(path: Path) -> ZipIndex:
-    """List the files of a zip that belong to samples; of these only the headers are read.
+    """List the files of a zip that belong to samples; only headers are read.
 
-    ShardError: the zip is damaged or cut short, encrypted, or compressed by another method than deflate.
+    ShardError: damaged or cut short, encrypted, or compressed by another method than deflate.
     """
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:

@@ -44,8 +44,7 @@ def address_of(data: str | Path) -> str:
     """The one spelling of an address.
 
     Raises:
-        InputError: it holds a password or a query, which would be written into the folder of a run; or two
-            slashes in a row.
+        InputError: a password or query, which would be written into a run folder; or two slashes in a row.
 
     Example:
         >>> address_of(Path("s3://bucket/a.tar")), address_of("file:///tmp/a.tar")

@@ -60,8 +60,7 @@ class CacheOptions:
 
     Attributes:
         folder: None: $FLAMBEAU_CACHE, else ~/.cache/flambeau/store.
-        size_bytes: of all blocks together; what the processes of a machine write at the same moment, some
-            blocks, may exceed it for a moment.
+        size_bytes: of all blocks; what several processes write at once may exceed it for a moment.
     """
 
     folder: Path | None = None
@@ -78,10 +77,7 @@ _chosen: contextvars.ContextVar[CacheOptions | None] = contextvars.ContextVar("c
 
 @contextlib.contextmanager
 def cache_chosen(options: CacheOptions | None) -> Iterator[None]:
-    """What is opened from a store within the context is kept there, unless it says otherwise itself.
-
-    Commands open data at many places, of which the user names one cache.
-    """
+    """What is opened from a store within the context is kept there, unless it names a cache itself."""
     token = _chosen.set(options)
     try:
         yield
@@ -155,7 +151,7 @@ class BlockCache:
         """Some bytes of a block, which is fetched if it is not there.
 
         Args:
-            key: hexadecimal; of the content, so that another content has another key.
+            key: hexadecimal, of the content.
             until: `time.monotonic()` until which another process may take to fetch it.
         """
         data = self.known(key, start, size)

@@ -13,7 +13,7 @@ _MOST = 2 * AT_ONCE  # blocks that are asked for and not there yet
 class FetchAhead:
     """Calls that are made in the order in which they are given, some at the same time.
 
-    A call that fails raises nothing here: the reader that needs the block fetches it again, and raises.
+    A failed call raises nothing: the reader that needs the block fetches it again.
     """
 
     def __init__(self) -> None:

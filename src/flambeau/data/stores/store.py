@@ -46,10 +46,9 @@ class Retries:
     """How long a request is tried again.
 
     Attributes:
-        first_s, most_s: the first and the longest wait between two tries; each is drawn at random from half
-            of its length on, so that many processes do not come back at once.
-        total_s: no new try begins this long after the first one. Below the 60 s after which a data worker
-            that still reads the same sample counts as lost.
+        first_s, most_s: first and longest wait between tries; each is drawn from half of its length on, so
+            that many processes do not come back at once.
+        total_s: no try begins later after the first; below the 60 s after which a data worker counts as lost.
     """
 
     first_s: float = 0.25
@@ -84,10 +83,10 @@ class Denied(StoreFault):
 
 
 class Store:
-    """The stores of one process, by the scheme of their addresses. Safe in threads.
+    """The stores of one process, by scheme. Safe in threads.
 
     Args:
-        tell: called with a message, once for each object that has to be asked for again.
+        tell: called with a message, once per object that is asked for again.
     """
 
     def __init__(

@@ -93,7 +93,7 @@ def rand_augment(
 
     Args:
         magnitude: from 0, which changes nothing or little, to num_magnitude_bins - 1.
-        names: of the operations that are drawn from; None: all that such pixels can have.
+        names: of operations to draw from; None: all for such pixels.
     """
     height, width = pixels.shape[:2]
     drawn = draw_rand_augment(

@@ -58,8 +58,7 @@ def color_jitter(
     """Random changes of brightness, contrast, saturation and hue, in random order.
 
     Args:
-        brightness, contrast, saturation: at least 0; the factor is uniform in [max(0, 1 - x), 1 + x]; 0
-            changes nothing.
+        brightness, contrast, saturation: at least 0; the factor is uniform in [max(0, 1 - x), 1 + x].
         hue: in [0, 0.5]; the turn is uniform in [-hue, hue] of the whole circle.
     """
     strengths = (brightness, contrast, saturation, hue)

@@ -50,10 +50,9 @@ class TrainingCrop:
 
     Attributes:
         flip: mirror half of the images; False if left and right matter (digits, text). 'alternate' mirrors
-            those whose seed is negative, which `alternating_seeds` changes from epoch to epoch.
-        scale: smallest and largest share of the area that a random resized crop keeps, within (0, 1].
-        padding: how far small images, which are not resized, are shifted each way, pixels; None for an eighth
-            of their side.
+            those whose seed is negative (`alternating_seeds`).
+        scale: range of the area that a random resized crop keeps, within (0, 1].
+        padding: shift of small images, which are not resized, in pixels; None for an eighth of their side.
     """
 
     flip: bool | Literal["alternate"] = True
@@ -94,8 +93,8 @@ def random_resized_crop_box(
     """A random box (top, left, height, width): uniform area, uniform logarithm of the aspect ratio, uniform
     position.
 
-    `scale` is its smallest and largest share of the area, within (0, 1]. If ten tries do not fit (a very long
-    image), the largest centred box of an allowed ratio.
+    `scale` is the range of its share of the area. If ten tries do not fit (a very long image), the largest
+    centred box of an allowed ratio.
     """
     if height < 1 or width < 1:
         raise ValueError(f"the image must have a pixel, got height {height} and width {width}")
@@ -126,8 +125,8 @@ def train_image(
 ) -> Pixels:
     """A random resized crop, mirrored with a probability of one half.
 
-    The crop is chosen first, and only the part of the image that it needs is decoded: a JPEG whose crop is at
-    least 2, 4 or 8 times as large as the result is decoded at that fraction of its size.
+    Only the part that the crop needs is decoded: a JPEG whose crop is at least 2, 4 or 8 times as large as
+    the result at that fraction of its size.
 
     Args:
         data: a whole image file, or pixels (H, W, C) uint8 or float32.
@@ -157,11 +156,9 @@ def eval_image(
 ) -> Pixels:
     """The shorter side resized to round(size / 0.875), then a center crop; arguments as in `train_image`.
 
-    An image of exactly size x size is returned unchanged: it has been prepared.
-    Only the part of the image that the crop needs is decoded.
+    An image of exactly size x size is returned unchanged. Only what the crop needs is decoded.
 
     Args:
-        data: a whole image file, or pixels (H, W, C) uint8 or float32.
         resize: another rule; see `EvalResize`.
     """
     picture = Picture(data)

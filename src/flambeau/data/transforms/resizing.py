@@ -36,8 +36,7 @@ def resized_part(
     """A part of an 8-bit picture in another size (height, width), as sharp as PIL or torch make it.
 
     A JPEG is decoded at 1/2, 1/4 or 1/8 of its size only if that leaves three times the sides of the result:
-    if it left only the sides of the result, that would be softer by 4 to 7 % (mean second differences of
-    photographs, at 128 and 64 pixels), and for photographs of 500 x 375 it saves hardly any time.
+    less is softer by 4 to 7 % (mean second differences of photographs, at 128 and 64 pixels).
     """
     out = torch.empty(*size, channels, dtype=torch.uint8)
     fill_part(picture, box, interpolation, mirror=mirror, out=out, least_share=3)

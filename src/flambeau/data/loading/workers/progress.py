@@ -106,9 +106,9 @@ def reading(index: int) -> Iterator[None]:
 
 
 def defer_worker_deaths() -> None:
-    """Report the death of a worker where its batch is awaited; to be called after torch's handler is set.
+    """Report a worker's death where its batch is awaited; call it after torch's handler is set.
 
-    Torch's handler of SIGCHLD raises wherever the main thread happens to be, in the middle of a step.
+    Torch's handler of SIGCHLD raises in the middle of a step.
     """
     if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
         return

@@ -39,10 +39,10 @@ class _Piped(NamedTuple):
 
 
 def to_send(batch: Any, *, workers: int) -> Any:
-    """The batch itself; or, if shared memory has no room for one from each worker, a batch sent by value.
+    """The batch; by value, if shared memory has no room for one from each worker.
 
-    Containers commonly have 64 MiB of /dev/shm, and a worker that writes more dies of a bus error. Values go
-    through a pipe, which costs two more copies.
+    Containers commonly have 64 MiB of /dev/shm, beyond which a worker dies of a bus error. A pipe costs two
+    more copies.
     """
     return batch if has_room(batch, workers=workers) else map_tensors(batch, _Piped.of)
 
@@ -70,10 +70,9 @@ def received(batch: Any) -> Any:
 
 
 def pinned(batch: Any) -> Any:
-    """The batch in page-locked memory; tensors that are pinned already are not copied.
+    """The batch in page-locked memory; pinned tensors are not copied.
 
-    Torch's allocator reuses pinned memory once its tensor is gone and copies from it are done: after the
-    first batches nothing is allocated.
+    Torch reuses pinned memory: after the first batches nothing is allocated.
     """
     return map_tensors(batch, lambda t: t if t.is_pinned() else t.pin_memory())
 

@@ -16,8 +16,7 @@ _ROLE_OF = {word: role for role, words in _WORDS.items() for word in words}
 
 
 def role_of(name: str) -> tuple[str, str] | None:
-    """The part ('' if the name has none) and the role that the name of an array stands for; None without a
-    known role.
+    """Part ('' for none) and role that an array's name stands for; None without a known role.
 
     Roles are 'images', 'labels', 'classes' and 'offsets': `Val/Images` is ('val', 'images').
     """

@@ -75,9 +75,9 @@ def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source
 class ArraySource:
     """Images of one part of a file of arrays.
 
-    Images are (N, H, W), (N, H, W, C) or (N, C, H, W) of uint8 or uint16, or of floating-point numbers that
-    are exactly k / 255 (see `float_to_uint8`); or N image files of one of decode.FORMATS, as byte strings, as
-    arrays of uint8 of any length, or as one array of uint8 with offsets. Labels are N numbers or words.
+    Images are (N, H, W), (N, H, W, C) or (N, C, H, W) of uint8, uint16 or floating-point numbers that are
+    exactly k / 255 (see `float_to_uint8`); or N image files of decode.FORMATS, as byte strings, arrays of
+    uint8, or one array of uint8 with offsets. Labels are N numbers or words.
     """
 
     def __init__(

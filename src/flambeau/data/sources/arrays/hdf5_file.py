@@ -93,10 +93,10 @@ def _cached(file: Any, name: str, chunk_bytes: int) -> Any:
 
 
 class HeapRows:
-    """Vectors of uint8 of any length, such as image files; this class itself walks the heaps that hold them.
+    """Vectors of uint8, such as image files; this class itself walks the heaps that hold them.
 
-    The library loops forever if the size of an object in a heap is damaged (2.0.0 does), and cannot be
-    interrupted; text is left to it nevertheless.
+    The library (2.0.0) loops forever, not to be interrupted, if an object's size in a heap is damaged; text
+    is left to it nevertheless.
     """
 
     def __init__(self, path: Path, references: Rows) -> None:
@@ -172,7 +172,7 @@ def open_hdf5(path: Path) -> dict[str, Rows]:
 def check_chunks(path: Path) -> tuple[bool, list[str]]:
     """Whether all chunks of images have checksums; and a sentence for each array with absent chunks.
 
-    A chunk that was never written, or belongs to another file that is missing, reads as the fill value.
+    A chunk never written, or of a missing file, reads as the fill value.
     """
     checked: list[bool] = []
     absent: list[str] = []

@@ -181,11 +181,10 @@ def absent_chunks(name: str, lost: int, count: int) -> str:
 
 
 def open_npy(path: Path, *, labelled: bool = True) -> dict[str, Rows]:
-    """Images in an .npy file, and their labels in the first candidate file beside it.
+    """Images in an .npy file, and their labels in the first of these files beside it.
 
-    For NAME.npy these are NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target
-    instead of x, images, image, imgs or data (y_train.npy beside x_train.npy), labels.npy and y.npy; each
-    also as .txt, one label per line.
+    NAME_labels.npy, NAME.labels.npy, NAME with y, labels, label, targets or target for x, images, image, imgs
+    or data (y_train.npy beside x_train.npy), labels.npy, y.npy; each also as .txt, one label per line.
     """
     images = _npy_rows(path)
     if isinstance(images, RefusedRows):
@@ -226,8 +225,8 @@ def open_npz(path: Path) -> dict[str, Rows]:
 def open_pth(path: Path) -> dict[str, Rows]:
     """The tensors of a file of torch.save by name, mapped, not read.
 
-    It holds a dict (possibly of dicts, for the parts of the data), a tuple (images, labels) or
-    (images, labels, classes), or a list of pairs (image, label).
+    It holds a dict (or dicts of the parts), a tuple (images, labels) or (images, labels, classes), or a list
+    of pairs (image, label).
     """
     with path.open("rb") as file:
         if file.read(4) != b"PK\3\4":

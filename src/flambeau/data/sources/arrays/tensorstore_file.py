@@ -65,11 +65,11 @@ class StoreRows:
 
 
 def open_store(folder: Path) -> dict[str, Rows]:
-    """The arrays in a folder by name, and lists of text in attributes, such as class names.
+    """The arrays of a folder by name, and lists of text in attributes, such as class names.
 
-    Axes of N5 are those of NumPy as z5py and zarr write them: the last of `dimensions` is the first axis.
-    But if a one-dimensional array, such as labels, is as long as the first of `dimensions` and none is as
-    long as the last, they are in NumPy's order: tensorstore writes an array of shape (N, H, W) so.
+    Of N5 the last of `dimensions` is NumPy's first axis, as z5py and zarr write it. But if a one-dimensional
+    array, such as labels, is as long as the first of `dimensions` and none as the last, they are in NumPy's
+    order, as tensorstore writes them.
     """
     extra("tensorstore", what=f"{folder}")
     rows: dict[str, Rows] = {}
@@ -119,8 +119,8 @@ def store_sample(folder: Path) -> str:
 def check_chunks(folder: Path) -> tuple[bool, list[str]]:
     """Whether all chunks of images have checksums; and a sentence for each array with absent chunks.
 
-    Absent chunks read as the fill value: a feature of the formats, and the effect of a lost file. Chunks
-    within a file of several (a shard) are not checked.
+    Absent chunks read as the fill value, by design or after the loss of a file. Chunks within a shard are not
+    checked.
     """
     checked = True
     absent = []

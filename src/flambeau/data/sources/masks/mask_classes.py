@@ -59,8 +59,8 @@ class MaskClasses:
 
     Attributes:
         values: the number of each in the masks.
-        ignored: numbers that occur and count as nothing.
-        remark: how they were found, for the first lines of a training.
+        ignored: numbers that occur and do not count.
+        remark: how they were found, for a training's first lines.
     """
 
     names: tuple[str, ...]
@@ -94,8 +94,8 @@ def names_beside(folder: Path) -> NamedValues | None:
 def names_in(path: Path) -> NamedValues:
     """The names in a file.
 
-    Each line is a name, of 0, 1, 2 and so on, or a number and its name; ADE20K's table of five columns and a
-    name has the number in the first one.
+    Each line is a name, of 0, 1, 2 and so on, or a number and its name; ADE20K's table has the number in the
+    first column.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
@@ -138,8 +138,8 @@ def found_classes(
 ) -> MaskClasses:
     """The classes of masks, by (N, 256) counts of the numbers in each.
 
-    `ignore` is the number that the user wants to be ignored; None: 255, unless it has a name. InputError: a
-    number without a name, or masks in which nothing is left to learn.
+    `ignore`: None is 255, unless it has a name. InputError: a number without a name, or nothing left to
+    learn.
     """
     used = [int(value) for value in np.flatnonzero(counts.sum(0))]
     if not used:

@@ -27,8 +27,8 @@ _MOST_VALUE = 255
 def decoded_mask(data: "bytes | NDArray[Any] | Image.Image") -> Mask:
     """The numbers in a mask, unchanged: the indices of a palette, or the levels of gray.
 
-    It is a whole file without loss (PNG, GIF, BMP, TIFF, PPM, WebP), or whole numbers (H, W) or (H, W, 1).
-    DecodeError: damaged, too large, in color, a JPEG, or numbers that are not in 0 .. 255.
+    Of a lossless file (PNG, GIF, BMP, TIFF, PPM, WebP), or whole numbers (H, W) or (H, W, 1). DecodeError:
+    damaged, too large, in color, a JPEG, or numbers outside 0 .. 255.
     """
     if isinstance(data, np.ndarray):
         return _of_array(data)

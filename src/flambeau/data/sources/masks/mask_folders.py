@@ -46,12 +46,12 @@ class MaskedFiles(FileSet):
 
 @dataclass(frozen=True)
 class MaskPairs:
-    """Files of a folder that belong together: names relative to `root`, with slashes.
+    """Files that belong together: names relative to `root`, with slashes.
 
     Attributes:
         parts: train, val or test of each; None if the folder does not say.
         left_out: images without a mask, and other files.
-        named: the names of the numbers in the masks, if the folder says them.
+        named: what the masks' numbers are, if the folder says it.
     """
 
     root: Path
@@ -64,12 +64,11 @@ class MaskPairs:
 
 
 def mask_pairs(root: Path, *, wanted: bool = False) -> MaskPairs | None:
-    """The images of a folder with their masks; None if it does not look like one of these.
+    """The images of a folder with their masks; None if it does not look like that.
 
-    Such a folder has one of images (images/, img/, JPEGImages/ ...) and one of masks (masks/, annotations/,
-    labels/, SegmentationClass/ ...), with files of equal names at equal places, and train/ and val/ below or
-    above both; or it is that of Pascal VOC. InputError: a mask without an image; or no such folder, if the
-    user says that there are masks (`wanted`).
+    It has images/ (img/, JPEGImages/ ...) and masks/ (annotations/, labels/, SegmentationClass/ ...), with
+    files of equal names at equal places, and train/ and val/ below or above both; or it is Pascal VOC.
+    InputError: a mask without an image; or no such folder, if masks are `wanted`.
     """
     folders = _folders(root)
     below = class_folders(root)

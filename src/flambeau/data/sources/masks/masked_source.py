@@ -53,10 +53,10 @@ class Masks:
 
     Attributes:
         read: a whole file, or an array, by position; OSError if it cannot be read.
-        fingerprint: SHA-256, hexadecimal, of their names and sizes.
-        stamp: changes if one of them is written again.
+        fingerprint: SHA-256, hexadecimal, of names and sizes.
+        stamp: changes if one is written again.
         file_at: the file of a mask; None if they have none of their own.
-        known: the counts of their numbers, and the masks with a problem, if these are known already.
+        known: the counts of their numbers, and the masks with a problem, if known already.
     """
 
     read: Callable[[int], Any]
@@ -115,14 +115,13 @@ def _time_of(path: Path) -> int:
 class MaskedSource:
     """A source of images, and the mask of each.
 
-    All masks are read once when it is opened, to know their classes; what was found is kept beside them.
+    All masks are read once when it is opened, for their classes; the result is kept beside them.
 
     Attributes:
-        labels: (N, K) float32, the share of the pixels of each image that are of each class; the rest of them
-            is ignored.
-        are_named: the names of the classes do not depend on the numbers that occur.
-        mask_values: the number of each class in the masks.
-        counts: (N, 256) uint32, the pixels of each number.
+        labels: (N, K) float32, each class's share of an image's pixels; the rest is ignored.
+        are_named: the class names do not depend on the numbers that occur.
+        mask_values: each class's number in the masks.
+        counts: (N, 256) uint32, pixels of each number.
     """
 
     task: TaskName = "segmentation"

@@ -34,18 +34,18 @@ _NO_LABEL = -1  # Hugging Face's value for a missing label
 class ArrowSource:
     """Images in an Arrow file, in its order.
 
-    `choose_columns` finds the columns. An image is a file as bytes or, if a row has none, the file at its
-    path, relative to the folder of the table. All labels are read once.
+    `choose_columns` finds the columns. An image is a file as bytes, else the file at its path, relative to
+    the table's folder. All labels are read once.
 
     Args:
-        data: the Arrow file with its images, if it is another file.
-        unread: the columns of the table that are not in that file.
-        alone: no file beside the table is read: a row without bytes and with a path is refused.
+        data: the Arrow file with its images, if another.
+        unread: columns of the table that are not in that file.
+        alone: no file beside the table is read: a row with only a path is refused.
         row_groups: (G,) rows of each row group of a Parquet file.
 
     Attributes:
-        column: the part of the schema with the bytes of the images, as Parquet names it.
-        is_copied: the images are read from another file than the table.
+        column: the schema's part with the images' bytes, as Parquet names it.
+        is_copied: images are read from another file than the table.
         image_sizes, image_blocks: see `image_blocks`.
     """
 

@@ -87,8 +87,8 @@ def choose_columns(
     """The columns of images and labels.
 
     The image is the one column of the feature Image, else the one struct with `bytes`, else the one column of
-    bytes; the label is a column with one of the usual names, else the one column of the feature ClassLabel.
-    Of several images the usual names decide: `image`, `img`, ...
+    bytes, and of several that with a usual name (`image`, `img`, ...); the label is a column with a usual
+    name, else the one of the feature ClassLabel....
     """
     try:
         return _chosen(schema, path, labelled, image)

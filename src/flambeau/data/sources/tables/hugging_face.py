@@ -40,10 +40,10 @@ print("\\n" + json.dumps(answer))
 def open_hub(
     name: str, *, download: bool, labelled: bool = True, choice: TargetChoice = FOUND
 ) -> tuple[Source, Source | None]:
-    """The images of a data set to train on, the split `train` or the only one, and those to validate on.
+    """The images of a data set to train on, the split `train` or the only one, and to validate on.
 
-    Its name is NAME or NAME:CONFIG of the Hub, or a folder, as `load_dataset` takes them; without `download`
-    only what `datasets` loaded before is read.
+    `name` is NAME or NAME:CONFIG of the Hub, or a folder, as for `load_dataset`; without `download` only what
+    `datasets` loaded before is read.
     """
     if importlib.util.find_spec("datasets") is None:
         extra("datasets", what=f"hf:{name}")

@@ -49,9 +49,9 @@ class MaskColumns(NamedTuple):
 
 
 def mask_columns(schema: Any, path: Path, choice: TargetChoice) -> MaskColumns | None:
-    """The columns of a table for segmentation; None if it is not one, or for another task.
+    """The columns of a table for segmentation; None if it is for another task.
 
-    Without a task that the user names, a table with a column of labels is one of labels.
+    Unless the user names the task, a column of labels makes it a table of labels.
     """
     if choice.task not in (None, "segmentation"):
         return None

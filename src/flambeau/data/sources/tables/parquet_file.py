@@ -46,9 +46,8 @@ def open_parquet(
 ) -> ArrowSource | MaskedSource:
     """The images of a Parquet file.
 
-    When the file is opened for the first time, they are copied into $FLAMBEAU_DATA or ~/.cache/flambeau/data;
-    after the file has changed, a new copy replaces the old one. With a folder `copies` the copy is made
-    there, without a message; then no file beside the table is read, as by `ArrowSource` with `alone`.
+    They are copied once into $FLAMBEAU_DATA or ~/.cache/flambeau/data, and again when the file has changed.
+    With a folder `copies` the copy is made there, without a message, and no file beside the table is read.
     """
     try:
         status = path.stat()

@@ -26,10 +26,10 @@ _TAIL = 8  # at the end of a file: the length of its metadata, and PAR1
 
 @dataclass(frozen=True)
 class RowGroups:
-    """How the rows of a Parquet file are divided, and where its metadata lie.
+    """The row groups of a Parquet file, and where its metadata lie.
 
     Attributes:
-        columns: that hold a file of each row: its image, and its mask if there are masks.
+        columns: with a file of each row: its image, and its mask, if any.
         lengths: (G,) int64, rows of each row group.
         footer_start, footer_size, footer_crc: where the metadata at the end lie, and their CRC-32.
     """
@@ -69,8 +69,8 @@ def unpacked_rows(
 ) -> Iterator[tuple[bytes | None, ...]]:
     """The files in each row of a group; None where a row has none.
 
-    `num_bytes` is that of all its files, by the index; `read` gives the bytes start .. stop of the file.
-    ValueError, OSError: it is another file than that of the index, or damaged; or what `read` raises.
+    `num_bytes` is that of all its files, by the index; `read` gives bytes start .. stop. ValueError, OSError:
+    not the index's file, or damaged; or what `read` raises.
     """
     pa = extra("pyarrow", what="Parquet")
     parquet = extra("pyarrow.parquet", what="Parquet")

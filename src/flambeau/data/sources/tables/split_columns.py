@@ -21,7 +21,7 @@ class SplitColumns(NamedTuple):
 def split_columns(
     path: Path, schema: Any, batches: Iterator[Any], choice: TargetChoice
 ) -> SplitColumns:
-    """The columns that `choice` names; batches of pyarrow are read if a column is named.
+    """The columns that `choice` names; pyarrow's batches are read if there is one.
 
     InputError: no such column, a row without a group, or a part that is none.
     """

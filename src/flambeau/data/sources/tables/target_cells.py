@@ -42,10 +42,10 @@ class TableTargets(NamedTuple):
 def other_targets(
     path: Path, schema: Any, batches: Iterator[Any], choice: TargetChoice
 ) -> TableTargets | None:
-    """The targets of a table; None if they are those in its column of labels, one class for each image.
+    """The targets of a table; None if its column of labels has one class per image.
 
-    Batches of pyarrow are read if a column may hold such targets. InputError: no such column, or cells that
-    do not fit the task.
+    Pyarrow's batches are read if a column may hold such targets. InputError: no such column, or cells that do
+    not fit the task.
     """
     pa = extra("pyarrow", what=f"{path}")
     features = features_of(schema.metadata or {}, path)
