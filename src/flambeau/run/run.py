@@ -344,8 +344,8 @@ class Run:
     def stop(self) -> None:
         """End the run after the current step, as finished: its weights are published.
 
-        The loop's body for this epoch still runs to its end. Any of several processes may call it: all then
-        end the run at the next checkpoint or end of an epoch, where they agree.
+        The loop's body for this epoch still runs to its end. Any process may call it: all end the run at the
+        next checkpoint or end of an epoch, where they agree.
         """
         self._loop.stop_requested = True
 
@@ -358,8 +358,7 @@ class Run:
         """The remaining batches of this epoch, on the model's device.
 
         Before each one torch's generators are seeded by (seed, epoch, position), so a resume draws the same
-        dropout as a run that was never stopped. Lines and checkpoints that are due are written between two
-        steps; it raises what `epochs` raises.
+        dropout. Due lines and checkpoints are written between steps; it raises what `epochs` raises.
         """
         check_made_here(self._maker)
         state = self.state
@@ -405,14 +404,14 @@ class Run:
     def steps(self, loss_of: Callable[[Any], Tensor], *, halves: bool = True) -> Iterator[int]:
         """The loop over `batches` with a function as its body: `step(loss_of(batch))` in `halving`.
 
-        `parts` with SyncBatchNorm needs it, because all parts of a step are computed together.
+        `parts` with SyncBatchNorm needs it, to compute a step's parts together.
 
         Args:
             loss_of: from a batch to its loss, as `step` takes it; may log values of the batch.
             halves: out of memory halves the micro-batch, as in `halving`.
 
         Yields:
-            The number of steps done, after each step.
+            The number of steps done.
         """
 
         def do(batch: Any) -> None:
@@ -433,9 +432,9 @@ class Run:
     def halving(self) -> contextlib.AbstractContextManager[None]:
         """Around a batch's forward pass, `step` and `log`: out of memory there halves the micro-batch.
 
-        The step starts over with the same samples, in twice as many forward passes; values that were logged
-        inside count once. A batch of an evaluation is cut in two. Several processes all leave with exit code
-        71 instead; started again, they continue from the newest checkpoint in smaller micro-batches.
+        The step starts over with the same samples, in twice as many forward passes; values logged inside
+        count once. An evaluation's batch is cut in two. Several processes leave with exit code 71 instead;
+        started again, they continue from the newest checkpoint in smaller micro-batches.
         """
         return self._memory.around()
 
@@ -468,9 +467,9 @@ class Run:
         """Count values of the last batch; metrics.jsonl gets their mean over samples.
 
         Args:
-            values: by name: a mean over the batch (0-d or a number), or values of each sample (N, ...). For a
-                name in `metrics`: what its `update` takes, such as (logits, targets). In an evaluation
-                `predictions=(logits, targets, images)`, or without the images, are for the report.
+            values: by name: a mean over the batch (0-d or a number), or values of each sample (N, ...); for a
+                name in `metrics` what its `update` takes, such as (logits, targets). In an evaluation
+                `predictions=(logits, targets, images)`, or without images, are for the report.
         """
         loop = self._loop
         metrics = self._parts.metrics
@@ -490,8 +489,8 @@ class Run:
     ) -> Iterator[Any]:
         """The batches of a data set, each sample once, with the model in evaluation mode and no gradients.
 
-        Inside, the model has the averaged weights if there are any, and what is logged becomes one line of
-        metrics.jsonl. Its random draws neither depend on training nor change it.
+        Inside, the model has any averaged weights, and what is logged becomes one line of metrics.jsonl. Its
+        random draws neither depend on training nor change it.
         """
         check_made_here(self._maker)
         check_no_other_trains()

@@ -75,9 +75,9 @@ class TrainingResult:
 
     Attributes:
         folder: of the run; `load` and `evaluate` take it.
-        weights: which weights model.safetensors holds: averaged, best, or last.
-        step: the step that they are from.
-        metrics: of the last evaluation of exactly these weights; None where one was not finite.
+        weights: what model.safetensors holds: averaged, best, or last.
+        step: that they are from.
+        metrics: of the last evaluation of these weights; None where one was not finite.
     """
 
     folder: Path
@@ -474,19 +474,18 @@ def load(
 
     Args:
         run: folder of a run of `flambeau train`, or of a `Run` with a `builder`; or its address in a store.
-            Or a list of at least two that learned the same classes: the mean of their probabilities, or of
-            their numbers.
+            Or a list of at least two that learned the same: the mean of their probabilities or numbers.
         image_size: side of the images for the model, pixels; None for that of the training.
-        trust: run the file of code that the folder names for its model, even if nothing shows that you have
-            made the folder here; your own runs do not need it.
-        say: takes a line that names such a file, and warnings: weights of an unfinished run, or a changed
-            file of the model. None: standard error, and Python warnings.
+        trust: run the model's file of code that the folder names, even if nothing shows that you have made it
+            here; your own runs do not need it.
+        say: takes a line that names such a file, and warnings: an unfinished run, a changed file. None:
+            standard error, and Python warnings.
 
     Returns:
-        A function of images; see `Predictor`, and of a list `EnsemblePredictor`.
+        A `Predictor`, or of a list an `EnsemblePredictor`, to call on images.
 
     Raises:
-        InputError: not such a run, no weights yet, damaged ones, or a size that the model cannot take.
+        InputError: no such run, no weights yet, damaged ones, or a size that the model cannot take.
 
     Example:
         >>> predictor = load("runs/photos")  # doctest: +SKIP
@@ -517,18 +516,18 @@ def evaluate(
     """Measure a model on labelled images, each counted once.
 
     Args:
-        run: folder of a run, or what `load` returned; a list of folders, as one model: the result has the
-            figures of each, too.
-        data: as for `flambeau train`; its validation part is used, if any, and else the images that the
-            model was not trained on. With `test` where these images are now (None: where the run says).
-        test: count the images that the run keeps for a test (the setting `test` of `train`), and record it in
-            its folder, or in that of its sweep. Refused a second time.
-        again: a second look at them all the same, recorded as one.
+        run: folder of a run, or what `load` returned; or a list of folders, as one model, with the figures of
+            each, too.
+        data: as for `flambeau train`; of it the validation part, else the images that the model was not
+            trained on. With `test` where these are now (None: where the run says).
+        test: count the images that the run keeps for a test (`test` of `train`), and record it in its folder,
+            or its sweep's. Refused a second time.
+        again: a second look all the same, recorded as one.
         image_size: as for `load`.
-        flip_tta: average the probabilities of each image and its mirror image.
+        flip_tta: average each image's probabilities with its mirror image's.
         workers: processes that read; 0 reads in this one.
         skip_bad_images: how many unreadable images to leave out.
-        all_images: also those that the model was trained on; the result says how many these are.
+        all_images: also those trained on, which the result counts.
         download: download what is missing of a data set by name.
         trust: as for `load`.
         progress: show a bar on a terminal or in a notebook.
@@ -538,8 +537,7 @@ def evaluate(
         The figures and the predictions; printing it shows them.
 
     Raises:
-        InputError: a run or data that cannot be used, classes that the run does not know, bad images, or no
-            images but those that the model was trained on.
+        InputError: an unusable run or data, unknown classes, bad images, or none but those trained on.
 
     Example:
         >>> evaluation = evaluate("runs/photos", "photos")  # doctest: +SKIP
@@ -605,7 +603,7 @@ def evaluate_test(
 
     Args:
         trained: the model of the runs.
-        runs: their folders; several are those of one trial of a sweep.
+        runs: folders, several of one trial of a sweep.
         data: where the images are now; None: where the run says.
         again: it is not the first look.
 
@@ -727,7 +725,7 @@ def measure(
     """Like `evaluate`, with a loaded model and a source of its classes.
 
     Args:
-        keep: takes the outputs and targets of each batch; of several models the joint outputs.
+        keep: takes outputs (of several models the joint ones) and targets of each batch.
         facts: further fields of the evaluation.
     """
     loader, bad = read_model(trained, source, workers=workers, skip_bad_images=skip_bad_images)

@@ -148,8 +148,8 @@ def set_up(
 
     Args:
         replay_from: a checkpoint folder to start from, writing nothing.
-        micro_batch: samples per forward pass, if fewer than in the settings; 'auto' finds how many fit.
-        before_run: called when everything but the run is made, so after most errors.
+        micro_batch: samples per forward pass, if fewer than set; 'auto' finds how many fit.
+        before_run: called when all but the run is made, so after most errors.
     """
     settings = prepared.settings
     facts = prepared.facts
@@ -309,7 +309,7 @@ def new_model(
 ) -> tuple[nn.Module, list[str]]:
     """The model before its first step, frozen, recomputed and sharded as set, and lines for the user.
 
-    Only rank 0 loads weights; the others get them from it later.
+    Only rank 0 loads weights, and shares them later.
     """
     # A checkpoint has the weights: do not download them, which may have become impossible.
     started = replay_from is not None or checkpoint_folders(folder / "checkpoints")
@@ -347,9 +347,9 @@ def new_model(
 def init_from_images(
     model: nn.Module, inputs: Callable[[int], list[Tensor]], *, preset: str | None = None
 ) -> None:
-    """Give a model that begins with what it sees some training images, by its method of this name.
+    """Give training images to a model with a method of this name.
 
-    InputError: the settings are those of a preset for such models, and this is another one.
+    InputError: the preset is for such models, and this is none.
     """
     initialize = getattr(model, "init_from_images", None)
     if initialize is not None:

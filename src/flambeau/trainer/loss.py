@@ -169,9 +169,9 @@ class SeveralTeachers:
 def make_teacher(
     settings: ResolvedSettings, facts: DataFacts, device: torch.device
 ) -> AdaptedTeacher | SeveralTeachers | None:
-    """The teacher of a run, if any, or several as one, on the device of the training.
+    """The teacher of a run, if any, or several as one, on the device.
 
-    InputError: not a finished run, of other data, or changed since this run was started.
+    InputError: no finished run, of other data, or changed since this run began.
     """
     if settings.distillation is None:
         return None

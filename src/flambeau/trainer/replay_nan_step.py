@@ -19,8 +19,7 @@ from flambeau.trainer.trial_training import trial_training
 def replay_nan_step(path: Path, *, trust: bool = False, say: Callable[[str], None]) -> int:
     """Run from the checkpoint before the step to the step itself, exactly as the run did.
 
-    0 if the step was bad again, 1 if not; NotFinite: an earlier step is bad this time. `trust`: run the code
-    that the run names, even if nothing shows that this user has made it.
+    0 if the step was bad again, 1 if not; NotFinite: an earlier one is. `trust`: as for `load_trained`.
     """
     bad = BadStep.read(path)
     folder = RunFolder(path.parent)

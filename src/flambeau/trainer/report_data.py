@@ -31,12 +31,12 @@ _MAX_KEPT = 8  # evaluations: after a rollback an earlier one is published
 class ReportData:
     """Writes what a report shows of the weights that a run would publish; only in the first process.
 
-    A file that cannot be written is reported, and does not end the training.
+    A file that cannot be written is reported only.
 
     Args:
         folder: None writes nothing, as in a replay.
-        has_unit: pixels are uint8 or from 0 to 1, not in an unknown unit.
-        check_data: returns what looks wrong with the data, in about `seconds`; called at the end of the run.
+        has_unit: pixels are uint8 or from 0 to 1.
+        check_data: what looks wrong with the data, in about `seconds`; called at the end of the run.
     """
 
     def __init__(
@@ -67,10 +67,9 @@ class ReportData:
         end: SampleHistory | None,
         say: Callable[[str], None],
     ) -> None:
-        """Note the evaluation that has just ended, and the step of the weights that the run would publish
-        now.
+        """Note the evaluation that has just ended, and the step of the weights to publish now.
 
-        `end`: the history of the training images, if the run ends here.
+        `end`: the training images' history, if the run ends here.
         """
         folder = self._folder
         if folder is None or self.metric.last is None:

@@ -86,9 +86,9 @@ class Soup:
 
     Attributes:
         better: whether more or less of it is better.
-        greedy_runs: what is in it, in the order in which it was added.
+        greedy_runs: what is in it, in the order of adding.
         took: which of the two is in the folder.
-        num_norm_images: training images on which the statistics of BatchNorm were made; 0 without BatchNorm.
+        num_norm_images: training images for BatchNorm's statistics; 0 without BatchNorm.
     """
 
     folder: str
@@ -204,11 +204,10 @@ def make_soup(
     trust: bool = False,
     say: Callable[[str], None],
 ) -> Soup:
-    """Average the weights of finished runs of one network, and write the better of two soups as a finished
-    run.
+    """Average the weights of finished runs of one network, and write the better of two soups as a run.
 
-    `trust`: run the code that the runs name, even if nothing shows that this user has made it. InputError:
-    runs that cannot be averaged, `out` exists, or no average is better than the best run.
+    `trust`: as for `load_trained`. InputError: runs that cannot be averaged, `out` exists, or no average is
+    better than the best run.
     """
     if len(runs) < 2:
         raise InputError(f"a soup is made of at least two runs, got {len(runs)}")
@@ -297,10 +296,10 @@ def mean_of_states(states: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def renew_batchnorm(trained: Trained, norms: Sequence[nn.Module], batches: Any) -> int:
-    """Make running statistics of BatchNorm the plain mean of those of batches, as torch's `update_bn` does.
+    """Make running statistics of BatchNorm the plain mean of those of batches, as torch's `update_bn`.
 
-    All other modules stay in evaluation mode, so that nothing is random. A batch of less than `BATCH` images
-    is left out, unless it is the only one. Returns the number of images.
+    Other modules stay in evaluation mode. A batch below `BATCH` images is left out, unless it is the only
+    one. Returns the number of images.
     """
     before = [norm.momentum for norm in norms]
     for norm in norms:

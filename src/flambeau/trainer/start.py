@@ -55,10 +55,9 @@ from flambeau.trainer.tasks.all_tasks import TASK_TYPES
 
 @dataclasses.dataclass(frozen=True)
 class ProgressOptions:
-    """Who follows a training, besides the lines for the user: `listener`, a program, gets events on the first
-    process.
+    """Who follows a training: `listener`, a program, gets events on the first process.
 
-    `track`: functions that get the lines of metrics.jsonl, besides the trackers of the settings.
+    `track`: functions of the lines of metrics.jsonl, besides the settings' trackers.
     """
 
     bar: bool = True
@@ -81,10 +80,10 @@ def start(
     """Train, or continue, with the watchdog between the processes running from start to end.
 
     Args:
-        given: those of them that the user gave.
-        find_lr: takes the curve of a learning-rate range test, which is made instead of the training.
-        trust: run code that only the folder of the run or of its teacher names, even if nothing shows that
-            this user has made that folder.
+        given: those that the user gave.
+        find_lr: takes the curve of a learning-rate range test, made instead of the training.
+        trust: run code that only the folder of the run or its teacher names, even if nothing shows that this
+            user has made it.
     """
     batch = parse_batch_size(settings.batch_size)
     given = _with_number(given)

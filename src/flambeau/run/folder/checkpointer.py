@@ -46,11 +46,11 @@ EXTRA_STATE = "_extra_state"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run between two steps; its tensors are copies on the CPU that nothing writes to.
+    """A run between two steps, in copies on the CPU.
 
     Attributes:
         ema: the averaged weights, or None.
-        state: everything else, readable by torch.load(weights_only=True).
+        state: all else, for torch.load(weights_only=True).
         meta: JSON for `flambeau verify` and for people.
     """
 
@@ -96,9 +96,9 @@ class Checkpointer:
         """Start writing; waits only for a save that is still running.
 
         Args:
-            best: name of a checkpoint to keep at any age.
-            rollback: name of another, to which a rollback would return.
-            before: runs first, in the thread (syncs metrics.jsonl to the disk).
+            best: a checkpoint to keep at any age.
+            rollback: another, to which a rollback would return.
+            before: runs first, in the thread (syncs metrics.jsonl).
             began: when the snapshot began, by time.monotonic; None: now.
         """
         self.wait()
@@ -145,11 +145,11 @@ class Checkpointer:
     def restore_latest(
         self, *, say: Callable[[str], None], newest: str | None = None
     ) -> "Restored | None":
-        """The newest checkpoint that is whole for every rank, not later than `newest`; damaged ones are set
-        aside and reported.
+        """The newest checkpoint, up to `newest`, that is whole for every rank; damaged ones are set aside and
+        reported.
 
-        On rank 0 InputError: there are checkpoints, but none is whole; OSError: one could not be read, which
-        says nothing about its content. FailedElsewhere on the other ranks.
+        On rank 0 InputError: no checkpoint is whole; OSError: one could not be read, which says nothing about
+        its content. FailedElsewhere on the other ranks.
         """
         ranks = self._ranks
         damaged = list[CheckpointDamaged]()

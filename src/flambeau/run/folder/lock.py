@@ -19,7 +19,7 @@ class RunLock:
     def take(self) -> None:
         """Keep other processes out until `release` or the end of this process.
 
-        InputError: another process trains here, or a link would lead what is written out of the folder.
+        InputError: another process trains here, or a link leads out of the folder.
         """
         _refuse_links(self._folder)
         try:

@@ -12,9 +12,9 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 
 
 class MetricsLog:
-    """Appends lines, each in one write, so a killed run leaves at most a torn last line.
+    """Appends lines, each in one write, so a kill leaves at most a torn last line.
 
-    What is beyond `keep_bytes`, the length at the checkpoint, will be written again.
+    What is beyond `keep_bytes`, the length at the checkpoint, is written again.
     """
 
     def __init__(self, path: Path, *, keep_bytes: int) -> None:

@@ -21,9 +21,9 @@ class MicroBatches:
     """Batch sizes after memory ran out.
 
     Attributes:
-        step: the last step in which memory ran out, from 1; 0 if never.
-        training: samples per forward pass of all processes together; None: as the settings say.
-        evaluation: samples per forward pass of an evaluation per process; None: the whole batch.
+        step: last step that ran out of memory, from 1; 0 if none.
+        training: samples per forward pass of all processes; None: as set.
+        evaluation: samples per forward pass and process; None: the whole batch.
     """
 
     step: int = 0

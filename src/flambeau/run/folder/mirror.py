@@ -44,15 +44,14 @@ _BEHIND = "not all of the run is in its mirror: the same command, also of a fini
 
 
 def fetch(folder: Path, address: str, *, fresh: bool = False, is_copy: bool = False) -> str | None:
-    """Bring the run of a mirror to this machine, if there is none in the folder; what was brought, for the
-    user.
+    """Bring a mirror's run to this machine, if the folder has none; what was brought, for the user.
 
     Args:
         fresh: a new run is about to begin in the folder.
-        is_copy: the folder is that of a run in the store: where the store is further, it is set aside.
+        is_copy: the folder is of a run in the store: where that is further, it is set aside.
 
     Raises:
-        InputError: the mirror is of another run, or further than the folder; or the store does not answer.
+        InputError: a mirror of another run, or further than the folder; or the store does not answer.
     """
     flags = [flag for flag, is_set in (("--fresh", fresh), ("--is-copy", is_copy)) if is_set]
     words = ["fetch", str(folder), mirror_address(address), *flags]
@@ -325,7 +324,7 @@ def _files_here(folder: Path) -> Iterator[str]:
 
 
 def files_there(address: str, store: Store) -> list[str]:
-    """The names of all files of a mirror, relative to it; without hidden ones, which are of no run.
+    """All file names of a mirror, relative to it, without hidden ones.
 
     InputError: there are far too many, or a name leads out of the folder.
     """

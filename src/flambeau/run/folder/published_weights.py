@@ -29,10 +29,10 @@ class Result:
     """The outcome of a run.
 
     Attributes:
-        weights: which weights model.safetensors holds: averaged, best, or last; or the mean of those of
-            several runs (`flambeau soup`).
-        metrics: of the last evaluation of exactly these weights; None where one was not finite.
-        sha256: of model.safetensors; None in runs of version 0.1.
+        weights: what model.safetensors holds: averaged, best, or last; or a mean of several runs (`flambeau
+            soup`).
+        metrics: of the last evaluation of these weights; None where one was not finite.
+        sha256: of model.safetensors; None in version 0.1.
     """
 
     weights: Literal["ema", "best", "last", "soup"]
@@ -50,8 +50,7 @@ class Best:
     """The best value of one metric so far, and its step.
 
     Args:
-        mode: 'max' or 'min': which values are better. NaN never is; of equal values the later one counts,
-            as it was trained longer.
+        mode: 'max' or 'min'. NaN is never better; of equal values the later one is.
     """
 
     def __init__(self, metric: str, mode: Literal["max", "min"]) -> None:
@@ -87,8 +86,8 @@ class Best:
     ) -> None:
         """Say once if the metric is missing in all evaluations so far, or was logged twice at one step.
 
-        `training`: names that were logged outside of evaluations. At the end of the run (`is_last`) a `best`
-        that the user has set is also missed without evaluations.
+        `training`: names logged outside of evaluations. At the end of the run (`is_last`) a `best` of the
+        user is also missed without evaluations.
         """
         if self._is_twice and not self._said_twice:
             self._said_twice = True
@@ -133,9 +132,9 @@ def publish(
     name_of: Callable[[int], str],
     say: Callable[[str], None],
 ) -> Result:
-    """Copy the verified weights of a checkpoint to model.safetensors, then write result.json.
+    """Copy a checkpoint's verified weights to model.safetensors, then write result.json.
 
-    The first of `results` that is whole; a damaged checkpoint is reported and skipped.
+    The first whole one of `results`; damaged ones are reported.
     """
     for result in results:
         try:

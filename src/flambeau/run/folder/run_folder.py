@@ -39,7 +39,7 @@ class RunFolder:
         self._claimed_from = Path()
 
     def read_config(self) -> dict[str, Any] | None:
-        """The configuration that the folder was made with; None where there is no run yet.
+        """The folder's configuration; None where there is no run yet.
 
         InputError: the folder holds something else, or the file cannot be read.
         """
@@ -89,11 +89,11 @@ class RunFolder:
             raise InputError(f"{self.config} cannot be read: {error}") from error
 
     def claim(self, identity: Identity, files: Mapping[str, bytes]) -> dict[str, Any] | None:
-        """Make the folder, or continue in it and return its configuration; from here on no other process may
-        write in it.
+        """Make the folder, or continue in it and return its configuration; no other process may write in it
+        then.
 
-        Changed settings that a resume permits are written later, by `update_config`. InputError: a run of
-        another configuration, or another process trains here now.
+        Permitted changes of settings are written later, by `update_config`. InputError: a run of another
+        configuration, or another process trains here.
         """
         toml = as_toml(identity.values)
         try:
@@ -124,10 +124,8 @@ class RunFolder:
         return stored
 
     def check_in_place(self) -> None:
-        """Refuse to write where the claimed folder is no more: all that follows would be lost, or elsewhere.
-
-        It was removed or renamed, or is relative to a working directory that has changed.
-        """
+        """Refuse to write where the claimed folder is no more: removed, renamed, or the directory has
+        changed."""
         if self._claimed is None or _inode(self.path) == self._claimed:
             return
         whole = self._claimed_from / self.path

@@ -56,9 +56,8 @@ _T = TypeVar("_T")
 class ShardedCheckpointer(Checkpointer):
     """`Checkpointer` for a run whose tensors are spread over ranks.
 
-    Every rank makes one, with a folder on a file system that all share, and calls the same methods. Each
-    writes its pieces of a snapshot, and rank 0 the rest. A failure is a SaveFailed on rank 0 and a
-    FailedElsewhere on the others.
+    Every rank makes one, with a folder that all share, and calls the same methods. Each writes its pieces,
+    and rank 0 the rest. A failure is SaveFailed on rank 0 and FailedElsewhere on the others.
     """
 
     def __init__(
@@ -133,9 +132,9 @@ class FailedOnRanks(Exception):
 def save_sharded(
     folder: Path, snapshot: Snapshot, layout: Layout, ranks: Ranks, *, disk: Disk | None = None
 ) -> None:
-    """Save the pieces of all ranks as one checkpoint, which survives a power failure once this returns.
+    """Save all ranks' pieces as one checkpoint; once this returns, it survives a power failure.
 
-    `state` and `meta` are taken from rank 0. FailedOnRanks on all ranks: `folder` was not made.
+    `state` and `meta` are rank 0's. FailedOnRanks on all ranks: `folder` was not made.
     """
     writer = CheckpointWriter(folder, disk=disk)
     state = dict[str, Any]()
@@ -239,13 +238,13 @@ def _index(chosen: Sequence[Mapping[str, Any]], name_of: Callable[[int], str]) -
 def restore_pieces(
     folder: Path, layout: Layout, *, rank: int, world: int, disk: Disk | None = None
 ) -> Restored:
-    """Read this rank's pieces of a checkpoint that any number of ranks has written.
+    """Read this rank's pieces of a checkpoint of any number of ranks.
 
-    A rank reads the files that hold something for it, and a share of the others, so that together the ranks
-    verify all. Tensors that do not fit the layout are returned whole, for `why_not_loadable`.
+    A rank reads the files with something for it, and a share of the others, so that all are verified. Tensors
+    that do not fit the layout are returned whole, for `why_not_loadable`.
 
     Raises:
-        CheckpointDamaged: something that this rank has read is not as it was saved.
+        CheckpointDamaged: what this rank has read is not as saved.
         OSError: a file could not be read, which says nothing about its content.
     """
     checkpoint = read_checkpoint(folder, only=lambda name: name in (INDEX, STATE), disk=disk)

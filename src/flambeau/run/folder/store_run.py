@@ -29,7 +29,7 @@ def working_folder(address: str) -> Path:
 
 
 def folder_and_mirror(out: str | Path, mirror: str | None) -> tuple[Path, str | None]:
-    """The folder of this disk in which a run is trained, and its mirror, which `out` is if it is an address.
+    """The local folder of a run, and its mirror, which `out` is if an address.
 
     InputError: an address that cannot be written, or another mirror beside it.
     """

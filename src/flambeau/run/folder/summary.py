@@ -52,12 +52,12 @@ class RunSummary:
     """What a run folder says; None where it says nothing.
 
     Attributes:
-        state: finished, running (a process holds its lock), stopped, failed (a loss or gradient was not
-            finite), damaged (a file is not what a run writes), foreign (config.toml of another program).
+        state: finished, running (a process holds its lock), stopped, failed (not finite), damaged (a file is
+            not what a run writes), foreign (config.toml of another program).
         why: reason of damaged, foreign or failed.
         metric, best: name and value; of a finished run, those of its published weights.
         seconds: of training, without evaluations and pauses.
-        is_sweep: it is of several runs of a sweep, and `why` counts them.
+        is_sweep: of several runs of a sweep, which `why` counts.
     """
 
     path: Path

@@ -30,12 +30,12 @@ from flambeau.run.options.run_options import OnBad, RunOptions
 
 
 class BatchDraws:
-    """Seeds the generators so that the draws for a batch depend on (seed, epoch, batch) alone.
+    """Seeds the generators by (seed, epoch, batch).
 
     Args:
-        device: its default generator is seeded in addition to that of the CPU.
-        also_python: seed those of Python and NumPy, too: in parts, what one part draws of them must not
-            depend on which others its process has computed.
+        device: its default generator is seeded beside the CPU's.
+        also_python: seed Python's and NumPy's, too: a part's draws must not depend on which others its
+            process has computed.
     """
 
     def __init__(self, seed: int, device: torch.device, *, also_python: bool = False) -> None:
@@ -51,10 +51,8 @@ class BatchDraws:
         self._set(mix(self._of_epoch(epoch) + micro.draw))
 
     def seed_after_parts(self, epoch: int, position: int) -> None:
-        """After a step in parts: what its last part here has left depends on the number of processes.
-
-        What the loop's body draws next, and a checkpoint holds, must not.
-        """
+        """After a step in parts, whose leftover state depends on the number of processes, as no later draw
+        may."""
         self._set(mix(mix(self._of_epoch(epoch)) + position))
 
     def _of_epoch(self, epoch: int) -> int:

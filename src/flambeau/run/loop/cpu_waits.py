@@ -43,10 +43,10 @@ class CpuWaits:
         return min(1.0, most / self.seconds) if self.seconds > 0 else 0.0
 
     def others_cpus(self) -> float | None:
-        """How many CPUs programs other than this training kept busy; None where that is not known.
+        """How many CPUs other programs kept busy; None where unknown.
 
-        Of several processes of one training none knows what the others used; and where a process may use
-        a part of the CPUs only, the other programs may run on the rest.
+        None of several processes knows what the others used; where a process may use only some CPUs, programs
+        may run on the rest.
         """
         now = _busy_s()
         if now is None or self._busy_then is None:
@@ -103,9 +103,8 @@ def _used_s(process: str) -> float:
 def speed_of_one_thread() -> float:
     """How many times as fast as with all of torch's threads a convolution is with one, right now.
 
-    Both are measured in turn for a second, and what counts is how many there were, not the median of their
-    times: a thread that loses its CPU holds up a few of them for very long. The number of threads is the
-    same afterwards, and nothing random is drawn.
+    Both run in turn for a second, and their number counts, not the median time: a thread that loses its CPU
+    holds up a few for long. The number of threads is restored, and nothing random is drawn.
     """
     threads = torch.get_num_threads()
     if threads == 1:

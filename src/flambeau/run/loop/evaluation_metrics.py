@@ -27,10 +27,9 @@ _INEXACT = {
 
 
 class EvaluationMetrics:
-    """The user's metrics by name, reset before each evaluation; modules among them are moved to the device.
+    """The user's metrics by name, reset before each evaluation; modules move to the device.
 
-    InputError: a metric lacks a method, would not be exact, or has a name that every line of metrics.jsonl
-    has.
+    InputError: a metric lacks a method, would not be exact, or has a name of every line of metrics.jsonl.
     """
 
     def __init__(
@@ -79,10 +78,10 @@ class EvaluationMetrics:
             metric.reset()
 
     def update(self, name: str, value: Any, num_samples: int) -> None:
-        """Count a batch of so many samples; 0 means that it does not count.
+        """Count a batch of so many samples; 0: it does not count.
 
-        `value` is for the metric's `update`: a tuple of arguments, a dict of keywords, or the only argument.
-        RuntimeError: no evaluation is under way.
+        `value`: a tuple of arguments, a dict of keywords, or the only argument. RuntimeError: no evaluation
+        is under way.
         """
         if not self._counting:
             raise RuntimeError(f"metrics[{name!r}] counts in `for ... in run.evaluate(...)` alone")
@@ -98,11 +97,10 @@ class EvaluationMetrics:
             metric.update(value)
 
     def figures(self, means: Mapping[str, float]) -> dict[str, float]:
-        """The logged means, and the values of the updated metrics over the samples of all ranks; waits for
-        the device.
+        """The logged means, and the metrics' values over all ranks' samples; waits for the device.
 
-        TypeError: `compute` returned neither a number nor a dict of numbers. ValueError: two figures have the
-        same name.
+        TypeError: `compute` returned neither a number nor a dict of numbers. ValueError: two figures of one
+        name.
         """
         if not self._metrics:
             return dict(means)

@@ -42,8 +42,8 @@ class Lifecycle:
     """All ranks call each method, at the same steps.
 
     Attributes:
-        finalizer: releases what the run holds; None until the run holds anything.
-        is_finished: the folder holds a finished run, which is not continued.
+        finalizer: releases what the run holds, if anything yet.
+        is_finished: the folder's run is finished, and not continued.
         pause_after: epochs after which the run stops with a checkpoint; None for all.
     """
 
@@ -176,7 +176,7 @@ class Lifecycle:
     def has_evaluated_before(self) -> bool:
         """Whether this place of the loop was passed before a stop, so that its evaluation has its line.
 
-        A resume in mid-epoch runs what stands before `run.batches()` once more.
+        A resume in mid-epoch repeats what stands before `run.batches()`.
         """
         if not self._takes_lines:
             return False

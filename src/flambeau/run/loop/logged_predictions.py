@@ -51,8 +51,8 @@ class LoggedPredictions:
     ) -> None:
         """Count a batch: logits (N, K), targets (N,), images (N, C, H, W) as the model got them.
 
-        Without `indices` (N,) the positions in the data are in the order of the batches. ValueError: other
-        shapes, or another number of classes than there are names.
+        Without `indices` (N,) positions follow the batches. ValueError: other shapes, or another number of
+        classes than names.
         """
         num = len(logits)
         if logits.ndim != 2 or targets.shape != (num,) or targets.is_floating_point():
@@ -204,9 +204,9 @@ class EvaluationFile:
         self.write(published, say=say)
 
     def write(self, published: int, *, say: Callable[[str], object]) -> None:
-        """Write the evaluation of a step, or remove one of another step; a failure does not end the run.
+        """Write a step's evaluation, or remove another step's; a failure does not end the run.
 
-        A file of that name which no run has written is left alone.
+        A file of that name from elsewhere is left alone.
         """
         facts = self._kept.get(published)
         try:

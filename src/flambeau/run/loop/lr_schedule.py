@@ -68,7 +68,7 @@ class LRSchedule:
     def note(self, figures: Mapping[str, float]) -> None:
         """Note an evaluation, which counts at the end of the epoch because a resume may repeat it.
 
-        One in mid-epoch is not repeated, so a checkpoint holds what waits for the end of the epoch.
+        One in mid-epoch is not repeated, so a checkpoint holds it until then.
         """
         if self._metric in figures:
             self._value = figures[self._metric]
@@ -109,8 +109,7 @@ class LRSchedule:
 def schedule_of(
     plan: StepPlan, schedule: str | NamedSchedule | Callable[[int], float], *, warmup: str
 ) -> Callable[[int], float]:
-    """The multiplier of the learning rate as a function of the step, from 0: a named schedule after its
-    warm-up, or `schedule`.
+    """The learning rate's multiplier by step, from 0: a named schedule after its warm-up, or `schedule`.
 
     InputError: an unknown name, a warm-up as long as the run or beside a function, or a function that returns
     no multiplier.

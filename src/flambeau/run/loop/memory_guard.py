@@ -43,8 +43,8 @@ def least_micro_batch(model: nn.Module, world: int) -> int:
 class MemoryGuard:
     """Handles running out of memory inside `around()`.
 
-    One of several ranks cannot repeat a batch, because the others wait for it in a collective call: all are
-    started again instead, from the newest checkpoint.
+    One of several ranks cannot repeat a batch, for which the others wait: all restart from the newest
+    checkpoint.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class MemoryGuard:
 
         Raises:
             InputError: one sample per process does not fit.
-            MicroBatchHalved: this is one of several ranks; all are to be started again.
+            MicroBatchHalved: of several ranks: all are to restart.
         """
         state = self._state
         parts = self._parts
@@ -202,10 +202,10 @@ class MemoryGuard:
     # ---------------------------------------------------------------- evaluations
 
     def evaluated_parts(self, micro: MicroBatch, loader: object) -> Iterator[object]:
-        """The data of an evaluation's batch, in parts that fit; a part that does not fit is cut and repeated.
+        """An evaluation's batch, in parts that fit; another part is cut and repeated.
 
-        InputError: one sample alone does not fit, or the batch cannot be cut. MicroBatchHalved: a sharded
-        model needs all ranks for each part.
+        InputError: one sample does not fit, or the batch cannot be cut. MicroBatchHalved: a sharded model
+        needs all ranks for each part.
         """
         loop = self._loop
         reader = self._parts.reader
@@ -323,7 +323,7 @@ def inputs_of(data: Any) -> Tensor | None:
 def memory_table(state: ResumableState, parts: RunParts, inputs: Tensor | None) -> str:
     """Parameters, gradients, optimizer state and activations of a forward pass, in MiB, by module.
 
-    Without inputs on the meta device, or where the model fails on it, the column of activations is left out.
+    Without inputs on the meta device, or where the model fails on it, without activations.
     """
     kept: Mapping[str, int] = {}
     if inputs is not None and parts.shards is None:

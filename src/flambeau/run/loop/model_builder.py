@@ -34,8 +34,8 @@ def build_from_file(
 ) -> nn.Module:
     """Call FILE.py:FUNCTION with what it asks for of the other arguments, by name.
 
-    `what`: how the user has given it, such as '--model'. InputError: there is no such function, it fails, or
-    it returns no module.
+    `what`: how the user gave it, such as '--model'. InputError: no such function, it fails, or returns no
+    module.
     """
     with _while_building(name):
         function = load_function(name, what=what)
@@ -102,9 +102,9 @@ def use_record(options: RunOptions) -> dict[str, Any]:
 
 
 def check_builder(model: nn.Module, options: RunOptions) -> None:
-    """Refuse a builder that does not make the model which is trained, or one for other images or classes.
+    """Refuse a builder of another model than the trained one, or for other images or classes.
 
-    The model is made once, on the CPU; random generators are as before.
+    The model is made once, on the CPU; random generators are restored.
     """
     if options.builder is None:
         return

@@ -60,11 +60,10 @@ def check_gradients(model: nn.Module) -> None:
 
 
 def check_model(model: nn.Module, device: torch.device, *, averages: bool) -> list[str]:
-    """Refuse, before the first step, a model (or piece) that could not be trained or put back from a
-    checkpoint.
+    """Refuse a model (or piece) that could not be trained or restored from a checkpoint.
 
-    Returns the entries of its state_dict() that model.safetensors cannot hold. `averages`: an EMA will
-    average the weights.
+    Returns the entries of state_dict() that model.safetensors cannot hold. `averages`: an EMA averages the
+    weights.
     """
     own = _own_tensors(model)
     for name, tensor in own.items():

@@ -34,7 +34,7 @@ LR_FACTOR = 0.5
 
 
 class NotFinite(InputError):
-    """A loss or gradient became NaN or infinite; the weights are those from before that step.
+    """A loss or gradient became NaN or infinite; the weights are from before that step.
 
     Attributes:
         path: the file that names the samples of the step; None in a replay.
@@ -51,9 +51,9 @@ class BadStep:
 
     Attributes:
         samples: the data set's names of them.
-        checkpoint: the last one before the step, from which a replay starts.
-        findings: what was not finite first, if `explain` was given.
-        lr_scale: the factor of the learning rate after earlier rollbacks.
+        checkpoint: before the step, from which a replay starts.
+        findings: what was not finite first, with `explain`.
+        lr_scale: factor of the learning rate after earlier rollbacks.
     """
 
     step: int
@@ -117,7 +117,7 @@ class NanGuard:
     ) -> str:
         """Record a bad step, then load the newest planned checkpoint with a lower rate, or stop by NotFinite.
 
-        `steps_before`: steps of the run before the bad one. Returns what has happened, for the user.
+        `steps_before`: before the bad one. Returns what happened, for the user.
         """
         findings = self.explain(steps_before)
         try:

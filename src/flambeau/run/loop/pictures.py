@@ -20,8 +20,8 @@ _COLUMNS = 8  # of a sheet
 def data_uri(x_CHW: Tensor, *, pictures: int = 1) -> str:
     """An image of at most 112 x 112 px as text for a page: 'data:image/jpeg;base64,...'.
 
-    uint8, or floating from 0 to 1; of other channels than 1 or 3 see `shown_channels`. `pictures`: side by
-    side in it, each of which may be so wide.
+    uint8, or floating from 0 to 1; for channels see `shown_channels`. `pictures`: side by side, each of which
+    may be so wide.
     """
     content = base64.b64encode(_as_jpeg(_small(_image(x_CHW), pictures))).decode()
     return f"data:image/jpeg;base64,{content}"

@@ -250,8 +250,8 @@ def peak_bytes(device: torch.device) -> int:
 class NewestLoss:
     """The mean of the newest losses, at most once per second, without waiting for the device.
 
-    On CUDA it is copied to the host behind the queued work, and read once the copy has arrived. On other
-    accelerators nothing is read between two log points.
+    On CUDA it is copied behind the queued work, and read once it has arrived. On other accelerators nothing
+    is read between log points.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from flambeau.version import __version__
 def check_ranks(
     ranks: Ranks, identity: Mapping[str, Any], model: nn.Module, data_length: int
 ) -> None:
-    """Check that all ranks are about to do the same, then copy rank 0's parameters and buffers to them.
+    """Check that all ranks will do the same, then copy rank 0's parameters and buffers to them.
 
     InputError, FailedElsewhere: they differ in code, settings, data or model.
     """
@@ -51,7 +51,7 @@ def _script_sha256() -> str | None:
 def check_shares(then: int, now: int) -> None:
     """Refuse to resume within an epoch with a DistributedSampler and another number of ranks.
 
-    It would split the epoch differently, so some samples would be seen twice.
+    Some samples would be seen twice.
     """
     if then != now:
         raise InputError(
@@ -65,7 +65,7 @@ def gathered_means(
 ) -> dict[str, float]:
     """The means over the samples of all ranks; waits for the device.
 
-    They are by part of the data and by name, summed in the order of the parts, then of the ranks.
+    By part of the data and name, summed in the order of parts, then ranks.
     """
     everyone = ranks.gather(sums_by_part(means))
     in_order = [

@@ -288,10 +288,10 @@ class Recorder:
             self._metrics_log.sync()
 
     def has_time_to_save(self, *, another: bool) -> bool:
-        """Whether a checkpoint can be on the disk within `stop_within` of the signal, on all ranks; a message
-        says if not.
+        """Whether a checkpoint can be on the disk within `stop_within` of the signal, on all ranks; else a
+        message.
 
-        `another`: a new one is needed; else that of this step is being written or done.
+        `another`: a new one is needed.
         """
         if self._options.stop_within is None or not another:
             return True
@@ -374,7 +374,7 @@ class Recorder:
             self._say(f"not to the same bits: {reason}")
 
     def end_saves(self) -> None:
-        """Wait for the checkpoint being written; if the loop was left, print a failure instead of raising.
+        """Wait for the checkpoint being written; if the loop was left, print a failure.
 
         A generator that is being closed cannot raise, nor see whether an error or `break` ended the loop.
         """
@@ -428,9 +428,9 @@ def checkpoint_name(step: int) -> str:
 
 
 def model_parts(model: nn.Module) -> dict[str, Any]:
-    """Its class and parameter counts, and those of its children, at most 40, as JSON.
+    """Its class and parameter counts, and those of at most 40 children, as JSON.
 
-    The model may share parameters, be sharded, or have parameters without a shape yet.
+    Parameters may be shared, sharded, or without a shape yet.
     """
 
     def count(module: nn.Module) -> tuple[int, int]:

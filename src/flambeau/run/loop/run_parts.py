@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run is made of, before it touches its folder and other processes.
+    """What a run is made of, before it touches folder and processes.
 
     Attributes:
         model: the module inside torch.compile, if the model is compiled.
@@ -78,8 +78,7 @@ def make_parts(
 ) -> RunParts:
     """Make the parts; the optimizer's groups get their `initial_lr`.
 
-    The run folder may record how many samples fit into memory. `given`: options that differ from their
-    defaults.
+    The folder may record how many samples fit. `given`: options that differ from their defaults.
     """
     plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
     if isinstance(plain, DistributedDataParallel | nn.DataParallel):
@@ -298,7 +297,7 @@ def share_model(
 ) -> GradientSync | None:
     """Share the model between the processes, as it is now; every rank calls it.
 
-    Messages name options that have no effect here, except in a replay.
+    Except in a replay, options without effect here are named.
     """
     say = parts.progress.say if options.replay_from is None else lambda text: None
     if options.retry_workers and not options.workers:

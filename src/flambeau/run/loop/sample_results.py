@@ -46,11 +46,11 @@ def class_results(targets: Tensor, logits: Tensor) -> tuple[Tensor, ...]:
 class SampleResultsMetric(Generic[Results]):
     """Keeps something of each image of an evaluation; one of the `metrics` of `Run`.
 
-    Nothing waits for the device before the end of the evaluation.
+    Nothing waits for the device before the end.
 
     Args:
-        keep: returns what is kept of a batch of targets and outputs, tensors of N rows.
-        make: puts the indices and what was kept of all images together, sorted and on the CPU.
+        keep: from targets and outputs of a batch to tensors of N rows.
+        make: puts indices and what was kept of all images together, sorted and on the CPU.
         figures: of a complete evaluation, by name.
     """
 

@@ -50,7 +50,7 @@ _SAVED_FIELDS = (
 
 @runtime_checkable
 class CountedByRanks(Protocol):
-    """An object in `state=` that each rank counts by itself and that rank 0 saves for all ranks.
+    """An object in `state=` that each rank counts and rank 0 saves for all.
 
     Attributes:
         may_be_missing: older checkpoints without it can still be resumed.
@@ -79,23 +79,23 @@ class ResumableState:
         best: the best evaluation so far. [Lifecycle]
         user: the objects given as `state=`, and the schedule if it has state.
         data_length: samples of an epoch, or batches of a ready-made loader. [never changed]
-        place: where a ready-made loader stands; None for a data set. [UserDataLoader]
+        place: of a ready-made loader; None for a data set. [UserDataLoader]
         step: optimizer steps done. [TrainingStep]
         epoch: from 0. [Lifecycle]
         position: how much of the epoch is consumed, in the unit of `data_length`.
             [TrainingStep; Lifecycle sets it to 0 at the end of an epoch]
-        order_crc: CRC-32 over all sample indices consumed; equal for runs of equal order. [TrainingStep]
+        order_crc: CRC-32 of all sample indices consumed. [TrainingStep]
         metrics: figures of the last evaluation. [Lifecycle]
-        rollbacks: number of returns to a checkpoint after a step that was not finite. [NanGuard]
-        lr_scale: the factor of the learning rate after those rollbacks. [NanGuard; find_lr and
-            replay_nan_step of the trainer]
+        rollbacks: returns to a checkpoint after a step that was not finite. [NanGuard]
+        lr_scale: factor of the learning rate after them. [NanGuard; find_lr and replay_nan_step of the
+            trainer]
         stopped: `run.stop()` has ended the run. [Lifecycle]
-        planned: step of the newest checkpoint that a run without stops has, too, to which a rollback returns;
-            None in a run of version 0.1. [Lifecycle]
-        extend: the extension of `duration` that the steps so far were trained for. [Lifecycle]
+        planned: step of the newest checkpoint that a run without stops has, too, for a rollback; None in
+            version 0.1. [Lifecycle]
+        extend: extension of `duration` that the steps so far were trained for. [Lifecycle]
         micro_batch: samples per forward pass of all ranks; None for ready-made batches. [MemoryGuard]
             Checkpoints record it, but a resume follows the run folder and the options.
-        micro: the current or last micro-batch without its data; not saved. [Run.batches, TrainingStep]
+        micro: the current or last one without data; not saved. [Run.batches, TrainingStep]
     """
 
     model: nn.Module
@@ -125,10 +125,7 @@ class ResumableState:
         self._batch_start = 0, 0, (0, 0)
 
     def check_shapes(self) -> None:
-        """Raise InputError if the model's saved tensors no longer have the shapes they started with.
-
-        A new start would have the old shapes, so it could not load them.
-        """
+        """InputError if the model's saved tensors have new shapes, which a new start could not load."""
         now = shapes(self.model)
         for name in {**self._shapes, **now}:
             if self._shapes.get(name) != now.get(name):
@@ -169,10 +166,10 @@ class ResumableState:
         return [thing for thing in self.user.values() if isinstance(thing, CountedByRanks)]
 
     def snapshot(self, *, metrics: tuple[int, int], exactness: Mapping[str, Any]) -> Snapshot:
-        """A copy of everything on the CPU; waits for the device. Raises InputError like `check_shapes`.
+        """A copy of everything on the CPU; waits for the device. InputError as of `check_shapes`.
 
-        `metrics`: the length of metrics.jsonl now, and the CRC-32 of that much of it; `exactness`: what else
-        decides the bits of a resume.
+        `metrics`: length of metrics.jsonl now, and its CRC-32; `exactness`: what else decides the bits of a
+        resume.
         """
         self.check_shapes()
         fields = {name: getattr(self, name) for name in _SAVED_FIELDS}
@@ -373,15 +370,15 @@ class TransientState:
     Attributes:
         next_event: the next step with a line, a checkpoint or the end. [Lifecycle]
         saved_step: step of the newest checkpoint; -1 before the first. [Lifecycle]
-        stream: micro-batches from the current position on; None: to be opened.
-            [Run.batches opens it; Lifecycle and `give_up` close it]
+        stream: micro-batches from here on; None: to be opened. [Run.batches opens it; Lifecycle and `give_up`
+            close it]
         micro: the micro-batch that waits for `run.step`. [`begin`, Run.step, `keep`]
         done: the last micro-batch of a step, until the loop's body has ended. [Run.step, Lifecycle]
         part_of: steps done before the last micro-batch, and its `sum_key`. [`begin`, `keep`]
         num_samples: size of the last batch, for logged means; -1 before the first.
             [`begin`, `keep`, `evaluating`; in an evaluation MemoryGuard]
-        indices: positions in the data of the last batch of an evaluation; None: not known. [MemoryGuard]
-        stop_requested: this rank has called `run.stop()`; other ranks may not know it yet. [Run.stop]
+        indices: positions in the data of an evaluation's last batch, if known. [MemoryGuard]
+        stop_requested: this rank has called `run.stop()`; others may not know it yet. [Run.stop]
         evaluated: the means of the current evaluation; None in training. [Run.evaluate, `evaluating`]
         place: where in the user's loop this process is. [Lifecycle]
         phase: of the current global batch. [the methods below]
@@ -485,7 +482,7 @@ class TransientState:
     def count(self, work: Callable[[], object]) -> None:
         """Count a value of the current batch: now, or at its end if the batch may be undone.
 
-        After running out of memory nothing counts: the batch will be repeated.
+        Out of memory nothing counts: the batch will be repeated.
         """
         if self.holds_back:
             self.held_back.append(work)

@@ -20,13 +20,10 @@ _SLOTS = 256  # losses that memory is made for at once; chosen
 class StepMetrics:
     """The losses since the last line, and the means of the values that the user logs.
 
-    Losses are kept in a list, which is free; adding them up would be one kernel per step. On a GPU they are
-    copied into memory that stays: kept tensors would move the gradients of each step to other addresses, and
-    a `GraphReplay` replays what is where it was.
-
-    By default each rank has a share of every micro-batch: `settle` weights the ranks' losses by their
-    samples. With `in_parts` a step has the same parts on any number of ranks, and `settle` adds up part by
-    part, in their order.
+    Losses are kept in a list; adding them up would be one kernel per step. On a GPU they are copied into
+    memory that stays: kept tensors would move each step's gradients to other addresses, which a `GraphReplay`
+    needs. `settle` weights the ranks' losses by their samples, or with `in_parts`, where a step has the same
+    parts on any number of ranks, adds up part by part, in order.
     """
 
     def __init__(self, device: torch.device, *, in_parts: bool = False) -> None:
@@ -73,11 +70,11 @@ class StepMetrics:
         self.total_samples = total_samples
 
     def means_of(self, step: int, sum_key: int, *, is_late: bool) -> dict[str, MeanOnDevice]:
-        """The means, by name, that count the logged values of a micro-batch.
+        """The means by name of a micro-batch's logged values.
 
         Args:
             is_late: its backward pass is done. In parts such values count with the next step: whether this
-                step already has its line depends on who computes the later parts.
+                one has its line depends on who computes later parts.
         """
         if not self._in_parts:
             return self.logged
@@ -253,12 +250,12 @@ def add_value(
     """Count a value under a name without waiting for the device; (N, ...) counts as N means of samples.
 
     Args:
-        num_samples: N of the last batch; 0 if it does not count, -1 if there was no batch, a RuntimeError.
+        num_samples: N of the last batch; 0 if it does not count, -1 without one, a RuntimeError.
         count: runs the counting, now or when the batch is done.
 
     Raises:
         TypeError: not a number or a tensor, or a tensor on another device.
-        ValueError: not one value per sample, or a name that every line has.
+        ValueError: no value per sample, or a name of every line.
     """
     dtype = torch.float32 if device.type == "mps" else torch.float64
     if not isinstance(value, Tensor):

@@ -40,8 +40,8 @@ class TrainingStep:
     """One step of a run. Nothing here waits for the device.
 
     Attributes:
-        sync: exchanges gradients between processes; None in one process, where even empty calls would be
-            felt in a step of 100 us.
+        sync: exchanges gradients; None in one process, where even empty calls would be felt in a step of 100
+            us.
     """
 
     state: ResumableState
@@ -56,8 +56,8 @@ class TrainingStep:
     def share(self, sync: GradientSync | None, *keeps: Keep) -> None:
         """Exchange the gradients from here on.
 
-        Each of `keeps` saves a state that every batch needs for itself, and returns the function that
-        restores it; used where several batches are computed together.
+        Each of `keeps` saves a state that every batch needs for itself, and returns its restoring function,
+        for batches computed together.
         """
         self.sync = sync
         self._together = None if sync is None else sync.together
@@ -84,9 +84,8 @@ class TrainingStep:
     ) -> list[int]:
         """Compute the batches of a step again, to find what is not finite.
 
-        `examine` computes one batch, and adds what it finds to `findings`, by the batch's part; where batches
-        are independent, those after the first finding are skipped. Returns the parts in which something was
-        not finite before they exchanged anything, the first one first.
+        `examine` computes one batch, and adds to `findings` by its part; after the first finding independent
+        batches are skipped. Returns the parts, in order, that were not finite before they exchanged anything.
         """
         together = self._together
         if together is None:

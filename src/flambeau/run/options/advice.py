@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Advice:
-    """What a user can do about an error, in the words with which they started the run.
+    """What a user can do about an error, in the words of how the run was started.
 
     `Run` speaks of its arguments; a command passes sentences with its flags.
     """

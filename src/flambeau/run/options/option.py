@@ -25,7 +25,7 @@ _TYPE_NAMES: dict[Any, str] = {
 
 
 class Range(NamedTuple):
-    """The numbers that an option may be, with bounds that are refused themselves where it says so.
+    """The range of an option, with bounds that may be excluded.
 
     `or_zero`: 0 is allowed too, and switches something off.
     """
@@ -78,10 +78,10 @@ def option(
     """A field of an options dataclass, from which flags, messages, pages and help are made.
 
     Args:
-        default: None: the value is chosen automatically; `dataclasses.MISSING`: the option is required.
+        default: None: chosen automatically; `dataclasses.MISSING`: required.
         auto: what is chosen for None, in English and Chinese.
-        bare: the meaning of the flag without a value; None: a value is required.
-        kind: the expected value in messages, where the type alone does not say it.
+        bare: meaning of the flag without a value; None: it needs one.
+        kind: the expected value in messages, where the type does not say it.
     """
     metadata = {
         "text": text,
@@ -143,8 +143,7 @@ def declares(
 ) -> Callable[[Callable[P, Returned]], Callable[P, Returned]]:
     """Call `body` instead of the decorated function, with only the arguments that were given.
 
-    The function shows every keyword with its default and help to editors, `help()` and type checkers, while
-    its body can see which keywords were given.
+    Editors, `help()` and type checkers see every keyword with its default, the body which were given.
 
     Raises:
         TypeError: an argument is missing; `body` refuses unknown ones.
@@ -186,7 +185,7 @@ def allowed_types(field: dataclasses.Field[Any]) -> tuple[Any, ...]:
 def typed(field: dataclasses.Field[Any], value: Any) -> Any:
     """The value in the field's type; NumPy numbers become Python's, and integers pass as floats.
 
-    InputError: another type, an empty text, or a text that is not UTF-8.
+    InputError: another type, an empty text, or one that is not UTF-8.
     """
     if value is None:
         if field.default is not None:

@@ -32,7 +32,7 @@ _DURATIONS = {"duration", "extend", "warmup", "checkpoint_every"}  # checked by 
 class RunOptions(SharedOptions):
     """The options of a run, which `Run` takes by name and documents.
 
-    Those that `flambeau train` has too take the same values, and a resume may change the same ones.
+    Those of `flambeau train` take the same values, and a resume may change the same ones.
 
     Raises:
         InputError: a value of another type, or out of range.

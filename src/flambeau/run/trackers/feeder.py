@@ -79,8 +79,8 @@ class Feeder:
     def before_fork(self, *, wait_s: float) -> None:
         """Keep the tracker idle for a moment, in which processes are forked.
 
-        A forked child would inherit locks that another thread holds, import locks above all.
-        A tracker that hangs is waited for only once.
+        A child would inherit locks that another thread holds, import locks above all. A hanging tracker is
+        waited for only once.
         """
         self._quiet_until = time.monotonic() + _QUIET_S
         if self._busy.acquire(timeout=0.0 if self._hangs else wait_s):

@@ -150,7 +150,7 @@ class RunTrackers:
             feeder.abandon()
 
     def close(self, result: Result | None) -> None:
-        """End the trackers; what they have not taken within `END_WAIT_S` is left out, with a message.
+        """End the trackers; what they do not take within `END_WAIT_S` is left out, with a message.
 
         `result`: what the finished run has published; None if it is not finished.
         """
@@ -179,7 +179,7 @@ class RunTrackers:
 def have_ended(track: Track, run: Path, *, size: int) -> bool:
     """Whether all these trackers have taken this size of metrics.jsonl, and the end of the run.
 
-    A process that was killed after the run's result, or a tracker that was too slow, has left some out.
+    A kill after the run's result, or a slow tracker, leaves some out.
     """
     ended = json_table(run / "trackers" / f"{_ENDED}.json")
     names = ended.get("names")

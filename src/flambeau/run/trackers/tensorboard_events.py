@@ -124,7 +124,7 @@ def model_graph(model: nn.Module, batch: Any) -> Any:
     """The argument of torch's `FileWriter.add_graph`, traced with one sample on a copy of the model.
 
     A copy, so that the run keeps its bits. The batch is a tensor (N, ...), or a sequence that starts with
-    one; 8-bit images are scaled to 0 to 1. Whatever copying or tracing the model raises.
+    one; 8-bit images are scaled to 0 to 1. It raises what copying or tracing raises.
     """
     from torch.utils.tensorboard._pytorch_graph import graph
 

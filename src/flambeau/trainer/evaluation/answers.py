@@ -112,9 +112,8 @@ class MaskAnswer:
     """The class of each pixel of an image.
 
     Attributes:
-        mask: (H, W) uint8, of the image as it is stored: the numbers of the classes in the masks of the
-            training.
-        shares: of the pixels, by class, those that occur, the largest first.
+        mask: (H, W) uint8, of the stored image: the classes' numbers in the training masks.
+        shares: of the pixels, by class that occurs, the largest first.
     """
 
     mask: NDArray[np.uint8]

@@ -22,7 +22,7 @@ _WIDEST = 20.0  # inches; 3000 pixels
 def plot_confusion(
     counts: Tensor, classes: Sequence[str], path: Path, *, force: bool = False
 ) -> None:
-    """Draw the table, (C, C) counts on the CPU, as NAME.png, .pdf or .svg: rows are the true classes.
+    """Draw (C, C) counts on the CPU as NAME.png, .pdf or .svg: rows are the true classes.
 
     Colors are shares of each row, so that rare classes are as visible as frequent ones.
     """

@@ -23,12 +23,12 @@ class ClassFigures:
     """One class of an evaluation.
 
     Attributes:
-        precision: share of the images predicted as this class that belong to it; 0 if it has images and was
+        precision: share of the images predicted as this class that are of it; 0 if it has images and was
             never predicted; None with neither.
-        recall: share of its images that were predicted as this class; None without images.
+        recall: share of its images that were predicted as it; None without images.
         f1: the harmonic mean of the two; None with neither images nor predictions.
         support: images of the class.
-        predicted: images that were predicted as the class.
+        predicted: images predicted as it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class ImagePredictions:
         indices: (N,) int64, positions in the data.
         ranked: (N, K) int64, the most probable classes; K is 5, or C if that is less.
         probabilities: (N, K) float32, of these.
-        describe: returns the name of the image at a position: its path, or its file and position in it.
+        describe: the name of the image at a position: its path, or its file and position in it.
     """
 
     names: Sequence[str]
@@ -78,22 +78,22 @@ class ImagePredictions:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Evaluation:
-    """The result of `evaluate`; `print(evaluation)` shows it.
+    """The result of `evaluate`, for `print`.
 
     Attributes:
         loss: mean cross-entropy, without label smoothing.
         accuracy: share of the images whose most probable class is the label (top-1).
-        top5_accuracy: share of those whose label is among the five most probable; None up to 5 classes.
+        top5_accuracy: share with the label among the five most probable; None up to 5 classes.
         macro_precision, macro_recall, macro_f1: means over the classes that have images.
         calibration_error: expected calibration error; see the recipe calibration_error.
         auroc: area under the ROC curve of two classes; None with more, or without images of both.
-        num_bad: left out, because they cannot be read.
-        num_trained_on: images of the data that the model was trained on.
-        counts_trained_on: they are counted; else they are left out.
-        image_size: side of the images as the model saw them, pixels.
-        flip_tta: each image and its mirror image were predicted, and their probabilities averaged.
-        confusion: (C, C) int64 counts on the CPU: rows are the labels, columns the predicted classes.
-        members: of an ensemble, what each member reaches alone.
+        num_bad: unreadable images, left out.
+        num_trained_on: images that the model was trained on.
+        counts_trained_on: these count; else they are left out.
+        image_size: side of the model's input, pixels.
+        flip_tta: probabilities are averaged with those of the mirror image.
+        confusion: (C, C) int64 counts on the CPU: rows are labels, columns predicted classes.
+        members: of an ensemble, what each reaches alone.
     """
 
     loss: float

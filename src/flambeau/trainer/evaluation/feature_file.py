@@ -52,12 +52,11 @@ def feature_file(
     about: Mapping[str, str] | None = None,
     force: bool = False,
 ) -> Iterator[Add]:
-    """Write a file whole or, after an error, not at all; yields a function that takes the arrays of the next
-    images.
+    """Write a file whole or not at all; yields a function that takes the next images' arrays.
 
     Floats become float32, others int64. NAME.npy is for one array, NAME.safetensors, with metadata `about`,
-    for one or several. `num_images` is N, or more: the file gets as many rows as are added. InputError:
-    another ending, no such folder, the file exists and not `force`, or too little space on the disk.
+    for one or several. `num_images` is N, or more: the file gets the rows that are added. InputError: another
+    ending, no such folder, an existing file without `force`, or too little disk space.
     """
     refuse_existing(path, suffixes=SUFFIXES, force=force, remedy="--force")
     disk = Disk()

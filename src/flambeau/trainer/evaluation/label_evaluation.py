@@ -31,12 +31,12 @@ class LabelFigures:
     """One label of an evaluation.
 
     Attributes:
-        threshold: the probability from which on it is predicted.
+        threshold: probability from which on it is predicted.
         average_precision: None for a label that no image has.
-        precision: share of the images predicted to have it that do; None if it was never predicted.
-        recall: share of the images with it that were predicted to have it; None if no image has it.
-        f1: the harmonic mean of the two; None if no image has it and none was predicted to.
-        known: images of which it is known whether they have it.
+        precision: share of the images predicted to have it that do; None if never predicted.
+        recall: share of its images that were predicted; None if no image has it.
+        f1: their harmonic mean; None if no image has it and none was predicted to.
+        known: images of which it is known.
     """
 
     name: str

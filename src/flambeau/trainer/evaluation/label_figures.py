@@ -52,11 +52,11 @@ def counted(probabilities: Tensor, labels: Tensor, thresholds: Tensor) -> LabelC
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> Tensor:
-    """The average precision of each label, (K,) float64, of scores and labels (N, K); NaN for one that no
-    image has.
+    """Each label's average precision, (K,) float64, of scores and labels (N, K); NaN for one that no image
+    has.
 
-    The sum of precision times the gain of recall, over its scores. Images of one score count together, as in
-    scikit-learn's `average_precision_score`.
+    The sum of precision times the gain of recall; equal scores count together, as in scikit-learn's
+    `average_precision_score`.
     """
     columns = zip(scores.T, labels.T, strict=True)
     return torch.tensor([_average_precision(*column) for column in columns], dtype=torch.float64)
@@ -83,7 +83,7 @@ def _by_threshold(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 
 def precision_recall(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Recall, precision and score, (M,), at each different score of a label, falling, from it on upward.
+    """Recall, precision and score, (M,), at and above each different score of a label, falling.
 
     Recall is NaN if no image has the label.
     """
@@ -93,9 +93,9 @@ def precision_recall(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Te
 
 
 def best_thresholds(probabilities: Tensor, labels: Tensor) -> list[float]:
-    """The probability of each label from which on its F1 is highest; one half for a label that none has.
+    """The probability from which on each label's F1 is highest; one half for a label that none has.
 
-    It lies in the middle between the lowest probability that counts and the next one.
+    It lies midway between the lowest that counts and the next.
     """
     thresholds = []
     for column, there in zip(probabilities.double().T, labels.T, strict=True):

@@ -20,15 +20,15 @@ _SHOWN = 40  # classes; if there are more, the text shows the worst ones
 
 @dataclass(frozen=True, slots=True)
 class ClassFigures:
-    """One class of an evaluation of masks; None where a figure is not defined.
+    """One class of an evaluation of masks; None where undefined.
 
     Attributes:
         iou: intersection over union of its pixels, over all images.
         dice: F1 of its pixels.
-        accuracy: share of its pixels that were predicted to be of it.
+        accuracy: share of its pixels that were predicted so.
         boundary_f1: mean over the images in which it has a boundary.
-        pixels, predicted: known pixels of it, and predicted to be of it.
-        images: in which it is.
+        pixels, predicted: known pixels of it, and predicted so.
+        images: with it.
     """
 
     name: str
@@ -78,12 +78,12 @@ class MaskPredictions:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class MaskEvaluation:
-    """The result of `evaluate` for masks; `print(evaluation)` shows it.
+    """The result of `evaluate` for masks, at the size of their images, for `print`.
 
-    Ignored pixels count in no figure. Figures are of masks of the size of their images.
+    Ignored pixels count in no figure.
 
     Attributes:
-        loss: mean cross-entropy, at the size of the model's input.
+        loss: mean cross-entropy, at the model's input size.
         confusion: (K, K) int64, pixels by class and predicted class.
     """
 

@@ -84,10 +84,10 @@ def mean_of_defined(values: Tensor) -> float:
 
 
 def boundary_f1(predicted: Tensor, targets: Tensor, num_classes: int) -> Tensor:
-    """How well the boundaries of each class agree in each image, (N, K) float32; NaN where it has none.
+    """How well each class's boundaries agree in each image, (N, K) float32; NaN where it has none.
 
-    A pixel on the boundary of a class is known, of the class, and beside a known pixel of another one. It
-    agrees if the other mask has one within 0.75 % of the diagonal.
+    A boundary pixel of a class is known, of it, and beside a known one of another. It agrees if the other
+    mask has one within 0.75 % of the diagonal.
     """
     height, width = targets.shape[1:]
     radius = max(1, round(_TOLERANCE * math.hypot(height, width)))

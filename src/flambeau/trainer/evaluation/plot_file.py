@@ -44,9 +44,9 @@ def draw(
     *,
     force: bool = False,
 ) -> None:
-    """Draw a picture as NAME.png, .pdf or .svg, of a size in inches; it is written whole or not at all.
+    """Draw a picture as NAME.png, .pdf or .svg, of a size in inches, whole or not at all.
 
-    `fill` draws into a figure, with the `names` as the installed fonts can show them.
+    `fill` draws into a figure, with `names` as installed fonts can show them.
     """
     check_plot(path, force=force)
     from matplotlib import rc_context

@@ -16,8 +16,7 @@ _BUFFER_CHARS = 1 << 16
 def refuse_existing(
     path: Path, *, suffixes: Sequence[str], force: bool, remedy: str = "force=True"
 ) -> None:
-    """Refuse to overwrite a file without `force`, and a folder or device in any case; and endings but
-    `suffixes`.
+    """Refuse to overwrite a file without `force`, or a folder or device at all; and endings but `suffixes`.
 
     `remedy`: how the caller can replace a file, such as a flag; '' if it cannot.
     """
@@ -36,9 +35,9 @@ def refuse_existing(
 def predictions_file(
     path: Path, columns: Sequence[str], *, force: bool = False
 ) -> Iterator[Callable[[Sequence[str]], None]]:
-    """Write a CSV file whole or, after an error, not at all; yields a function that takes the cells of a row.
+    """Write a CSV file whole or not at all; yields a function that takes a row's cells.
 
-    It is UTF-8; bytes of a path that are not text are escaped. InputError as of `refuse_existing`.
+    UTF-8; bytes of a path that are no text are escaped. InputError as of `refuse_existing`.
     """
     refuse_existing(path, suffixes=SUFFIXES, force=force)
     disk = Disk()

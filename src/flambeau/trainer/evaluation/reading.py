@@ -57,10 +57,10 @@ class Reading:
     """The images of an evaluation.
 
     Attributes:
-        num_trained_on: images of the data that the model was trained on.
-        counts_trained_on: they are counted; else they are left out.
-        flip_tta: each image and its mirror image were predicted, and the predictions averaged.
-        members: of an ensemble, what each member reaches alone.
+        num_trained_on: images that the model was trained on.
+        counts_trained_on: these count; else they are left out.
+        flip_tta: predictions are averaged with those of the mirror image.
+        members: of an ensemble, what each reaches alone.
     """
 
     num_images: int

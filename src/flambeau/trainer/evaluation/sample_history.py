@@ -30,14 +30,14 @@ _CLASSES = 2**20  # more than there are: an int64 holds the step times this plus
 
 
 class SampleHistory:
-    """Sums of losses on the device over all epochs, saved in checkpoints; nothing waits for the device.
+    """Sums of losses on the device over all epochs, saved in checkpoints.
 
-    Each rank counts the samples that it sees, and `settle_ranks` brings all to rank 0. The values of a step
-    count when the next one starts, so that they can be taken back.
+    Each rank counts its samples, and `settle_ranks` brings all to rank 0. A step's values count when the next
+    one starts, so that they can be taken back.
 
     Args:
-        losses: from outputs float32 and targets to the loss of each sample, without smoothing and weights,
-            and a number below 2^20 that is kept of the newest epoch: what the model would rather have.
+        losses: from outputs float32 and targets to each sample's loss, without smoothing and weights, and a
+            number below 2^20, kept of the newest epoch: what the model would rather have.
     """
 
     may_be_missing = True  # in a checkpoint of an earlier version, which stays usable
@@ -141,7 +141,7 @@ class SampleHistory:
 class RecordedLoss(NamedTuple):
     """A training image whose target may be wrong, and its mean loss over the training.
 
-    `other`: what the model would rather have had at the end, as the task counts it: a class, a label.
+    `other`: what the model preferred at the end: a class, a label.
     """
 
     number: int
@@ -153,8 +153,7 @@ class RecordedLoss(NamedTuple):
 def recorded_losses(run: Path, train: Source, *, most: int) -> list[RecordedLoss] | None:
     """The training images with the highest losses, the highest first.
 
-    None without a record: the run mixed images, is unfinished, of an earlier version, or was trained on other
-    images.
+    None without a record: the run mixed images, is unfinished, of an earlier version, or of other images.
     """
     path = run / FILE
     try:
@@ -182,7 +181,7 @@ class LabelSuspect(NamedTuple):
 
     Attributes:
         suggested: the class that the model preferred at the end.
-        loss: its mean over the training; a guess has the logarithm of the number of classes.
+        loss: its mean over the training; a guess has log(number of classes).
     """
 
     number: int
@@ -197,7 +196,7 @@ def label_suspects(
 ) -> list[LabelSuspect] | None:
     """The training images whose classes look wrong, the most suspicious first; None without a record.
 
-    Without `most` all labels that the model found less likely than a guess, on average.
+    Without `most` all labels that were less likely than a guess, on average.
     """
     recorded = recorded_losses(run, train, most=len(train) if most is None else most)
     if recorded is None:

@@ -27,7 +27,7 @@ def plot_precision_recall(
     *,
     force: bool = False,
 ) -> None:
-    """Draw a curve of each label, with a dot at its threshold; of many those with the lowest precision.
+    """Draw each label's curve, with a dot at its threshold; of many those with the lowest precision.
 
     Probabilities and labels are (N, K), thresholds (K,); errors as of `draw`.
     """

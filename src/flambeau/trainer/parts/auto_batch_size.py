@@ -36,11 +36,10 @@ def find_micro_batch(
     loss_of: Callable[[Tensor, Tensor], Tensor],
     device: torch.device,
 ) -> tuple[int, str]:
-    """The largest micro-batch (of all processes) that fits on all ranks, and a line; nothing changes but
-    that.
+    """The largest micro-batch (of all processes) that fits on all ranks, and a line.
 
-    `model` is as the loop calls it; `loss_of` takes uint8 images and targets. InputError: not even the
-    smallest fits, or this cannot be tried here.
+    `model` is as the loop calls it; `loss_of` takes uint8 images and targets. InputError: none fits, or this
+    cannot be tried here.
     """
     _check(settings, ranks, device)
     whole = min(settings.batch_size, len(data))

@@ -44,10 +44,10 @@ def warm_up(
     logits_of: Callable[[Tensor], Tensor],
     device: torch.device,
 ) -> tuple[float, int]:
-    """Make all graphs for training and evaluation; weights, buffers and generators do not change.
+    """Make all graphs for training and evaluation; weights, buffers and generators stay.
 
-    Returns seconds, and the samples per forward pass that fit into memory on all ranks. InputError: torch
-    cannot compile the model here, or it does not fit.
+    Returns seconds, and the samples per forward pass that fit on all ranks. InputError: torch cannot compile
+    the model here, or it does not fit.
     """
     start = time.perf_counter()
     layout = layout_of(

@@ -66,22 +66,22 @@ _HOLDING = {"cuda"}
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Facts about the data, kept in dataset.json for predictions and to detect changes.
+    """Facts about the data, in dataset.json, for predictions and to detect changes.
 
     Attributes:
         mean, std: per channel, of pixels in [0, 1].
-        train_fingerprint, val_fingerprint: hex SHA-256 of what the sources report about themselves.
-        teacher_sha256: of the teacher's weights, if any; see the function.
+        train_fingerprint, val_fingerprint: hex SHA-256 of what the sources report.
+        teacher_sha256: see the function.
         pixels: their kind; mean and std of 'float' and 'uint16' are in the unit of the data.
         train_content, val_content: hex SHA-256 of a sample of the files, if the fingerprint is of names and
-            sizes; None in runs of version 0.1.
-        train_names: hex SHA-256 of the names and labels of the training images, which packing keeps.
-        known: the share of the training images of which each label or number is known, or of the pixels of
-            masks; None: all.
-        whole_images: whether an evaluation shows images whole, where a task does not always do so.
-        thresholds: the probability from which on each label is predicted, once a run has chosen them.
-        test_samples, test_fingerprint: of the images that are kept for a test.
-        shuffle_streams: of the order by blocks, where a run has that; 1 in runs of earlier versions.
+            sizes; None in version 0.1.
+        train_names: hex SHA-256 of the training images' names and labels, which packing keeps.
+        known: share of the training images (of masks, pixels) of which each label or number is known; None:
+            all.
+        whole_images: an evaluation shows images whole, where a task does not always.
+        thresholds: probability from which on each label is predicted, once chosen.
+        test_samples, test_fingerprint: of the images kept for a test.
+        shuffle_streams: of the order by blocks; 1 in earlier versions.
     """
 
     classes: list[str]
@@ -227,10 +227,10 @@ def open_data(settings: Settings) -> tuple[Source, Source]:
 
 
 def open_test(settings: Settings, facts: DataFacts) -> Source:
-    """The images that `settings.test` keeps for a test, with the classes of the run.
+    """The images that `settings.test` keeps, with the run's classes.
 
     Raises:
-        InputError: they cannot be opened, or are made by a function, which is not run for it.
+        InputError: not to be opened, or made by a function, which is not run for it.
     """
     assert settings.test is not None
     cache = cache_options(settings)
@@ -253,10 +253,10 @@ def open_test(settings: Settings, facts: DataFacts) -> Source:
 
 
 def with_test(facts: DataFacts, settings: Settings, train: Source, val: Source) -> DataFacts:
-    """The facts of a new run with those of its images to test on, if it has some.
+    """The facts of a new run with those of its test images, if any.
 
     Raises:
-        InputError: they cannot be opened, or are among those to train or validate on.
+        InputError: not to be opened, or among those to train or validate on.
     """
     if settings.test is None:
         return facts
@@ -350,7 +350,7 @@ def target_choice(settings: Settings) -> TargetChoice:
 def reopen_data(settings: ResolvedSettings, facts_path: Path, permission: Permission) -> Prepared:
     """The settings and data of an existing run, which must be unchanged, like the model's file.
 
-    UntrustedCode: the data or the model are of a function in a file, which may not be run.
+    UntrustedCode: data or model are of a function in a file that may not be run.
     """
     facts = DataFacts.read(facts_path)
     permission.ask_for(vars(settings), "model", "data")

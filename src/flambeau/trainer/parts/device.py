@@ -13,10 +13,9 @@ from flambeau.recipes.setup.float32_precision import set_float32_precision
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of a setting: 'auto' is the accelerator if there is one; else a name such as 'cpu',
-    'cuda:1'.
+    """The device of a setting: 'auto' is the accelerator if there is one; else a name such as 'cuda:1'.
 
-    InputError: no such device on this machine, or not one per process.
+    InputError: no such device here, or not one per process.
     """
     if name == "auto":
         device = default_device()
@@ -59,8 +58,7 @@ def _names() -> list[str]:
 
 
 def use_float32(precision: str, device: torch.device) -> None:
-    """Set the precision of float32 products on a GPU, which torch's defaults do not fix: 'tf32', or else
-    full.
+    """Set the precision of float32 products on a GPU: 'tf32', or else full.
 
     InputError: TF32 on another device than an NVIDIA GPU.
     """
@@ -85,7 +83,7 @@ def num_threads(number: int) -> Iterator[None]:
 def use_threads() -> None:
     """Let torch use this process's share of the CPUs, or OMP_NUM_THREADS threads.
 
-    One thread more than CPUs can cost a factor of ten, because the threads wait for each other by spinning.
+    One thread too many can cost a factor of ten, because threads wait by spinning.
     """
     threads = os.environ.get("OMP_NUM_THREADS", "")
     share = max(1, usable_cpus() // local_world())

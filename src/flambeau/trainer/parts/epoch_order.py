@@ -28,8 +28,8 @@ def epoch_sampler(
 ) -> EpochSampler | None:
     """What draws the images of an epoch; None: a whole shuffle, each image once.
 
-    `streams` is of the run's order by blocks. InputError: the run began in another order, or on data of
-    another kind.
+    `streams` is of the order by blocks. InputError: the run began in another order, or on another kind of
+    data.
     """
     if not settings.shuffle_window:
         return balanced_sampler(settings, train.labels)

@@ -26,12 +26,10 @@ BACKBONE = "backbone"
 
 
 def load_weights(model: nn.Module, path: str, *, needs: str | None = None) -> str:
-    """Start a model from the matching weights of a file or run; returns what has matched, as lines for the
-    user.
+    """Start a model from the matching weights of a file or run; returns lines on what matched.
 
-    `path` is anything that `flambeau convert` reads, or the address of a run; nothing in it is run. Without
-    the tensor `needs` the others are of no use. InputError: no such weights, or they cover less than half of
-    the model.
+    `path` is anything that `flambeau convert` reads, or the address of a run; nothing in it is run.
+    InputError: no such weights, less than half of the model, or not the tensor `needs`.
     """
     weights = open_weights(run_here(path))
     tensors = plain_names(weights.tensors)
@@ -66,8 +64,7 @@ def load_weights(model: nn.Module, path: str, *, needs: str | None = None) -> st
 
 
 def freeze_parts(model: nn.Module, what: str) -> None:
-    """Freeze what a setting names ('none', 'backbone', or patterns between commas), before the optimizer is
-    made.
+    """Freeze what a setting names ('none', 'backbone', or patterns between commas).
 
     InputError: a pattern that matches nothing, or nothing is left to train.
     """

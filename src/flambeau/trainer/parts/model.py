@@ -50,15 +50,14 @@ def build_model(
     """Make a classifier of images, or of their pixels.
 
     Args:
-        name: a timm name, 'torchvision:NAME', one of OWN_MODELS, or 'FILE.py:FUNCTION'. A
-            suffix chooses among several published weights: 'resnet50.a1_in1k' of timm,
-            'torchvision:resnet50.IMAGENET1K_V1'.
-        channels: of its input. The first layer of published weights, which are for three, is adapted as
-            timm does it: summed up for one, else repeated and rescaled.
-        pretrained: start from published weights, with a new head if the number of classes differs.
+        name: a timm name, 'torchvision:NAME', one of OWN_MODELS, or 'FILE.py:FUNCTION'. A suffix chooses
+            among published weights: 'resnet50.a1_in1k', 'torchvision:resnet50.IMAGENET1K_V1'.
+        channels: of its input. Published weights, for three, are adapted as in timm: summed up for one, else
+            repeated and rescaled.
+        pretrained: published weights, with a new head for another number of classes.
         drop_path: probability of stochastic depth (of the deepest block, if it rises with depth).
-        per_pixel: outputs for each pixel: a timm name is then that of an encoder, and 'smp:ARCHITECTURE' or
-            'smp:ARCHITECTURE/ENCODER' one of segmentation_models_pytorch.
+        per_pixel: outputs for each pixel: a timm name is an encoder's, and 'smp:ARCHITECTURE' or
+            'smp:ARCHITECTURE/ENCODER' of segmentation_models_pytorch.
     """
     make = _build_per_pixel if per_pixel else _build
     model = make(name, num_classes, channels, image_size, pretrained, drop_path)
@@ -72,8 +71,8 @@ def check_claim(
 ) -> None:
     """Refuse a model that is far larger than its weights, before memory for it is taken.
 
-    A folder from elsewhere may name any model beside a small file of weights. A model in a file of the user
-    is not looked at. `shape`: as `build_model` takes it.
+    A folder from elsewhere may name any model. One in the user's file is not checked. `shape`: as for
+    `build_model`.
     """
     if is_function(name):
         return
@@ -181,7 +180,7 @@ def input_channels(name: str, *, grey: bool) -> int:
 def pretrained_normalization(name: str, *, channels: int) -> tuple[list[float], list[float]] | None:
     """Mean and standard deviation per channel, in [0, 1], of the published weights; None if not known.
 
-    They are of color: other channels than its three, or grey, have their own.
+    They are of color: grey or other channels have their own.
     """
     if channels not in COLORS:
         return None
@@ -369,7 +368,7 @@ def check_output(
     num_images: int = 1,
     training: bool = False,
 ) -> None:
-    """Run black images through a model that is to be trained, to find errors before the first step.
+    """Run black images through a model, to find errors before the first step.
 
     InputError: as of `check_logits`, or nothing can be trained.
     """
@@ -398,7 +397,7 @@ def check_logits(
 ) -> None:
     """Run black images through a model, in evaluation mode unless `training` keeps the modes.
 
-    InputError: the forward pass fails, or the logits are not (N, num_classes), or those of each pixel.
+    InputError: the forward pass fails, or logits are not (N, num_classes), or of each pixel.
     """
     images_shape = (num_images, channels, image_size, image_size)
     logits = try_forward(model, images_shape, training=training)
@@ -460,9 +459,9 @@ def make_model(
     pretrained: bool = False,
     any_output: bool = False,
 ) -> nn.Module:
-    """The model of a run on its device, in channels_last, which is fastest for convolutions.
+    """The model of a run on its device, in channels_last.
 
-    With `any_output` it only has to run, and need not classify the data.
+    With `any_output` it need not classify the data.
     """
     shape = shape_of(settings, facts)
     model = build_model(

@@ -51,8 +51,7 @@ _KEPT_FROM_COMPILER = "add_param_group", "load_state_dict", "state_dict", "zero_
 def without_compiler() -> Iterator[None]:
     """Meanwhile no optimizer imports torch.compile, which takes 2 s of a processor's time at the start.
 
-    torch wraps these methods to keep the compiler out of them, and imports it to do so. Nothing that is
-    compiled here calls them.
+    torch wraps methods to keep the compiler out of them, and imports it to do so.
     """
     wrapped = {name: vars(Optimizer)[name] for name in _KEPT_FROM_COMPILER}
     for name, method in wrapped.items():
@@ -76,8 +75,7 @@ def new_optimizer(
 ) -> Optimizer:
     """Make an optimizer of groups with `weight_decay`, and `lr` where it differs.
 
-    `momentum` is for those of MOMENTUM, `betas` for those of BETAS, `fixed_norm` for muon; None: the default
-    there.
+    `momentum` is for those of MOMENTUM, `betas` for BETAS, `fixed_norm` for muon; None: the default.
     """
     momentum = MOMENTUM.get(name) if momentum is None else momentum
     if name == "sgd":

@@ -21,8 +21,8 @@ def qat_model(
 ) -> nn.Module:
     """The model with fake quantization if the settings say so, else unchanged.
 
-    `normalized` returns batches of normalized images, from which initial ranges are chosen; None if ranges
-    will be loaded. InputError: a model that torch.fx cannot trace, or that has nothing to quantize.
+    `normalized` returns batches of normalized images for the initial ranges; None if these will be loaded.
+    InputError: torch.fx cannot trace the model, or nothing to quantize.
     """
     if not settings.qat:
         return model

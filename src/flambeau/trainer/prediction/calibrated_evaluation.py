@@ -19,15 +19,14 @@ from flambeau.trainer.prediction.trained_model import Trained
 
 @dataclass
 class Calibrating:
-    """Keeps the logits of an evaluation, and writes what is fitted on them into the run.
+    """Keeps an evaluation's logits, and writes what is fitted on them into the run.
 
     Attributes:
         trained: the model, or several as one, not calibrated.
-        run: the folder in which it is kept.
-        weights_sha256: of the weights; of several models their key.
+        run: the folder for it.
+        weights_sha256: of several models their key.
         name: of the file.
-        coverage: of prediction sets, if asked for.
-        adaptive: whether these are adaptive.
+        coverage, adaptive: of prediction sets, if asked for.
     """
 
     trained: Model

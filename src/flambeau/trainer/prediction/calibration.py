@@ -42,15 +42,14 @@ class Calibration:
     """A temperature, and what it was made of.
 
     Attributes:
-        weights_sha256: of the weights that it is for.
+        weights_sha256: of its weights.
         temperature: logits are divided by it.
         images: on which it was fitted.
         loss_before, loss_after: mean cross-entropy of these.
         error_before, error_after: expected calibration error of these, in 15 bins.
-        coverage: of prediction sets, if asked for.
-        threshold: a set has the classes of at least this probability; an adaptive one those before
-            which the more probable classes have at most this together.
-        adaptive: whether sets are adaptive.
+        coverage, adaptive: of prediction sets, if asked for.
+        threshold: a set has the classes of at least this probability; an adaptive one those before which more
+            probable classes have at most this together.
     """
 
     weights_sha256: str
@@ -116,8 +115,7 @@ def fitted(
         logits: (N, C), of a model that is not calibrated.
         labels: (N,) int64.
         weights_sha256: of its weights.
-        coverage: of prediction sets; None: none.
-        adaptive: whether these are adaptive.
+        coverage, adaptive: of prediction sets; None: none.
 
     Raises:
         InputError: too few images for the coverage.
@@ -161,7 +159,6 @@ def set_threshold(
         probabilities: (N, C) float64.
         labels: (N,) int64.
         coverage: above 0 and below 1.
-        adaptive: whether sets are adaptive.
 
     Raises:
         InputError: too few images.
@@ -186,10 +183,10 @@ def set_threshold(
 
 
 def of_several(members: Sequence[tuple[str, float]]) -> tuple[str, str]:
-    """The name of the file for several runs that answer together, in the folder of one of them, and its key.
+    """The file's name for several runs that answer together, in the folder of one, and its key.
 
     Args:
-        members: SHA-256 of the weights of each, and its own temperature; in any order.
+        members: SHA-256 of weights, and own temperature; in any order.
     """
     parts = sorted(f"{sha256} {temperature!r}" for sha256, temperature in members)
     key = hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -25,12 +25,11 @@ class Sample:
     """An image to predict.
 
     Attributes:
-        image: its path as given, or its name in the source, such as a record of a file.
-        packed: the packed images, listing or data set, as the user named it; else None.
-        source: the images that it is one of.
-        index: its position there, from 0.
+        image: its path as given, or its name in the source.
+        packed: packed images, listing or data set, as the user named it; else None.
+        index: its position in `source`, from 0.
         name: what identifies it there: a key, or the listed path.
-        label: its class, if known; the model may not know it.
+        label: its class, if known, perhaps not to the model.
     """
 
     image: str
@@ -58,13 +57,13 @@ def predict(
     Args:
         paths: each an image file, a folder of images, packed images, a listing, torchvision:NAME or
             hf:NAME; see `open_unlabelled`.
-        top: how many classes per image, of a classifier, the most probable first; at most all.
+        top: classes per image, of a classifier, the most probable first.
 
     Yields:
         Each image with the model's answer, in the given order.
 
     Raises:
-        InputError: something that cannot be opened, or more unreadable images than are allowed.
+        InputError: what cannot be opened, or more unreadable images than allowed.
     """
     classes = trained.facts.classes
     given = open_unlabelled(paths, classes, download=download, say=say)

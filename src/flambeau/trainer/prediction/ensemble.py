@@ -35,7 +35,7 @@ class Ensemble:
     Attributes:
         members: at least two.
         names: of their folders.
-        calibration: by which the joint logits are divided, of runs that were calibrated together.
+        calibration: divides the joint logits, of runs calibrated together.
     """
 
     members: tuple[Trained, ...]

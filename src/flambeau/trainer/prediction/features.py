@@ -79,17 +79,17 @@ def named_model(
     weights: str | None = None,
     say: Callable[[str], None],
 ) -> Trained:
-    """A model by its name, with published weights or those of a file, for images of this size.
+    """A model by name, with published weights or those of a file.
 
     Args:
         name: as for --model of `flambeau train`; FILE.py:FUNCTION returns it with its weights.
-        source: images of other channels than grey and color are read with all of them, and normalized by
-            their own mean and deviation; the first layer of published weights is adapted.
-        weights: a file or run with weights, as far as they fit.
+        source: images that are neither grey nor color are read with all channels, and normalized by their own
+            mean and deviation; the first layer of published weights is adapted.
+        weights: a file or run, as far as they fit.
 
     Raises:
-        InputError: no such model or weights, weights for images of other channels, or none of them, which
-            would leave random values.
+        InputError: no such model or weights, weights for other channels, or none, which would leave random
+            values.
     """
     require_weights(name, pretrained=pretrained, weights=weights)
     is_user_code = is_function(name)
@@ -148,11 +148,11 @@ def open_images(
     download: bool = False,
     say: Callable[[str], object],
 ) -> Source:
-    """The images of a data set in its order, with their labels if there are any.
+    """The images of a data set in its order, with any labels.
 
     Args:
-        classes: of the model; None: the names of the folders that contain the images.
-        part: of data with two parts; None: the validation part, or everything if there is only one.
+        classes: of the model; None: the names of the images' folders.
+        part: of data with two; None: the validation part, or all if there is one.
     """
     if part is not None:
         train, val = open_parts(path, download=download)
@@ -196,18 +196,18 @@ def write_features(
 ) -> WrittenFeatures:
     """Write the outputs of layers for every image, in the order of the source, and the list of the images.
 
-    The images are prepared as in an evaluation. Both files are written whole or not at all.
+    Images are prepared as in an evaluation. Both files are written whole or not at all.
 
     Args:
-        out: NAME.npy for one layer, or NAME.safetensors with a float32 tensor (N, ...) for each; the list is
-            NAME.csv with path and label. A .safetensors file has int64 labels (N,) too, -1 for none; of
-            several labels per image, and of numbers, float32 (N, K).
+        out: NAME.npy for one layer, or NAME.safetensors with a float32 tensor (N, ...) for each, and int64
+            labels (N,), -1 for none, or float32 (N, K) of several labels or numbers; the list is NAME.csv
+            with path and label.
         layers: names as in `named_modules()`; none: the input of the classifier head.
         pool: the mean over H and W of (N, C, H, W), and over T of (N, T, C).
 
     Raises:
-        InputError: an unknown layer, or one whose output is not a tensor with a row per image; a file that
-            exists; an image that cannot be read.
+        InputError: an unknown layer, or an output that is no tensor with a row per image; an existing file;
+            an unreadable image.
         OSError: the disk is full or failing.
     """
     listing = out.with_suffix(".csv")

@@ -37,10 +37,10 @@ _FEW = 30  # images for which an interval by the normal distribution says little
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure of some images, and what it may be of all images of their kind.
+    """A figure of some images, and what it may be of all of their kind.
 
     Attributes:
-        low, high: ends of the interval of 95 %; None if it is not known.
+        low, high: ends of the 95 % interval; None if unknown.
         how: how it was made.
     """
 

@@ -22,13 +22,12 @@ from flambeau.trainer.prediction.classify_files import Sample
 class MaskFiles:
     """Writes a PNG per image into a folder for masks, one for overlays, or both.
 
-    A file is called like its image, below the folders that the image lies in; a second one of the same name
-    gets a number.
+    A file has the image's name and folders; a second one of a name gets a number.
 
     Args:
-        masks: for masks with a palette, whose indices are the numbers in the masks of the training.
-        overlays: for images under the colors of their masks.
-        force: write into folders that hold something, and replace files of the same name there.
+        masks: for masks with a palette, whose indices are the numbers in training masks.
+        overlays: for images under their masks' colors.
+        force: write into folders that hold something, and replace files of the same name.
     """
 
     masks: Path | None

@@ -23,7 +23,7 @@ def used_as(
     *,
     sha256: str | None = None,
 ) -> tuple[ResolvedSettings, DataFacts, EvalResize]:
-    """What is needed to use a model of which no training is known.
+    """What the use of a model without a known training needs.
 
     Args:
         model: its builder, or what it is called.
@@ -50,7 +50,7 @@ def used_as(
 def recorded_use(
     path: Path, stored: Mapping[str, Any]
 ) -> tuple[ResolvedSettings, DataFacts, EvalResize]:
-    """What the config.toml of a run in `path` says of its model; nothing of it is run.
+    """What a run's config.toml says of its model; nothing is run.
 
     Raises:
         InputError: it says nothing, or was edited.
@@ -84,8 +84,7 @@ def recorded_use(
 def as_torchvision(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Tensor]:
     """A function from images (N, C, H, W), uint8 or float32, to normalized float32 ones, on the device.
 
-    Of 8 bits the same operations as torchvision's ToTensor and Normalize, and so the same bits, and
-    contiguous, as a DataLoader gives them to a loop of one's own.
+    Of 8 bits to the same bits as torchvision's ToTensor and Normalize, and contiguous, as from a DataLoader.
     """
     mean, std = (
         torch.tensor(one, dtype=torch.float32, device=device).view(1, -1, 1, 1)

@@ -20,7 +20,7 @@ _FEW = 8  # images of which some may be blank
 
 
 def pixel_remarks(trained: Trained, source: Source) -> list[str]:
-    """A line if pixels are far from the mean and standard deviation by which the run normalizes them.
+    """A line if pixels are far from the run's mean and standard deviation.
 
     Nothing where another check refuses the images.
     """

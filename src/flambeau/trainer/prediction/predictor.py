@@ -39,10 +39,10 @@ class Predictor:
         trained: from `load_trained`.
 
     Attributes:
-        trained: the model with its settings, facts of its data, and device.
+        trained: the model with settings, data facts, and device.
         model: the network, in evaluation mode, on its device.
         classes: names, in the order of its outputs.
-        image_size: side of the images for the model, pixels.
+        image_size: side of its images, pixels.
     """
 
     def __init__(self, trained: Trained) -> None:
@@ -78,10 +78,7 @@ class Predictor:
 
     @float32_by_default()
     def preprocess(self, images: Images) -> Tensor:
-        """The input of `model` for your own use: resized, cropped and normalized as in an evaluation.
-
-        Args:
-            images: as for a call.
+        """The input of `model`: images as for a call, resized, cropped and normalized as in an evaluation.
 
         Returns:
             (N, C, S, S) float32 on the device of the model.
@@ -134,9 +131,9 @@ class Predictor:
 
 
 class EnsemblePredictor:
-    """Several trained models that answer as one, each with the preprocessing of its run.
+    """Trained models that answer as one, by the mean of their probabilities or numbers.
 
-    The answer is the mean of their probabilities; of numbers, their mean.
+    Each has the preprocessing of its run.
 
     Args:
         trained: from `ensemble_of`.

@@ -33,13 +33,12 @@ _COMPARED = 16  # images of which all bytes are compared, where the data were pa
 def trained_images(trained: Trained, data: Path, source: Source) -> Tensor:
     """Which images of a source the model was trained on.
 
-    They are recognized where the source is all that the run has split into two parts, wherever it lies now,
-    where its files are in the folder or the listing that the run names, and where it is the packed file that
-    the run names. Of data that have changed since then those count that the same rule takes for training: an
-    image more or less moves one other at most.
+    They are recognized where the source is all that the run has split, wherever it lies now, where its files
+    are in the folder or listing that the run names, and where it is the run's packed file. Of changed data
+    those count that the same rule takes for training: an image more or less moves one other at most.
 
     Args:
-        data: what was opened as `source`, with the classes of the model.
+        data: what was opened as `source`, with the model's classes.
 
     Returns:
         (N,) bool.

@@ -101,7 +101,7 @@ class Trained:
     def logits(self, images: Tensor, *, flip_tta: bool = False) -> Tensor:
         """Logits (N, classes) float32 of uint8 images (N, C, S, S), as the run itself evaluates.
 
-        With `flip_tta`, the logarithm of the mean probabilities of the images and their mirror images.
+        With `flip_tta`, the log of the mean probabilities with mirror images.
         """
         images = images.to(self.device)
         logits: Tensor = self.apply(self.model, images).float()
@@ -111,7 +111,7 @@ class Trained:
         return logits if self.calibration is None else logits / self.calibration.temperature
 
     def apply(self, function: Callable[[Tensor], _Output], images: Tensor) -> _Output:
-        """Call a function on normalized images, in the precision in which the run evaluates.
+        """Call a function on normalized images, in the precision of evaluations.
 
         Args:
             function: the model, or one that calls it.
@@ -125,16 +125,15 @@ class Trained:
 
 
 def load_trained(run: str | Path, *, trust: bool = False, say: Callable[[str], None]) -> Trained:
-    """Load the published weights of a run, or its newest whole checkpoint if it is not finished.
+    """Load a run's published weights, or of an unfinished one the newest whole checkpoint.
 
     Args:
         run: a folder, or its address in a store.
-        trust: run the file of its model, even if nothing shows that this user has made the run.
+        trust: run its model's file, even if nothing shows that this user has made the run.
 
     Raises:
-        InputError: not a run folder, that of a user's own loop without a builder, no weights yet, or damaged
-            ones.
-        UntrustedCode: its model is in a file, which may not be run.
+        InputError: no run folder, that of a user's loop without a builder, no weights yet, or damaged ones.
+        UntrustedCode: the model is in a file that may not be run.
     """
     folder = RunFolder(run_here(run, say))
     stored = folder.read_existing()
@@ -227,7 +226,7 @@ def at_size(trained: Trained, image_size: int | None) -> Trained:
     """The model for images of another size than in training; None: the same.
 
     Raises:
-        InputError: a size out of range, or one that the model cannot take.
+        InputError: a size that the model cannot take.
     """
     if image_size is None or image_size == trained.image_size:
         return trained
@@ -263,18 +262,17 @@ def read_for(
     skip_bad_images: int,
     bad: BadImages | None = None,
 ) -> tuple[Loader, BadImages]:
-    """Batches of a source as the model is evaluated on them, each image once and in order.
+    """Batches of a source as in an evaluation, each image once and in order.
 
     Args:
         bad: counts the images that are left out; None: one of its own, up to `skip_bad_images`.
 
     Returns:
-        The loader, of images (N, C, S, S) uint8 or float32 and labels (N,); and the images that it has left
-        out so far.
+        The loader, of images (N, C, S, S) uint8 or float32 and labels (N,); and the images left out so far.
 
     Raises:
-        InputError: pixels of another unit than in training; or, during iteration, more than `skip_bad_images`
-            unreadable images.
+        InputError: pixels of another unit than in training; while iterating, more than `skip_bad_images`
+            unreadable ones.
     """
     source = of_kind(source, trained.facts.pixels, trained.facts.channels)
     require_unit(source, trained.facts.pixels, "the training")

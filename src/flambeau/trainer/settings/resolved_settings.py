@@ -14,9 +14,9 @@ def _resolved(name: str, default: Any = dataclasses.MISSING) -> Any:
 
 @dataclass(frozen=True)
 class ResolvedSettings(Settings):
-    """The settings of an existing run: nothing is left open, and config.toml holds them.
+    """The settings of an existing run, as in config.toml: nothing is left open.
 
-    None means that a setting has no effect in the run: a temperature without a teacher, say.
+    None: a setting without effect in the run, such as a temperature without a teacher.
     """
 
     task: str = _resolved("task", "classification")

@@ -59,7 +59,7 @@ def overridden(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
 def from_stored(values: Mapping[str, Any], path: Path) -> ResolvedSettings:
     """The settings of a run, from the content of its config.toml (at `path`).
 
-    InputError: an unknown key, or a missing or wrong value: of another version, or edited by hand.
+    InputError: an unknown key, or a missing or wrong value.
     """
     _check_keys(
         values, path, why="\nThe file was edited, or written by a later version of flambeau"

@@ -194,8 +194,8 @@ class Predictions:
     """What a model says of N images: logits (N, C) float32 on the CPU, and the names in their order.
 
     Attributes:
-        sets: the classes of the prediction set of each image, the most probable first; None unless
-            `flambeau evaluate --calibrate --coverage` has chosen such sets.
+        sets: classes of each image's prediction set, the most probable first; None without `flambeau evaluate
+            --calibrate --coverage`.
     """
 
     names: tuple[str, ...]
@@ -339,11 +339,11 @@ def _class_figures(name: str, number: int, each: dict[str, list[Any]]) -> ClassF
 
 
 def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
-    """The T from 0.05 to 20 at which softmax(logits / T) has the least cross-entropy; above 1 if the model is
-    too sure.
+    """The T from 0.05 to 20 of the least cross-entropy of softmax(logits / T); above 1 if the model is too
+    sure.
 
-    The cross-entropy is convex in 1 / T, so a golden-section search finds it.
-    Source: Guo et al., "On calibration of modern neural networks", ICML 2017, section 4.2.
+    It is convex in 1 / T, so a golden-section search finds it. Source: Guo et al., "On calibration of modern
+    neural networks", ICML 2017, section 4.2.
     """
     logits = logits.double()
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 class ExportWords:
     """The words of a task.
 
-    N: images, K: outputs, H, W: height and width of the given pixels, S: side of the model's input.
+    N: images, K: outputs, H, W: of the given pixels, S: side of the model's input.
 
     Attributes:
         outputs_are: what the outputs stand for, in the plural.
         cpp_name: the task in classify.cpp.
         answer: the second output of a graph: 'probabilities'.
         answer_how: how it is made of the logits, for the model card.
-        compared: what `Task.decode` returns, by which steps of an export are compared.
-        of_logits: the expression of the answer in example.py, with `logits` of one image.
-        example_lines: what example.py does with the answer of one image; it has `preprocessing`.
+        compared: what `Task.decode` returns, to compare steps of an export.
+        of_logits: the answer's expression in example.py, with `logits` of one image.
+        example_lines: what example.py does with one image's answer; it has `preprocessing`.
         logits_shape, answer_shape: for the model card, with K as {classes}.
     """
 

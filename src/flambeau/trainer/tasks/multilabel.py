@@ -53,10 +53,10 @@ class Multilabel(WholeImage):
     """Several labels per image; see `Task` for what the methods are for.
 
     Attributes:
-        thresholds: the probability from which on a label is predicted; None: one half.
-        known: the share of the training images of which each label is known; None: all.
-        kind: the loss of the training; evaluations use the binary cross-entropy in any case.
-        is_whole: an evaluation shows the whole image; runs of earlier versions show its middle.
+        thresholds: probability from which on a label is predicted; None: one half.
+        known: share of the training images of which each label is known; None: all.
+        kind: training loss; evaluations use the binary cross-entropy.
+        is_whole: an evaluation shows the whole image; in earlier versions its middle.
     """
 
     labels: tuple[str, ...]
@@ -353,8 +353,8 @@ class LabelAnswers:
 def asymmetric_losses(logits: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
     """The asymmetric loss of each label, (N, K), of logits and targets in [0, 1].
 
-    Easy labels that are not there count little: their probability is lowered by a margin, and their loss is
-    multiplied by its fourth power. `weight`, (K,), is that of labels that are there.
+    Easy absent labels count little: their probability is lowered by a margin, and their loss multiplied by
+    its fourth power. `weight`, (K,), is of present labels.
     """
     share = logits.sigmoid()
     lowered = (share - _MARGIN).clamp(min=0)

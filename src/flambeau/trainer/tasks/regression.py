@@ -48,9 +48,9 @@ class Regression(WholeImage):
 
     Attributes:
         mean, std: of the training images, by column.
-        known: the share of the training images that have each number; None: all.
-        kind: the loss of the training, which an evaluation uses, too.
-        is_whole: an evaluation shows the whole image; runs of earlier versions show its middle.
+        known: share of the training images that have each number; None: all.
+        kind: loss of training and evaluation.
+        is_whole: an evaluation shows the whole image; in earlier versions its middle.
     """
 
     columns: tuple[str, ...]

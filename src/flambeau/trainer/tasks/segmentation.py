@@ -51,9 +51,9 @@ class Segmentation:
     """A class for each pixel; see `Task` for what the methods are for.
 
     Attributes:
-        values: the number of each class in masks.
-        known: the share of the training pixels that are not ignored.
-        kind: the loss of the training; evaluations use the cross-entropy in any case.
+        values: each class's number in masks.
+        known: share of the training pixels that are not ignored.
+        kind: training loss; evaluations use the cross-entropy.
     """
 
     classes: tuple[str, ...]
@@ -154,8 +154,8 @@ class Segmentation:
     ) -> Tensor:
         """Mean over the images of the cross-entropy of their known pixels, of Dice, or of both.
 
-        An image counts by its known pixels, divided by the share of them in all training images: so the mean
-        of a batch is that of its parts, however it is cut.
+        An image counts by its known pixels over their share in all training images: so a batch's mean is that
+        of its parts, however cut.
         """
         losses = torch.zeros(len(outputs), device=outputs.device)
         if self.kind != "dice":
@@ -403,8 +403,8 @@ class MaskResults:
     """One evaluation, in the order of the data; all on the CPU.
 
     Attributes:
-        boundaries: (N, K) float32 boundary F1; (N, 0) if nobody asks for it.
-        shown: (N, 64, 64) uint8, the predicted masks in small.
+        boundaries: (N, K) float32 boundary F1; (N, 0) if not asked for.
+        shown: (N, 64, 64) uint8, small predicted masks.
     """
 
     indices: Tensor

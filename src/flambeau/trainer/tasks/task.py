@@ -126,9 +126,9 @@ class Task(Protocol):
         """What the run notes of each training sample."""
 
     def sample_results(self, best: str) -> SampleResultsMetric[Any]:
-        """Keeps the prediction of each evaluated image for the report: `metrics["val"]` of `Run`.
+        """Keeps each evaluated image's prediction for the report: `metrics["val"]` of `Run`.
 
-        It gives the figure `best`, by which the best weights are chosen, if `evaluation_figures` lacks it.
+        It gives the figure `best`, if `evaluation_figures` lacks it.
         """
 
     def report_facts(
@@ -139,7 +139,7 @@ class Task(Protocol):
     def picture(self, image: Tensor, target: Tensor, sample: dict[str, Any]) -> Tensor:
         """What the report shows of an image (C, S, S): a picture (C, H, W), both uint8 or from 0 to 1.
 
-        `sample` is what `report_facts` or `suspects` say of it; what is only for this picture is removed.
+        `sample` is of `report_facts` or `suspects`; what is only for this picture is removed.
         """
 
     def suspects(self, run: Path, train: Source) -> list[dict[str, Any]]:
@@ -179,7 +179,7 @@ class Task(Protocol):
     def answers(self, outputs: Tensor, sizes: Sequence[Size], *, top: int) -> Sequence[Answer]:
         """What `flambeau predict` says of each image, naming `top` classes where there is one per image.
 
-        `sizes` of the images may be empty if the model has no outputs for each pixel.
+        `sizes` may be empty without outputs for each pixel.
         """
 
     def answer_columns(self, *, top: int) -> list[str]:

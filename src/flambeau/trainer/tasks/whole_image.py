@@ -60,14 +60,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class KeptBatches(Generic[Result]):
-    """Outputs, losses and targets of each image, on the device of the model: figures that need all at once.
+    """Outputs, losses and targets of each image, on the device, for figures that need all at once.
 
     N: images, K: outputs.
 
     Args:
         losses: of a batch, (N,), from outputs and targets on one device.
-        result: makes the evaluation of (indices, outputs, targets), all on the CPU, the mean loss, how the
-            images were read, and their names.
+        result: the evaluation from (indices, outputs, targets), on the CPU, the mean loss, how images were
+            read, and their names.
     """
 
     losses: Callable[[Tensor, Tensor], Tensor]
@@ -103,9 +103,8 @@ def mean_of_known_targets(losses: Tensor, targets: Tensor, known: Sequence[float
     """The mean loss of each image, (N,): an unknown target (NaN) counts as nothing, a known one for its
     column.
 
-    A column of which a third is `known` counts three times where it is known, so that all columns have one
-    weight. The mean over images is then the same for a batch as for its parts, which a mean over the known
-    targets of each batch is not.
+    A column of which a third is `known` counts three times there, so that columns weigh the same, and the
+    mean over images is that of a batch's parts.
     """
     if known is None:
         return losses.mean(1)
@@ -126,7 +125,7 @@ def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
 
 
 def known_facts(train: Source) -> dict[str, Any]:
-    """The share of the training images of which each column is known, as `known`; None if all are.
+    """Each column's share of known training images, as `known`; None if all are.
 
     InputError: a column of which nothing is known.
     """
