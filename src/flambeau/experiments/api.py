@@ -50,23 +50,21 @@ def sweep(
         data: as for `train`.
         space: what is searched: by setting a range such as "1e-4..1e-1:log", values such as
             "resnet18,resnet34", or a list of values.
-        trials: how many choices are tried (None: 20, or all where there are fewer).
+        trials: choices to try (None: 20, or all of fewer).
         out: folder of the sweep (None: runs/NAME-sweep-HASH).
         sampler: what proposes the choices: tpe (Optuna's, from the results so far), random, or grid (all).
-        halving: stop most trials early: at each rung one of so many goes on, such as 3; 0 trains all to the
-            end.
-        at_once: how many trials can run at once, on all machines together: a choice is made without the
-            results of so many trials before it, less one. It is a part of the sweep: with another number it
-            makes other choices.
-        procs: how many trials this process trains at once (None: one per GPU).
-        seeds: trains each choice with so many seeds, and compares the means.
-        folds: trains each choice once for each fold of a cross-validation, the same for all choices, and
-            compares the means; with `group` among the settings, groups stay together.
+        halving: at each rung one trial of so many goes on, such as 3; 0 trains all to the end.
+        at_once: trials that can run at once, on all machines together: a choice is made without the results
+            of so many before it, less one. Another number makes other choices.
+        procs: trials that this process trains at once (None: one per GPU).
+        seeds: runs of each choice with different seeds, whose means are compared.
+        folds: runs of each choice, one per fold of a cross-validation, the same for all choices, whose means
+            are compared; with `group` among the settings, groups stay together.
         budget: end after this time, such as "8h"; the same call goes on.
-        command: of a script with {NAME} for each setting of the space, in place of data and settings; it may
+        command: a script with {NAME} for each setting of the space, in place of data and settings; it may
             have {out}, a folder for its `Run`, {seed}, {trial} and {epochs}.
         figure: what is compared: of a script, the name in a line of JSON that it prints.
-        mode: "max" or "min", which values of `figure` are better (None: by its name).
+        mode: "max" or "min" of `figure` is better (None: by its name).
         trust: as for `train`.
         settings: of `train`, for all trials.
 
@@ -74,7 +72,7 @@ def sweep(
         The trials and the best of them.
 
     Raises:
-        InputError: what is given, or the folder, does not fit.
+        InputError: an argument, or the folder, does not fit.
         Preempted: a signal came; all runs have saved themselves.
     """
     for name in settings:

@@ -51,14 +51,13 @@ class Wanted:
         settings: of `flambeau train`, for all trials.
         command: of a script, in place of them.
         space: texts such as '1e-4..1e-1:log' or 'a,b', or lists of values, by setting.
-        trials: how many choices are tried.
+        trials: choices to try.
         halving: one of so many goes on at each rung; 0 trains all to the end.
-        at_once: how many steps may be decided before their results are known, which is how many can run at
-            once.
-        seeds: runs of each choice, with different seeds.
+        at_once: steps that may be decided before their results are known, and so run at once.
+        seeds: runs of each choice.
         folds: of a cross-validation of each choice; 0 for the usual hold-out.
-        figure, mode: of a script: what is compared, and whether more is better ('max') or less ('min').
-        epochs: of a script with halving: its whole length.
+        figure, mode: of a script: what is compared, and whether 'max' or 'min' is better.
+        epochs: whole length of a script with halving.
     """
 
     settings: Mapping[str, Any]
@@ -91,10 +90,10 @@ class Described:
 
 
 def describe(wanted: Wanted) -> Described:
-    """Check what is wanted, and look at the data for what is left open.
+    """Check what is wanted, and look at the data for the rest.
 
     Raises:
-        InputError: a setting, a range, or a combination is refused; the data cannot be read.
+        InputError: a refused setting, range, or combination; unreadable data.
     """
     _check_counts(wanted)
     if wanted.command is not None:

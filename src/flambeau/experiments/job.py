@@ -20,11 +20,11 @@ class Job:
     Attributes:
         run: its folder, in which it goes on.
         claim: file of the claim on it.
-        log: file for what its process prints.
+        log: file of its process's output.
         settings: of `flambeau train`.
         command: of a script in place of them, with all words filled in.
-        epochs: after which it pauses; None trains it to its end.
-        figure: of a script: the name in its last line of JSON, if it leaves no run folder.
+        epochs: after which it pauses; None: at its end.
+        figure: of a script without a run folder: the name in its last line of JSON.
         trust: run code that only a folder of the settings names.
     """
 
@@ -54,10 +54,10 @@ class Answer:
 
     Attributes:
         state: done, failed, stopped (by a signal, with a checkpoint), or taken (by another process).
-        value: the figure of what is done.
-        is_whole: the run was trained to its end.
+        value: figure of what is done.
+        is_whole: trained to its end.
         reason: of a failure, in one line.
-        refused: it failed before it trained, as for a wrong setting.
+        refused: it failed before training, as for a wrong setting.
     """
 
     state: Literal["done", "failed", "stopped", "taken"]

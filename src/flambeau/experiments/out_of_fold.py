@@ -19,11 +19,7 @@ from flambeau.run.folder.metrics_log import json_numbers
 def write_out_of_fold(
     path: Path, trial: Trial, experiment: Experiment, *, say: Callable[[str], None]
 ) -> None:
-    """Write a CSV file as `flambeau evaluate --out` does, with the fold (and the seed) of each row.
-
-    Args:
-        path: nothing happens if it is there.
-    """
+    """Write a CSV file as `flambeau evaluate --out`, with each row's fold (and seed), unless it exists."""
     if path.exists():
         return
     from flambeau.trainer.evaluation.predictions_file import predictions_file

@@ -16,15 +16,13 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Rules:
-    """What a plan depends on, besides results.
+    """What a plan depends on besides results.
 
     Attributes:
-        trials: how many settings are tried.
-        rungs: epochs after which a trial is compared; the last one is the whole training. Without halving,
-            one.
-        factor: of the trials that have reached a rung, one in so many goes on.
-        ahead: steps that may be decided without the results of the ones just before.
-        mode: whether more or less of the figure is better.
+        trials: settings to try.
+        rungs: epochs after which trials are compared, the last one the whole training.
+        factor: of the trials at a rung, one in so many goes on.
+        ahead: steps that may be decided without the results just before.
     """
 
     trials: int
@@ -62,11 +60,11 @@ def next_step(
     """The step after `steps`, and how many results it was decided from.
 
     Args:
-        steps: all so far, in their order.
-        outcomes: by the number of the step.
+        steps: all so far.
+        outcomes: by number of the step.
 
     Returns:
-        The step; 'wait' if the result of an earlier one is needed first; 'over' if there is none.
+        The step; 'wait' for an earlier result; 'over' if there is none.
     """
     known = max(0, len(steps) - rules.ahead)
     while all(number in outcomes for number in range(known)):

@@ -25,8 +25,8 @@ class Known:
     """A trial as the sampler may see it.
 
     Attributes:
-        values: its figure after each rung whose result is known, by epochs.
-        state: running (some result is not known), whole, halved, or failed.
+        values: its known figure after each rung, by epochs.
+        state: running (a result is missing), whole, halved, or failed.
     """
 
     settings: Mapping[str, Value]

@@ -20,11 +20,11 @@ class Trial:
 
     Attributes:
         settings: those that the sweep chose.
-        value: its figure, the mean over its runs; None if it has failed, or has no result yet.
-        values: the figures of its runs at the last rung that it reached, in the order of folds and seeds.
-        spread: of these over folds (of the means over seeds), or over seeds; None for one run.
+        value: its figure, the mean over its runs; None if it failed, or has no result yet.
+        values: its runs' figures at the last rung, by folds and seeds.
+        spread: of these over folds (of means over seeds), or over seeds; None for one run.
         is_best_seen: trained to the end, and no difference from the best trial is seen, pair by pair; None
-            for the best itself, for one run, and for trials that were stopped early.
+            for the best, one run, and trials stopped early.
         epochs: that its runs were trained.
         state: running, whole (trained to the end), halved (stopped after fewer epochs), or failed.
         reason: of a failure.
@@ -55,9 +55,9 @@ class SweepResult:
         folder: of the sweep.
         figure: name of what was compared.
         trials: all, in their order.
-        best: of those that were trained to the end; None if none was.
+        best: of those trained to the end, if any.
         is_over: nothing is left to train.
-        importance: how much each searched setting matters; None where it was not asked for.
+        importance: how much each searched setting matters, if asked for.
     """
 
     folder: Path

@@ -19,7 +19,7 @@ _MAX_COUNTED = 10**6  # combinations of a space that counts as finite
 
 @dataclass(frozen=True)
 class Dimension:
-    """One setting of a space: either `values`, or the numbers from `low` to `high`, both included.
+    """One setting of a space: `values`, or the numbers from `low` to `high`, both included.
 
     Attributes:
         is_log: the logarithm of the number is searched.
@@ -76,7 +76,7 @@ def parse_space(
     Values are separated by commas, or by `|` where they hold commas themselves.
 
     Args:
-        typed: from a setting and a value to the value in the setting's type; raises InputError.
+        typed: from setting and value to its type; raises InputError.
         floats: whether the setting takes numbers that are not whole.
 
     Raises:
@@ -148,10 +148,7 @@ def check_space(space: Space, accept: Callable[[Mapping[str, Value]], object]) -
     """Refuse a space with a value that no combination of the others makes right.
 
     Args:
-        accept: raises InputError for a combination of settings that is refused.
-
-    Raises:
-        InputError: as `accept` says it of such a value.
+        accept: raises InputError for a refused combination, which is passed on.
     """
     missing = {(name, value) for name in space for value in space[name].examples}
     why: dict[tuple[str, Value], InputError] = {}

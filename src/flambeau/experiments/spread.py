@@ -28,14 +28,13 @@ class Spread:
 def spread_of(values: Sequence[float], *, folds: bool) -> Spread:
     """The spread of the figure of one setting.
 
-    With folds each value is of another part of the data, but all models have learned from most of the same
-    images, so that the usual variance of the mean, s**2 / k, is too small. Nadeau and Bengio (Inference for
-    the generalization error, Machine Learning 52, 2003) add the ratio of tested to learned images:
-    s**2 * (1 / k + 1 / (k - 1)).
+    Models of folds have learned mostly from the same images, so the usual variance of the mean, s**2 / k, is
+    too small. Nadeau and Bengio (Inference for the generalization error, Machine Learning 52, 2003) add the
+    ratio of tested to learned images: s**2 * (1 / k + 1 / (k - 1)).
 
     Args:
-        values: one per fold (the mean over its seeds), or one per seed.
-        folds: they are of folds of one cross-validation.
+        values: one per fold (the mean over its seeds), or per seed.
+        folds: they are of one cross-validation.
     """
     count = len(values)
     mean = statistics.fmean(values)

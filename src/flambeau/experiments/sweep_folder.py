@@ -46,10 +46,10 @@ class MemberResult:
     """A line of sweep.jsonl: one run of a step, which has several with seeds or folds.
 
     Attributes:
-        value: the figure; None if the run has failed.
+        value: the figure; None if it failed.
         reason: of a failure.
-        is_whole: the run was trained to its end.
-        seconds: that the step took, over all starts that were not killed.
+        is_whole: trained to its end.
+        seconds: of all starts that were not killed.
     """
 
     step: int
@@ -75,12 +75,12 @@ class Records:
 
 
 class SweepFolder:
-    """The files of a sweep, which may come from elsewhere: what they say is checked against the command.
+    """The files of a sweep, perhaps from elsewhere, checked against the command.
 
     Args:
-        path: made if it is missing.
-        space: a line with other settings, or other values of these, is refused.
-        rungs: how many there are.
+        path: made if missing.
+        space: a line with other settings or values is refused.
+        rungs: their number.
     """
 
     def __init__(self, path: Path, space: Space, *, rungs: int) -> None:
@@ -164,10 +164,10 @@ class SweepFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Only one process at a time is here; the records are as new as they can be.
+        """One process at a time is here, with the newest records.
 
         Raises:
-            InputError: the file system has no locks, or sweep.jsonl is not what a sweep writes.
+            InputError: no locks on this file system, or no sweep's sweep.jsonl.
         """
         import fcntl
 

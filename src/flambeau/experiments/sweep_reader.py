@@ -45,10 +45,10 @@ def read_sweep(path: Path) -> tuple[Experiment, SweepResult]:
 
 
 def best_runs(path: Path) -> tuple[Path, ...]:
-    """The runs of the best trial of a sweep that is over.
+    """The runs of a finished sweep's best trial.
 
     Raises:
-        InputError: it is of a script, is not over, or no trial was trained to its end.
+        InputError: of a script, not over, or without a trial trained to its end.
     """
     experiment, result = read_sweep(path)
     if experiment.command is not None:

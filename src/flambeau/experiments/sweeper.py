@@ -35,8 +35,8 @@ class Member:
     """One of the runs that make a trial.
 
     Attributes:
-        name: in the name of its folder; empty if a trial has one run.
-        settings: what it has besides those of the trial, such as its seed.
+        name: in its folder's name; empty if a trial has one run.
+        settings: besides those of the trial, such as a seed.
     """
 
     name: str
@@ -48,12 +48,12 @@ class Experiment:
     """What is searched, and how.
 
     Attributes:
-        settings: of `flambeau train`, the same for all trials.
+        settings: of `flambeau train`, for all trials.
         command: of a script, in place of them.
         members: the runs of each trial.
-        figure: name of what is compared.
+        figure: what is compared.
         trust: run code that only a folder in the settings names.
-        folds: of the cross-validation that the members are of; 0 without one.
+        folds: of the members' cross-validation; 0 without.
     """
 
     space: Space
@@ -90,7 +90,7 @@ class Sweeper:
 
         Raises:
             Preempted: a signal came, and all runs have saved themselves.
-            InputError: every trial is refused; or the folder is not what a sweep writes.
+            InputError: every trial is refused, or the folder is no sweep's.
         """
         began = time.monotonic()
         with self._ended_workers():

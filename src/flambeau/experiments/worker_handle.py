@@ -99,10 +99,9 @@ class WorkerProcess:
 
 
 def worker_environment(environment: Mapping[str, str], number: int, *, of: int) -> dict[str, str]:
-    """Variables of worker `number`: one GPU of those that are visible, and threads that sleep when they wait.
+    """Variables of worker `number`: one of the visible GPUs, and threads that sleep when they wait.
 
-    Several trainings on the same processors wait for each other's threads; spinning, they would take the time
-    of the others. No result depends on it.
+    Spinning threads would take the time of other trainings. No result depends on it.
     """
     made = dict(environment)
     if of > 1 and made.keys().isdisjoint(_WAIT_VARIABLES):

@@ -95,37 +95,36 @@ def export(
 ) -> ExportResult:
     """Export an image classifier as `flambeau export` does: image file in, probabilities out.
 
-    Every step is measured on `example`: same answers, size and time. One that changes too many answers, or
-    costs time, is refused, and nothing is written.
+    Every step is measured on `example`: answers, size and time. If one changes too many answers, or costs
+    time, nothing is written.
 
     Args:
-        model: takes normalized images (N, C, S, S) and gives logits (N, K); exported in evaluation mode, in
-            float32. It does not change. Or what `flambeau.load` returned, which knows the next two; of
-            several runs, one graph of all.
-        example: images to measure on, the more the better: a path of labelled images as `flambeau evaluate`
-            takes it; a batch of your DataLoader, (N, C, S, S) alone or with labels (N,); or a list of image
-            files, PIL images or uint8 arrays.
+        model: from normalized images (N, C, S, S) to logits (N, K); exported in evaluation mode, in float32;
+            not changed. Or what `flambeau.load` returned, which knows `preprocess` and `classes`; of several
+            runs one graph.
+        example: images to measure on, the more the better: a path as for `flambeau evaluate`; a batch of your
+            DataLoader, (N, C, S, S) alone or with labels (N,); or a list of image files, PIL images or uint8
+            arrays.
         out: the folder to make.
-        preprocess: how an image becomes the input of the model: a dict of `image_size`, `mean`, `std`,
-            `resize`, `interpolation` and `pixels`, or the transform of torchvision or timm that an
-            evaluation uses.
+        preprocess: from image to input: a dict of `image_size`, `mean`, `std`, `resize`, `interpolation` and
+            `pixels`, or torchvision's or timm's transform of an evaluation.
         classes: names, in the order of the logits.
         format: torch-export, onnx (one file for ONNX Runtime and others) or aoti (compiled for this kind of
-            processor); of a model that a name stands for, safetensors, too.
+            processor); of a named model also safetensors.
         fold: BatchNorm into the layer before it.
-        reparameterize: blocks of several branches into one convolution each.
+        reparameterize: blocks of branches into one convolution each.
         quantize: int8 (weights and activations), dynamic (weights of linear layers), fp16 or bf16.
         calibrate: images for the ranges of int8, as `example`; None: the first 256 of `example`.
-        min_agreement: smallest share of the images that must keep the model's class.
+        min_agreement: share of the images that must keep their class.
         allow_slower: keep a step that takes longer than before.
-        say: takes lines on what is being done; None: standard error.
+        say: takes lines on progress; None: standard error.
 
     Returns:
         The folder and the figures of each step.
 
     Raises:
-        InputError: the model, its preprocessing and the example do not fit each other, `out` exists, a step
-            is refused, or the format cannot be written for this model or on this machine.
+        InputError: model, preprocessing and example do not fit, `out` exists, a step is refused, or the
+            format cannot be written for this model or here.
 
     Example:
         >>> from torchvision.models import resnet18, ResNet18_Weights  # doctest: +SKIP

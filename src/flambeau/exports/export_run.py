@@ -63,12 +63,11 @@ def export_run(
     trust: bool = False,
     say: Callable[[str], None],
 ) -> list[StepFigures]:
-    """Export the model of a run, or of several runs (`others`) as one; returns the figures of the run and of
-    each step.
+    """Export the model of a run, or of several (`others`) as one; returns the figures of the run and each
+    step.
 
-    `trust`: run the code that the run names, even if nothing shows that this user has made it. InputError:
-    the run or its data cannot be used, `out` exists, a step is refused, or the format cannot be written for
-    this model or on this machine.
+    `trust`: as for `load_model`. InputError: the run or its data cannot be used, `out` exists, a step is
+    refused, or the format cannot be written for this model or here.
     """
     plan.check()
     measuring.check(plan)

@@ -25,10 +25,9 @@ def fine_tune(
     folder: Path,
     duration: str,
 ) -> nn.Module:
-    """Train a network in place; half of the loss is towards the labels, half towards the run's predictions.
+    """Train a network in place; half of the loss is of the labels, half of the run's predictions.
 
-    It has the inputs and outputs of the run's; checkpoints go to `folder`, which may be removed afterwards.
-    Returns it in evaluation mode on the CPU.
+    Checkpoints go to `folder`, which may be removed afterwards. Returns it in evaluation mode on the CPU.
     """
     # The network gives plain logits, which the graph divides by the temperature.
     plain = dataclasses.replace(trained, calibration=None)

@@ -80,7 +80,7 @@ def load_export(
 ) -> Trained:
     """Load an export on the CPU; see `load_model` for the arguments.
 
-    InputError: the export is damaged or of another version, or its runtime is not installed.
+    InputError: damaged or of another version, or its runtime is not installed.
     """
     about, content = _index(path)
     format_, settings, facts, size = _facts(about, path / INDEX)
@@ -221,9 +221,9 @@ class ExportReport:
     """The result of `verify_export`.
 
     Attributes:
-        wrong: one line for each file that is missing or changed, or holds more than it should.
-        file: the name of the model's file.
-        is_code: that file is a compiled library; only its hash can be verified.
+        wrong: a line for each file that is missing, changed, or holds more than it should.
+        file: of the model.
+        is_code: it is a compiled library; only its hash can be verified.
     """
 
     wrong: Sequence[str]
@@ -234,7 +234,7 @@ class ExportReport:
 def verify_export(path: Path) -> ExportReport:
     """Compare an export with its list of hashes and read its model without running it.
 
-    Who changes a file can change the list too, so a match does not show where the export comes from.
+    Who changes a file can change the list, so a match does not prove the origin.
     """
     about, _ = _index(path)
     if about["format"] not in FORMATS:

@@ -40,8 +40,7 @@ _LONGEST = 8  # times the shorter side; only the middle of a longer image is use
 
 
 class ResizedCentre(nn.Module):
-    """Resizes the shorter side, to S / 0.875 by default or by the rule `resize`, and crops the centre, as an
-    evaluation does.
+    """Resizes the shorter side, to S / 0.875 or by `resize`, and crops the centre, as an evaluation.
 
     Images of S x S pixels are not changed.
     """
@@ -58,8 +57,8 @@ class ResizedCentre(nn.Module):
     def forward(self, pixels: Tensor, full_size: Tensor) -> Tensor:
         """From pixels (N, H, W, C), upright, to (N, C, S, S) float32; of uint8, integers 0 .. 255.
 
-        `full_size`, (2,) int64: height and width of the picture, which a JPEG decoder may have decoded at
-        1/2, 1/4 or 1/8; otherwise H and W.
+        `full_size`, (2,) int64: height and width of the picture before a JPEG's decoding at 1/2, 1/4 or 1/8,
+        else H and W.
         """
         decoded = [torch.full((), side, dtype=torch.int64) for side in pixels.shape[1:3]]
         full = full_size[0], full_size[1]

@@ -17,7 +17,7 @@ from flambeau.trainer.prediction.trained_model import Trained
 
 
 class ServedModel(nn.Module):
-    """Resizing, normalization, network and the answer made of its outputs, on the CPU.
+    """Resizing, normalization, network and the answer from its outputs, on the CPU.
 
     Args:
         network: (N, C, S, S) float to (N, K) logits, or (N, K, S, S), in evaluation mode.
@@ -54,8 +54,7 @@ class ServedModel(nn.Module):
         self.eval()
 
     def forward(self, pixels: Tensor, full_size: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs of the network and the answer, for pixels (N, H, W, C) of one size; see
-        `ResizedCentre`.
+        """Outputs and answer, for pixels (N, H, W, C) of one size; see `ResizedCentre`.
 
         Logits and probabilities (N, K) float32 for classes, logits (N, K, S, S) and a mask (N, H, W) uint8
         for pixels.
@@ -79,7 +78,7 @@ class ServedModel(nn.Module):
 
 
 class ServedEnsemble(ServedModel):
-    """Networks that share the pixels and their resizing; each has a normalization, an origin, of its own.
+    """Networks that share pixels and resizing; each has a normalization, an origin, of its own.
 
     `joint` makes one output of those of all networks.
     """

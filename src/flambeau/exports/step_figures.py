@@ -49,9 +49,8 @@ class StepFigures:
 
     Attributes:
         agreement: share of the images with the run's prediction.
-        max_difference, mean_difference: of the decoded outputs, to the run's.
-        figure, figure_name, figure_text: `Task.main_figure` on the targets, such as accuracy; None without
-            these.
+        max_difference, mean_difference: of decoded outputs, to the run's.
+        figure, figure_name, figure_text: `Task.main_figure`, such as accuracy; None without targets.
     """
 
     name: str

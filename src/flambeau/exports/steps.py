@@ -39,12 +39,12 @@ class ExportPlan:
     """The format and the steps of an export.
 
     Attributes:
-        reparameterize: merge blocks of several branches into one convolution each.
+        reparameterize: merge blocks of branches into one convolution each.
         prune: share of the channels to remove where possible.
-        fine_tune: duration of the training after pruning or 'qat'; None for an epoch.
+        fine_tune: duration after pruning or 'qat'; None for an epoch.
         quantize: 'int8', 'dynamic', 'qat', 'fp16', 'bf16' or None.
-        min_agreement: smallest share of images that must keep the run's prediction.
-        allow_slower: keep a step that takes longer than the one before.
+        min_agreement: share of images that must keep the run's prediction.
+        allow_slower: keep a step slower than the one before.
     """
 
     format: str = "torch-export"
@@ -144,7 +144,7 @@ class Steps:
     subject: str = "run"
 
     def write(self, folder: Path) -> list[StepFigures]:
-        """Write the file of the model into a folder, and return the figures of the run and of each step.
+        """Write the model's file into a folder, and return the figures of the run and each step.
 
         InputError: a step is refused, or the format cannot be written.
         """

@@ -27,8 +27,8 @@ class StoredChannels(NamedTuple):
     """What the header of an image says of its channels.
 
     Attributes:
-        are_no_color: whether they are more than grey or color and an alpha.
-        may_be_alpha: nothing says whether the last of its four channels is an alpha.
+        are_no_color: more than grey or color and an alpha.
+        may_be_alpha: nothing says whether the last of four channels is an alpha.
         is_wide: 16 bits per level of grey or color.
         has_wide_samples: 16 bits per sample, where all channels are read.
     """
@@ -72,11 +72,9 @@ def stored_channels(data: Stored) -> StoredChannels:
 
 
 def all_channels(data: Stored, count: int) -> NDArray[Any]:
-    """The samples (H, W, count) of an image that has so many channels or pages, upright; an alpha is a
-    channel.
+    """The samples (H, W, count) of an image of so many channels or pages, upright; an alpha is a channel.
 
-    uint8, uint16, or float32 if the image was given so; perhaps a view. DecodeError: damaged, or another
-    number of channels.
+    uint8, uint16, or float32 as given; perhaps a view. DecodeError: damaged, or of other channels.
     """
     if isinstance(data, np.ndarray):
         Picture(data)  # refuses other shapes and types

@@ -18,8 +18,8 @@ def of_array(array: NDArray[Any], channels: int) -> Pixels:
     """Pixels of an array; a view of it if nothing must be converted.
 
     Args:
-        array: (H, W) or (H, W, C), C 1, 3 or 4 (the last one alpha), uint8 or uint16; or float32, C 1 or 3.
-            With as many channels as are wanted it may have any number of them.
+        array: (H, W) or (H, W, C), C 1, 3 or 4 (the last one alpha), uint8 or uint16; or float32, C 1 or 3. C
+            may also be any number equal to `channels`.
     """
     if array.ndim == 3 and array.shape[2] == channels and array.dtype != np.uint16:
         return array
@@ -46,10 +46,10 @@ def to_image(pixels: Pixels) -> Image.Image:
 
 
 def channels_axis(shape: tuple[int, ...]) -> int | None:
-    """Which end of the shape of an image, three numbers, counts its channels: 0 or 2; None if unknown.
+    """Which end of an image's three-number shape counts channels: 0 or 2; None if unknown.
 
-    One of 1, 3 or 4 does; else the one beside two equal sides, those of a square; else the one that is at
-    most 16 where the other is more.
+    One of 1, 3 or 4; else the one beside the sides of a square; else one of at most 16 where the other is
+    more.
     """
     first, middle, last = shape
     for at_first, at_last in (

@@ -54,18 +54,16 @@ _PNG_ORIENTATION = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
 
 class Picture:
-    """An image whose header has been read; its pixels, or a part of them, are decoded on demand.
+    """An image whose header has been read; pixels, or a part of them, are decoded on demand.
 
-    The image is turned upright by the orientation in its EXIF data or XMP.
-    Transparent parts are laid over white: colors below full transparency are arbitrary, and most drawings
-    with transparency are made for a light page.
-    Grey of 16 bits is scaled (65535 becomes 255), not clipped.
+    It is turned upright by its EXIF data or XMP. Transparent parts are laid over white, for which most such
+    drawings are made. Grey of 16 bits is scaled (65535 becomes 255), not clipped.
 
     Args:
         data: a whole file of one of FORMATS, or pixels.
 
     Raises:
-        DecodeError: not an image, or more than MAX_PIXELS; damage after the header is not noticed here.
+        DecodeError: no image, or more than MAX_PIXELS; later damage is not noticed here.
     """
 
     def __init__(self, data: Stored, header: JpegHeader | PngHeader | None = None) -> None:
@@ -133,8 +131,7 @@ class Picture:
         return np.ascontiguousarray(turn_upright(levels, self._orientation))
 
     def scale_eighths_for(self, height: int, width: int, *, least: int) -> int:
-        """The smallest scale at which each side of a part keeps `least` pixels: 1, 2, 4 or 8 eighths of its
-        size.
+        """The smallest scale at which each side of a part keeps `least` pixels: 1, 2, 4 or 8 eighths.
 
         8 for all formats but JPEG: no other becomes faster.
         """
@@ -147,12 +144,12 @@ class Picture:
         """A part of the image, or all of it.
 
         Args:
-            box: top, left, height and width of the part, in the image at this scale.
-            scale_eighths: as from `scale_eighths_for`: 1, 2, 4 or 8, the full size; sides are rounded up.
+            box: top, left, height and width of the part, at this scale.
+            scale_eighths: as from `scale_eighths_for`; sides are rounded up.
 
         Returns:
-            (height, width, channels) uint8, or float32 if the image was given so; often a view, also of
-            pixels that were given. With other channels than 1 or 3 it must have been given as so many.
+            (height, width, channels) uint8, or float32 as given; often a view, also of given pixels. Channels
+            other than 1 or 3 must be those given.
         """
         _check_channels(channels)
         if scale_eighths not in SCALES_EIGHTHS:
@@ -170,7 +167,7 @@ class Picture:
         mirror: bool = False,
         cubic: bool = False,
     ) -> bool:
-        """Resize a part with antialiasing into `out`, to the same pixels as torch, by the C kernel.
+        """Resize a part with antialiasing into `out`, to torch's pixels, by the C kernel.
 
         False without a kernel with AVX2, for floating-point pixels, and for other channels than 1 or 3.
         """
@@ -258,15 +255,15 @@ def decode(data: Stored, *, channels: int, min_side: int | None = None) -> Pixel
     """The pixels of an image, as described in `Picture`.
 
     Args:
-        min_side: allow a JPEG to be decoded at 1/2, 1/4 or 1/8 of its size, the smallest at which both
-            sides still have this many pixels; this is several times faster. None: always the full size.
+        min_side: decode a JPEG at the smallest of 1/2, 1/4 or 1/8 of its size at which both sides still have
+            this many pixels, which is several times faster. None: the full size.
 
     Returns:
         (H, W, channels) uint8, contiguous and writable.
 
     Raises:
-        DecodeError: not an image, damaged, truncated, more than MAX_PIXELS, or pixels without a defined
-            brightness (floating point, 32-bit integers beyond 16 bits).
+        DecodeError: no image, damaged, truncated, more than MAX_PIXELS, or without a defined brightness
+            (floating point, integers beyond 16 bits).
     """
     _check_channels(channels)
     if min_side is not None and min_side < 1:

@@ -19,8 +19,7 @@ _LARGE = ("ignore", None, Image.DecompressionBombWarning, None, 0)
 def silence_warnings() -> None:
     """Ignore Pillow's warnings about damaged metadata, and about images that are large but allowed.
 
-    Not `warnings.catch_warnings` around each image: it is not thread-safe, and every other warning that
-    Python shows only once would appear again after each image.
+    `warnings.catch_warnings` around each image is not thread-safe, and would repeat every other warning.
     """
     if _METADATA not in warnings.filters:
         warnings.filterwarnings("ignore", category=UserWarning, module=_METADATA[3].pattern)
@@ -33,8 +32,7 @@ def silence_warnings() -> None:
 def silence_libtiff() -> None:
     """Keep libtiff from printing errors: it writes several per image to descriptor 2, without a name.
 
-    Pillow raises the ones that matter, and silences libtiff's warnings in the same way. It applies to the
-    whole process, as redirecting the descriptor would, but nothing that others write is lost.
+    Pillow raises those that matter. It applies to the whole process; nothing that others write is lost.
     """
     try:  # searched in Pillow's module and in the libraries that it has loaded
         pillow = ctypes.CDLL(Image.core.__file__)  # type: ignore[attr-defined]

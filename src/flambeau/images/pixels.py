@@ -21,7 +21,7 @@ MAX_CHANNELS = 1024
 def float_to_uint8(pixels: NDArray[Any]) -> NDArray[np.uint8]:
     """The 8-bit pixels from which floating-point ones were made, exactly.
 
-    Normalized pixels have no known brightness, and rounding computed ones would lose information.
+    Normalized pixels have no known brightness, and rounding would lose information.
 
     Args:
         pixels: of any shape, float16 or wider.

@@ -39,7 +39,7 @@ class PngHeader(NamedTuple):
 def indices(data: bytes) -> Pixels | None:
     """The levels of a grey PNG of 8 bits, or the indices of one with a palette, (H, W).
 
-    None for every other file, for a damaged one, and without a kernel.
+    None for other or damaged files, and without a kernel.
     """
     header = read_header(data, kinds=_INDICES)
     rows = None if header is None else first_rows(data, header, header.height)
@@ -50,10 +50,10 @@ def read_header(data: bytes, *, kinds: Mapping[bytes, int] = _CHANNELS_OF) -> Pn
     """The header of a PNG of 8 bits, grey or RGB, not interlaced, upright.
 
     Args:
-        kinds: channels by the part of the header after width and height.
+        kinds: channels by the header's part after width and height.
 
     Returns:
-        None for every other file, for a damaged one (all checksums are compared), and without a kernel.
+        None for other or damaged files (all checksums are compared), and without a kernel.
     """
     if not data.startswith(_SIGNATURE) or native.kernel() is None:
         return None
@@ -101,8 +101,8 @@ def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
 def without_texts(data: bytes) -> bytes:
     """A PNG without the texts and profiles that do not change how it looks; other files as they are.
 
-    Pillow refuses a whole image for a profile, XMP or text of more than a megabyte. EXIF and XMP in texts
-    are kept, and inflated, because their size is bounded only where they are compressed.
+    Pillow refuses an image for a profile, XMP or text of more than a megabyte. EXIF and XMP in texts are
+    kept, and inflated, because only their compressed size is bounded.
     """
     if not data.startswith(_SIGNATURE) or not any(name in data for name in _TEXTS):
         return data

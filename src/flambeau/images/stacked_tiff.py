@@ -57,8 +57,7 @@ class Stack(NamedTuple):
 def read_header(data: bytes) -> Stack | None:
     """The header of a TIFF of several grey or RGB samples per pixel; None for any other image.
 
-    UnsupportedImage: one with more channels than can be read, or that claims more samples than its bytes can
-    hold.
+    UnsupportedImage: too many channels, or more samples than its bytes can hold.
     """
     if not data.startswith(tuple(PREFIXES)) or data.startswith(b"MM\0\x2b"):
         return None

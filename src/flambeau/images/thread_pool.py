@@ -18,8 +18,8 @@ class DecodePool:
     """Runs a function for the numbers 0 to N - 1, on threads that start when first needed, also after a fork.
 
     Args:
-        threads: how many, this one included; None for this process's share of the CPUs, or for one in a
-            worker of a DataLoader, which is itself one of many.
+        threads: this one included; None for this process's share of the CPUs, or one in a DataLoader's
+            worker.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -31,7 +31,7 @@ class DecodePool:
     def each(self, count: int, work: Callable[[int], None]) -> None:
         """Call work(0), ..., work(count - 1), in this order, several at once.
 
-        Raises the exception of the smallest number if there are several; later ones do not start.
+        Of several exceptions the smallest number's is raised; later calls do not start.
         """
         numbers = itertools.count()
         failures: list[tuple[int, Exception]] = []  # appending is atomic

@@ -36,12 +36,11 @@ def is_wide(image: Image.Image) -> bool:
 def wide_levels(
     open_image: Callable[[], Image.Image], *, keep_alpha: bool = False
 ) -> NDArray[np.uint16]:
-    """The levels (H, W, 1 or 3) of an image of 16 bits, for which `is_wide` holds; transparent parts over
-    white.
+    """The levels (H, W, 1 or 3) of an image of 16 bits (`is_wide`); transparent parts over white.
 
     Args:
         open_image: gives the image anew.
-        keep_alpha: return all channels, up to 4, as they are stored instead.
+        keep_alpha: all channels, up to 4, as stored.
 
     Raises:
         UnsupportedImage: of 32 bits, with levels beyond 16.

@@ -62,9 +62,8 @@ class Interrupted(KeyboardInterrupt):
 class StopFlag:
     """Set by SIGTERM, SIGUSR1 or SIGINT; a second SIGINT stops at once.
 
-    In the command `flambeau` that ends the process: a KeyboardInterrupt could get lost in a `__del__`, and
-    every file being written survives a kill at any moment. Elsewhere (a notebook) KeyboardInterrupt is
-    raised.
+    In the command `flambeau` that ends the process, as files being written survive a kill; elsewhere (a
+    notebook) KeyboardInterrupt is raised, which could get lost in a `__del__`.
     """
 
     def __init__(self) -> None:
@@ -77,11 +76,9 @@ class StopFlag:
         self._pid = os.getpid()
 
     def install(self, owner: object, *, is_command: bool = False) -> bool:
-        """Install the handlers, if in the main thread: Python allows no others. Whether signals stop a run of
-        this thread.
+        """Install the handlers, if in the main thread. Whether signals stop a run of this thread.
 
-        `owner` calls `restore` later. `is_command`: the process is the command `flambeau`, and ends with its
-        run.
+        `owner` calls `restore` later. `is_command`: the command `flambeau`, which ends with its run.
         """
         if os.getpid() != self._pid:
             StopFlag.__init__(self)  # drop the state of the parent process
@@ -97,7 +94,7 @@ class StopFlag:
     def restore(self, owner: object) -> None:
         """Restore the previous handlers once the last owner is done.
 
-        Another thread than the main one, in which a run may be dropped, leaves that to the next signal.
+        In another thread than the main one, the next signal does it.
         """
         self._owners.discard(owner)
         if self._owners or threading.current_thread() is not threading.main_thread():
@@ -112,9 +109,8 @@ class StopFlag:
     def answer(self) -> BaseException:
         """The exception with which a run that has saved itself leaves.
 
-        That is Preempted, or after Ctrl-C at a prompt a KeyboardInterrupt, which keeps the session. The
-        command ends now: later signals are ignored, even after `restore`, so that they cannot change its exit
-        code.
+        That is Preempted, or after Ctrl-C at a prompt KeyboardInterrupt, which keeps the session. The command
+        ignores later signals, which would change its exit code.
         """
         is_at_prompt = self.signal == "SIGINT" and hasattr(sys, "ps1") and not self._is_command
         self.signal = None

@@ -44,7 +44,7 @@ class FailedElsewhere(SystemExit):
 
 
 class Ranks:
-    """This process among those of the job, and its exchange with them. All ranks call every method alike.
+    """This process among those of the job. All ranks call every method alike.
 
     `group` is torch's, for objects and tensors on the CPU; None in a world of one.
     """
@@ -82,9 +82,9 @@ class Ranks:
         self.watch.resume(stall_timeout_s)
 
     def end_watch(self) -> None:
-        """End the watchdog; if an exception is passing through, report it to the other ranks instead.
+        """End the watchdog; report a passing exception to the other ranks instead.
 
-        It becomes FailedElsewhere if the loss of another rank has caused it.
+        It becomes FailedElsewhere if another rank's loss caused it.
         """
         self._num_watching -= 1
         if self.watch is None or self._num_watching > 0:
@@ -143,10 +143,9 @@ class Ranks:
         return value  # type: ignore[no-any-return]
 
     def each(self, work: Callable[[], _T]) -> _T:
-        """What `work` returns here; all ranks run it, and continue only if it has failed on none.
+        """What `work` returns here; all ranks run it, and continue only if none failed.
 
-        Else InputError on rank 0, with the message of the first rank that failed, and FailedElsewhere on the
-        others.
+        Else InputError on rank 0, with the first failed rank's message, and FailedElsewhere on the others.
         """
         if self.world == 1:
             return work()
@@ -196,7 +195,7 @@ class Ranks:
             dist.all_reduce(total)
 
     def check_same(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to train with ranks that disagree; facts must be small and picklable.
+        """Refuse ranks that disagree on small, picklable facts.
 
         InputError on rank 0, naming a rank and what differs there; FailedElsewhere on the others.
         """

@@ -21,13 +21,12 @@ class ModelFormat:
     """A format of exported models.
 
     Attributes:
-        require: takes the name of the run's model; raises InputError if this machine cannot write or open the
-            format, or the format cannot hold the model.
-        write: writes a model to a path; raises InputError if that is not possible.
-        open: opens a file for a number of threads; code in it runs only with the permission. Raises
-            InputError if the file is damaged, may not be run, or a package is missing.
-        check: reads a file without running it, and says why it is no plain model; None if the format has
-            no such check.
+        require: takes the model's name; InputError: this machine cannot write or open the format, or it
+            cannot hold the model.
+        write: writes a model to a path; InputError: not possible.
+        open: opens a file for a number of threads; code in it runs only with the permission. InputError:
+            damaged, may not be run, or a missing package.
+        check: why a file, which is not run, is no plain model; None: no such check.
         is_code: the file is machine code.
     """
 

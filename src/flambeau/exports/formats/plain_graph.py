@@ -183,7 +183,7 @@ class _Step:
 class PlainGraph:
     """A graph, of its JSON, that can be called; NotPlain: an operator or a value is not plain.
 
-    `known` are tensors for some of its inputs, by their names in the graph.
+    `known`: tensors for some inputs, by name.
     """
 
     def __init__(self, graph: object, known: Mapping[str, Tensor]) -> None:

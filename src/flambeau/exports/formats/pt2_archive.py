@@ -63,7 +63,7 @@ class PlainArchive:
 def read_archive(data: bytes) -> PlainArchive:
     """Check every member of a .pt2 file and read those that are needed.
 
-    NotPlain: the file is damaged or of another layout, or a member needs unpickling or is code.
+    NotPlain: damaged, of another layout, or with a member that needs unpickling or is code.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:

@@ -31,9 +31,9 @@ def write_torch_export(model: ServedModel, path: Path) -> None:
 
 
 def open_torch_export(path: Path, threads: int, permission: Permission) -> Classifier:
-    """Open the graph; it runs on torch's threads. InputError: the file is damaged, or of a later torch.
+    """Open the graph; it runs on torch's threads. InputError: damaged, or of a later torch.
 
-    UntrustedCode: the file holds more than a graph, and it may not be run.
+    UntrustedCode: it holds more than a graph, which may not be run.
     """
     del threads
     data = read_bytes(path)

@@ -29,7 +29,7 @@ def example_call(model: ServedModel) -> tuple[tuple[Tensor, Tensor], dict[str, A
 def traced_program(model: ServedModel) -> ExportedProgram:
     """Trace the model with dynamic numbers of images, rows and columns.
 
-    InputError: the path through the network depends on values or on the number of images.
+    InputError: the network's path depends on values or the number of images.
     """
     arguments, free = example_call(model)
     try:

@@ -37,8 +37,8 @@ def open_weights(path: Path, threads: int, permission: Permission) -> Classifier
     """Make the model and load its weights; it runs on torch's threads.
 
     Raises:
-        InputError: the file is damaged, or this timm or torchvision lacks the class.
-        UntrustedCode: it names a class in a file, as no export of flambeau does, which may not be run.
+        InputError: damaged, or this timm or torchvision lacks the class.
+        UntrustedCode: it names a class in a file, as no export of flambeau does.
     """
     del threads
     try:

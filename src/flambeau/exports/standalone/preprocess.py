@@ -38,13 +38,13 @@ class Preprocessing:
 
     Attributes:
         classes: names, in the order of the logits.
-        thresholds: of several labels, the probability from which on each is predicted.
-        target_mean, target_std: of numbers, what makes them of the logits.
-        mask_values: of masks, the number of each class.
-        sets: coverage and threshold of prediction sets; None without.
+        thresholds: of several labels, probability from which on each is predicted.
+        target_mean, target_std: of numbers, what makes them of logits.
+        mask_values: of masks, each class's number.
+        sets: coverage and threshold of prediction sets, if any.
         size: S.
-        is_wide: its images are float32: levels 0 .. 65535 of 16 bits, or other numbers.
-        is_float: these are no levels, which image files would hold, but numbers of arrays.
+        is_wide: images are float32: levels 0 .. 65535 of 16 bits, or other numbers.
+        is_float: these are numbers of arrays, not levels of image files.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -90,10 +90,9 @@ class Preprocessing:
     def read_image(self, file: Any) -> tuple[Pixels, NDArray[np.int64]]:
         """The pixels of an image file, upright: (H, W, C), and its full height and width: (2,) int64.
 
-        They are uint8, or float32 if `is_wide`.
-        A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size. Transparent parts are laid over white.
-        Other channels than grey or color, and images if `is_float`, come as an array (H, W, C), or as a file
-        .npy of one.
+        uint8, or float32 if `is_wide`. A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size. Transparent
+        parts are laid over white. Other channels than grey or color, and images if `is_float`, come as an
+        array (H, W, C) or .npy.
         """
         if self.is_float or self.channels not in (1, 3):
             return self._of_array(file)

@@ -20,10 +20,10 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         unit_height, unit_width: pixels of the blocks that are coded together, 8 to 32.
-        height_at: offset of the height, two bytes, in the file.
-        scan_at: offset of the marker of the first scan.
+        height_at: offset of the height, two bytes.
+        scan_at: offset of the first scan's marker.
         sequential: one scan holds all components from top to bottom.
-        segmented: it has the index that scan_segments.py writes.
+        segmented: with the index of scan_segments.py.
     """
 
     height: int
@@ -89,7 +89,7 @@ def read_header(data: bytes) -> JpegHeader | None:
 
 
 def segments(data: bytes, at: int = 2) -> Iterator[tuple[int, int, int]]:
-    """Marker, begin and end of the body of each marker segment from `at` on; the next scan's comes last.
+    """Marker, begin and end of each marker segment's body from `at` on; the next scan's comes last.
 
     It stops before that if the segments are not contiguous, or `data` is no JPEG.
     """

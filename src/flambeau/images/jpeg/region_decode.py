@@ -39,11 +39,9 @@ def scaled(side: int, scale_eighths: int) -> int:
 def decode_region(
     data: bytes, header: JpegHeader, box: Box, *, scale_eighths: int, channels: int
 ) -> Pixels | None:
-    """A part of a JPEG, (height, width, channels) uint8, often a view; the box is in the stored image at this
-    scale.
+    """A part of a JPEG, (height, width, channels) uint8, often a view; the box is in the scaled stored image.
 
-    None if the file may be truncated, or is damaged in a way that libjpeg-turbo does not ignore: then Pillow
-    decides.
+    None if it may be truncated, or libjpeg-turbo does not ignore its damage: then Pillow decides.
     """
     # Entropy-coded data contain no such pair but the end marker; libjpeg-turbo would invent missing pixels.
     if data.rfind(b"\xff\xd9", header.scan_at) < 0:
@@ -71,8 +69,7 @@ def decode_by_kernel(
 ) -> bool:
     """A part of a JPEG by the C kernel, with the arguments of its `decode_region`.
 
-    False without a kernel that is faster, and for a file that is progressive, or damaged in any way: then
-    libjpeg-turbo decides.
+    False without a faster kernel, and for a progressive or damaged file: then libjpeg-turbo decides.
     """
     kernel = native.kernel()
     if kernel is None or not (kernel.uses_avx2 or header.segmented):

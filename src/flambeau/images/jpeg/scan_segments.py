@@ -21,17 +21,16 @@ class CannotSegment(ValueError):
 def segment(data: bytes, *, interval_px: int = 64) -> bytes:
     """A JPEG of the same coefficients, and so the same pixels, that the C kernel can enter anywhere.
 
-    Any decoder can read it. Metadata are kept, also the EXIF orientation; what follows the image in the file
-    (previews, further images) is left out. New Huffman codes for the image often save what the restart
-    markers cost. Segmenting a segmented file again changes nothing.
+    Any decoder can read it. Metadata are kept; what follows the image (previews, further images) is left out.
+    New Huffman codes often save what the restart markers cost. Repeating it changes nothing.
 
     Args:
         data: a JPEG with 1 or 3 components of 8 bits, Huffman-coded, sequential or progressive.
         interval_px: approximate width of a segment, 1 to 4096 pixels.
 
     Raises:
-        CannotSegment: another kind of file, or one that is damaged in any way; keep it as it is.
-        InputError: the C kernel is missing; the message says how to get it.
+        CannotSegment: another kind of file, or a damaged one; keep it as it is.
+        InputError: the C kernel is missing.
     """
     if not 1 <= interval_px <= 4096:
         raise ValueError(f"interval_px must be 1 to 4096, got {interval_px}")

@@ -123,10 +123,10 @@ class Kernel:
         """Fill `out`, (height, width, 1 or 3) and contiguous, with the box; raises KernelError.
 
         Args:
-            data: a JPEG with all components in one sequential scan; if it has an index of segments, only
-                those under the box are read, else all from the first to the last row of the box.
-            out: of the size of the box, or of any with `resize`.
-            resize: with antialiasing, as torch does.
+            data: a JPEG with one sequential scan; of segments by an index only those under the box are read,
+                else all from its first to its last row.
+            out: of the box's size, or of any with `resize`.
+            resize: with antialiasing, as torch.
         """
         height, width, channels = out.shape
         to = (ctypes.c_int * 4)(height, width, mirror, cubic) if resize else None
@@ -164,7 +164,7 @@ class Kernel:
             pixels: (H, W, C) uint8, contiguous.
             table: (C, 256) float32, contiguous.
             out: float32, contiguous: (C, H, W) with `planes`, else (H, W, C).
-            stream: write planes past the caches, for results that do not fit them.
+            stream: write planes past the caches.
         """
         height, width, channels = pixels.shape
         self._floats(
@@ -206,7 +206,7 @@ class Kernel:
 
         Args:
             pixels: (H, W, 3) uint8, contiguous.
-            turns: (3,) distances of red, green and blue from hue 0 after the turn, as parts of the circle.
+            turns: (3,) hues of red, green and blue after the turn, as parts of the circle.
         """
         out = np.empty_like(pixels)
         self._turn_hue(pixels.ctypes.data, pixels.size // 3, turns.ctypes.data, out.ctypes.data)

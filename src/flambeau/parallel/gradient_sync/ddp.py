@@ -39,8 +39,8 @@ class _Bucket(NamedTuple):
 class Replicas:
     """Averages the gradients of a model over the ranks, and keeps its other state equal.
 
-    The first step of a process is reduced after backward, because only then it is known whether every
-    parameter gets a gradient on every rank. If so, DDP overlaps from the second step on.
+    The first step is reduced after backward, when it is known whether every parameter has a gradient on every
+    rank. If so, DDP overlaps from the second step on.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, compression: str = "none") -> None:

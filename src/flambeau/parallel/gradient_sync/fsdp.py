@@ -53,16 +53,15 @@ def shard_model(
 ) -> None:
     """Leave each rank a piece of every parameter, in place; all ranks call it with the same model.
 
-    The weights and buffers of rank 0 count. The model may be on the CPU: it moves to the device block by
-    block, so the device never holds all of it. Make the optimizer afterwards, over `model.parameters()`.
+    Rank 0's weights and buffers count. A model on the CPU moves to the device block by block, which never
+    holds all of it. Make the optimizer afterwards, over `model.parameters()`.
 
     Args:
         model: not compiled, not sharded yet.
-        gather_dtype: gather parameters in bfloat16 or float16, for a model that is only called under
-            autocast: half the traffic, and no half-precision copy lives until backward. Unlike plain autocast
-            it also rounds what autocast keeps in float32 (norms, position embeddings, sums of a residual
-            stream that starts from one). A block with BatchNorm stays in float32.
-        unit_bytes: size of the parameters from which a block is gathered alone.
+        gather_dtype: gather in bfloat16 or float16, for a model that is only called under autocast: half the
+            traffic, and no half-precision copy lives until backward. It also rounds what autocast keeps in
+            float32 (norms, position embeddings, sums of a residual stream), except blocks with BatchNorm.
+        unit_bytes: from which a block is gathered alone.
     """
     _check(model)
     mesh = init_device_mesh(device.type, (ranks.world,))
@@ -85,8 +84,8 @@ def shard_model(
 def units(model: nn.Module, unit_bytes: int = UNIT_BYTES) -> list[nn.Module]:
     """The blocks of a model that are gathered one at a time, inner ones first; the rest is gathered together.
 
-    A block is an item of a Sequential, ModuleList or ModuleDict that consists of modules, has a sibling of
-    its class, shares no parameter with the rest, and has `unit_bytes` of parameters outside of inner blocks.
+    A block is an item of a Sequential, ModuleList or ModuleDict with modules inside, a sibling of its class,
+    no parameter shared with the rest, and `unit_bytes` of parameters outside of inner blocks.
     """
     owners: dict[nn.Parameter, set[nn.Module]] = {}
     for module in model.modules():
@@ -150,15 +149,15 @@ def _settle(tensors: list[Tensor], ranks: Ranks, device: torch.device) -> None:
 class Shards:
     """A rank's pieces of a sharded model, with the methods of GradientSync.
 
-    Gradients are reduced and scattered in every backward pass, even while accumulating: otherwise each rank
-    would hold whole gradients.
+    Gradients are reduced and scattered in every backward pass, even while accumulating, so that no rank holds
+    them whole.
 
     Args:
-        max_norm: clip the norm of all gradients of all ranks together; None: do not clip.
+        max_norm: clip the norm of all ranks' gradients together.
 
     Attributes:
-        pieces: a module with the names and buffers of the model, whose parameters are this rank's pieces.
-        norm: 0-d float32: norm of the last gradients of all ranks, before clipping.
+        pieces: a module with the model's names and buffers, whose parameters are this rank's pieces.
+        norm: 0-d float32, of all ranks' last gradients, before clipping.
     """
 
     def __init__(self, model: nn.Module, ranks: Ranks, *, max_norm: float | None = None) -> None:
@@ -195,8 +194,7 @@ class Shards:
     def adopt(self, optimizer: Optimizer) -> Layout:
         """Let an optimizer step the pieces instead of the model's parameters; before its first step.
 
-        It must work elementwise. InputError: one that uses whole parameters (Muon, Adafactor, LBFGS), or is
-        not known.
+        It must work elementwise. InputError: one of whole parameters (Muon, Adafactor, LBFGS), or unknown.
         """
         if not isinstance(optimizer, _ELEMENTWISE):
             names = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
@@ -252,9 +250,9 @@ class Shards:
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Hand the clipped gradients to the pieces, before the optimizer's step.
 
-        If one is not finite on any rank, all become NaN on all ranks, so that all skip the same step.
-        `scale`, 0-d, is the factor of the loss in fp16. Returns the norm, which is not finite if a gradient
-        is not; nothing in fp16, where gradients are checked.
+        If one is not finite, all become NaN on all ranks, so that all skip the step. `scale`, 0-d, is the
+        loss's factor in fp16. Returns the norm, not finite if a gradient is not; nothing in fp16, where
+        gradients are checked.
         """
         if scale is not None and not self._all_train:
             # Without a gradient that rank would not see skipped steps, and its loss scale would grow.

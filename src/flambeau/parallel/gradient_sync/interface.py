@@ -11,10 +11,10 @@ from flambeau.parallel.gradient_sync.sync_batchnorm_parts import SyncBatchNormPa
 
 
 class GradientSync(Protocol):
-    """Keeps the gradients and the other state of a model equal on all ranks.
+    """Keeps a model's gradients and other state equal on all ranks.
 
-    `Replicas` (ddp.py) keeps the whole model on each rank, `Shards` (fsdp.py) a piece of it, and `FixedParts`
-    (fixed_parts.py) adds in an order that does not depend on the number of ranks.
+    `Replicas` (ddp.py) keep the whole model on each rank, `Shards` (fsdp.py) a piece, and `FixedParts`
+    (fixed_parts.py) add in an order that no number of ranks changes.
     """
 
     @property
@@ -37,8 +37,7 @@ class GradientSync(Protocol):
     def after_backward(self, *, scale: Tensor | None = None) -> Sequence[Tensor]:
         """Make the gradients those of the global batch, before the optimizer's step.
 
-        `scale`, 0-d, is the factor of the loss in fp16, else None. Returns tensors that must be finite too
-        for the step to count.
+        `scale`, 0-d, is the loss's factor in fp16. Returns tensors that must be finite, too.
         """
 
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:
@@ -51,8 +50,7 @@ class GradientSync(Protocol):
 def buffer_versions(model: nn.Module) -> dict[str, tuple[int, int]]:
     """Identity and version of each buffer, which change on a write.
 
-    Statistics of normalization layers are left out: the training forward pass does not read them, and rank
-    0's are the ones that count.
+    Without statistics of normalization layers: training does not read them, and rank 0's count.
     """
     statistics = {
         f"{prefix}.{name}".lstrip(".")

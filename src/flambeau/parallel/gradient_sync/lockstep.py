@@ -37,7 +37,7 @@ class _Turn:
 
 
 class Lockstep:
-    """Runs rounds of at most `most` functions that meet on their way; `uneven`: the message if not equally
+    """Runs at most `most` functions at a time that meet on their way; `uneven`: the message if not equally
     often.
 
     `keeps` save and restore what each function needs for itself.

@@ -21,7 +21,7 @@ from flambeau.recipes.parallel.sync_batchnorm import SyncBatchNorm
 class GatheredRows:
     """An all-gather of one row per part, in the order of the parts; all ranks make one.
 
-    `mine` (n, ...) has a row for each part of this rank; rows beyond the dealt parts are ignored.
+    `mine` (n, ...) has a row per part of this rank; further rows are ignored.
     """
 
     def __init__(self, mine: Tensor, ranks: Ranks, *, parts: int, dealt: int) -> None:
@@ -45,8 +45,7 @@ class GatheredRows:
 
 
 class SyncBatchNormParts:
-    """Lets all SyncBatchNorm layers of a model, which have no process groups, normalize over all parts of a
-    step.
+    """Lets a model's SyncBatchNorm layers, without process groups, normalize over all parts of a step.
 
     `keeps` save and restore what else each part needs for itself.
     """
@@ -92,10 +91,9 @@ class SyncBatchNormParts:
 
     @contextlib.contextmanager
     def examined(self) -> Iterator[list[int]]:
-        """Around parts that are computed only to examine them; a bad one may skip its backward pass.
+        """Around parts that are only examined; a bad one may skip its backward pass.
 
-        Yields a list that gets, at the end, the parts (from 1) that were the first to give something not
-        finite.
+        Yields a list that gets, at the end, the first parts (from 1) that were not finite.
         """
         origins: list[int] = []
         self._origins = origins

@@ -30,11 +30,11 @@ class Outcome(NamedTuple):
 
 
 class Attempt:
-    """Watches the ranks of this machine, and ends all of them if one fails, here or elsewhere.
+    """Watches this machine's ranks, and ends all if one fails, here or elsewhere.
 
     Args:
         num_restarts: how often ranks have failed before, and how often they may.
-        can_halve: running out of memory is no failure, because ranks then train in smaller micro-batches.
+        can_halve: running out of memory is no failure: ranks go on in smaller micro-batches.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ _PATIENCE_S = 5.0  # of waiting for other nodes, before the user is warned
 class Job:
     """Runs a job, attempt by attempt; `signals` grows by those to forward to the ranks.
 
-    `note_lost_rank` takes a run folder, and how a rank of it was lost.
+    `note_lost_rank` takes a run folder, and how a rank was lost.
     """
 
     def __init__(

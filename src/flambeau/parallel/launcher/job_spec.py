@@ -12,13 +12,13 @@ class JobSpec:
     """The arguments of a launcher.
 
     Attributes:
-        command: program and arguments; `${local_rank}` in them becomes the rank's number on this machine.
-        nodes: minimum and maximum number of machines; below the maximum the job continues without lost ones.
-        rendezvous: HOST:PORT, the same on all nodes, with one of them as HOST; needed for several nodes.
-        node_rank: the rank of this node; without it torch sorts the nodes.
-        max_restarts: how often all ranks are started again after one has failed.
-        local_addr: by which other nodes reach this machine.
-        join_timeout_s: how long to wait for other nodes.
+        command: program and arguments, with `${local_rank}` for the rank's number on this machine.
+        nodes: minimum and maximum; below the maximum the job continues without lost ones.
+        rendezvous: HOST:PORT, the same on all of several nodes, of which HOST is one.
+        node_rank: of this node; without it torch sorts the nodes.
+        max_restarts: of all ranks, after one has failed.
+        local_addr: by which other nodes reach this one.
+        join_timeout_s: to wait for other nodes.
     """
 
     command: Sequence[str]

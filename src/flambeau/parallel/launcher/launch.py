@@ -41,20 +41,20 @@ def launch(
 ) -> int:
     """Run a command on ranks of this machine and wait for them.
 
-    Each rank has the environment of torchrun (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...). None outlives
-    this process. SIGTERM, SIGUSR1 and the first Ctrl-C are forwarded to the ranks, which have unlimited time;
-    the second Ctrl-C kills them. A rank that is stopped (SIGSTOP) is named, and killed if it is to end. If
-    one rank fails, the others end soon after.
+    Each rank has torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...). None outlives this
+    process. SIGTERM, SIGUSR1 and the first Ctrl-C are forwarded to ranks, with unlimited time; the second
+    Ctrl-C kills them. A stopped rank (SIGSTOP) is named, and killed if it is to end. If one fails, the others
+    end soon.
 
     Args:
-        note_lost_rank: takes the run folder that rank 0 has reported, and a line on how a rank was lost.
+        note_lost_rank: takes rank 0's run folder, and how a rank was lost.
 
     Returns:
-        0 if all ranks are done, 75 if they have saved and are to be started again, 2 if one of them has
-        refused its input, 130 after Ctrl-C, 1 after any other failure: the last line names it.
+        0 if all ranks are done, 75 if they have saved and are to be started again, 2 if one refused its
+        input, 130 after Ctrl-C, 1 after any other failure, which the last line names.
 
     Raises:
-        InputError: an argument is wrong, a port is taken, a host unknown, or other nodes have not come.
+        InputError: a wrong argument, a taken port, an unknown host, or missing nodes.
     """
     spec.check()
     _check_procs(spec.procs)

@@ -28,7 +28,7 @@ class Rank(NamedTuple):
 class RankProcesses:
     """The ranks of one start, which report through `folder`.
 
-    `started` and `codes` (exit codes, negative for a signal) are by their number on this machine.
+    `started` and `codes` (exit codes, negative for a signal) are by number on this machine.
     """
 
     def __init__(self, folder: Path, num_ranks: int, environment: Mapping[str, str]) -> None:

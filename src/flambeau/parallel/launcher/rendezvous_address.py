@@ -16,8 +16,8 @@ class Rendezvous(NamedTuple):
 
     Attributes:
         port: 0: any free one.
-        is_here: this launcher serves it, unless another one on this machine does.
-        local_addr: how other nodes reach this machine.
+        is_here: this launcher serves it, unless another one here does.
+        local_addr: by which other nodes reach this one.
     """
 
     host: str
@@ -52,8 +52,8 @@ def find_rendezvous(
 ) -> Rendezvous:
     """Look up a rendezvous.
 
-    Node rank 0 means that it is here, whatever the host's name leads to; others that it is not. By default
-    other nodes reach this machine by the address from which it reaches the host.
+    With node rank 0 it is here, whatever the host's name says, with others not. By default `local_addr` is
+    the address that reaches the host.
     """
     host, _, digits = endpoint.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

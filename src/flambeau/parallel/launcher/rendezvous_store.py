@@ -35,7 +35,7 @@ class Background(threading.Thread, Generic[_T]):
     """A thread for a call that may block forever; the main thread handles signals and watches the ranks.
 
     Torch's store calls block while their host is stopped or cut off, whatever their timeout (measured, torch
-    2.11 and 2.15: a `get` with a timeout of 3 s against a stopped host).
+    2.11 and 2.15).
     """
 
     def __init__(self, work: Callable[[], _T]) -> None:
@@ -59,14 +59,13 @@ class Background(threading.Thread, Generic[_T]):
 
 @dataclass(frozen=True)
 class Ending:
-    """Why ranks have ended, as reported to the user and to the other nodes.
+    """Why ranks have ended, for the user and other nodes.
 
     Attributes:
         line: says who failed and how.
         weight: the lower, the closer to the cause.
         is_final: the ranks are not started again.
-        is_failure: False if the ranks are to be started again because a node joins or one of them needs
-            smaller micro-batches.
+        is_failure: False if they restart because a node joins, or for smaller micro-batches.
     """
 
     line: str
@@ -81,7 +80,7 @@ class Ending:
 
 
 def open_store(rendezvous: Rendezvous, most_nodes: int, job_id: str) -> tuple[Store, bool]:
-    """Serve the store of the job, or connect to it, and whether it is served here; may block forever.
+    """Serve the job's store, or connect to it, and whether it is served here; may block forever.
 
     InputError: another program has the port.
     """
@@ -154,8 +153,8 @@ class AttemptStatus:
     """Polls the store twice a second, in a thread.
 
     Attributes:
-        silent_node: in words, a node that has been silent for too long.
-        is_done: set from outside: the ranks of this node are done.
+        silent_node: in words, a node silent for too long.
+        is_done: set from outside: this node's ranks are done.
     """
 
     def __init__(self, store: Store, number: int) -> None:

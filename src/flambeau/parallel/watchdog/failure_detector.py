@@ -32,9 +32,9 @@ class Pace:
     """Seconds, chosen so that the job of a killed rank is gone within 10 s.
 
     Attributes:
-        poll_s: between two checks of the store, of the neighbour, and of a stop request.
+        poll_s: between checks of the store, the neighbour, and a stop request.
         grace_s: for the main thread to end by itself when the job fails.
-        store_s: for an answer of the store, before it counts as lost.
+        store_s: for an answer of the store.
     """
 
     poll_s: float = 0.25
@@ -56,11 +56,11 @@ class Failure:
     """Why the job ends.
 
     Attributes:
-        ranks: that caused it; may be empty.
+        ranks: that caused it, if known.
         by: the rank that found it, and prints it.
         stack: of the first of `ranks`, as text.
         is_silent: their threads do not run, so they cannot end by themselves.
-        restart_note: for rank 0 to note for the next start.
+        restart_note: of rank 0, for the next start.
     """
 
     ranks: list[int]
@@ -168,7 +168,7 @@ class FailureDetector:
                     os.kill(process.pid, signal.SIGKILL)
 
     def stall(self, client: StoreClient, *, has_lost_peer: bool) -> Failure | None:
-        """Why this rank makes no progress, if that lasts too long: a silent rank, or else the slowest one.
+        """Why this rank makes no progress for too long: a silent rank, or else the slowest.
 
         With a lost peer a silent rank is looked for at once.
         """

@@ -84,8 +84,8 @@ Heartbeats = Sequence[Heartbeat | None]
 class ProgressTracker:
     """The progress of the main thread: counted by itself, timed by another thread.
 
-    Without progress for `timeout_s` (0: forever) it has stalled; `update` is called every `tick_s`, unless
-    the process was suspended.
+    Without it for `timeout_s` (0: forever) it has stalled; `update` is called every `tick_s`, unless the
+    process was suspended.
     """
 
     def __init__(

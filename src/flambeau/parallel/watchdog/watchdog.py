@@ -51,11 +51,11 @@ class Watchdog:
     """The watchdog of one rank; all ranks have one, with the same settings.
 
     Args:
-        connect: makes a separate connection to the job's store; not called in a world of 1.
+        connect: makes a separate connection to the job's store.
         prefix: of its keys, a new one at each start of the group.
-        stall_timeout_s: how long a rank may make no progress; 0: forever.
-        stop_signal: returns the name of the signal that asked this process to stop, or None.
-        say: prints a line; must take no lock that a stuck main thread may hold.
+        stall_timeout_s: a rank without progress has stalled after it; 0: never.
+        stop_signal: the name of the signal that asked this process to stop, if any.
+        say: prints a line; must take no lock of a stuck main thread.
     """
 
     def __init__(
@@ -126,8 +126,7 @@ class Watchdog:
         """The main thread makes progress; all ranks call it at the same places.
 
         Args:
-            phase: what comes next, such as 'waiting for data' or 'saving'. Its first time may take ten times
-                as long.
+            phase: what comes next, such as 'saving'. Its first time may take ten times as long.
         """
         self._progress.beat(phase)
 
@@ -142,15 +141,15 @@ class Watchdog:
         return self._stops.stops_next
 
     def fail(self, cause: str, code: int, *, restart_note: str = "") -> bool:
-        """This rank ends with an error: inform the others, and write the file that torch's agent reads.
+        """This rank ends with an error: inform the others and torch's agent.
 
         Args:
             cause: such as 'ValueError: no such file'; its first line counts.
-            code: exit code, used after five times `pace.grace_s` if the process has not ended.
-            restart_note: for rank 0 to note for the next start; it gets the time to do so.
+            code: exit code, if the process has not ended after five times `pace.grace_s`.
+            restart_note: of rank 0, for the next start; it gets the time to write it.
 
         Returns:
-            Whether to print it; False if another rank has reported the same message.
+            Whether to print it; False if another rank has reported the same.
         """
         cause = _first_line(cause)
         first = True
@@ -170,11 +169,10 @@ class Watchdog:
         return first
 
     def explain(self, error: BaseException) -> str | None:
-        """The failure of another rank, if that has caused an error here; waits some seconds to find out.
+        """Another rank's failure, if it caused an error here; waits some seconds to find out.
 
         Returns:
-            A line that is already printed: exit with `LOST_PEER` silently. None: the error is this rank's
-                own.
+            A line that is already printed: exit with `LOST_PEER` silently. None: it is this rank's own.
         """
         if not (self._is_on and _is_of_collective(error)):
             return None
@@ -390,9 +388,8 @@ def _say(text: str) -> None:
 class StackDump:
     """Prints the stacks of all threads to standard error, unless postponed in time.
 
-    By a timer of C, for when native code holds the GIL, so that no Python thread can print.
-
-    It does not end the process: it cannot tell a hanging process from one that was suspended as long.
+    By a timer of C, for when native code holds the GIL. It does not end the process, which may have been
+    suspended as long.
     """
 
     def __init__(self) -> None:

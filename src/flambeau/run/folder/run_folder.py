@@ -124,8 +124,7 @@ class RunFolder:
         return stored
 
     def check_in_place(self) -> None:
-        """Refuse to write where the claimed folder is no more: removed, renamed, or the directory has
-        changed."""
+        """Refuse to write where the claimed folder is no more: removed, renamed, or relative to elsewhere."""
         if self._claimed is None or _inode(self.path) == self._claimed:
             return
         whole = self._claimed_from / self.path

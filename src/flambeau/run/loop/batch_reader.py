@@ -51,8 +51,7 @@ class BatchDraws:
         self._set(mix(self._of_epoch(epoch) + micro.draw))
 
     def seed_after_parts(self, epoch: int, position: int) -> None:
-        """After a step in parts, whose leftover state depends on the number of processes, as no later draw
-        may."""
+        """After a step in parts: later draws must not depend on the number of processes."""
         self._set(mix(mix(self._of_epoch(epoch)) + position))
 
     def _of_epoch(self, epoch: int) -> int:
