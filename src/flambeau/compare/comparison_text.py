@@ -31,7 +31,7 @@ _FILES = {
 def verdict(comparison: RunComparison, *, replayed: bool = False) -> str:
     """One paragraph: whether, where and why the two differ, as far as the folders show.
 
-    `replayed`: a paragraph on a replay follows, so none is advised.
+    `replayed`: one on a replay follows, so none is advised.
     """
     if not comparison.has_evidence:
         return (

@@ -37,10 +37,10 @@ class MetricLines:
     """How the figures of two files compare.
 
     Attributes:
-        identical_steps: the last step up to which all of these are equal.
-        first: the first of these that differs.
-        last: by name the figures of the last lines that both have: step, and the value in each.
-        speeds: the median of images_per_s in each.
+        identical_steps: the last step up to which all are equal.
+        first: the first that differs.
+        last: by name the figures of the last common lines: step, and both values.
+        speeds: median images_per_s of each.
     """
 
     steps: tuple[int, int] = (0, 0)
@@ -70,8 +70,8 @@ class MetricLines:
 def compare_lines(left: Path, right: Path) -> MetricLines:
     """Compare the figures that both files have at the same step.
 
-    Lines of training are means over the steps since the line before: those over different steps (another
-    `log_every`) are not compared.
+    Training lines are means since the line before: those over other steps (another `log_every`) are not
+    compared.
     """
     files = _Lines(left), _Lines(right)
     result = MetricLines()

@@ -35,12 +35,12 @@ _CHECK_S = 20.0
 
 @dataclass
 class Reproduced:
-    """How the replay of a run compares with what the run has recorded.
+    """How a run's replay compares with its records.
 
     Attributes:
-        state: how the two differ there; None if they are equal to the bit.
-        loss: the first step whose loss differs: (step, (recorded, replayed)).
-        machine: how this machine differs from the one of the training.
+        state: how they differ; None if equal to the bit.
+        loss: first step of another loss: (step, (recorded, replayed)).
+        machine: how this one differs from the training's.
     """
 
     step: int | None = None
@@ -61,10 +61,10 @@ class Replay:
     """The result of a replay.
 
     Attributes:
-        last: the last step that is equal in both.
-        step: the first step that differs, from 1; 0 for the state at the start.
+        last: the last equal step.
+        step: the first that differs, from 1; 0 for the start.
         difference: what differs first in it.
-        options: of the optimizer that differ in that step, by name.
+        options: of the optimizer that differ in it, by name.
         is_out_of_time: the time ended before anything differed.
     """
 
@@ -101,10 +101,10 @@ def replay(
     say: Callable[[str], None],
     seconds: float = REPLAY_S,
 ) -> Replay:
-    """Run both again, from the last checkpoint that is equal in both, or from their beginnings.
+    """Run both again, from the last equal checkpoint, or from their beginnings.
 
-    `trust`: run the code that they name even if nothing shows that this user has made it. The step is
-    finished in which the seconds end.
+    `trust`: run the code that they name even if nothing shows that this user has made it. The last step may
+    exceed `seconds`.
     """
     result = Replay()
     if comparison.divergence is None or comparison.is_evaluation_only:

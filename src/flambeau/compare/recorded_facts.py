@@ -52,9 +52,9 @@ class Difference:
     Attributes:
         kind: 'setting' (config.toml), 'data' (dataset.json), 'environment' (versions and machine), 'history'
             (a resume elsewhere, a rollback).
-        values: in each run; None if not given.
-        matters: it can change a number of the training or of its evaluations.
-        step: of the checkpoint that records it; None if it holds from the beginning.
+        values: in each run, if given.
+        matters: it can change a number of training or evaluations.
+        step: of the checkpoint that records it; None: from the beginning.
     """
 
     kind: Kind
@@ -70,7 +70,7 @@ class RecordedFacts:
 
     Attributes:
         settings: config.toml, with the user's table as `config NAME`.
-        exactness: the part of it that decides the rounding of sums.
+        exactness: what of it decides the rounding of sums.
         is_command: made by `flambeau train`.
     """
 

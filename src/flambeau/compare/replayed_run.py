@@ -67,17 +67,16 @@ class ReplayedRun:
     """One of two runs, replayed from where they were equal.
 
     Args:
-        start: step of the checkpoint to start from; None for the run's beginning.
-        temporary: a folder for the checkpoint of the beginning; the caller removes it.
+        start: step of the checkpoint to start from; None: the beginning.
+        temporary: a folder for its checkpoint; the caller removes it.
 
     Attributes:
-        recorded: the run's first checkpoint after the start; None if there is none.
-        recorded_start: its checkpoint of step 0, to compare the beginning with; None if there is none or
-            `start` is given.
+        recorded: the run's first checkpoint after the start, if any.
+        recorded_start: that of step 0, to compare the beginning with; None if missing or `start` is given.
 
     Raises:
         InputError: why the run cannot be replayed.
-        CheckpointDamaged: one of the two checkpoints has changed since it was saved.
+        CheckpointDamaged: one of these has changed since it was saved.
     """
 
     def __init__(

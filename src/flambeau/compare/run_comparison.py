@@ -37,9 +37,9 @@ class RunComparison:
 
     Attributes:
         why_no_sample: why that is unknown although the data differ.
-        equal_steps: checkpoints that are equal to the bit, before the first that is not.
+        equal_steps: checkpoints equal to the bit, before the first that is not.
         num_tensors: of such a checkpoint.
-        loss: the first step with different losses, among those whose losses both have, and the two losses.
+        loss: the first common step with different losses, and these.
         equal_losses: steps with equal losses, as far as checkpoints hold them.
     """
 

@@ -32,7 +32,7 @@ class SampleDifference:
 
     Attributes:
         num_samples: how many differ, at least.
-        step: in which both runs, with equal settings, first use one of them; None if unknown.
+        step: in which both runs, with equal settings, first use one, if known.
     """
 
     text: str
@@ -78,7 +78,7 @@ def sample_difference(
 ) -> SampleDifference | None:
     """The first difference between two sources; None if none was seen in the time.
 
-    `batch`: samples per step of both runs; 0 if their order does not follow from (seed, epoch).
+    `batch`: samples per step of both; 0 if (seed, epoch) do not give their order.
     """
     if left.classes != right.classes:
         odd = [name for name in left.classes if name not in right.classes]

@@ -41,7 +41,7 @@ class StateDifference:
     """How two states of the same step differ.
 
     Attributes:
-        tensors: those that differ: of the model, its averages, the optimizer, in this order.
+        tensors: those that differ, of model, averages and optimizer.
         values: numbers and texts that differ, by name.
     """
 
@@ -74,7 +74,7 @@ class StateDifference:
 class Damaged:
     """A checkpoint of run 0 or 1 that has changed since it was saved.
 
-    `changed_bytes` says how the damaged file differs from the other run's, if both were saved alike.
+    `changed_bytes`: how the file differs from the other run's, if saved alike.
     """
 
     run: int
@@ -164,7 +164,7 @@ def is_written_alike(left: Path, right: Path, file: str) -> bool:
 def state_difference(step: int, left: Restored, right: Restored) -> StateDifference | None:
     """How two states of one step differ; None if the training is equal.
 
-    The states of random generators do not count: a run seeds them for each batch.
+    Random generators do not count: a run seeds them for each batch.
     """
     sides = dict(_leaves(left)), dict(_leaves(right))
     tensors = []
@@ -246,10 +246,9 @@ def _within(prefix: str, value: Any, *, depth: int = 0) -> Iterator[tuple[str, A
 
 
 def step_losses(state: Restored, *, accumulate: int) -> dict[int, tuple[float, ...]]:
-    """The losses of the forward passes of single steps, from 1, in a checkpoint: those since the last line of
-    metrics.jsonl.
+    """A checkpoint's losses by step, from 1, and forward pass, since the last line of metrics.jsonl.
 
-    `accumulate`: forward passes per step, if the checkpoint does not record them.
+    `accumulate`: forward passes per step, if not recorded.
     """
     window, step = state.state.get("window"), state.state.get("step")
     if not isinstance(window, dict) or not isinstance(step, int) or accumulate < 1:
@@ -272,7 +271,7 @@ def first_loss_difference(
 ) -> tuple[int, tuple[float, float]] | None:
     """The first common step with different losses, and these; None if there is none.
 
-    Only steps with as many forward passes in both count: memory may have run out in one run.
+    Only steps with as many forward passes in both count.
     """
     for step in sorted(left.keys() & right.keys()):
         if len(left[step]) == len(right[step]):

@@ -40,7 +40,7 @@ _MAX_BYTES = 2**30  # of copies in a step of one run; chosen
 
 @dataclass(frozen=True)
 class Event:
-    """A tensor that a step has made.
+    """A tensor of a step.
 
     Attributes:
         phase: 'input' of the model, 'forward', 'loss', 'backward' (gradient of an output) or 'gradient' (of a

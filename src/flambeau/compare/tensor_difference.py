@@ -16,10 +16,10 @@ class TensorDifference:
     """How two tensors of one name differ.
 
     Attributes:
-        num_different: elements with different bits; 0 if the shapes or types differ.
-        max_abs: the largest difference of finite elements; None for different shapes.
-        max_ulps: the same in units of the last place; None if not floating-point.
-        flipped_bit: (element, bit) if a single bit is all that differs.
+        num_different: elements with different bits; 0 if shapes or types differ.
+        max_abs: largest difference of finite elements; None for different shapes.
+        max_ulps: the same in units of the last place, if floating-point.
+        flipped_bit: (element, bit) if only that differs.
         what: in words, for another shape or type, or a missing tensor.
     """
 

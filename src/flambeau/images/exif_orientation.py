@@ -28,7 +28,7 @@ _IN_XMP = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
 def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
     """The orientation in EXIF data, else in XMP; 1, upright, if there is none or the data are damaged.
 
-    Parsed here because Pillow reads all of EXIF for it, slowly, and fails if another tag is damaged.
+    Pillow reads all of EXIF for it, slowly, and fails if another tag is damaged.
 
     Args:
         exif: from its "Exif\\0\\0" or the TIFF header after that on; any bytes.

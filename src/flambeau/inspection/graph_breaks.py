@@ -41,10 +41,10 @@ class Compilation:
 def graph_breaks(
     model: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> Compilation:
-    """Trace a forward pass in evaluation mode as torch.compile does, without compiling any graph.
+    """Trace a forward pass in evaluation mode as torch.compile does, without compiling.
 
-    The model's modes are restored; tensors on 'meta' get random values unless the model is there too.
-    InputError: it cannot be traced, or does not take the arguments.
+    Modes are restored; tensors on 'meta' get random values unless the model is there too. InputError: it
+    cannot be traced, or does not take the arguments.
     """
     inputs: tuple[Any, Any] = (tuple(args), dict(kwargs or {}))
     if not any(one.is_meta for one in (*model.parameters(), *model.buffers())):

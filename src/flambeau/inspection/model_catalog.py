@@ -22,8 +22,8 @@ class CatalogEntry:
     """A model by its name.
 
     Attributes:
-        parameters: their number with the published head, or 1000 classes; None where not counted yet.
-        input_size: side of the images for its published weights, pixels; None where any size works.
+        parameters: their number with the published head, or 1000 classes; None: not counted yet.
+        input_size: side of the images for its published weights, pixels; None: any.
         tags: names of timm's published weights; --pretrained takes the first.
     """
 
@@ -83,7 +83,7 @@ def model_without_values(
 ) -> nn.Module:
     """A model as `model_with_values` makes it, but on the meta device.
 
-    A constructor that reads values, as those of torchvision's RegNets do, gets a model with values.
+    A constructor that reads values, as of torchvision's RegNets, gets some.
     """
     try:
         with torch.device("meta"):
@@ -95,9 +95,9 @@ def model_without_values(
 def model_with_values(
     name: str, *, channels: int | None = None, image_size: int | None = None
 ) -> nn.Module:
-    """A model with new weights and the head of its published ones, or one for 1000 classes.
+    """A model with new weights and the published head, or one for 1000 classes.
 
-    By default for 3 channels, and the size of the published weights. InputError: it does not take these.
+    By default for 3 channels and the size of published weights. InputError: it does not take these.
     """
     published = None if ":" in name or name in OWN_MODELS else timm.get_pretrained_cfg(name)
     return build_model(

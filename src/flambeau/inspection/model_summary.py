@@ -24,16 +24,16 @@ class ModuleSummary:
     """A module in a forward pass of one example, with everything inside it.
 
     Attributes:
-        name: in the model, '' is the model itself.
-        output: shapes of the tensors that its last call returned; empty if it was not called.
+        name: '' is the model itself.
+        output: shapes of the tensors of its last call; empty without one.
         parameters: numbers, each tensor once.
         flops: multiply and add being two.
-        accessed_bytes: read and written by its operations except views: the memory access cost.
-        kept_bytes: tensors that its operations keep for the backward pass, except parameters and inputs
-            of the model; a storage counts in the module that keeps it first.
-        receptive_field: pixels of the input that one position of the output depends on, along each
-            dimension; None if unknown, empty for the whole input.
-        same_as: the name of this same module earlier in the list.
+        accessed_bytes: read and written by operations except views: the memory access cost.
+        kept_bytes: tensors kept for the backward pass, except parameters and inputs of the model; a storage
+            counts where it is kept first.
+        receptive_field: input pixels that one output position depends on, along each dimension; None if
+            unknown, empty for the whole input.
+        same_as: this module's earlier name in the list.
     """
 
     name: str
@@ -60,11 +60,10 @@ class ModelSummary:
     """What `summarize` finds.
 
     Attributes:
-        modules: in the order of `named_modules`; the first is the model, whose figures are the totals.
-        unused: names of modules that are not called and none of whose parameters any operation reads; of
-            those inside one another the outermost.
+        modules: in the order of `named_modules`; the first is the model, with the totals.
+        unused: the outermost modules that are not called and whose parameters no operation reads.
         shared: names of parameters that are one tensor.
-        ran: whether operations ran on random values, as the model reads some.
+        ran: operations ran on random values, as the model reads some.
     """
 
     modules: tuple[ModuleSummary, ...]
@@ -88,8 +87,7 @@ def summarize(
 ) -> ModelSummary:
     """Watch a forward pass in evaluation mode; the model, which may be on 'meta', is not changed.
 
-    Only shapes and dtypes count, unless the model reads values. InputError: the model does not take the
-    arguments; its message is included.
+    Only shapes and dtypes count, unless the model reads values. InputError: it does not take the arguments.
     """
     return follow(model, args, kwargs or {}, _watched)
 

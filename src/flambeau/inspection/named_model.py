@@ -47,8 +47,8 @@ def named_model(
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """A model (a name, FILE.py:FUNCTION or a run), and args and kwargs for it on the meta device.
 
-    Without `inputs` (as --input takes them) images of the size that the model is made for. `values`: whether
-    the weights need values. `trust`: run the file that a run names as its model, wherever the run comes from.
+    Without `inputs` (as of --input) images of the model's size. `values`: weights need values. `trust`: run
+    the model's file that a run names, wherever it comes from.
     """
     args, kwargs = _example_inputs(inputs)
     model, (channels, side) = _loaded(

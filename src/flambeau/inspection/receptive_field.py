@@ -19,10 +19,10 @@ class ReceptiveField:
     """What one position of a tensor depends on.
 
     Attributes:
-        dims: the dimensions of the tensor that run over positions.
-        size: pixels of the input along each of them.
-        jump: pixels of the input from one position to the next.
-        merged: sizes of the dimensions that a view has merged into the first (a Linear layer works on rows).
+        dims: the tensor's dimensions that run over positions.
+        size: input pixels along each.
+        jump: input pixels from one position to the next.
+        merged: sizes of the dimensions that a view merged into the first (a Linear layer works on rows).
     """
 
     dims: tuple[int, ...]

@@ -30,7 +30,7 @@ def follow(
     """Call `watch` with a copy of a model whose tensors have no values, or random ones if that fails.
 
     It takes the copy, args, kwargs and whether tensors have values, and calls the copy. InputError: the model
-    does not take the arguments, or reads values and is on the device meta.
+    does not take the arguments, or reads values on the device meta.
     """
     inputs: tuple[_Args, _Kwargs] = (tuple(args), dict(kwargs))
     tensors = [*model.parameters(), *model.buffers()]

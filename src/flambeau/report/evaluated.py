@@ -44,15 +44,15 @@ class Evaluated:
         step: of the weights.
         classes: C names.
         labels, predicted, right: C counts: images of each class, predicted as it, and both.
-        confused: (label, predicted, count) of different classes, the most frequent first.
+        confused: (label, predicted, count), the most frequent first.
         calibration: (index of the bin, images, mean confidence, accuracy) without empty bins; 15 bins of
             equal width.
         calibration_error: expected calibration error.
         mistakes: wrong predictions, the most confident first.
         unsure: right predictions, the least certain first.
-        suspects: training images whose label looks wrong, the most suspicious first: `predicted` is what the
-            model prefers, `of_label` the probability of the label, averaged over the training.
-        findings: titles of the data check, each with its lines.
+        suspects: training images whose label looks wrong, the worst first: `predicted` is what the model
+            prefers, `of_label` the label's mean probability over the training.
+        findings: titles of the data check, with their lines.
     """
 
     step: int
@@ -99,9 +99,9 @@ class EvaluatedLabels:
         step: of the weights.
         labels: K names.
         there, predicted, right: K counts: images with each label, predicted to have it, and both.
-        average_precision: of each label; None where no image has it.
-        thresholds: from which on each label is predicted.
-        mistakes: the images with the highest loss.
+        average_precision: by label; None where no image has it.
+        thresholds: from which on labels are predicted.
+        mistakes: images with the highest loss.
         suspects, findings: as of `Evaluated`.
     """
 

@@ -10,12 +10,11 @@ NAMES = ("localhost", "127.0.0.1")
 def server(page: Callable[[], str], *, port: int) -> http.server.ThreadingHTTPServer:
     """A server of one page at http://localhost:PORT/.
 
-    It listens on 127.0.0.1 and answers only requests for localhost, so a foreign site whose name resolves to
-    this machine (DNS rebinding) gets no answer.
+    It listens on 127.0.0.1 and answers only requests for localhost, against DNS rebinding.
 
     Args:
         page: makes the page.
-        port: to listen on; 0 for any free one.
+        port: 0 for any free one.
 
     Raises:
         OSError: the port is taken.

@@ -34,8 +34,7 @@ def report_page(
         runs: at least one.
         words: from `flambeau.report.words`.
         version: of flambeau.
-        watch_s: seconds after which a served page reloads itself; None for a file.
-        sweep: of which the runs are.
+        watch_s: seconds between a served page's reloads; None for a file.
     """
     files = ["report.js"] if watch_s is None else ["report.js", "watch.js"]
     scripts = [(ASSETS / name).read_text(encoding="utf-8") for name in files]
@@ -102,8 +101,7 @@ def page_head(title: str, scripts: Sequence[str]) -> str:
     """The head of a page, with a policy that allows only our style and these scripts.
 
     Args:
-        title: as text.
-        scripts: their sources; with a second one the page may fetch from its server.
+        scripts: sources; with a second one the page may fetch from its server.
     """
     style = (ASSETS / "report.css").read_text(encoding="utf-8")
     # watch.js fetches from the server.

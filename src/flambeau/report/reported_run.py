@@ -51,15 +51,15 @@ class ReportedRun:
         name: unique in a report.
         state: such as 'finished'.
         why: the reason for some states.
-        facts: label and text, at the top of the page.
-        environment: nested as it is stored, as is `data`.
+        facts: label and text, at the top.
+        environment: nested as stored, as is `data`.
         figures: of the published weights.
         series: by name, such as 'train_loss'.
         model: its class, `parameters`, `trained`, and `parts` of [name, class, parameters, trained].
-        evaluated: the predictions of its weights, if they were kept.
+        evaluated: predictions of its weights, if kept.
         first_batch: 'data:image/jpeg...', training images as the model saw them.
-        bad_images: how many could not be read, and the names of the first.
-        link: relative URL of the run's report; quoted.
+        bad_images: how many were unreadable, and the first names.
+        link: relative URL of its report, quoted.
     """
 
     name: str
@@ -153,13 +153,13 @@ def seed_groups(runs: Sequence[ReportedRun]) -> list[list[ReportedRun]]:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart: one run, or the mean of several that differ in their seed.
+    """A line of a chart: one run, or the mean of several seeds.
 
     Attributes:
-        run: the run or the first of a group; the page shows and hides lines by it.
+        run: the first of a group; the page shows and hides lines by it.
         name: for the legend.
         spread: least and greatest value at each point; None for one run.
-        color, dash: indices; the lines of a run have the same color.
+        color, dash: indices; a run's lines share a color.
     """
 
     run: str

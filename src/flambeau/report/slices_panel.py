@@ -23,7 +23,7 @@ def slices(runs: Sequence[ReportedRun], differing: Sequence[str], words: Mapping
     """A scatter for each setting, or '' if fewer than three runs have a figure in common.
 
     Args:
-        differing: names of the settings that are not the same in all runs.
+        differing: settings that differ between runs.
     """
     figure = str(runs[0].settings.get("best", "val_accuracy"))
     points = [(run, value) for run in runs if (value := _figure(run, figure)) is not None]

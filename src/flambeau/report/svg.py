@@ -53,12 +53,12 @@ def _value(value: object) -> str:
 
 
 class Picture:
-    """A file with a picture: collects shapes; `text` is its content.
+    """Collects shapes of a picture file, whose content is `text`.
 
     Args:
         width, height: pixels.
-        title: what a screen reader says first, and a browser shows.
-        description: one or two sentences about what can be seen.
+        title: for screen readers and browsers.
+        description: one or two sentences on what can be seen.
     """
 
     def __init__(self, width: float, height: float, *, title: str, description: str) -> None:

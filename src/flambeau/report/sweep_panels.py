@@ -28,13 +28,13 @@ class ReportedSweep:
     """What a report shows of a sweep beside its runs; texts may come from anywhere.
 
     Attributes:
-        figure: name of what was compared.
+        figure: what was compared.
         is_max: more of it is better.
         folds: of the cross-validation; 0 without.
-        choices: the searched settings of each run, by its name in the report.
-        places: number of the trial and of the fold (None without) of each run, by its name in the report.
-        importance: what importance.json holds.
-        test: the looks at the test part, as text; None without.
+        choices: searched settings, by run in the report.
+        places: numbers of trial and fold (or None), by run in the report.
+        importance: content of importance.json.
+        test: looks at the test part, as text, if any.
     """
 
     figure: str

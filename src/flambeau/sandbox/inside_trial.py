@@ -23,7 +23,7 @@ def in_trial() -> bool:
 def folder_for_run(path: Path) -> Path:
     """The folder in which a run is trained: in a trial an empty one, not the user's run.
 
-    Where the user has no such folder, and the trial's writing reaches nothing, a link leads there.
+    A link leads there if the user has no such folder and nothing is written outside.
     """
     if not in_trial():
         return path

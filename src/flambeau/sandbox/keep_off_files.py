@@ -12,10 +12,9 @@ _folders: dict[Path, int] = {}
 
 
 def keep_off_files(outputs: Sequence[Path] = ()) -> str:
-    """From now on this process and its children write only to caches and to the files `outputs` (as of
-    `outside`).
+    """From now on this process and its children write only to caches and `outputs` (as of `outside`).
 
-    All other writes go to memory and end with them. Call it before a thread is started. Returns why files are
+    Other writes go to memory and end with them. Call it before any thread is started. Returns why files are
     not protected; '' if they are.
     """
     if sys.platform != "linux":

@@ -28,7 +28,7 @@ def landlock_version() -> int:
 
 
 def write_only_below(folders: Sequence[str]) -> None:
-    """Restrict writing of this process, not reading, to folders (absolute) and files such as /dev/null.
+    """Restrict this process's writing to folders (absolute) and files such as /dev/null.
 
     Raises:
         OSError: the kernel's Landlock cannot prevent truncation (before 6.2), or is forbidden here.

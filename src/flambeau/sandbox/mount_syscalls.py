@@ -84,7 +84,7 @@ def is_inside(path: str, folder: str) -> bool:
 def mount_of(path: str, mounts: Iterable[Mount]) -> Mount:
     """The mount that contains a path, which is absolute and without links.
 
-    Of a chroot whose root is no mount, nothing is known of the one around it: its kind is ''.
+    In a chroot whose root is no mount the one around it is unknown: its kind is ''.
     """
     around = [one for one in mounts if is_inside(path, one.path)]
     return max(around, key=lambda one: len(one.path), default=Mount("/", "", is_read_only=False))
@@ -102,7 +102,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, options
 
 
 def drop_ptrace() -> None:
-    """Keep processes started from now on from reaching files through /proc of a process with more rights.
+    """Keep later processes from reaching files through /proc of a process with more rights.
 
     A root without CAP_SYS_PTRACE can still inspect its children, and processes without more rights.
     """

@@ -47,21 +47,21 @@ def enter_view(
 ) -> list[str]:
     """Replace this process's view of the file system.
 
-    Call it in a process of one thread. Open files and the working directory still lead to the real files:
-    the working directory is entered again here, open files are the caller's task.
+    Call it in a process of one thread. The working directory is entered again; open files still lead to the
+    real ones, the caller's task.
 
     Args:
-        scratch: empty folders for the writes of this view alone. Two in different top-level folders allow
-            both of those to be covered. Empty: writes go to memory.
-        kept: {folder: scratch folder}: writes there are visible in the next view with the same one.
-        roots: folders that will surely be written to, such as the working and the home directory. An
-            unprivileged user can write into a folder of another user, such as a group's, if it is a root.
+        scratch: empty folders for this view's writes; two in different top-level folders allow both of those
+            to be covered. Empty: writes go to memory.
+        kept: {folder: scratch folder}: writes that the next view with the same one sees.
+        roots: folders that will be written to, such as working and home directory. An unprivileged user can
+            write into another user's folder, such as a group's, if it is a root.
 
     Returns:
         Folders that are read-only, because they could not be covered.
 
     Raises:
-        OSError: the kernel or the container forbids it. The view may be half made: end the process.
+        OSError: kernel or container forbids it. The view may be half made: end the process.
     """
     here = Path.cwd()
     is_unprivileged = _leave_mounts()

@@ -112,10 +112,10 @@ class HasFileno(Protocol):
 
 
 class Sandbox:
-    """Runs trials, each of which begins with the user's files as they are, in one of WAYS or UNPROTECTED.
+    """Runs trials, each on the user's files as they are, in one of WAYS or UNPROTECTED.
 
     Attributes:
-        read_only: folders in which its processes cannot write, although the user can.
+        read_only: folders in which only its processes cannot write.
     """
 
     def __init__(self, way: str | None = None, *, words: Sequence[str] = ()) -> None:

@@ -22,7 +22,7 @@ _LOCK = "in_use"
 class Scratch:
     """Empty folders on up to two locations of the disk, removed by `close`.
 
-    An overlay cannot write into the folder that it covers, so /tmp needs a scratch folder elsewhere.
+    An overlay cannot write into what it covers, so /tmp needs one elsewhere.
     """
 
     def __init__(self) -> None:

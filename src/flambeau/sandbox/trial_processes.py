@@ -18,9 +18,9 @@ _CHILD_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
 def processes_of(folder: Path, namespace: str | None = None) -> Iterator[int]:
     """The living processes, by number; none on systems without /proc.
 
-    A process that has cleared its environment is still in the mount `namespace` of the trial
-    (/proc/PID/ns/mnt). Only descendants of this process count: once a trial has ended, the kernel gives that
-    number to the next one, which may be of another doctor.
+    A process without its environment is still in the trial's mount `namespace` (/proc/PID/ns/mnt). Only
+    descendants of this process count: the kernel gives an ended trial's number to the next, perhaps of
+    another doctor.
     """
     mark = os.fsencode(f"{MARK}={folder}")
     if namespace == _namespace_of("self"):  # the trial has no namespace

@@ -22,9 +22,9 @@ _UNNAMED = re.compile(r"arr_\d+")  # names that numpy.savez gives to unnamed arr
 
 
 def read_npz(path: Path) -> dict[str, Any]:
-    """The arrays by name of a file of numpy.savez; a `Foreign` for each that holds Python objects or records.
+    """The arrays by name of a file of numpy.savez; a `Foreign` for each of Python objects or records.
 
-    ValueError: damaged; as InputError if the arrays are larger than the memory.
+    ValueError: damaged; as InputError if larger than the memory.
     """
     arrays: dict[str, Any] = {}
     members = list(npz_members(path))
@@ -50,9 +50,9 @@ def read_npz(path: Path) -> dict[str, Any]:
 
 
 def holds_weights(path: Path) -> bool:
-    """Whether an .npz or .npy file holds no images, by the names and types in it; False if damaged.
+    """Whether an .npz or .npy file holds no images, by its names and types; False if damaged.
 
-    A stand-in such as a pointer of Git LFS holds no images either.
+    A pointer of Git LFS holds none either.
     """
     file_type = signature(path)
     if file_type is not None and file_type.kind in STAND_INS:

@@ -61,13 +61,13 @@ DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model on the CPU, mostly mapped from the file.
+    """A model's weights on the CPU, mostly mapped.
 
     Attributes:
         others: keys of further weights in the file.
         dropped: objects that the file names and that were not made.
-        lost: where they would have been, such as 'w (torch._utils._rebuild_sparse_tensor)'.
-        unlisted: tensors in the files of an index that it does not list, such as 'model-1.bin: w'.
+        lost: where they would be, such as 'w (torch._utils._rebuild_sparse_tensor)'.
+        unlisted: tensors that an index does not list, such as 'model-1.bin: w'.
     """
 
     tensors: Mapping[str, Tensor]
@@ -94,10 +94,9 @@ def open_weights(path: Path, *, key: str | None = None, drop_objects: bool = Fal
     """The weights of a file, of a run folder or of a checkpoint.
 
     Args:
-        path: .pth, .pt, .pth.tar, .bin, .safetensors, .npz, the .index.json of several files, a run folder,
-            or the folder of a checkpoint.
-        key: which of several weights: a key of the dict in the file; 'model' or 'ema' of a checkpoint.
-        drop_objects: accept a file that also names other objects, such as a whole model.
+        path: .pth, .pt, .pth.tar, .bin, .safetensors, .npz, an .index.json, a run folder, or a checkpoint's.
+        key: of several weights: in the file's dict; 'model' or 'ema' of a checkpoint.
+        drop_objects: accept a file with other objects, such as a whole model.
     """
     if path.is_dir():
         return _from_folder(path, key)
@@ -303,7 +302,7 @@ def _from_checkpoint(files: Mapping[str, bytes], source: str, key: str | None) -
 
 
 def plain_names(tensors: Mapping[str, Tensor], strip: str | None = None) -> dict[str, Tensor]:
-    """Tensors under the model's names, without the prefixes of wrappers and without `strip`, such as 'model'.
+    """Tensors without the prefixes of wrappers and without `strip`, such as 'model'.
 
     InputError: two names would become one; no name has the prefix.
     """

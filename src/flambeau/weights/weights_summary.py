@@ -37,13 +37,13 @@ class WeightsReport:
     Attributes:
         container: 'safetensors', 'npz', or the container that `safe_pickle` reports.
         damaged: one sentence per defect.
-        other: what the file is, if it holds no weights that are read here.
-        checksums: whether it has any, all of which are right.
-        not_read: contents that are intact and no code, and are still not read.
+        other: what the file is, without weights to read.
+        checksums: it has some, and all are right.
+        not_read: contents that are intact, no code, and still not read.
         names: globals that unpickling would import or call, beyond weights and plain data.
-        convertible: whether it has named weights, which `flambeau convert` takes.
-        weights_only: whether torch.load(weights_only=True) reads it; None for safetensors.
-        not_finite: by tensor, the number of NaN and of infinite values.
+        convertible: it has named weights for `flambeau convert`.
+        weights_only: torch.load(weights_only=True) reads it; None for safetensors.
+        not_finite: by tensor, the number of NaN and infinite values.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class WeightsReport:
 def is_weights(path: Path) -> bool:
     """Whether a file holds weights and not images, by its content; a damaged .pth counts as weights.
 
-    So does a link of git-annex to weights that have not been fetched.
+    So does git-annex's link to unfetched weights.
     """
     is_annexed = path.is_symlink() and not path.exists() and not_weights_reason(path) is not None
     named = path.name.endswith((*_ENDINGS, *_OTHERS, ".pth.tar", ".index.json"))

@@ -42,11 +42,11 @@ def write_weights(
     force: bool = False,
     disk: Disk | None = None,
 ) -> Written:
-    """Write tensors into a file, completely or not at all; converted tensors are all in memory at once.
+    """Write tensors into a file, whole or not at all; converted tensors are all in memory at once.
 
-    NAME.safetensors, with `source`, for people, in its metadata; or NAME.pth, .pt or .bin: a plain dict, as
-    weights_only reads it. `dtype` is of all floating tensors. InputError: another ending, `out` exists and
-    not `force`, a value that `dtype` cannot hold, a tensor that the format has no type for.
+    NAME.safetensors, with `source`, for people, in its metadata; or NAME.pth, .pt or .bin: a plain dict for
+    weights_only. `dtype` is of floating tensors. InputError: another ending, `out` exists without `force`, a
+    value beyond `dtype`, a type that the format lacks.
     """
     if out.suffix != ".safetensors" and out.suffix not in _PICKLES:
         raise InputError(f"{out}: OUT must end with .safetensors, .pth, .pt or .bin")

@@ -19,11 +19,9 @@ class SavedTensor:
     """A tensor that a node keeps for the backward pass.
 
     Attributes:
-        name: what the node calls it, such as 'self', 'weight', 'result'.
-        size_bytes: of its storage, 0 if another node keeps that, too, and came before, and for what is
-            there anyway.
-        of: the parameter, the buffer or the input that it is part of, '' if it is kept for this alone; or
-            that it is not kept at all, but computed again.
+        name: for the node, such as 'self', 'weight', 'result'.
+        size_bytes: of its storage, 0 if an earlier node keeps that, too, or it is there anyway.
+        of: the parameter, buffer or input that it is part of, '' if none; or that it is computed again.
     """
 
     name: str
@@ -39,9 +37,9 @@ class AutogradNode:
 
     Attributes:
         name: such as 'ConvolutionBackward0', a parameter for a leaf, a module for several nodes.
-        module: in which it was made, '' for the model itself.
-        leaf: gradients are accumulated here, in `.grad`.
-        changed: a kept tensor was changed in place since, so a backward pass fails here.
+        module: in which it was made, '' for the model.
+        leaf: gradients are accumulated in its `.grad`.
+        changed: a kept tensor was changed in place, so a backward pass fails here.
     """
 
     name: str
@@ -61,10 +59,10 @@ class AutogradNode:
 
 @dataclass(frozen=True)
 class AutogradGraph:
-    """Nodes in the order of the forward pass, and edges as pairs of indices into them, in the same direction.
+    """Nodes in the order of the forward pass, and edges as pairs of indices in the same direction.
 
     Attributes:
-        depth: of the modules by which nodes are grouped; None if they are not.
+        depth: of the modules by which nodes are grouped, if any.
     """
 
     depth: int | None

@@ -11,9 +11,9 @@ class ModuleNode:
     """A call of a module, an operation between them, an input or an output.
 
     Attributes:
-        name: of a module in the model ('' is the model), an operation or an input.
-        call: which call of this module, from 1.
-        reads: names of the parameters that an operation takes.
+        name: of a module ('' is the model), an operation or an input.
+        call: of this module, from 1.
+        reads: parameters that an operation takes.
     """
 
     role: Literal["input", "module", "operation", "output"]
@@ -28,7 +28,7 @@ class ModuleNode:
 
 @dataclass(frozen=True)
 class ModuleGraph:
-    """Nodes in the order of the forward pass, and edges as pairs of indices into them.
+    """Nodes in the order of the forward pass, and edges as pairs of indices.
 
     Modules deeper than `depth` belong to the node around them.
     """

@@ -34,10 +34,9 @@ _TOO_MANY = "{0}: drawn to depth {1}, as depth {2} has more than {3:,} nodes"
 
 @dataclass(frozen=True)
 class ModelGraphs:
-    """Both graphs of one forward pass, perhaps in training mode; `deepest`: depth of the deepest module that
-    is called.
+    """Both graphs of one forward pass; `deepest`: depth of the deepest called module.
 
-    `notes`: sentences on where the picture is not what was requested.
+    `notes`: sentences on where the picture is not as requested.
     """
 
     name: str
@@ -62,8 +61,8 @@ def model_graphs(
 ) -> ModelGraphs:
     """The graphs of a forward pass in training mode; the model, which may be on 'meta', is not changed.
 
-    Only shapes and dtypes count, unless the model reads values. `depth`: down to which modules are boxes, and
-    by which autograd's nodes are grouped; None for the deepest that is readable.
+    Only shapes and dtypes count, unless the model reads values. `depth`: down to which modules are boxes and
+    group autograd's nodes; None for the deepest that is readable.
     """
 
     def read(seen: RecordedPass) -> ModelGraphs:

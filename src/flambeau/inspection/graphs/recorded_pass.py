@@ -46,7 +46,7 @@ class Operation:
     Attributes:
         name: as in torch.ops.aten, '' for a module that returned its input.
         calls: in which it happens, the model's first.
-        sources: indices of the operations whose results it takes.
+        sources: indices of operations whose results it takes.
     """
 
     name: str
@@ -58,14 +58,14 @@ class Operation:
 
 @dataclass
 class RecordedPass:
-    """What `record` passes to its reader while the tensors exist.
+    """What `record` gives its reader while tensors exist.
 
     Attributes:
         model: the copy that ran.
         values: it ran on random values, because it reads some.
         operations: in order, the inputs first.
         inputs: (name, tensor) of each input.
-        outputs: (name, tensor, index of the operation that made it, or None).
+        outputs: (name, tensor, index of its operation, or None).
         nodes: the nodes of autograd's graph, and the calls in which they were made.
     """
 

@@ -114,9 +114,9 @@ def findings_of(trial: Trial) -> Findings:
 
 
 def in_order(causes: list[Cause]) -> list[Cause]:
-    """The largest first, but the model's own work, which a training is for, after other large causes.
+    """The largest first, but the model's own work after other large causes.
 
-    A cause that slows down everything else comes before all others.
+    What slows down everything comes before all.
     """
 
     def rank(cause: Cause) -> tuple[int, float]:
@@ -170,8 +170,8 @@ def _data_causes(trial: Trial, shares: dict[str, float], work: DataWork) -> Iter
 def waiting_lines(trial: Trial) -> dict[str, float]:
     """Lines that make the host wait for the device, with their share of the first rank's time.
 
-    A line takes as long as its timed calls, or as stack samples show it outside of the model, if longer and
-    if it computes what it asks for.
+    A line counts by its timed calls, or stack samples outside of the model, if longer and it computes what it
+    asks for.
     """
     trainer = trial.trainers[0]
     sampled = by_line(rows_of(trainer), _PYTHON_PHASES)

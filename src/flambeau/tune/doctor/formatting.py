@@ -94,7 +94,7 @@ def compiled_anew(trainer: dict[str, Any]) -> str:
 def graph_breaks_line(trainer: dict[str, Any]) -> str:
     """How often torch.compile broke a graph, and the most frequent reason; '' if never.
 
-    Only a trial without torch.compile would show the cost, so this is no cause with a share.
+    Only a trial without torch.compile would show the cost.
     """
     breaks = trainer.get("graph_breaks", {})
     if not breaks:

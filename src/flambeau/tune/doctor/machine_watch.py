@@ -29,7 +29,7 @@ class MachineWatch:
     Attributes:
         is_out_of_memory: the kernel is about to kill a process.
         shared_share: peak share of /dev/shm in use.
-        throttled_share: share of the time in which the container's CPU quota was used up.
+        throttled_share: of the time, without CPU quota left.
     """
 
     folder: Path

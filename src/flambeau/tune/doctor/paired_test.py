@@ -11,7 +11,7 @@ _T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 
 @dataclass(frozen=True)
 class Gain:
-    """The ratio of steps per second with a change to those without.
+    """Steps per second with a change over those without.
 
     Attributes:
         low, high: one-sided 95 % bounds; NaN for a single pair.

@@ -43,9 +43,9 @@ class Remedy:
     Attributes:
         how: what to write, and where.
         change: what a trial does differently; see `watch/changes.py`.
-        predicted: ratio of steps per second, from the shares alone; an upper bound if `at_most`.
+        predicted: ratio of steps per second by shares; an upper bound if `at_most`.
         is_bound: it shows a limit, and no user can write it.
-        refused: why it is not tried although it would be faster.
+        refused: why it is not tried although faster.
     """
 
     name: str

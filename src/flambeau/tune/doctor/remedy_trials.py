@@ -46,8 +46,8 @@ def try_remedies(
 ) -> list[Tried]:
     """Run the script with each remedy, the most promising first, between two runs without it.
 
-    One without gain in the first pair gets no other. After `enough_s` no new trial begins, and no first pair
-    late in it.
+    Without gain in the first pair there is no other. After `enough_s` no trial begins, and no first pair late
+    in it.
     """
     start = time.monotonic()
     pairs: dict[str, list[tuple[float, float]]] = {one.name: [] for one in remedies}
@@ -96,8 +96,7 @@ def causes_after_trials(
 ) -> list[Cause]:
     """Causes of the watched run, corrected by the trials: what helps is what was slow.
 
-    On a busy machine a single pair of runs refutes nothing: other programs take more CPU time from a script
-    with fewer threads.
+    On a busy machine one pair of runs refutes nothing: other programs take more CPU time from fewer threads.
     """
     updated = list(causes)
     measured = []

@@ -212,8 +212,8 @@ def watched_on_one_thread(
 ) -> Trial:
     """On a busy machine, watch once more on one thread, and take the samples from that run.
 
-    Threads that compute together wait for each other: one without a CPU holds up all, so computing takes many
-    times as long, the rest of a step only somewhat longer. On one thread all parts slow down alike.
+    Threads that compute together wait for each other: one without a CPU holds up all, so computing slows down
+    far more than the rest. On one thread all parts slow down alike.
     """
     others = 0.0 if trial.machine is None else trial.machine.others_cpus
     first = trial.trainers[0]

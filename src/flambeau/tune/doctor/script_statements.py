@@ -39,8 +39,7 @@ def asks_for_batch(file: str, line: int, trained: frozenset[int]) -> bool:
 def is_in_evaluation(file: str, line: int, trained: frozenset[int]) -> bool:
     """Whether a line is in a block without gradients, after `eval()` of a model.
 
-    A function that has both, and makes no training step, is an evaluation as a whole: it goes on to compute
-    figures from outputs.
+    A function with both, and no training step, is an evaluation as a whole, with its figures.
     """
     around = [one for one in statements_of(file) if line in lines_of(one)]
     functions = [one for one in around if isinstance(one, ast.FunctionDef)]
@@ -90,8 +89,8 @@ _ASK = {"item", "tolist", "cpu", "numpy", "detach", "float", "int", "bool"}
 def computes_what_it_asks_for(where: str) -> bool:
     """`if torch.isnan(x).any():` does, `history = history + [loss.item()]` does not, in FILE:LINE.
 
-    The first takes as long as what it asks for; of the second only the call itself is to blame for waiting.
-    True also where the line shows no such call, as one of a library's function may hold it.
+    Of the second only the call itself is to blame for waiting. True also without such a call, which a
+    library's function may hold.
     """
     file, _, line = where.rpartition(":")
     around = [one for one in statements_of(file) if int(line) in lines_of(one)]
@@ -129,11 +128,11 @@ def _computes(node: ast.AST) -> bool:
 def evaluation_lines(
     chains: Sequence[Sequence[Sequence[object]]], training: Sequence[Sequence[object]]
 ) -> Mapping[str, Collection[int]]:
-    """Numbers of lines, by file: of the largest statements around an evaluation without a training step.
+    """Lines, by file, of the largest statements around an evaluation without a training step.
 
     Args:
-        chains: lines, each file and number, that led to a loader without gradients, the outermost first.
-        training: lines around a step of the optimizer, likewise.
+        chains: lines (file, number) to a loader without gradients, the outermost first.
+        training: likewise, to an optimizer step.
     """
     trained: dict[str, set[int]] = defaultdict(set)
     for file, line, *_ in training:

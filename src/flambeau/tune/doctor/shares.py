@@ -61,8 +61,8 @@ def rows_of(process: Mapping[str, Any]) -> list[Row]:
 def shares_of(trainer: Mapping[str, Any]) -> dict[str, float]:
     """The share of each phase in the window of one process; they add up to 1.
 
-    Waiting for a DataLoader is clocked; stack samples divide the rest, or all of the time if no DataLoader is
-    iterated, as with `Run` or DALI.
+    Waiting for a DataLoader is clocked; stack samples divide the rest, or all without one, as with `Run` or
+    DALI.
     """
     total = max(trainer["seconds"], 1e-9)
     sampled: dict[str, float] = defaultdict(float)
@@ -104,7 +104,7 @@ def mean_shares(trial: Trial) -> dict[str, float]:
 def device_share(trial: Trial) -> float:
     """The smallest share of the time that a GPU computes, over all ranks; 0 without a GPU.
 
-    Also 0 if the profiled steps are much longer than others, so that they say nothing about a normal step.
+    Also 0 if profiled steps are much longer than others.
     """
     shares = [_on_device(trainer, "device_s") for trainer in trial.trainers]
     return 0.0 if max(shares) > _PLAUSIBLE else min(1.0, *shares)
@@ -121,13 +121,13 @@ def _on_device(trainer: Mapping[str, Any], name: str) -> float:
 
 @dataclass(frozen=True)
 class DataWork:
-    """What making a batch consists of, in workers or in the process that trains.
+    """What making a batch consists of.
 
     Attributes:
         shares: by kind (read, decode, transform, collate, send, pin), of the time that is not idle.
-        lines: by kind, lines with their share of that kind, the largest first.
-        idle: share of the readers' time with nothing to do.
-        blocked: share of the time that is not idle without CPU: reading, sleeping.
+        lines: by kind, lines with their share of it, the largest first.
+        idle: share of the readers' time.
+        blocked: share of the other time without CPU: reading, sleeping.
     """
 
     shares: dict[str, float]

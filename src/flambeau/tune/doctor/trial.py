@@ -39,9 +39,9 @@ class Trial:
     """What one run has recorded.
 
     Attributes:
-        trainers: a dict per process that made steps, by rank; see `StepWatch`.
+        trainers: a dict per rank; see `StepWatch`.
         alone_per_s: batches per second of the loader alone.
-        inside_because: why stacks were not read from outside; '' if they were, or if none were looked at.
+        inside_because: why stacks were not read from outside; '' if they were, or none at all.
     """
 
     trainers: list[dict[str, Any]]
@@ -63,9 +63,9 @@ class Script:
     """A command of the user, to be run in trials.
 
     Attributes:
-        limit_s: a trial without its steps fails after it. A trial also fails when it takes nearly all memory
-            (before the kernel kills an arbitrary process) or fills the disk.
-        peers: network connections that were seen in its trials.
+        limit_s: a trial without its steps fails after it, and at any time if it takes nearly all memory or
+            fills the disk.
+        peers: network connections of its trials.
     """
 
     command: Sequence[str]
@@ -76,8 +76,8 @@ class Script:
     def run(self, plan: Plan, *, before_removal: Callable[[Path], None] = lambda _: None) -> Trial:
         """Run it until its steps are counted, then end it.
 
-        `before_removal` gets the trial's folder, in which runs of flambeau have theirs. InputError: the
-        command cannot be started, or its Python has no flambeau.
+        `before_removal` gets the trial's folder, with those of runs. InputError: it cannot be started, or its
+        Python has no flambeau.
         """
         folder = self.sandbox.new_folder()
         trace = None if plan.trace is None else folder / f"trace-{Path(plan.trace).name}"

@@ -30,9 +30,9 @@ class Setting:
         words: flags of `flambeau train`.
         change: of a script, see `watch/changes.py`.
         environment: variables.
-        samples: of a step, relative to the original: the cost of a larger batch is counted per sample.
-        packs: flags of `flambeau pack` for the copy of the data that the trial reads; None for no copy.
-        advice: what to do to get it, if it is another training: then it is reported and never chosen.
+        samples: of a step, relative to the original: costs are per sample.
+        packs: flags of `flambeau pack` for a copy of the data for the trial, if any.
+        advice: how to get it, if another training: reported, never chosen.
     """
 
     value: str
@@ -49,10 +49,10 @@ class Lever:
     """Something that can be set to several values.
 
     Attributes:
-        settings: to be tried in order; one that is slower than the one before ends the list.
+        settings: tried in order, until one is slower than the one before.
         is_rounding: results differ by more than float32 rounding, so the loss is checked.
-        reference: full precision; its loss is what others are compared with.
-        costs_start: it delays the first step, which has to pay off.
+        reference: full precision, whose loss is compared with.
+        costs_start: it delays the first step, which must pay off.
     """
 
     name: str
@@ -82,8 +82,8 @@ class LoaderFacts:
     """What the first trial shows about the DataLoader of a script.
 
     Attributes:
-        repeats: its iterable data set does not split its samples: each worker gives every sample.
-        shared: iterable data sets that do split them; see `watch/worker_shares.py`.
+        repeats: each worker of its iterable data set gives every sample.
+        shared: iterable data sets that split them; see `watch/worker_shares.py`.
     """
 
     repeats: bool

@@ -46,10 +46,10 @@ class Options:
     """How to search.
 
     Attributes:
-        objective: throughput, seconds per step; memory, bytes that the processes hold.
-        budget_s: no new comparison begins after it.
-        planned_s: length of the run that is tuned; a longer start is weighed against it.
-        loss_bound: share by which the loss of the first steps may differ in another precision.
+        objective: throughput, seconds per step; memory, bytes of the processes.
+        budget_s: no comparison begins after it.
+        planned_s: length of the tuned run, against which a longer start is weighed.
+        loss_bound: share by which the first losses may differ in another precision.
     """
 
     objective: str = "throughput"
@@ -64,8 +64,8 @@ class Trials:
     """Runs trials and notes each in a file, from which an interrupted search continues.
 
     Args:
-        is_train: the script is `flambeau train`, which has flags and a folder with its losses.
-        data_at: index in the command of the folder of images, if copies of it may be tried.
+        is_train: the script is `flambeau train`.
+        data_at: index of the image folder in the command, if copies may be tried.
     """
 
     def __init__(
@@ -248,8 +248,7 @@ def tune(
     say: Callable[[str], None],
     data_at: int | None = None,
 ) -> SearchResult:
-    """Find the best setting of levers, which `levers_of` gives, the most promising first, from the facts of
-    the first trial.
+    """Find the best setting of the levers that `levers_of` makes of the first trial's facts, best first.
 
     InputError: the script makes no step without any lever.
     """

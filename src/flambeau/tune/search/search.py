@@ -17,10 +17,10 @@ class Measured:
     """The figures of one trial.
 
     Attributes:
-        cost: seconds per step, or bytes: the quantity to minimize; None if the trial failed.
+        cost: seconds per step, or bytes, to minimize; None if the trial failed.
         start_s: seconds until the steps were timed.
-        losses: means of ten steps each from the start; empty if unknown.
-        others_cpus: how many CPUs other programs kept busy meanwhile.
+        losses: means of ten steps each from the start, if known.
+        others_cpus: CPUs that other programs kept busy.
     """
 
     cost: float | None
@@ -35,8 +35,8 @@ class Step:
     """One value of a lever that was tried.
 
     Attributes:
-        gain: against the choice so far; None if it failed or was refused.
-        alone: gain against no lever at all; for a chosen value measured at the end if it was not the first.
+        gain: against the choice so far; None if failed or refused.
+        alone: against no lever at all; of a chosen value but the first measured at the end.
     """
 
     lever: str
@@ -69,9 +69,8 @@ class Search:
     """Tries levers in turn.
 
     Args:
-        is_over: whether no time is left for so many more trials; then no new comparison begins.
-        left_s: length of the planned run in seconds, against which a longer start is weighed.
-        loss_bound: share by which the loss of the first steps may differ from that in full precision.
+        is_over: no time is left for so many trials; then no comparison begins.
+        left_s, loss_bound: as `planned_s` and `loss_bound` of `Options`.
     """
 
     def __init__(

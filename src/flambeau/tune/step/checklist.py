@@ -67,9 +67,9 @@ def checklist(
     """Measure training steps with and without each piece of advice, alternating; the first has none.
 
     Args:
-        steps: their model is copied and trained alone, in float32 by AdamW, so that one thing changes at a
-            time. If they read data, more and fewer workers read them, too.
-        computes_s: of a step without waiting for data, which workers have to keep up with.
+        steps: their model is copied and trained alone, in float32 by AdamW. Data are read by more and fewer
+            workers, too.
+        computes_s: of a step without waiting for data.
     """
     model, device = steps.model, steps.device
     given: tuple[tuple[Any, ...], dict[str, Any]]
@@ -96,9 +96,9 @@ def checklist(
 def interleaved(
     calls: Mapping[str, Callable[[], object]], *, device: torch.device, rounds: int, enough_s: float
 ) -> dict[str, list[float]]:
-    """Time each call once per round, in a new order each round, so that a slow phase of the machine hits all.
+    """Time each call once per round, in a new order, so that a slow phase of the machine hits all.
 
-    At least two rounds are timed, and none begins after `enough_s` of them.
+    At least two rounds; none begins after `enough_s`.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)

@@ -45,8 +45,8 @@ class StepOptions:
 def answer_of_steps(steps: Steps, options: StepOptions, *, say: Callable[[str], None]) -> Answer:
     """Measure steps of a run or a model, and try the common advice.
 
-    InputError: a step fails, or the device has no memory that can be recorded. WorkerLost: a process that
-    reads data has died.
+    InputError: a step fails, or the device's memory cannot be recorded. WorkerLost: a process that reads data
+    died.
     """
     if options.memory is not None and steps.device.type != "cuda":
         raise InputError(

@@ -29,8 +29,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of tensors at the peak, beside those that were `there_before`: parameters, buffers, the
-    optimizer's state.
+    """Bytes of tensors at the peak, beside those `there_before`: parameters, buffers, optimizer state.
 
     `owners` of what is allocated at the peak, the largest first.
     """

@@ -78,11 +78,11 @@ class FunctionTime:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """The result of `profile_steps`, each list by time, the longest first.
+    """The result of `profile_steps`, each list by time.
 
     Attributes:
-        operations: on a GPU by the time of their kernels.
-        python_s: seconds of Python functions per step, under cProfile, which slows them down.
+        operations: on a GPU by their kernels' time.
+        python_s: seconds of Python functions per step, slowed down by cProfile.
         read_s: seconds per batch of the data alone; None without data.
         memory: at the peak; None if torch reports none of the device.
     """

@@ -39,11 +39,10 @@ class Steps:
     Attributes:
         step: makes one; its argument wraps each part.
         about: what a step is, in words.
-        read: endless batches of the run's data, by so many workers, or as many as the run has if None; None
-            for a model on random numbers.
-        args, kwargs: of the model, tensors in any nesting, to train it alone; those on the device 'meta' have
-            no values.
-        has: advice of the checklist that the run already follows.
+        read: endless batches of the run's data, by so many workers, None: the run's; None for a model on
+            random numbers.
+        args, kwargs: of the model alone, tensors in any nesting, perhaps on 'meta'.
+        has: advice of the checklist that the run follows.
     """
 
     step: Callable[[Part], None]
@@ -73,10 +72,10 @@ def steps_of_model(
     """Forward pass, the mean of all outputs as the loss, backward pass and AdamW.
 
     Args:
-        args, kwargs: of the model, tensors in any nesting; those on the device 'meta' get random values.
+        args, kwargs: tensors in any nesting; those on 'meta' get random values.
 
     Raises:
-        InputError: no parameter needs a gradient, or the first step fails; the model's message is in it.
+        InputError: nothing to train, or the first step fails.
     """
     model.train().to(device)
     given = with_values((tuple(args), dict(kwargs)))
@@ -111,9 +110,9 @@ def steps_of_model(
 def steps_of_run(
     path: Path, *, trust: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Iterator[Steps]:
-    """Steps as a run makes them, with its data, loss, precision and optimizer; the run itself is not changed.
+    """Steps as a run makes them, with its data, loss, precision and optimizer; the run is not changed.
 
-    The weights are new, the model is not compiled, and a temporary folder is removed at the end.
+    Weights are new, the model is not compiled, and a temporary folder is removed at the end.
     """
     folder = RunFolder(path)
     stored = folder.read_existing()

@@ -76,9 +76,9 @@ class _Timer:
 class InterruptSampler:
     """Counts seconds by what the main thread does; make it in that thread.
 
-    It samples at random times, anywhere in the code; another thread could do so only where the main thread
-    gives up the GIL. Within a call of C the sample is taken when the call ends, and counts for all of it.
-    While the main thread sleeps, another thread asks the kernel what it waits for.
+    It samples at random times, anywhere in the code, not only where the GIL is given up. In a call of C the
+    sample is taken at its end, and counts for all of it. While the main thread sleeps, another asks the
+    kernel what it waits for.
     """
 
     def __init__(self, threads: Threads, is_on: Predicate, evaluates: Predicate) -> None:

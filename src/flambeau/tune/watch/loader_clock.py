@@ -39,16 +39,16 @@ class LoaderClock:
 
     Attributes:
         waited_s: for batches, except for the first of an epoch with workers.
-        started_s: until the workers have given their first batch, and until they have ended.
-        ways: the lines that led to where each loader was made, the outermost first.
-        is_inside: now in a loader; the loaders that it uses do not count.
+        started_s: until workers have given their first batch, and until they have ended.
+        ways: lines that led to where each loader was made, the outermost first.
+        is_inside: in a loader; those that it uses do not count.
         evaluates: the last batch was requested without gradients.
-        pause: batches that do not count; then `after_pause` is called.
-        after_pause: takes whether a loader has ended, after which there may be no further batch.
-        shares: which data sets split their samples among workers; None if not watched.
-        read: such ways to loaders that were iterated.
-        made_again: those on which another loader was made later, after the first step.
-        evaluations: lines that led to a loader without gradients, the outermost first.
+        pause: batches that do not count, before `after_pause`.
+        after_pause: takes whether a loader has ended, perhaps without a further batch.
+        shares: data sets that split their samples among workers, if watched.
+        read: ways to loaders that were iterated.
+        made_again: those on which another loader was made after the first step.
+        evaluations: lines to a loader without gradients, the outermost first.
     """
 
     thread: int = field(default_factory=lambda: threading.main_thread().ident or 0)

@@ -107,10 +107,10 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def undisturbed(times: Sequence[float], steps: int) -> list[float]:
-    """Times of the calls of one operation in a single step, from those in several equal steps, in order.
+    """Times of an operation's calls in a single step, from those in several equal steps, in order.
 
-    Each call counts with its minimum over the steps: when other programs take the CPU away, a call of a
-    microsecond sometimes takes milliseconds. If the steps differ, each call counts with the mean of all.
+    Each counts with its minimum: without the CPU, a call of a microsecond takes milliseconds. If steps
+    differ, with the mean of all.
     """
     calls, left = divmod(len(times), steps)
     if left:

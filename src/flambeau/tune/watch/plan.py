@@ -14,11 +14,11 @@ class Plan:
 
     Attributes:
         watches: sample stacks; else only time steps.
-        warmup_steps, warmup_s: minimum steps and seconds before the timed window.
-        steps, seconds: minimum of the window, which ends after four times the seconds in any case.
-        short_s: shorter steps are watched in slices, as the watch would take more than 1 % of them.
+        warmup_steps, warmup_s: minimum before the timed window.
+        steps, seconds: minimum of the window, at most four times the seconds.
+        short_s: shorter steps are watched in slices, to cost at most 1 %.
         change: what is done differently, by name; see `changes.py`.
-        is_outside: stacks are read from outside where a process can be.
+        is_outside: stacks are read from outside where possible.
     """
 
     watches: bool = True

@@ -39,8 +39,8 @@ class StepWatch:
     """Counts the steps of the first optimizer that makes one; gradient accumulation is part of a step.
 
     The stages, each begun by a step: warm-up, window, waiting calls, operations, over. Of very short steps a
-    fifth is watched, in slices of a window that is twice as long: hook, clock and samples cost about 5 us a
-    step. A file exists in the trial's folder while the window is open.
+    fifth is watched, in slices of a twice as long window: hook, clock and samples cost about 5 us per step. A
+    file exists in the trial's folder while the window is open.
     """
 
     def __init__(
@@ -374,7 +374,7 @@ def _device_memory(device: str) -> dict[str, int]:
 def compile_counts() -> tuple[int, dict[str, int]]:
     """Graphs compiled so far, and graph breaks by reason (the first line of torch's).
 
-    Imports nothing: a process that has not used torch.compile has (0, {}).
+    Imports nothing; without torch.compile (0, {}).
     """
     if "torch._dynamo" not in sys.modules:
         return 0, {}

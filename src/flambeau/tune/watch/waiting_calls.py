@@ -38,9 +38,9 @@ _SHOWN = {
 
 
 class WaitingCalls:
-    """Counts and times calls of these methods of Tensor, by the user's line that they come from.
+    """Counts and times calls of these methods of Tensor, by the user's line.
 
-    On a CPU they cost their own time; on a GPU they also wait for all work that was queued before.
+    On a GPU they also wait for all queued work.
     """
 
     def __init__(self) -> None:
