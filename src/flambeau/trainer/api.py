@@ -660,7 +660,7 @@ def evaluate_model(
     """As `evaluate`, of a loaded model.
 
     Args:
-        keep: takes the outputs and targets of each batch; of several models the joint outputs.
+        keep: as for `measure`.
     """
     source = open_source(
         Path(data), trained.facts.classes, download=download, choice=trained.choice

@@ -29,7 +29,7 @@ def dry_run(
     say: Callable[[str], None],
     micro_batch: int | Literal["auto"] | None = None,
 ) -> "Cost":
-    """Make everything that a training needs, train for some steps, and say their cost; nothing is left."""
+    """Make all that a training needs, train some steps, and say their cost; nothing is left."""
     ranks = join_ranks()
     with trial_training(prepared, micro_batch=micro_batch) as training:
         try:

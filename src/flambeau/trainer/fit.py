@@ -76,7 +76,7 @@ class Training:
 
 
 def fit(training: Training) -> None:
-    """Train to the end of the run, with an evaluation after each epoch; the run publishes the weights."""
+    """Train to the end, with an evaluation after each epoch; the run publishes the weights."""
     run, model, normalize = training.run, training.model, training.normalize
     bad_val_images = training.bad_images.report_to(training.val.describe)
     training.loss_of.keeps_inputs = True
@@ -257,7 +257,7 @@ def try_batches(
     normalize: Callable[[Tensor], Tensor],
     micro_batch: int | Literal["auto"] | None,
 ) -> tuple[int | None, list[str]]:
-    """Find how many samples fit if `micro_batch` is 'auto', and compile the model for its batch sizes."""
+    """Find how many samples fit for `micro_batch` 'auto', and compile the model for its batch sizes."""
     device = pick_device(settings.device)
     first_loss = functools.partial(loss_of, step=0)
     lines: list[str] = []

@@ -152,7 +152,7 @@ class ReportData:
         return x_NCHW if self._has_unit else unit_range(x_NCHW)
 
     def add_first_batch(self, x_NCHW: Tensor, *, say: Callable[[str], None]) -> None:
-        """Keep some normalized training images (N, C, H, W) as the model saw them, unless the file exists."""
+        """Keep some normalized training images (N, C, H, W), unless the file exists."""
         if self._folder is None or (path := self._folder / "first_batch.jpg").exists():
             return
         mean, std = (torch.tensor(one).view(1, -1, 1, 1) for one in self._normalized_by)

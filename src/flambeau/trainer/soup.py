@@ -73,7 +73,7 @@ _SAME_FACTS = {
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A run whose weights may go into the soup, their SHA-256, and its figure on the held-out images."""
+    """A run whose weights may go into the soup, their SHA-256, and its figure on held-out images."""
 
     run: str
     sha256: str

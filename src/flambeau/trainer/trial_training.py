@@ -19,7 +19,7 @@ def trial_training(
     replay_from: Path | None = None,
     micro_batch: int | Literal["auto"] | None = None,
 ) -> Iterator[Training]:
-    """A silent training, perhaps from a checkpoint, ready to start; its folder is removed at the end."""
+    """A silent training, perhaps from a checkpoint, ready to start, in a temporary folder."""
     ranks = join_ranks()
     folder = ranks.first(lambda: tempfile.mkdtemp(prefix="flambeau-trial-"))
     if replay_from is None:

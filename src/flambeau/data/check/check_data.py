@@ -150,7 +150,7 @@ _TARGET_FINDINGS: dict[TaskName, Callable[[Source, Source], list[Finding]]] = {
 
 
 def group_findings(train: Sequence[str] | None, val: Sequence[str] | None) -> list[Finding]:
-    """Groups with images on both sides; numbers of those to validate on follow those to train on."""
+    """Groups with images on both sides; validation numbers follow training ones."""
     if train is None or val is None:
         return []
     both = {*train} & {*val}

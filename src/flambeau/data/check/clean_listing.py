@@ -44,7 +44,7 @@ def write_listing(
     *,
     group: str | None = None,
 ) -> int:
-    """Write path, targets, the column `group` and split of all images but `drop`; the file whole or not."""
+    """Write path, targets, column `group` and split of all images but `drop`; whole or not."""
     folder = path.absolute().parent
     kept = [number for number in range(len(source)) if number not in drop]
     if all(is_val[number] for number in kept):

@@ -39,9 +39,9 @@ def same_pictures(
     advance: Callable[[int], object],
     confirmed: Callable[[Sequence[NearPair]], Sequence[NearPair]] = list,
 ) -> SamePictures:
-    """Compare all images with each other, except blank ones, which are all alike.
+    """Compare all images with each other, except blank ones.
 
-    `confirmed` returns those of the pairs that are alike at full size, too.
+    `confirmed` returns the pairs that are alike at full size.
     """
     by_picture = _by_hash(facts)
     groups = [group for group in by_picture if len(group) > 1]
@@ -97,8 +97,7 @@ def copy_findings(
 ) -> list[Finding]:
     """Leaks, contradictions, copies and near copies.
 
-    One image of each picture is kept, a validation image if there is one; of copies with different labels
-    none.
+    One image of each picture is kept, a validation image if there is one; of contradictory copies none.
     """
     wrong = [group for group in same.groups if len({labels[number] for number in group}) > 1]
     contradicting = frozenset(number for group in wrong for number in group)

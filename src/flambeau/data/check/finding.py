@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """All findings of one kind; `drop`: numbers of the images to leave out, so that none of it remains."""
+    """All findings of one kind; `drop`: images to leave out, so that none remains."""
 
     kind: str
     title: str
@@ -64,9 +64,9 @@ class Finding:
 def of_single_images(
     kind: str, title: str, meaning: str, remedy: str, images: Iterable[tuple[int, str]]
 ) -> list[Finding]:
-    """A finding with a row per image, given by number and note; none if there are no images.
+    """A finding with a row per image, given by number and note, if any.
 
-    Its title is what follows '1 image' and '3 images' alike.
+    Its title follows '1 image' and '3 images' alike.
     """
     rows = [Row((number,), note) for number, note in images]
     if not rows:

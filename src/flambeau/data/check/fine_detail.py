@@ -29,7 +29,7 @@ _AGREE = 0.35  # covariance of the detail, of its mean variance; other textures 
 def with_equal_detail(
     source: Source, pairs: Sequence[NearPair], *, threads: int | None = None
 ) -> list[NearPair]:
-    """The pairs whose images agree at full size; an image that cannot be read agrees with none."""
+    """The pairs whose images agree at full size; an unreadable image agrees with none."""
     agrees = [False] * len(pairs)
     kind = pixel_kind(source)
     stacked = stacked_channels(source)

@@ -197,7 +197,7 @@ def record_facts(
 
 
 def shown_pixels(stored: Stored, stacked: int | None) -> Stored:
-    """Of an image of channels that are no color those that are shown; any other as it is."""
+    """The shown channels of an image that is no color; any other as it is."""
     if stacked is None or isinstance(stored, bytes):
         return stored
     return np.ascontiguousarray(stored[:, :, : num_shown(stacked)])

@@ -79,7 +79,7 @@ def near_pairs(
     *,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[NearPair]:
-    """The pairs of images that show the same picture, each once.
+    """The pairs of images of one picture, each once.
 
     `small`: (N, SIDE, SIDE) grey; images that hardly vary are not compared.
     """

@@ -55,7 +55,7 @@ def _targets_text(source: Source) -> str:
 
 
 class ReportItem(NamedTuple):
-    """A finding in the report of a run; `kind` is '' if it is not a finding."""
+    """A finding in a run's report; `kind` '': it is none."""
 
     kind: str
     title: str

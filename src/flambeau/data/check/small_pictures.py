@@ -89,7 +89,7 @@ def whole_spectra(pictures_NSS: Tensor, num_frequencies: int) -> Tensor:
 
 
 def structure(pictures_NSS: Tensor) -> Tensor:
-    """(N,) gray levels: the root mean square of all that varies faster than three half waves per side."""
+    """(N,) gray levels: root mean square of what varies faster than three half waves per side."""
     spectra = whole_spectra(pictures_NSS, FINE) * (frequencies(FINE) >= 3)
     levels: Tensor = spectra.flatten(1).norm(dim=1) / SIDE
     return levels

@@ -16,7 +16,7 @@ _MOST_ALONE = 0.2  # of the images, if masks of one class are to be looked at; c
 
 
 def numbered_targets(train: Source, val: Source) -> tuple[list[int], tuple[str, ...]]:
-    """A number for each image, equal for equal targets, those to validate on last; and their texts."""
+    """A number per image, equal for equal targets, validation last; and their texts."""
     if not kind_of_targets(train).is_table:
         return [*train.labels.tolist(), *val.labels.tolist()], train.classes
     texts = [text or "no label" for text in (*target_texts(train), *target_texts(val))]

@@ -7,7 +7,7 @@ from flambeau.errors import InputError
 
 
 class BadImages:
-    """Counts distinct bad images, and lists each once, one per line of `path`; None writes no file."""
+    """Counts distinct bad images, and lists each on a line of `path`, if any."""
 
     def __init__(self, path: Path | None, *, limit: int) -> None:
         self._path, self._limit = path, limit

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Probe:
-    """From a sample of a source's images: the (height, width) of all, if one; whether all lack color."""
+    """From some of a source's images: the (height, width) of all, if one; whether all lack color."""
 
     median_shorter_side: int
     same_size: tuple[int, int] | None
@@ -62,9 +62,9 @@ def several_pages(*sources: Source, limit: int = 64) -> tuple[int, int]:
 
 
 def page_remarks(*sources: Source, channels: int | None = None) -> list[str]:
-    """A line if images that are looked at are TIFF files of several pages.
+    """A line if images are TIFF files of several pages.
 
-    None if the `channels` of the model are no color: pages may be its channels.
+    None if the model's `channels` are no color: pages may be these.
     """
     if channels not in (None, *COLORS):
         return []

@@ -100,7 +100,7 @@ def mask_source(transforms: Sequence[Any]) -> PixelStep | None:
 
 
 def mask_step(transform: Any) -> PixelStep | None:
-    """What a transform does to a mask while `pixel_step` changes its image; None if that is not known."""
+    """What a transform does to a mask while `pixel_step` changes its image, if known."""
     if not _is_v2(transform) or isinstance(getattr(transform, "fill", None), dict):
         return None
     if is_one_of(transform, v2.ColorJitter):

@@ -42,7 +42,7 @@ from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
 
 @dataclass(frozen=True)
 class FastOptions:
-    """How a loader is read; `workers`: processes, not threads; None for its own, if threads are unsafe."""
+    """How a loader is read; `workers`: processes; None for its own, if threads are unsafe."""
 
     threads: int | None = None
     workers: int | None = None

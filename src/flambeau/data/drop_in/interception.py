@@ -80,9 +80,9 @@ def taking_over() -> Iterator[None]:
 
 
 def plan_for(compose: Any, kept: Plans | None = None) -> Plan | None:
-    """The plan of a Compose as it is now; None if nothing of it can be taken over.
+    """The plan of a Compose as it is now; None if it has none.
 
-    `kept` plans stay what they are, whatever becomes of the Compose.
+    `kept` plans stay, whatever becomes of the Compose.
     """
     if kept is not None:
         with _lock:

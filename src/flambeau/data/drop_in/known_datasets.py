@@ -24,7 +24,7 @@ _MOST_DEPTH = 8
 
 @dataclass(frozen=True)
 class Takeover:
-    """What flambeau does of a data set's work; of samples read by the `code` of classes nothing is known."""
+    """What flambeau does of a data set's work; samples read by the `code` of classes are unknown."""
 
     taken: tuple[str, ...]
     left: tuple[str, ...]
@@ -37,7 +37,7 @@ class Takeover:
         return bool(self.taken) and not self.left and not self.code
 
     def describe(self, counts: Counter[str]) -> str:
-        """One sentence for `report`: what was done of the samples read so far, or what is planned."""
+        """One sentence for `report`: what was done so far, or is planned."""
         number = counts[SAMPLES]
         left = self.left
         if not number:

@@ -148,7 +148,7 @@ class LazyImage(Image.Image):
         return converted
 
     def draft(self, mode: str | None, size: Any) -> Any:
-        """As PIL's, which `thumbnail` uses: a JPEG just opened is decoded at 1/2, 1/4 or 1/8 of its size."""
+        """As PIL's, for `thumbnail`: a JPEG just opened is decoded at 1/2, 1/4 or 1/8 of its size."""
         if self.is_left_to_pil or self.format is None:
             return None
         drafted = self._opened.draft(mode, size)
@@ -211,7 +211,7 @@ def open_lazily(
 def open_upright(data: Stored) -> Image.Image:
     """An RGB image, upright as `Picture` turns it, of a whole file or of pixels.
 
-    DecodeError: damaged, which is noticed here, also where no transform will look.
+    DecodeError: damaged, also where no transform will look.
     """
 
     def decoded() -> Image.Image:

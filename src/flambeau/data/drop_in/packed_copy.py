@@ -40,7 +40,7 @@ class PackedCopy:
             )
 
     def find(self, file: Any) -> Stored | None:
-        """The image of a path, or of an open file with a name; None if the folder has no such image."""
+        """The image of a path, or of an open file with a name, if the folder has it."""
         name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", None)
         if not isinstance(name, str | os.PathLike):
             return None

@@ -108,7 +108,7 @@ class Sample:
     def slot(
         self, view: int, shape: torch.Size, dtype: torch.dtype, *, channels_last: bool
     ) -> Tensor:
-        """Memory for an image (C, H, W): in that of the batch, or of its own and then with these strides."""
+        """Memory for an image (C, H, W): in the batch's, or of its own with these strides."""
         number, view = (view, 0) if self.number is None else (self.number, view)
         if self.memory is None or number >= self.memory.count:
             if channels_last:

@@ -29,7 +29,7 @@ _PLAIN = {int, float, bool, str, NoneType}
 
 
 def has_code_of_its_own(transform: Any) -> bool:
-    """Whether calling it runs more than its class: hooks of a module, or methods put into it."""
+    """Whether a call runs more than its class: hooks, or methods put into it."""
     if isinstance(transform, nn.Module) and (
         transform._forward_hooks or transform._forward_pre_hooks
     ):
@@ -69,7 +69,7 @@ def filter_name(interpolation: Any) -> str:
 
 
 def settings_of(transform: Any) -> list[Any]:
-    """All numbers, names and objects that a transform is made of, in a row: to see whether they change."""
+    """All numbers, names and objects of a transform in a row, to see changes."""
     found: list[Any] = [has_code_of_its_own(transform)]
     for name, value in vars(transform).items():
         if name not in _PARTS_OF_MODULES:

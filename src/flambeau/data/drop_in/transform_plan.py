@@ -173,7 +173,7 @@ class Plan:
     _levels: dict[int, "Levels | None"] = field(default_factory=dict)
 
     def takes(self, inputs: tuple[Any, ...]) -> bool:
-        """Whether it can run on these arguments of the Compose: an image, or an image and its mask."""
+        """Whether it can run on these arguments: an image, or with its mask."""
         if len(inputs) == 1:
             return True
         sides = inputs[0].height, inputs[0].width
@@ -309,7 +309,7 @@ def _unchanged(pixels: Pixels, seeds: Seeds) -> Pixels:
 
 
 def can_take(inputs: tuple[Any, ...]) -> bool:
-    """Whether a plan can run on them: a PIL image, RGB or grey of 8 bits, and perhaps a mask."""
+    """Whether a plan can run on a PIL image, RGB or grey of 8 bits, and perhaps a mask."""
     if not inputs or not isinstance(inputs[0], Image.Image) or inputs[0].mode not in ("RGB", "L"):
         return False
     if len(inputs) == 1:

@@ -129,7 +129,7 @@ class AnnouncedPlan(Sampler[BatchPart]):
 
 
 def share_sizes(length: int, layout: Layout) -> list[int]:
-    """The numbers of samples that this rank gets at once, each once, in the order of an epoch."""
+    """The distinct numbers of samples that this rank gets at once, in order."""
     plan = BatchPlan(
         layout,
         lambda epoch: np.arange(length),

@@ -12,7 +12,7 @@ _Layout = Literal["tensors", "columns", "rows", "unclear"]
 
 
 def count_samples(batch: Any) -> int:
-    """The first dimension of its first tensor, or the length of its lists if they have an item per sample."""
+    """The first dimension of its first tensor, or the length of its lists of samples."""
     size = _common_size(batch) if _is_list(batch) else None
     return _layout(batch)[1] if size is None else size
 

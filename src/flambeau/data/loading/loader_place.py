@@ -43,7 +43,7 @@ def _has_state(kind: type) -> bool:
 class LoaderPlace:
     """The place of a loader in the stream of a run.
 
-    `restores`: False where each process has batches of its own, of which a checkpoint holds one alone.
+    `restores`: False where each process has batches of its own, of which a checkpoint holds one.
     """
 
     def __init__(self, loader: Any, *, say: Callable[[str], None], restores: bool) -> None:
@@ -74,7 +74,7 @@ class LoaderPlace:
         self._saved = None if saved is None else (place, saved)
 
     def enter(self, epoch: int, position: int) -> int:
-        """Prepare the loader for the batches from a place on; returns how many it leaves out by itself.
+        """Prepare the loader for the batches from a place on; returns how many it skips itself.
 
         InputError: it cannot go back within this process.
         """
@@ -106,7 +106,7 @@ class LoaderPlace:
         return 0
 
     def check(self, place: Place, batch: Any) -> None:
-        """Say if the last of the batches that a resume drops is not that before the stop."""
+        """Say if the last batch that a resume drops is not that before the stop."""
         if self._saved is None or self._saved[0] != place:
             return
         digest = self._saved[1].get("digest")

@@ -15,7 +15,7 @@ class ReadAhead(Protocol):
     """A map-style data set whose samples are far away.
 
     Attributes:
-        in_blocks: whether neighbours are parts of one file, and so are read together best.
+        in_blocks: neighbours are parts of one file, best read together.
     """
 
     fetches_ahead: bool
@@ -37,6 +37,6 @@ def own_order(data: Any, seed: int) -> Order | None:
 
 
 def evaluation_order(data: Any) -> Order | None:
-    """The order in which ranks evaluate a data set, each its own blocks; None: that of the data."""
+    """The order in which ranks evaluate, each its own blocks; None: that of the data."""
     is_own = isinstance(data, SeededDataset | ReadAhead)
     return NeighboursByTurns(len(data)) if is_own and data.in_blocks else None

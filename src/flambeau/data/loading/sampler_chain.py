@@ -48,7 +48,7 @@ def _decides_order(value: Any) -> bool:
 def are_shares(loader: Any, *, rank: int, world: int) -> bool:
     """Whether a sampler, or an IterableDataset, gives each rank batches of its own.
 
-    InputError: it does for another number of processes, or for another rank.
+    InputError: it does for other processes, or another rank.
     """
     shared = False
     for owner in owners_of(loader):
@@ -77,7 +77,7 @@ def _first_int(owner: Any, names: tuple[str, ...]) -> int | None:
 
 
 def unsaved_generator(loader: Any) -> str | None:
-    """What has a generator of its own, whose state no checkpoint would hold; None if nothing has."""
+    """What has a generator of its own, in no checkpoint; None if nothing."""
     for owner in owners_of(loader):
         names = ["generator"]
         # With a set_epoch it is taken to seed its generator there.
@@ -98,7 +98,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def first_indices(loader: Any, *, seed: int) -> str | None:
-    """The samples of the first batch as text, by copies of the samplers; None if only reading shows them."""
+    """The first batch's samples as text, by copies of the samplers; None if only reading shows them."""
     loader = getattr(loader, "loader", loader)  # inside one of `fast`, or timm's PrefetchLoader
     is_plain = getattr(type(loader), "__iter__", None) is DataLoader.__iter__
     if not is_plain or isinstance(loader.dataset, IterableDataset):

@@ -19,7 +19,7 @@ class InStreams(Protocol):
 
 
 class NeighboursByTurns:
-    """Samples in streams that are runs of neighbours: an evaluation of which each rank reads some runs."""
+    """Samples in streams of neighbours: an evaluation of which each rank reads some."""
 
     def __init__(self, length: int) -> None:
         self._length = length

@@ -46,7 +46,7 @@ _BITS = 5  # of a character of COCO's text, with one more that says whether the 
 
 @dataclass(frozen=True)
 class CocoMasks:
-    """What `masks_of_coco` has written: the table of images and masks, the file of names, and how many."""
+    """What `masks_of_coco` wrote: the table of images and masks, the file of names, how many."""
 
     table: Path
     names: Path

@@ -26,7 +26,7 @@ _FORMATS = {"jpeg": "JPEG", "png": "PNG", "webp": "WebP", "bmp": "BMP"}
 
 
 class CannotStore(ValueError):
-    """An undamaged image that cannot be stored as requested; the message is the reason, without a path."""
+    """An undamaged image that cannot be stored as requested, and why, without a path."""
 
 
 class Layout(NamedTuple):
@@ -103,7 +103,7 @@ class Conversion:
         )
 
     def convert_mask(self, mask: Mask) -> bytes:
-        """The mask of an image, (H, W) uint8, at the size of what `convert` makes of the image; a PNG."""
+        """The mask of an image, (H, W) uint8, at its size after `convert`; a PNG."""
         height, width = self.size(*mask.shape)
         if self.center_crop:
             mask = _square(mask)
@@ -149,7 +149,7 @@ class Conversion:
 
 
 def layout_of(stored: Stored, how: Conversion) -> Layout:
-    """Shape and type of an image as raw pixels, from its header alone; DecodeError if that is damaged."""
+    """Shape and type of an image as raw pixels, by its header; DecodeError if that is damaged."""
     if (channels := no_color(stored)) is not None:
         return Layout.of(all_channels(stored, channels))
     picture = Picture(stored)
@@ -160,7 +160,7 @@ def layout_of(stored: Stored, how: Conversion) -> Layout:
 
 
 def common_layout(layouts: Sequence[Layout]) -> tuple[Layout, int | None] | None:
-    """The one layout for all images, if they have one size, and the channels to convert them to, if any."""
+    """The layout for all images, if of one size, and the channels to convert to, if any."""
     if len(set(layouts)) == 1:
         return layouts[0], None
     if len({layout.shape[:2] for layout in layouts}) > 1:
@@ -172,7 +172,7 @@ def common_layout(layouts: Sequence[Layout]) -> tuple[Layout, int | None] | None
 
 
 def no_color(stored: Stored) -> int | None:
-    """How many channels an image has, if these are no color; DecodeError if its header is damaged."""
+    """An image's number of channels, if no color; DecodeError if its header is damaged."""
     if isinstance(stored, bytes) and not stored.startswith(tuple(PREFIXES)):
         return None
     found = stored_channels(stored)

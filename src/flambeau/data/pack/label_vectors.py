@@ -47,7 +47,7 @@ class VectorRecords:
 
 
 def has_vectors(path: Path) -> bool:
-    """Whether a path stands for .rec files with a record of several labels that are no one-hot vector."""
+    """Whether a path stands for .rec files with labels that are no one-hot vectors."""
     try:
         return any(
             _is_vector(unpack(record)[0].label)

@@ -29,7 +29,7 @@ _RESERVED = 1 << 20  # bytes that a full file system may still report as free
 
 
 class Packed(NamedTuple):
-    """Paths or addresses of the files, a line per image left out; `already`: an earlier run had made it."""
+    """Paths or addresses of the files, a line per image left out; `already`: made before."""
 
     files: Sequence[Path | str]
     images: int
@@ -56,7 +56,7 @@ class PackFiles:
         self.finals = list(dict.fromkeys(map(self._final, units)))
 
     def finished(self) -> Packed | None:
-        """The result of an earlier run of the same command; None if there is none, or it is unfinished."""
+        """The result of an earlier run of the command, if finished."""
         facts = read_manifest(self._manifest) if self._manifest.exists() else None
         files = [] if facts is None else [self.dst.with_name(name) for name in facts["files"]]
         if facts is None or not any(path.exists() for path in files):
@@ -127,7 +127,7 @@ class PackFiles:
 
     @contextlib.contextmanager
     def unit(self, number: int, facts: dict[str, Any]) -> Iterator[Path]:
-        """A folder to write a unit into; it is complete when the context ends, which also writes `facts`."""
+        """A folder for a unit, complete when the context ends, which also writes `facts`."""
         folder = self._staging / f"{number:05}.tmp"
         remove_folder(folder)
         folder.mkdir()
@@ -258,7 +258,7 @@ def locked_folder(folder: Path, dst: Path, *, plan: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def name_disk_errors(dst: Path, folder: Path) -> Iterator[None]:
-    """Turn errors of the disk, also of libraries, into an OSError that names `dst`, not a hidden file."""
+    """Turn disk errors, also of libraries, into an OSError that names `dst`, not a hidden file."""
     try:
         yield
     except InputError:

@@ -87,7 +87,7 @@ class _Bad(NamedTuple):
 
 
 def record_crc(target: str | None, stored: Stored) -> int:
-    """CRC-32 of a target as text (None: a vector that is not looked at) and an image in its stored form."""
+    """CRC-32 of a target as text (None: an ignored vector) and a stored image."""
     return zlib.crc32(as_buffer(stored), zlib.crc32(f"{target}\0".encode()))
 
 

@@ -196,7 +196,7 @@ _INDEX_LINE = re.compile(rb"(-?\d{1,19})\s+(\d{1,19})\s*")
 
 
 def index_keys(path: Path) -> dict[int, int]:
-    """The keys of a .rec file by offset, as far as its .idx can be read; empty without one."""
+    """The keys of a .rec file by offset, as far as its .idx is readable."""
     index = path.with_suffix(".idx")
     lines = index.read_bytes().splitlines() if index.is_file() else []
     matches = (match for match in map(_INDEX_LINE.fullmatch, lines) if match)

@@ -113,7 +113,7 @@ def _parts(path: Path) -> list[Source]:
 
 
 def walk_zip(path: Path, *, recovery: str) -> Iterator[ScannedRecord]:
-    """Samples and damage of a zip, in the order in which they are read.
+    """Samples and damage of a zip, in the order of reading.
 
     `recovery`: what may help where its list of files is damaged.
     """

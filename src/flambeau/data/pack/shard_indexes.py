@@ -17,7 +17,7 @@ from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
 
 def shard_index_files(shards: Sequence[Path]) -> dict[Path, list[Path]]:
-    """The indexes that belong to packed files, each with its shards; none for files that are no shards."""
+    """The indexes of packed files, each with its shards; none for other files."""
     found: dict[Path, list[Path]] = {}
     for shard in shards:
         whole = whole_name(shard)

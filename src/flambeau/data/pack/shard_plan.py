@@ -86,7 +86,7 @@ class Split:
 
 
 class Unit(NamedTuple):
-    """The images that are written, and redone after a kill, as a whole; `file` lies beside DST, or in it."""
+    """Images written, and redone after a kill, as a whole; `file` lies beside DST, or in it."""
 
     file: str
     part: int
@@ -157,7 +157,7 @@ def _opened(src: Path, *, download: bool, choice: TargetChoice) -> tuple[Source,
 
 
 def written_classes(source: Source) -> tuple[str, ...]:
-    """The lines of the file of class names; of masks with the number that a class has in them."""
+    """The lines of the file of class names, of masks with their numbers."""
     names = tuple(source.classes)
     if not mask_values(source):
         return names
@@ -167,7 +167,7 @@ def written_classes(source: Source) -> tuple[str, ...]:
 
 
 def written_values(source: Source) -> tuple[int, ...]:
-    """The number of each class in packed masks: its own, if 255 is free for what is ignored."""
+    """Each class's number in packed masks: its own, if 255 is free for what is ignored."""
     values = mask_values(source)
     return values if IGNORED not in values else tuple(range(len(values)))
 

@@ -157,7 +157,7 @@ class _Place:
 
 
 class SingleObjectSource:
-    """The images of a source of local `files` that stand for objects; of these only the names are right."""
+    """The images of a source of local `files` that stand for objects, by name."""
 
     def __init__(self, files: Source, place: _Place) -> None:
         self._files, self._place = files, place

@@ -87,7 +87,7 @@ def _cell(label: int | float | Tensor | bytes, head: TargetHead) -> Any:
 def open_table_writer(
     kind: str, path: Path, head: TargetHead
 ) -> Iterator[Callable[[bytes, str, int | float | Tensor | bytes], None]]:
-    """A function that adds image, name and label or mask to a new table, complete when the context ends."""
+    """A function that adds image, name and label or mask to a new table, whole at the end."""
     pa = extra("pyarrow", what=f"writing {kind}")
     image = _file_type(pa)
     column, column_type, feature = _label_column(pa, head)
@@ -128,7 +128,7 @@ def save_rows(records: Iterable[ScannedRecord], kind: str, target: Path) -> None
 
 
 def walk_table(path: Path, kind: str) -> Iterator[ScannedRecord]:
-    """The rows of a table in its order; after damage a Parquet file continues at the next row group."""
+    """The rows of a table; after damage a Parquet file continues at the next row group."""
     return _walk_parquet(path) if kind == "parquet" else _walk_arrow(path)
 
 

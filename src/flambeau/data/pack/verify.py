@@ -66,8 +66,8 @@ class FileReport:
     """The result for one file.
 
     Attributes:
-        checksums: a DST.pack.json, or an index, has a checksum of each image.
-        not_read: records that are undamaged, but unsupported or of another kind.
+        checksums: a DST.pack.json, or an index, has one per image.
+        not_read: undamaged records, but unsupported or of another kind.
     """
 
     path: Path | str
@@ -145,7 +145,7 @@ def verify_file(
 
 
 def judge(report: FileReport, damages: Sequence[tuple[Damage, bool | None]]) -> None:
-    """Undecided damage counts as damage if the file has good records; else the file is of another kind."""
+    """Undecided damage counts if the file has good records; else it is of another kind."""
     either = not report.good and not any(whole is False for _, whole in damages)
     for damage, whole in damages:
         is_whole = either if whole is None else whole

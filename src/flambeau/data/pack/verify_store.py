@@ -28,7 +28,7 @@ def verify_shard(
     workers: int = 1,
     say: Callable[[Damage], None] = lambda _: None,
 ) -> FileReport:
-    """Read all of a shard, not from the cache; StoreFault: the store does not answer, or refuses."""
+    """Read a whole shard, not from the cache; StoreFault: no answer, or a refusal."""
     report = FileReport(shard.address, str(kind_of_name(name_of(shard.address))), checksums=True)
     damages: list[tuple[Damage, bool | None]] = []
     with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:

@@ -39,7 +39,7 @@ Label = int | float | Tensor | bytes
 
 
 class Record(NamedTuple):
-    """One image to be written; `label`: the number of its class, its label vector, or its mask as a file.
+    """An image to be written; `label`: number of its class, label vector, or mask as a file.
 
     `class_name` is '' if the label is no class.
     """
@@ -74,7 +74,7 @@ def require_package(kind: str) -> None:
 
 
 def keys_for(kind: str, source: Source) -> list[str]:
-    """The names of the images in a file of a format, which decide what is held out: their own if possible."""
+    """The images' names in a file of a format, which decide what is held out: their own if possible."""
     names = list(source.names)
     if kind in ("tar", "zip", "folder"):
         return record_paths(source, dots=kind == "folder")
@@ -131,7 +131,7 @@ def _tfrecord(path: Path, head: TargetHead) -> Iterator[Write]:
 
 
 class ZipWriter:
-    """Writes the samples of a zip as `TarWriter` does those of a tar; stored: images do not get smaller."""
+    """Writes a zip as `TarWriter` a tar; stored: images do not get smaller."""
 
     def __init__(self, path: Path) -> None:
         self._archive = zipfile.ZipFile(path, "x")

@@ -74,7 +74,7 @@ def classes_file(path: Path) -> Path:
 
 
 def class_name_files(path: Path) -> list[Path]:
-    """The files that may hold the class names of a packed file; the first that exists counts."""
+    """The files that may hold a packed file's class names; the first counts."""
     named, shared = _candidates(path)
     old = path.with_name(f"{_family(path.name.partition('.')[0])}.classes.txt")
     return [*dict.fromkeys((named, old, shared))]
@@ -199,7 +199,7 @@ def _is_several(word: str, words: Container[str]) -> bool:
 
 
 def refuse_pairs(classes: Sequence[str], path: Path) -> None:
-    """InputError for parts of data, and for images and their masks or annotations, which are no classes."""
+    """InputError for folders of parts, or images and masks or annotations, which are no classes."""
     names = sorted(set(classes))
     if len(names) > 1 and all(name.lower() in _PART_FOLDERS for name in names):
         raise InputError(
@@ -218,7 +218,7 @@ def refuse_pairs(classes: Sequence[str], path: Path) -> None:
 
 
 def unlabelled(count: int, path: Path) -> tuple[tuple[str, ...], Tensor]:
-    """The class '', and its number for each of `count` images of a file; InputError if `count` is 0."""
+    """The class '', and its number for each of `count` images; InputError for none."""
     if not count:
         raise InputError(f"{path} holds no images")
     return ("",), torch.zeros(count, dtype=torch.int64)

@@ -51,7 +51,7 @@ def folder_names(classes: Sequence[str]) -> list[str]:
 
 
 def class_names_file(classes: Sequence[str]) -> str | None:
-    """The content of the hidden file, for folders whose name is not the class; None if there are none."""
+    """The hidden file's content, for folders whose name is not the class, if any."""
     folders = folder_names(classes)
     escaped = {
         folder: name for folder, name in zip(folders, classes, strict=True) if folder != name

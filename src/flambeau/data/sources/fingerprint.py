@@ -12,7 +12,7 @@ _ENDS_BYTES = 1 << 13
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file; -1 if it is missing: a bad image, which is reported when it is read."""
+    """Bytes of a file; -1 if missing, which is reported when it is read."""
     try:
         return path.stat().st_size
     except OSError:
@@ -20,7 +20,7 @@ def size_of(path: Path) -> int:
 
 
 def file_fingerprint(path: Path, facts: str) -> str:
-    """SHA-256, hexadecimal, of the size of a file, its first and last MiB, and `facts`; not of its path."""
+    """SHA-256, hexadecimal, of a file's size, first and last MiB, and `facts`; not of its path."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)

@@ -19,14 +19,14 @@ _TEST_SEED = 1  # of the hashes; the images to validate on have 0
 
 
 def fold_sources(source: Source, fold: Fold) -> tuple[Source, Source]:
-    """The images of all other folds to train on, and those of this one to validate on."""
+    """The other folds' images to train on, and this one's to validate on."""
     number, of = fold
     held = torch.from_numpy(folds_of(source, of) == number - 1)
     return tuple(SubsetSource(source, part.nonzero()[:, 0]) for part in (~held, held))  # type: ignore[return-value]
 
 
 def without_test(source: Source, choice: TargetChoice) -> Source:
-    """The images that may be trained or validated on: without those that `choice` keeps for a test."""
+    """The images without those that `choice` keeps for a test."""
     return source if choice.test is None else _tested(source, choice.test)[0]
 
 
@@ -42,7 +42,7 @@ def _tested(source: Source, share: float) -> tuple[Source, Source]:
 
 
 def split(source: Source, choice: TargetChoice, **how: Any) -> tuple[Source, Source]:
-    """What a source without a part to validate on is divided into: the fold of `choice`, else `hold_out`."""
+    """A source without a validation part, divided by the fold of `choice`, else by `hold_out`."""
     if choice.fold is not None:
         return fold_sources(source, choice.fold)
     return hold_out(source, **how)

@@ -31,7 +31,7 @@ class LeftOut:
 
     @property
     def endings(self) -> str:
-        """The most frequent endings with their counts, and what the first of each is if that is known."""
+        """The most frequent endings, their counts, and what the first of each is, if known."""
         shown = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
         texts = [
             f"{count:,} {ending or 'without ending'}{self._what(ending)}" for ending, count in shown

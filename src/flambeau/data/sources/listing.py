@@ -303,7 +303,7 @@ def _with_masks(listing: ListingSource, names: Sequence[str], choice: TargetChoi
 
 
 def split(source: Source, parts: Sequence[str] | None) -> tuple[Source, Source | None]:
-    """A source, or its images to train on and to validate on by `parts`: train, val or test for each."""
+    """A source, or its images to train and to validate on by `parts`: train, val or test."""
     if parts is None or "train" not in parts or len(set(parts)) == 1:
         return source, None
     val = "val" if "val" in parts else "test"

@@ -147,7 +147,7 @@ def open_parts(
     choice: TargetChoice = FOUND,
     cache: CacheOptions | None = None,
 ) -> tuple[Source, Source | None]:
-    """The images to train on, and those to validate on if DATA have such a part, with the same classes."""
+    """The images to train on, and to validate on if DATA have such a part, with equal classes."""
     if is_address(path):
         named: tuple[Source, Source | None] | None = open_address(path, choice=choice, cache=cache)
     else:
@@ -435,7 +435,7 @@ def _evaluated(
 
 
 def only_folder(path: Path) -> Path:
-    """The only sub-folder of a folder, if it holds packed files, like data/ on the Hub; else the path."""
+    """A folder's only sub-folder, if it holds packed files, like data/ on the Hub; else the path."""
     if not path.is_dir() or kind_of(path) is not None:
         return path
     below = class_folders(path)
@@ -470,7 +470,7 @@ def _beside(path: Path) -> Path | None:
 
 
 def with_classes(source: Source, classes: tuple[str, ...], owner: str) -> Source:
-    """A source with other class numbers; InputError if it has images of a class that `classes` lacks."""
+    """A source with other class numbers; InputError if `classes` lacks one of an image."""
     if source.classes == classes:
         return source
     name = lost_name(source, source.labels, classes)

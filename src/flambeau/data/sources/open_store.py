@@ -129,7 +129,7 @@ class IndexedShard(NamedTuple):
 
 
 def indexed_shards(data: str | Path) -> list[IndexedShard]:
-    """All shards of an address, also those of a set that are not there.
+    """All shards of an address, also missing ones of a set.
 
     Raises:
         InputError: shards without an index of `flambeau pack --shards`.

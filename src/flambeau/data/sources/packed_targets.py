@@ -41,7 +41,7 @@ class TargetHead(NamedTuple):
 
 
 def as_mark(head: TargetHead) -> int:
-    """A header's `id2` as text: 0 of a class, `number`, or `label` and what separates labels in a cell."""
+    """A header's `id2` as text: 0 of a class, `number`, or `label` and its separator."""
     word = _MARKS.get(head.task, "")
     end = (head.separator or "").encode()
     if len(word) + len(end) > _MARK_BYTES:

@@ -43,13 +43,13 @@ def shard_total(name: str) -> int | None:
 
 
 def part_of_name(name: str) -> str:
-    """The word of TRAIN_FOLDERS or VAL_FOLDERS in the name of a packed file; '' if there is none."""
+    """The word of TRAIN_FOLDERS or VAL_FOLDERS in a packed file's name, or ''."""
     words = re.split(r"[^a-z]+", name.lower())
     return next((word for word in words if word in (*TRAIN_FOLDERS, *VAL_FOLDERS)), "")
 
 
 def kind_of(path: Path) -> str | None:
-    """The format of a file, or of a folder that is one data set (LMDB, N5, Zarr, Hugging Face); else None."""
+    """The format of a file, or a folder that is one data set (LMDB, N5, Zarr, Hugging Face), if any."""
     kind = kind_of_name(path.name)
     if path.is_dir():
         if kind is not None and FORMATS[kind].is_folder:
@@ -62,7 +62,7 @@ def kind_of(path: Path) -> str | None:
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """The files of one packed format in a folder without class folders, by name; may be empty."""
+    """The files of one packed format in a folder without class folders, by name."""
     if class_folders(folder):
         return []
     paths = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
@@ -83,7 +83,7 @@ def whole_name(shard: Path) -> Path:
 
 
 def shards_of(path: Path) -> list[Path]:
-    """All shards of a set that is given by its whole name, if no such file exists; may be empty."""
+    """All shards of a set's whole name, if no such file exists."""
     if path.exists() or not path.parent.is_dir():
         return []
     shards = sorted(p for p in path.parent.iterdir() if p != path and whole_name(p) == path)

@@ -57,7 +57,7 @@ class Texts(Sequence[str]):
     """Texts out of one array, each followed by a zero.
 
     Args:
-        around: what begins and what ends each of them, and is not in the array.
+        around: what begins and ends each, outside of the array.
     """
 
     def __init__(self, data: NDArray[np.uint8], around: tuple[str, str] = ("", "")) -> None:
@@ -92,7 +92,7 @@ class Texts(Sequence[str]):
         return joined(self) if self._before or self._after else self._data
 
     def around(self, others: "Texts") -> tuple[str, str] | None:
-        """What stands before and behind each of the others to make these texts; None if they are no such."""
+        """What stands before and behind each of the others to make these texts, if so."""
         if not len(self) or len(self) != len(others):
             return None
         before, found, after = str(self[0]).partition(others[0])
@@ -193,11 +193,7 @@ class ShardIndex:
 
 
 def index_shard(path: Path, opened: tuple[Source, Source | None], *, where: str) -> ShardIndex:
-    """The index of a local file, as its sources were opened.
-
-    Args:
-        where: the name of the shard in messages.
-    """
+    """The index of a local file, called `where` in messages, as its sources were opened."""
     whole = _unsplit(opened)
     if whole is not None:
         source, texts = whole
@@ -265,7 +261,7 @@ def _part(path: Path, source: Source, where: str, parts: Sequence[str] | None) -
 def content_of(
     path: Path, opened: tuple[Source, Source | None], part: ShardPart
 ) -> Callable[[int, int], bytes]:
-    """What reads the files of a part that has just been indexed: by sample, and 0 for images, 1 for masks."""
+    """What reads the files of a newly indexed part: by sample, and 0 for images, 1 for masks."""
     if part.rows is not None:
         source = opened[0]
         reads: list[Callable[[int], Any]] = [source.read]

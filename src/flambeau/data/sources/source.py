@@ -97,7 +97,7 @@ def left_out(source: Source) -> tuple[LeftOut, ...]:
 
 
 def left_out_lines(*sources: Source) -> list[str]:
-    """A line on each folder or file of these sources with files or columns that are not read."""
+    """A line on each folder or file of these sources with unread files or columns."""
     # Both parts of a folder of which a share is held out have the same object.
     found = {id(one): one for source in sources for one in left_out(source)}
     seen = set[tuple[str, ...]]()
@@ -127,7 +127,7 @@ def file_of(source: Source, index: int) -> Path | None:
 
 
 def mask_of(source: Source, index: int) -> Mask | None:
-    """The class of each pixel of an image, (H, W) uint8, 255 for none; None if the data have no masks."""
+    """The class of each pixel of an image, (H, W) uint8, 255 for none; None without masks."""
     read: Callable[[int], Mask] | None = getattr(source, "read_mask", None)
     return None if read is None or task_of(source) != "segmentation" else read(index)
 
@@ -139,19 +139,19 @@ def mask_values(source: Source) -> tuple[int, ...]:
 
 
 def mask_problem(source: Source, index: int) -> str | None:
-    """What is wrong with the mask of an image; None if it is right, or there is none."""
+    """What is wrong with an image's mask, if anything."""
     problem_at: Callable[[int], str | None] | None = getattr(source, "mask_problem", None)
     return None if problem_at is None or task_of(source) != "segmentation" else problem_at(index)
 
 
 def mask_file_of(source: Source, index: int) -> Path | None:
-    """The file of the mask of an image; None if it has no file of its own."""
+    """The file of an image's mask, if it has one of its own."""
     file_at: Callable[[int], Path | None] | None = getattr(source, "mask_file_at", None)
     return None if file_at is None else file_at(index)
 
 
 def parts_of(source: Source) -> Sequence[str] | None:
-    """What its table says of each image: train, val or test; None if it does not say."""
+    """What its table says of each image: train, val or test; or None."""
     parts: Sequence[str] | None = getattr(source, "parts", None)
     return parts
 
@@ -170,13 +170,13 @@ def image_blocks(source: Source) -> NDArray[np.int64] | None:
 
 
 def fetch_ahead(source: Source, indices: NDArray[np.int64]) -> bool:
-    """Tell a source which of its images come next; False if it has enough to do, or nothing to prepare."""
+    """Tell a source which images come next; False if it has enough, or nothing to prepare."""
     method: Callable[[NDArray[np.int64]], bool] | None = getattr(source, "fetch_ahead", None)
     return method is not None and method(indices)
 
 
 def fetches_ahead(source: Source) -> bool:
-    """Whether a source, or one of those that it is made of, wants to know which images come next."""
+    """Whether a source, or a part of it, wants to know which images come next."""
     inner = getattr(source, "made_of", None)
     if inner is not None:
         return any(map(fetches_ahead, inner))
@@ -189,7 +189,7 @@ def has_unit(kind: PixelKind) -> bool:
 
 
 def same_unit(one: PixelKind, other: PixelKind) -> bool:
-    """Whether pixels of two kinds have one range; that of floating-point ones beyond 0 .. 1 is unknown."""
+    """Whether pixels of two kinds have one range; floating-point ones beyond 0 .. 1 have none."""
     return one == other or (has_unit(one) and has_unit(other))
 
 
@@ -215,7 +215,7 @@ def require_unit(source: Source, kind: PixelKind, whose: str) -> None:
 
 
 def names_digest(source: Source) -> str:
-    """SHA-256, hexadecimal, of the names of its images and their classes; the same after they are packed."""
+    """SHA-256, hexadecimal, of image names and classes, which packing keeps."""
     digest = hashlib.sha256()
     for name, target in zip(source.names, target_texts(source), strict=True):
         digest.update(f"{target}/{name}\n".encode(errors="surrogateescape"))

@@ -100,7 +100,7 @@ class StoreFiles:
         return f"{self._address}{self._places[column].tails[index]}"
 
     def read(self, index: int, column: int = 0) -> bytes:
-        """A file; OSError if the shard has none here that could be read when it was indexed."""
+        """A file; OSError if it was unreadable when the shard was indexed."""
         size = int(self._stored_sizes[index, column])
         if size < 0:
             raise OSError(f"{self._address} holds no image here that can be read")
@@ -131,7 +131,7 @@ class StoreFiles:
         return data if zlib.crc32(data) == int(self._crcs[file]) else None
 
     def fetch_ahead(self, indices: NDArray[Any]) -> bool:
-        """Begin to fetch the blocks of these samples, in their order; False if enough are under way."""
+        """Begin to fetch these samples' blocks, in order; False if enough are under way."""
         process = _process(self._cache)
         numbers = np.searchsorted(self._ends, indices, side="right")
         for block in dict.fromkeys(numbers.tolist()):
@@ -149,11 +149,7 @@ class StoreFiles:
         process.cache.ensure(key, lambda: self._fetched(block, until), until=until)
 
     def keep(self, content: Callable[[int, int], bytes]) -> None:
-        """Put all blocks into the cache.
-
-        Args:
-            content: the bytes of a file of the shard, which is at hand, by sample and column.
-        """
+        """Put all blocks into the cache; `content`: a file's bytes by sample and column."""
         cache = cache_of(self._cache)
         for block in range(len(self.blocks)):
             files = itertools.product(self._samples(block), range(len(self._places)))
@@ -161,7 +157,7 @@ class StoreFiles:
             cache.put(self._key(block), b"".join(present))
 
     def contents(self) -> Iterator[tuple[bytes | None, ...]]:
-        """The files of each sample, read from the store; None for one that is not as the index says."""
+        """Each sample's files from the store; None for one that is not as indexed."""
         if self._rows is None:
             for block in range(len(self.blocks)):
                 data = self._fetched_once(block, store().deadline())

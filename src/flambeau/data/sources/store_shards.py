@@ -53,7 +53,7 @@ class StoreShard:
 
     @functools.cached_property
     def files(self) -> StoreFiles:
-        """The images, and the masks if there are any; made when one is read, for there may be many shards."""
+        """Images, and any masks; made when one is read, for there may be many shards."""
         part = self._part
         places = [part.images]
         identity = part.fingerprint
@@ -87,14 +87,14 @@ class StoreShard:
         return np.frombuffer(data, np.uint8).reshape(shape)
 
     def fetch_ahead(self, indices: NDArray[Any]) -> bool:
-        """Begin to fetch the blocks of these samples, in their order; False if enough are under way."""
+        """Begin to fetch these samples' blocks, in order; False if enough are under way."""
         return self.files.fetch_ahead(indices)
 
 
 def masked_shard(
     address: str, images: StoreShard, masks: MaskPart, choice: TargetChoice
 ) -> MaskedSource:
-    """The images of a shard with their masks, as `masked_tar` and `masked_table` open those of a file."""
+    """A shard's images with masks, as `masked_tar` and `masked_table` open a file's."""
     named = masks.named
     if named is not None:
         named = named._replace(whose=beside(address, named.whose))

@@ -106,7 +106,7 @@ def json_targets(
 
 
 def sample_label(content: object) -> Tensor | tuple[str, ...] | None:
-    """The values, or the names of the labels, in a sample's .json; None if it has none."""
+    """The values, or label names, in a sample's .json, if any."""
     value = _value(content)
     if isinstance(value, list):
         return tuple(value)

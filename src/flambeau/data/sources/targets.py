@@ -105,7 +105,7 @@ def separator_of(source: Any) -> str | None:
 
 
 def groups_of(source: Any) -> Sequence[str] | None:
-    """The group of each image, all of which stay on one side of a split; None without groups."""
+    """The group of each image, which a split keeps together; None without groups."""
     groups: Sequence[str] | None = getattr(source, "groups", None)
     return groups
 
@@ -136,7 +136,7 @@ def renumbered(source: Any, labels: Tensor, classes: tuple[str, ...]) -> Tensor:
 
 
 def lost_name(source: Any, labels: Tensor, classes: Sequence[str]) -> str | None:
-    """A class or label of some image, or a column of numbers, that is not in `classes`; None for none."""
+    """An image's class or label, or a column of numbers, outside of `classes`, if any."""
     known = {*classes}
     kind = kind_of_targets(source)
     for at, name in enumerate(source.classes):
@@ -146,7 +146,7 @@ def lost_name(source: Any, labels: Tensor, classes: Sequence[str]) -> str | None
 
 
 def as_learned(train: Any, choice: TargetChoice) -> TargetChoice:
-    """Which targets of the images to validate on are those that are learned, where these are no classes."""
+    """The targets to validate on that are learned, where these are no classes."""
     kind = kind_of_targets(train)
     if not kind.is_table:
         return choice
@@ -162,7 +162,7 @@ def as_learned(train: Any, choice: TargetChoice) -> TargetChoice:
 
 
 def require_classes(path: Path, choice: TargetChoice) -> None:
-    """InputError if other targets than one class per image are wanted of data that have these alone."""
+    """InputError if other targets are wanted of data with one class per image."""
     if choice.task not in (None, "classification"):
         place = (
             "Masks lie in a folder beside that of the images, images/ and masks/"
@@ -188,7 +188,7 @@ def refuse_columns(path: Path, choice: TargetChoice) -> None:
 
 
 def named_column(wanted: str, columns: Sequence[str], whose: str) -> int:
-    """The position of the column that the user calls so; `whose` begins the message, such as 'FILE has'."""
+    """The position of the column named so; `whose` begins the message, such as 'FILE has'."""
     matches = [at for at, name in enumerate(columns) if name == wanted]
     matches = matches or [at for at, name in enumerate(columns) if name.lower() == wanted.lower()]
     if len(matches) != 1:
@@ -379,7 +379,7 @@ def _numbers(
 def number_column(values: Sequence[float], what: str) -> Tensor:
     """Numbers as (N,) float32, NaN where one is missing.
 
-    InputError: all are missing or too large for float32, or float32 cannot tell them apart.
+    InputError: all are missing, too large for float32, or equal in it.
     """
     exact = torch.tensor(values, dtype=torch.float64)
     given = exact[~exact.isnan()]

@@ -27,7 +27,7 @@ Content = tuple[Any, Any]  # of a part: pixels (N, H, W) or (N, H, W, 3), or N p
 
 
 class PixelSet:
-    """Images of one size in memory, (N, H, W) or (N, H, W, 3) uint8, and N labels, positions in `classes`."""
+    """Images in memory, (N, H, W) or (N, H, W, 3) uint8, and N labels, positions in `classes`."""
 
     def __init__(
         self, title: str, pixels: NDArray[np.uint8], labels: Sequence[int], classes: Sequence[str]
@@ -60,7 +60,7 @@ class PixelSet:
 
 
 def open_named(name: str, root: Path, *, download: bool) -> tuple[Source, Source | None]:
-    """The images to train on, and those to validate on (the test part, if need be), or None."""
+    """The images to train on, and any to validate on (the test part, if need be)."""
     name = name.lower().replace("_", "-")
     if name not in _SETS:
         guess = nearest(name, NAMES)

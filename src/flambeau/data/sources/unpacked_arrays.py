@@ -54,7 +54,7 @@ class UnpackedArrays:
             self.arrays = {name: stored[name] for name in stored.files}
 
     def forget(self) -> None:
-        """Let the memory go of what has been read; it is read again when it is asked for."""
+        """Free the memory of what has been read, until it is read again."""
         if self._map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self._map.madvise(mmap.MADV_DONTNEED)
 

@@ -60,7 +60,7 @@ _CONNECTION_ERRORS = (TimeoutError, ConnectionError)  # not the fault of an imag
 def open_function(
     name: str, *, labelled: bool = True, choice: TargetChoice = FOUND
 ) -> tuple[Source, Source | None]:
-    """The data set of a user's function to train on and, if it returns a pair, the one to validate on."""
+    """The data set of a user's function to train on and, of a pair, to validate on."""
     refuse_columns(Path(name), replace(choice, separator=None))
     returned = _Returned(name)
     if labelled and _has_masks(returned, choice):

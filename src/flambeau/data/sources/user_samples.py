@@ -126,7 +126,7 @@ def is_mask(label: object) -> bool:
 
 
 def stored_mask(label: object) -> bytes | NDArray[Any]:
-    """The mask of a sample as bytes of a file, or as an array of its own; WrongSample if it is neither."""
+    """A sample's mask as bytes of a file, or its own array; WrongSample if neither."""
     if isinstance(label, str | os.PathLike):
         return Path(os.fsdecode(label)).read_bytes()
     if isinstance(label, torch.Tensor):

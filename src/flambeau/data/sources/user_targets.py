@@ -47,7 +47,7 @@ def other_targets(
 ) -> Targets | None:
     """Several labels or numbers; None if the targets are one class per image.
 
-    InputError: targets that do not fit the task, or each other.
+    InputError: they do not fit the task, or each other.
     """
     if choice.task == "classification":
         return None

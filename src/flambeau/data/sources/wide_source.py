@@ -104,7 +104,7 @@ class WideSource(PassedMasks):
 
 
 def in_kind(x_HWC: NDArray[Any], kind: PixelKind) -> NDArray[Any]:
-    """Samples as those of a source of this kind are; DecodeError if they have too few bits."""
+    """Samples in this kind; DecodeError if they have too few bits."""
     if kind == "uint16":
         if x_HWC.dtype == np.uint8:
             raise DecodeError("8 bits per level, and the training images have 16")
@@ -115,7 +115,7 @@ def in_kind(x_HWC: NDArray[Any], kind: PixelKind) -> NDArray[Any]:
 
 
 class PixelFormat(NamedTuple):
-    """What is read of the pixels; `stacked_channels`: how many, if they are no color; None: grey or color."""
+    """What is read of pixels; `stacked_channels`: how many, if no color; None: grey or color."""
 
     kind: PixelKind
     stacked_channels: int | None
@@ -158,7 +158,7 @@ def found_format(
 
 
 def require_channels(source: Source, stacked: int | None, whose: str) -> None:
-    """InputError if one of some images has other channels than `stacked`; of color nothing is looked at."""
+    """InputError if one of some images has other channels than `stacked`; color is not checked."""
     if stacked is None:
         return
     for index, found in headers(source).items():

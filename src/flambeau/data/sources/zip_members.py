@@ -32,7 +32,7 @@ class UnfitZip(ShardError):
 
 
 class ZipIndex(NamedTuple):
-    """N files of a zip: offset, stored and unpacked size, whether it is deflated, CRC-32 after unpacking."""
+    """N files of a zip: offset, stored and unpacked size, is deflated, unpacked CRC-32."""
 
     names: Any
     offsets: Any
@@ -90,7 +90,7 @@ def _is_mixed(keys: Sequence[str]) -> bool:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and extension, in lower case, of a file; None for what is hidden, and names without a dot."""
+    """Key and lower-case extension of a file; None for hidden ones, and names without a dot."""
     folder, slash, last = name.rpartition("/")
     stem, _, ending = last.rpartition(".")
     is_hidden = any(part[:1] == "." and part.strip(".") for part in name.split("/"))

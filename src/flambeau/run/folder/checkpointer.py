@@ -65,7 +65,7 @@ class SaveFailed(InputError):
 
 
 class Checkpointer:
-    """Writes snapshots as checkpoints, one at a time; keeps so many of the newest, besides the best."""
+    """Writes snapshots as checkpoints, one at a time; keeps the newest, besides the best."""
 
     def __init__(
         self, root: Path, *, keep: int, disk: Disk | None = None, advice: Advice = Advice()
@@ -302,7 +302,7 @@ def _files(snapshot: Snapshot) -> dict[str, bytes]:
 
 
 def state_bytes(state: Mapping[str, Any]) -> bytes:
-    """The file of everything but weights; InputError: part of it could not be read without running code."""
+    """The file of all but weights; InputError: something could not be read without running code."""
     try:
         return to_bytes(state)
     except TypeError as error:
@@ -325,7 +325,7 @@ def restored(checkpoint: Checkpoint) -> Restored:
 
 @contextmanager
 def reading(checkpoint: Checkpoint) -> Iterator[None]:
-    """Refuse what no run writes into a checkpoint: anybody can make a manifest that fits its files."""
+    """Refuse what no run writes into a checkpoint, whatever its manifest says."""
     try:
         yield
     except (pickle.UnpicklingError, safetensors.SafetensorError, LookupError, TypeError) as error:

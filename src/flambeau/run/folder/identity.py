@@ -77,7 +77,7 @@ class Identity:
     ) -> "Identity":
         """The identity of a run, whose optimizer's groups have `initial_lr`.
 
-        `use`: how the model is made and used, which does not identify the run.
+        `use`: how the model is made and used, no part of the identity.
         """
         if isinstance(options.settings, SharedOptions):
             return cls(values_of(options.settings), options_of(type(options.settings)))

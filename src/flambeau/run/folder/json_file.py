@@ -25,7 +25,7 @@ _NAMES = {
 
 
 def json_file(path: Path) -> Any:
-    """The content of a JSON file; ValueError: not JSON, a name twice, no regular file, or too large."""
+    """A JSON file's content; ValueError: no JSON, a name twice, no regular file, or too large."""
     if not path.is_file():
         if path.exists():
             raise ValueError("it is not a file")
@@ -41,7 +41,7 @@ def json_file(path: Path) -> Any:
 
 
 def json_table(path: Path) -> Mapping[str, Any]:
-    """The table in a JSON file; empty if it is missing, cannot be read or holds something else."""
+    """The table in a JSON file; empty if missing, unreadable or something else."""
     try:
         return table(json_file(path))
     except (OSError, ValueError):
@@ -54,7 +54,7 @@ def table(value: object) -> Mapping[str, Any]:
 
 
 def json_row(line: bytes) -> dict[str, Any] | None:
-    """A line of a file of JSON objects; None if it is not one, such as the torn last line of a killed run."""
+    """A JSON object on a line; None if it is none, such as a killed run's torn last line."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -96,7 +96,7 @@ def dataset_facts(path: Path) -> dict[str, Any]:
 
 
 def checked_facts(facts: object) -> dict[str, Any]:
-    """The description of a run's data, as dataset.json has it; ValueError: it is not what a run writes."""
+    """The content of dataset.json; ValueError: not what a run writes."""
     if not isinstance(facts, dict):
         raise ValueError("it is no table")
     if missing := sorted(_NAMES - facts.keys()):

@@ -74,7 +74,7 @@ def _refuse_links(folder: Path) -> None:
 def is_locked(folder: Path) -> bool:
     """Whether a process trains in the folder now, without touching the lock.
 
-    False on systems other than Linux, which cannot tell.
+    False on systems other than Linux.
     """
     lock = folder / ".lock"
     try:

@@ -411,7 +411,7 @@ def _order(name: str) -> tuple[int, str]:
 
 @contextlib.contextmanager
 def alone(folder: Path, *, why: str) -> Iterator[None]:
-    """Keep other processes from copying to or from the folder; `why` is said while one is waited for."""
+    """Keep other processes from copying to or from the folder; `why` is said while waiting."""
     with (folder / ".mirror").open("ab") as file:
         with contextlib.suppress(ImportError):  # Windows
             import fcntl

@@ -76,7 +76,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
 
 
 def looked_at(record: Mapping[str, Any]) -> str | None:
-    """What the first look at the images that the run keeps for a test has found, and how many there were."""
+    """What the first look at the run's test images found, and the number of looks."""
     looks = record.get("looks")
     if not isinstance(looks, list) or not looks or not isinstance(looks[0], dict):
         return None

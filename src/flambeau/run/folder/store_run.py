@@ -44,7 +44,7 @@ def folder_and_mirror(out: str | Path, mirror: str | None) -> tuple[Path, str | 
 
 
 def in_store(folder: Path, mirror: str | None) -> str | None:
-    """The address of the run that is trained in a folder, if the folder is that of a run in a store."""
+    """The address of a folder's run, if that is in a store."""
     return mirror if mirror is not None and folder == working_folder(mirror) else None
 
 
@@ -59,7 +59,7 @@ def is_run_in_store(address: str) -> bool:
 
 
 def mirror_again(folder: Path, *, say: Callable[[str], object]) -> None:
-    """Bring what a command has added to a finished run to its mirror, if it has one."""
+    """Bring what a command added to a finished run to any mirror."""
     from flambeau.run.folder.run_folder import RunFolder
 
     mirror = (RunFolder(folder).read_config() or {}).get("mirror")
@@ -72,7 +72,7 @@ def mirror_again(folder: Path, *, say: Callable[[str], object]) -> None:
 
 
 def run_here(run: str | Path, say: Callable[[str], object] = lambda _: None) -> Path:
-    """The folder of a run: a path as it is; of one in a store a copy here, brought up to date."""
+    """A run's folder: a path as it is; of one in a store a local copy, brought up to date."""
     if not is_address(run):
         return Path(run)
     from flambeau.run.folder.mirror import alone

@@ -156,11 +156,7 @@ def sweep_of(run: Path) -> Path | None:
 
 
 def of_sweep(runs: Sequence[RunSummary], path: Path, *, name: str) -> RunSummary:
-    """One summary of runs of a sweep: how many are in which state, and the best figure of them.
-
-    Args:
-        runs: at least one.
-    """
+    """One summary of runs of a sweep: how many are in which state, and their best figure."""
     counts = Counter(run.state for run in runs)
     several = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     if len(counts) == 1:
@@ -209,7 +205,7 @@ def summarize(path: Path, *, name: str) -> RunSummary:
 
 
 def saved_place(path: Path) -> tuple[int, int]:
-    """Epoch and position (samples of it) of the newest checkpoint of a run; 0, 0 without one."""
+    """Epoch and position (samples of it) of a run's newest checkpoint; 0, 0 without one."""
     checkpoints = path / "checkpoints"
     step = max(_numbered(checkpoints, _CHECKPOINT), default=0)
     meta = table(json_table(checkpoints / f"step-{step:08d}" / "manifest.json").get("meta"))

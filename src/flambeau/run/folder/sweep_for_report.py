@@ -18,11 +18,7 @@ _MAX_FOLDS = 100
 
 
 def read_sweep(folders: Sequence[Path], names: Mapping[Path, str]) -> ReportedSweep | None:
-    """The sweep of these runs, if all are of one.
-
-    Args:
-        names: of the runs in the report.
-    """
+    """The sweep of these runs, if all are of one; `names`: in the report."""
     roots = {sweep_of(folder) for folder in folders}
     root = roots.pop()
     if roots or root is None or len(folders) < 2:

@@ -210,7 +210,7 @@ class BatchReader:
     ) -> Iterator[tuple[int, MicroBatch]]:
         """Read the step after `steps_before` steps again: its epoch and micro-batches.
 
-        Nothing from a ready-made loader, which may not give the same batches again.
+        Nothing from a ready-made loader, which may not repeat batches.
         """
         if isinstance(loader, UserDataLoader):
             return

@@ -22,7 +22,7 @@ _BUSY = 0.25  # CPUs that other programs use, below which they are not named; ch
 
 
 class CpuWaits:
-    """Time that threads of this process were ready to run, and no CPU was free, since this was made."""
+    """Time that threads of this process were ready to run, and no CPU was free."""
 
     def __init__(self) -> None:
         self._then = _waited_s()
@@ -35,7 +35,7 @@ class CpuWaits:
         return time.perf_counter() - self._began
 
     def share(self) -> float:
-        """The part of the time of the thread that has waited longest, 0 to 1; 0 where nothing counts it."""
+        """The longest-waiting thread's part of the time, 0 to 1; 0 if unknown."""
         most = max(
             (seconds - self._then.get(task, 0.0) for task, seconds in _waited_s().items()),
             default=0.0,
@@ -129,7 +129,7 @@ def speed_of_one_thread() -> float:
 
 
 def wait_remark(waits: CpuWaits) -> str | None:
-    """What a user should know of the waits so far; None where there is nothing to say."""
+    """What a user should know of the waits so far, if anything."""
     share = waits.share()
     if share < _WAITS:
         return None

@@ -22,7 +22,7 @@ def generators_restored() -> Iterator[None]:
 
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module, ema: EMA | None, progress: ProgressBar) -> Iterator[None]:
-    """No gradients, all modules in evaluation mode, the averaged weights in the model if there are any."""
+    """No gradients, all modules in evaluation mode, any averaged weights in the model."""
     modes = [(module, module.training) for module in model.modules()]
     averaged = contextlib.nullcontext() if ema is None else ema.applied()
     model.eval()

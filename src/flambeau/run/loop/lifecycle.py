@@ -232,7 +232,7 @@ class Lifecycle:
         self.loop.next_event = plan.next_event(self.state.step)
 
     def flush(self) -> None:
-        """Write the line of the steps since the last one; roll back or stop if one was not finite."""
+        """Write the line of the last steps; roll back or stop if one was not finite."""
         window = self.state.window
         self.parts.bad.report()
         window.settle(self.ranks, step=self.state.step)
@@ -246,7 +246,7 @@ class Lifecycle:
         self.parts.progress.note(row)
 
     def record(self, figures: dict[str, float]) -> None:
-        """Write the line of an evaluation; the best so far gets a checkpoint when the loop's body is done."""
+        """Write an evaluation's line; the best so far gets a checkpoint after the loop's body."""
         state, loop = self.state, self.loop
         state.metrics = figures
         if not self._takes_lines:
@@ -355,7 +355,7 @@ def closed_when_dropped(
 ) -> "weakref.finalize[[int], object]":
     """Release resources when the finalizer is called or the owner is dropped.
 
-    A forked process inherits copies of both, and must not release anything.
+    A forked process must not release its copies.
     """
 
     def close(process: int) -> None:

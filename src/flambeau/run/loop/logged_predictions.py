@@ -161,7 +161,7 @@ def _shown(image: Tensor, prepared: Preprocessing | None) -> Tensor:
 
 
 def namer(data: Any, *, world: int) -> Callable[[int], str]:
-    """What the image at a position of an evaluation of a data set, or a loader, is called."""
+    """The name of the image at a position of an evaluated data set or loader."""
     dataset = data if hasattr(data, "__getitem__") else None
     sampler = getattr(data, "sampler", None)
     if dataset is None and world == 1 and type(sampler) is SequentialSampler:

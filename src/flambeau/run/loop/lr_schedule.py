@@ -37,7 +37,7 @@ _CYCLE_MULTIPLIER = 2  # SGDR's doubling
 
 
 class LRSchedule:
-    """The multiplier of each step, by a name, with or without numbers, a function or a ReduceOnPlateau."""
+    """The multiplier of each step, by a name, perhaps with numbers, a function or a ReduceOnPlateau."""
 
     def __init__(
         self,

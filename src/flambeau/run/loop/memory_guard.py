@@ -257,9 +257,9 @@ def _cut(whole: slice, most: int | None) -> list[slice]:
 
 
 class BufferCopies:
-    """Copies of the buffers that a checkpoint holds, taken in one call per dtype kind.
+    """Copies of a checkpoint's buffers, in one call per dtype kind.
 
-    Non-persistent buffers are left out: they may change their shape.
+    Not of non-persistent buffers, which may change their shape.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -311,7 +311,7 @@ _COLUMNS = ("parameters", "gradients", "optimizer", "activations")
 
 
 def inputs_of(data: Any) -> Tensor | None:
-    """The first tensor of a batch, on the meta device: most loops give it to their model."""
+    """A batch's first tensor, the usual input, on the meta device."""
     first = next((leaf for leaf in tree_leaves(data) if isinstance(leaf, Tensor)), None)
     if first is None:
         return None

@@ -70,7 +70,7 @@ def _while_building(name: str) -> Iterator[None]:
 
 
 def check_not_building() -> None:
-    """Refuse a run that begins because the file of a builder is imported: it would train within itself."""
+    """Refuse a run that begins when a builder's file is imported: it would train within itself."""
     name = _building.get()
     if name is not None:
         raise InputError(

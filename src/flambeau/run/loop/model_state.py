@@ -21,7 +21,7 @@ SPARSE = "Run takes dense gradients alone; leave sparse=True out"
 
 
 def model_entries(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The model's `state_dict()`: the tensors for model.safetensors, and the rest; no copies.
+    """The model's `state_dict()`: tensors for model.safetensors, and the rest; no copies.
 
     InputError: something in it can be in neither file.
     """

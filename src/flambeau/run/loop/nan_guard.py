@@ -87,7 +87,7 @@ class BadStep:
 
 
 class NanGuard:
-    """Stops the run after a step that was not finite, or rolls it back; all ranks together."""
+    """Stops the run after a step that was not finite, or rolls back; all ranks together."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class NanGuard:
         raise NotFinite(message, path=path)
 
     def explain(self, steps_before: int) -> list[str]:
-        """Compute the step again with the weights from before it, to see what is not finite first."""
+        """Compute the step again with its weights, to see what is not finite first."""
         if self._explain is None or self._ranks.world > 1:
             return []  # a forward pass may need all ranks, and may fail on one of them alone
         explain = self._explain
@@ -196,7 +196,7 @@ class NanGuard:
 
 
 def explain(model: nn.Module, loss_of: Callable[[], Tensor], names: Sequence[str]) -> list[str]:
-    """What in a batch is not finite first, with the data set's names of the batch's samples."""
+    """What in a batch is not finite first, with the samples' names."""
     lines = []
     for finding in first_not_finite(model, loss_of, batch_size=len(names)):
         samples = ", ".join(names[row] for row in finding.samples[:3])

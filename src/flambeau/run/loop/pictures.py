@@ -28,7 +28,7 @@ def data_uri(x_CHW: Tensor, *, pictures: int = 1) -> str:
 
 
 def contact_sheet(x_NCHW: Tensor) -> bytes:
-    """Images of one size side by side, eight in a row, as a JPEG file; values as in `data_uri`."""
+    """Images of one size, eight in a row, as a JPEG file; values as in `data_uri`."""
     images = [_small(_image(x)) for x in x_NCHW]
     width, height = (length + 4 for length in images[0].size)
     columns = min(_COLUMNS, len(images))
@@ -45,7 +45,7 @@ def shown_channels(x_NCHW: Tensor) -> Tensor:
 
 
 def unit_range(x_NCHW: Tensor) -> Tensor:
-    """Images of an unknown unit, each scaled from its least and greatest value to 0 and 1."""
+    """Images of an unknown unit, each scaled from its range to 0 .. 1."""
     low, high = (end(x_NCHW, dim=(1, 2, 3), keepdim=True) for end in (torch.amin, torch.amax))
     return (x_NCHW - low) / (high - low).clamp(min=1e-12)
 

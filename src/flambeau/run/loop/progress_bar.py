@@ -84,7 +84,7 @@ class ProgressBar:
             self._due = time.perf_counter() + REFRESH_S
 
     def note(self, row: Mapping[str, float]) -> None:
-        """Note the figures of a line; the second, which has no warm-up in it, also prints a verdict."""
+        """Note a line's figures; the second, without warm-up, also prints a verdict."""
         if self._figures is not None:
             self._figures.loss = row.get("train_loss")
         self._lines += 1
@@ -261,7 +261,7 @@ class NewestLoss:
         self._arrived: torch.Event | None = None
 
     def read(self, losses: Sequence[Tensor]) -> float | None:
-        """The mean of the last losses (0-d), or of slightly earlier ones; None where nothing new is known."""
+        """The mean of the last losses (0-d), or slightly earlier ones; None without news."""
         value = self._arrived_value()
         if not losses or time.perf_counter() < self._due or self._arrived is not None:
             return value

@@ -98,7 +98,7 @@ class BadReports:
         return lambda indices: self._unreadable.extend((number, index) for index in indices)
 
     def report(self) -> None:
-        """Report what was unreadable since the last call, if not too much; all ranks must call it."""
+        """Report what was unreadable since the last call; all ranks must call it."""
         if not self._callbacks:
             return
         unreadable = [item for theirs in self._ranks.gather(self._unreadable) for item in theirs]

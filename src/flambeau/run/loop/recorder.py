@@ -44,7 +44,7 @@ _MAX_PARTS = 40  # of a model, in environment.json
 
 
 class Recorder:
-    """Writes and reads the files of a run: rank 0, or each rank for its pieces of a sharded model."""
+    """Writes and reads a run's files: rank 0, or each rank for its shards."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Recorder:
             self._trackers = self._make_trackers(self._metrics_log.size)
 
     def note_use(self) -> None:
-        """Note in a finished run how its model is made and used, if this start says it."""
+        """Note in a finished run how its model is made and used, if given."""
         if self._ranks.is_first and self._options.builder is not None:
             self._folder.update_config(only=use_record(self._options))
             self._folder.record_made_here()
@@ -307,7 +307,7 @@ class Recorder:
         return needed <= left
 
     def wait_for_all(self) -> None:
-        """Wait until the checkpoint is on the disk; a failure on rank 0 is raised on all ranks."""
+        """Wait until the checkpoint is on the disk; rank 0's failure is raised on all ranks."""
         if self._layout is not None:
             self.saver.wait()
         self._ranks.first(self.saver.wait)
@@ -321,7 +321,7 @@ class Recorder:
             self._progress.emit({"event": "checkpoint", "path": path})
 
     def newest(self, *, upto: int | None = None) -> Restored | None:
-        """The newest whole checkpoint, if any, not of steps later than `upto`; the same on all ranks."""
+        """The newest whole checkpoint up to step `upto`, if any; the same on all ranks."""
         newest = None if upto is None else checkpoint_name(upto)
 
         def restore() -> Restored | None:
@@ -365,7 +365,7 @@ class Recorder:
         return result
 
     def say_resumed(self, restored: Restored) -> None:
-        """Say where a resume continues, and what keeps it from the same bits as an uninterrupted run."""
+        """Say where a resume continues, and what keeps it from an uninterrupted run's bits."""
         self._say(f"going on from step {self._state.step} of {self._parts.plan.total_steps}")
         reasons = changes(restored.meta["exactness"], self.exactness)
         if self._ranks.world > 1 and self._options.compression == "powersgd":

@@ -271,7 +271,7 @@ def _shards(
 def make_state(
     parts: RunParts, model: nn.Module, optimizer: Optimizer, options: RunOptions
 ) -> ResumableState:
-    """The state before the first step, of the model or this rank's pieces; the average starts from them."""
+    """The state before the first step, of the model or this rank's pieces, also for the average."""
     # A trial before the run may have left gradients, which a resume would not have.
     optimizer.zero_grad(set_to_none=True)
     schedule = parts.schedule.saved_objects()

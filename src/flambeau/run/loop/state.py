@@ -215,7 +215,7 @@ class ResumableState:
         return bool(self.amp.halted) or self.amp.loss_scale() < _SCALE_FLOOR
 
     def read_window(self) -> tuple[dict[str, Any], int]:
-        """The figures since the last line, and how many of those steps to undo; waits for the device."""
+        """The figures since the last line, and the steps to undo; waits for the device."""
         figures, halted = self.window.read(self.amp.num_halted)
         row: dict[str, Any] = {**figures}
         if self.amp.precision == "fp16":
@@ -352,7 +352,7 @@ class Phase(enum.Enum):
 
 
 class Place(enum.Enum):
-    """Where in the user's loop a process is; later places of an epoch include what follows them."""
+    """Where in the user's loop a process is."""
 
     OUTSIDE = "before run.epochs()"
     EPOCH = "in an epoch, before its run.batches()"
@@ -451,7 +451,7 @@ class TransientState:
         self.phase = Phase.EVALUATED
 
     def end_evaluated(self) -> None:
-        """A batch of an evaluation is done and its values count, or it ran out of memory and they do not."""
+        """An evaluation's batch is done; its values count unless it ran out of memory."""
         if self.is_out_of_memory:
             self.held_back.clear()
         self.phase = Phase.BETWEEN
@@ -476,7 +476,7 @@ class TransientState:
 
     @property
     def holds_back(self) -> bool:
-        """Whether a value that is logged now counts later: keep a copy, which nobody changes until then."""
+        """Whether a value logged now counts later: keep a copy."""
         return self.is_revocable or self.phase is Phase.EVALUATED
 
     def count(self, work: Callable[[], object]) -> None:

@@ -146,7 +146,7 @@ class StepMetrics:
             )
 
     def read(self, halted_steps: Tensor) -> tuple[dict[str, float], int]:
-        """The figures of a line, and the value of `halted_steps`; waits for the device and starts anew."""
+        """A line's figures, and `halted_steps`; waits for the device and starts anew."""
         figures = [torch.stack([halted_steps, *self.losses]).double()]
         means = {name: mean for name, mean in self.logged.items() if mean.num_samples}
         figures += [mean.compute().double().view(1) for mean in means.values()]

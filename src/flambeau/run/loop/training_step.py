@@ -65,7 +65,7 @@ class TrainingStep:
             self._together.keeps += [self._keep, *keeps]
 
     def compute(self, work: Callable[[], None], micro: MicroBatch | None) -> None:
-        """Run the forward and backward pass of a batch: now, or together with others of the step."""
+        """Run a batch's forward and backward pass: now, or with others of the step."""
         if self._together is None or micro is None:
             work()
         else:

@@ -19,7 +19,7 @@ _HIGHER_IS_BETTER = {
 
 
 def better_by_name(figure: str) -> Literal["max", "min"] | None:
-    """Whether more or less of a figure is better, by the words of its name; None where they do not say it."""
+    """Whether more or less of a figure is better, by the words of its name, if they say it."""
     words = set(re.split(r"[^a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", figure).lower()))
     low = not words.isdisjoint(_LOWER_IS_BETTER)
     high = not words.isdisjoint(_HIGHER_IS_BETTER)

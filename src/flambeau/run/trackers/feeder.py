@@ -68,7 +68,7 @@ class Feeder:
         self._news.set()
 
     def run_after(self, step: int, work: Callable[[], None]) -> None:
-        """Let the thread also do this work, after the lines up to a step; drops the oldest of too many."""
+        """Let the thread do this, after the lines up to a step; drops the oldest of too many."""
         with self._lock:
             if len(self._more_work) == _MAX_WORK:
                 self._more_work.popleft()

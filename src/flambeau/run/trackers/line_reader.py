@@ -11,7 +11,7 @@ _CHUNK_BYTES = 2**16
 
 
 def next_lines(path: Path, offset: int, size: int) -> list[tuple[int, dict[str, Any]]]:
-    """The whole lines from an offset on, with their ends in the file, which may grow or be cut meanwhile."""
+    """The whole lines from an offset on, with their ends in the file, which may change meanwhile."""
     chunk = _CHUNK_BYTES
     with path.open("rb") as file:
         while True:

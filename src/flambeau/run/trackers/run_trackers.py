@@ -30,7 +30,7 @@ _FORK_WAIT_S = 2.0  # an import takes less; chosen
 class RunTrackers:
     """The trackers of a run, in the process that writes metrics.jsonl.
 
-    `is_sharded`: each process has only pieces of the weights: no histograms and no graph.
+    `is_sharded`: no histograms and no graph, because weights are in pieces.
     """
 
     def __init__(

@@ -86,7 +86,7 @@ class TensorboardEvents:
             self._writer.add_histogram(f"weights/{name}", values, step)
 
     def histograms_again(self, step: int, tensors: Mapping[str, Tensor], *, size: int) -> None:
-        """Repeat those of the last evaluation, which a rewind has dropped, if `size` bytes end with it."""
+        """Repeat the last evaluation's, which a rewind dropped, if `size` bytes end with it."""
         if ends_with_evaluation(self._facts.metrics, size, step=step):
             self.histograms(step, tensors)
 

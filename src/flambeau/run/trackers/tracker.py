@@ -11,7 +11,7 @@ from flambeau.run.folder.json_file import json_file
 
 
 class Position(NamedTuple):
-    """A position in metrics.jsonl: after all lines before `step` and the first `lines` lines of that step."""
+    """A position in metrics.jsonl: after the lines before `step` and its first `lines`."""
 
     step: int
     lines: int
@@ -43,7 +43,7 @@ class TrackedRun:
         return {}
 
     def note(self, name: str, values: Mapping[str, Any]) -> None:
-        """Record something for the next start; a power failure may lose it, and lines are then sent again."""
+        """Record something for the next start; if a power failure loses it, lines are sent again."""
         path = self._record_file(name)
         path.parent.mkdir(exist_ok=True)
         new = path.with_name(f".{path.name}.new")
@@ -72,7 +72,7 @@ class Tracker(Protocol):
         """Take a line; lists come as name/0, name/1 ...; numbers that are not finite are left out."""
 
     def rewind(self, position: Position) -> Position:
-        """The run continues from an earlier position; returns the position from which it needs lines again.
+        """The run continues from an earlier position; returns that from which it needs lines again.
 
         That is `position`, or `Position(position.step, 0)`.
         """

@@ -62,7 +62,7 @@ class LabelAnswer:
     """The labels of an image.
 
     Attributes:
-        labels: those whose probability reaches their threshold, the most probable first.
+        labels: those that reach their threshold, the most probable first.
     """
 
     labels: Sequence[str]
@@ -141,7 +141,7 @@ _IN_NOTEBOOK = 20  # answers
 
 
 def answers_table(texts: Iterable[str]) -> str:
-    """HTML of what a model says of each image, by its number, for a notebook; of many the first."""
+    """HTML of a model's answer per image number, for a notebook; of many the first."""
     rows = [[number, text] for number, text in enumerate(itertools.islice(texts, _IN_NOTEBOOK + 1))]
     more = [["...", ""]] if len(rows) > _IN_NOTEBOOK else []
     return html_grid(["image", "answer"], [*rows[:_IN_NOTEBOOK], *more])

@@ -39,7 +39,7 @@ class Column:
 
 
 class Add(Protocol):
-    """Takes arrays of the next n images, each (n, ...), by name: always the same names and shapes."""
+    """Takes arrays of the next n images, (n, ...), by name: always the same names and shapes."""
 
     def __call__(self, rows: Mapping[str, NDArray[Any]]) -> None: ...
 

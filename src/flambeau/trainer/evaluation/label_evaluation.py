@@ -97,7 +97,7 @@ def label_answers(
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LabelEvaluation:
-    """The result of `evaluate` for several labels per image; `print(evaluation)` shows it.
+    """The result of `evaluate` for several labels per image, for `print`.
 
     Unknown labels count in no figure.
 

@@ -30,19 +30,19 @@ class MaskCounts:
 
     @property
     def iou(self) -> Tensor:
-        """(K,) float64, intersection over union of each class, over all images; NaN if it is in neither."""
+        """(K,) float64, each class's intersection over union, over all images; NaN if in neither."""
         right, predicted, there = self._sums()
         return right / (predicted + there - right)
 
     @property
     def dice(self) -> Tensor:
-        """(K,) float64, F1 of the pixels of each class, over all images; NaN where it is in neither."""
+        """(K,) float64, F1 of each class's pixels, over all images; NaN if in neither."""
         right, predicted, there = self._sums()
         return 2 * right / (predicted + there)
 
     @property
     def accuracy(self) -> Tensor:
-        """(K,) float64, the share of the pixels of each class that are predicted so; NaN without any."""
+        """(K,) float64, the share of each class's pixels predicted so; NaN without any."""
         right, _, there = self._sums()
         return right / there
 
@@ -54,7 +54,7 @@ class MaskCounts:
 
     @property
     def image_iou(self) -> Tensor:
-        """(N,) float64, the mean over the classes in the mask or the prediction of each image, or NaN."""
+        """(N,) float64, the mean over classes in each image's mask or prediction, or NaN."""
         union = self.predicted + self.there - self.right
         iou = self.right.double() / union
         return iou.nanmean(1)

@@ -21,7 +21,7 @@ _OPACITY = 0.55  # of a mask over its image; by eye
 
 
 def palette() -> NDArray[np.uint8]:
-    """(256, 3) colors, those of Pascal VOC's masks: the bits of a number spread over red, green and blue."""
+    """(256, 3) colors of Pascal VOC's masks: a number's bits spread over red, green and blue."""
     numbers = np.arange(256)
     colors = np.zeros((256, 3), np.uint8)
     for bit in range(8):
@@ -40,7 +40,7 @@ def mask_image(mask: NDArray[np.uint8]) -> Image.Image:
 
 
 def overlay(image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> Image.Image:
-    """The colors of a mask (H, W) over an image, whose pixels of number 0 and IGNORED stay as they are."""
+    """A mask's colors (H, W) over an image, except pixels of number 0 and IGNORED."""
     colors = palette()[mask].astype(np.float32)
     wide = np.broadcast_to(image, (*mask.shape, 3)).astype(np.float32)
     is_shown = ((mask != 0) & (mask != IGNORED))[:, :, None]
@@ -49,7 +49,7 @@ def overlay(image: NDArray[np.uint8], mask: NDArray[np.uint8]) -> Image.Image:
 
 
 def mask_picture(image: Tensor, mask: Tensor, predicted: NDArray[np.uint8] | None) -> Tensor:
-    """A mask over its image, and the predicted one of any size beside it, (3, S, S) or (3, S, 2 S)."""
+    """A mask over its image, and any predicted one beside it, (3, S, S) or (3, S, 2 S)."""
     x = image if image.dtype == torch.uint8 else (image.clamp(0, 1) * 255).round().to(torch.uint8)
     pixels = x.permute(1, 2, 0).numpy()
     shown = [np.asarray(overlay(pixels, mask.numpy()))]

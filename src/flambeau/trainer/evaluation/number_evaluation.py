@@ -51,10 +51,10 @@ class NumberPredictions:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NumberEvaluation:
-    """The result of `evaluate` for numbers; `print(evaluation)` shows it.
+    """The result of `evaluate` for numbers, for `print`.
 
     Attributes:
-        loss: the mean loss of the training, of standardized numbers.
+        loss: the training's, of standardized numbers.
     """
 
     loss: float

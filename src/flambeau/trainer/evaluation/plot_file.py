@@ -31,7 +31,7 @@ _FONTS = (
 
 
 def check_plot(path: Path, *, force: bool, remedy: str = "force=True") -> None:
-    """Refuse at once what `draw` would: no matplotlib, another ending, or the file exists and not `force`."""
+    """Refuse at once what `draw` would: no matplotlib, another ending, an existing file without `force`."""
     extra("matplotlib", what="a picture of an evaluation")
     refuse_existing(path, suffixes=_SUFFIXES, force=force, remedy=remedy)
 

@@ -17,7 +17,7 @@ class MemberFigures:
 
     @classmethod
     def of(cls, run: str, evaluation: Mapping[str, Any]) -> "MemberFigures":
-        """From the `as_dict` of an evaluation; the loss of numbers is in a unit of the member's own."""
+        """From an evaluation's `as_dict`; the loss of numbers is in the member's unit."""
         figures: dict[str, float] = {
             f"{name}_{column['name']}": column[name]
             for column in evaluation.get("columns", ())

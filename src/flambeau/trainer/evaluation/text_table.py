@@ -13,7 +13,7 @@ LONGEST = 40  # characters of a name in a table
 def text_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, longest: int = LONGEST
 ) -> str:
-    """Aligned columns, the first `left` ones to the left. Rich knows how wide a Chinese character is."""
+    """Aligned columns, the first `left` ones to the left, with Chinese characters by Rich."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -50,7 +50,7 @@ EMBEDDED_EPOCHS = 5
 
 
 def resolve(settings: Settings, train: Source, val: Source) -> tuple[ResolvedSettings, DataFacts]:
-    """Fill in what was left open, bits and channels of the images included; also the facts of the data."""
+    """Fill in what was left open, also bits and channels; and the facts of the data."""
     settings = _of_task(_with_embedded(settings), task_of(train))
     for source in (train, val):
         _require_masks(source, settings.skip_bad_images)

@@ -21,7 +21,7 @@ _STRENGTHS = {"sqrt": 0.5, "full": 1.0}
 
 
 def balanced_sampler(settings: ResolvedSettings, labels: Tensor) -> BalancedSampler | None:
-    """The sampler if classes are to be drawn more evenly, with as many images per epoch; else None."""
+    """The sampler for classes to be drawn more evenly, as many images per epoch; else None."""
     if settings.balance == "none":
         return None
     return BalancedSampler(labels, strength=_STRENGTHS[settings.balance], seed=settings.seed)

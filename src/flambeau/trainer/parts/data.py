@@ -182,7 +182,7 @@ _TASKS: dict[str, Callable[[DataFacts], Task]] = {
 
 
 def with_thresholds(facts: DataFacts, folder: RunFolder) -> DataFacts:
-    """The facts with the thresholds that a run of several labels has chosen for the weights it publishes."""
+    """The facts with a run's thresholds of several labels for its published weights."""
     result = published(folder)
     if result is None:
         return facts
@@ -276,10 +276,10 @@ def with_test(facts: DataFacts, settings: Settings, train: Source, val: Source) 
 
 
 def check_test(facts: DataFacts, settings: Settings) -> Source:
-    """The images to test on, as they were at the start of the run.
+    """The images to test on, unchanged since the run's start.
 
     Raises:
-        InputError: they have changed since, or cannot be opened.
+        InputError: changed, or not to be opened.
     """
     test = open_test(settings, facts)
     if test.fingerprint != facts.test_fingerprint:
@@ -310,7 +310,7 @@ def files_of(source: Source) -> list[str | None]:
 
 
 def cache_options(settings: Settings) -> CacheOptions:
-    """Where blocks of data in a store are kept: as a command says, else as the run does."""
+    """Where blocks of a store are kept: as a command says, else as the run."""
     chosen = chosen_cache()
     if chosen is not None:
         return chosen
@@ -368,7 +368,7 @@ def check_unchanged(
     settings: ResolvedSettings,
     moved: str | None = None,
 ) -> None:
-    """Refuse to continue a run on other data than its own; `moved`: where they were and are."""
+    """Refuse to continue a run on other data; `moved`: where they were and are."""
     for what, source, samples, fingerprint, content in (
         ("training", train, facts.train_samples, facts.train_fingerprint, facts.train_content),
         ("validation", val, facts.val_samples, facts.val_fingerprint, facts.val_content),
@@ -404,14 +404,14 @@ def check_model_file(facts: DataFacts, model: str) -> None:
 
 
 def moves_only(facts: DataFacts) -> bool:
-    """Whether random operations only move pixels, since what is white, or a color, is not known of them."""
+    """Whether random operations only move pixels, of which white, or a color, is unknown."""
     return facts.pixels in ("unit", "float") or facts.channels not in COLORS
 
 
 def datasets(
     prepared: Prepared,
 ) -> tuple[ImageDataset | DeviceDataset, ImageDataset | DeviceDataset]:
-    """The two data sets of a run, held on its device where that pays and nothing needs the CPU."""
+    """The two data sets of a run, held on its device where that pays."""
     settings = prepared.settings
     facts = prepared.facts
     train = prepared.train
@@ -441,7 +441,7 @@ def datasets(
 def noise_batch(data: ImageDataset | DeviceDataset, size: int, device: torch.device) -> Tensor:
     """Random images (size, C, S, S) uint8.
 
-    In channels_last like a data set's batches: a model is compiled again for other strides.
+    In channels_last: a model is compiled again for other strides.
     """
     shape = (size, data.image_size, data.image_size, data.channels)
     return torch.randint(256, shape, dtype=torch.uint8).to(device).permute(0, 3, 1, 2)
@@ -457,7 +457,7 @@ def noise_targets(data: ImageDataset | DeviceDataset, size: int, device: torch.d
 
 
 def check_teacher_code(teacher: str | None, *, trust: bool, say: Callable[[str], object]) -> None:
-    """Ask for permission to run the files of code that the folders of teachers name as their models."""
+    """Ask for permission to run the models' files of code that teachers' folders name."""
     for run in teacher_runs(teacher):
         folder = RunFolder(run_here(run))
         stored = (folder.read_config() or {}) if folder.path.is_dir() else {}  # refused later

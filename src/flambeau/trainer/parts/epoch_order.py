@@ -11,7 +11,7 @@ from flambeau.trainer.settings.settings import Settings
 
 
 def shuffle_window(settings: Settings, train: Source) -> int | None:
-    """The images among which one of an epoch is drawn; None or 0 for all. InputError: not read in blocks."""
+    """The images among which the next is drawn; None or 0 for all. InputError: not read in blocks."""
     if settings.shuffle_window is None:
         return default_window(train) if settings.balance == "none" else None
     if settings.shuffle_window and image_blocks(train) is None:

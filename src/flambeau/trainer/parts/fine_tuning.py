@@ -87,9 +87,9 @@ def freeze_parts(model: nn.Module, what: str) -> None:
 
 
 def recompute_parts(model: nn.Module, what: str) -> None:
-    """Let modules recompute their activations in backward: 'none', or patterns of names between commas.
+    """Let modules recompute their activations in backward: 'none', or patterns between commas.
 
-    InputError: a pattern that matches nothing that can be recomputed.
+    InputError: a pattern without a match to recompute.
     """
     if what == "none":
         return

@@ -414,7 +414,7 @@ def check_logits(
 def try_forward(
     model: nn.Module, shape: tuple[int, int, int, int], *, training: bool = False
 ) -> Any:
-    """What the model returns for black images (N, C, H, W); its buffers and modes do not change."""
+    """The output for black images (N, C, H, W); buffers and modes do not change."""
     try:
         # Not inference_mode: a model may cache tensors that training then needs gradients through.
         with kept_as_is(model), torch.no_grad():
@@ -496,7 +496,7 @@ def normalizer(facts: DataFacts, device: torch.device) -> Callable[[Tensor], Ten
 def check_training(
     model: nn.Module, settings: ResolvedSettings, facts: DataFacts, *, world: int = 1
 ) -> None:
-    """Refuse a model that cannot train, also on the smallest batch of an epoch, if that is one image."""
+    """Refuse a model that cannot train, also on a smallest batch of one image."""
     num_images = facts.train_samples
     accumulate = settings.accumulate
     lone = num_images % (settings.batch_size * accumulate) == 1

@@ -17,7 +17,7 @@ def pixel_lines(
 ) -> list[str]:
     """Lines on levels and channels that are kept, converted or unknown.
 
-    `is_asked`: the user has said which channels or bits they want.
+    `is_asked`: the user chose channels or bits.
     """
     lines = [*_kept(facts, settings)]
     if settings.augment != "none" and moves_only(facts):

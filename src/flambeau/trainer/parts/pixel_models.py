@@ -47,7 +47,7 @@ class PyramidSegmenter(nn.Module):
 
 
 class MainOutput(nn.Module):
-    """A network of torchvision, which returns its outputs by name, as one that returns the main one."""
+    """A torchvision network with outputs by name, as one that returns the main one."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ class Calibrating:
         """For the model of a folder.
 
         Raises:
-            InputError: no finished run of classes in a folder of this machine.
+            InputError: no finished run of classes in a local folder.
         """
         if isinstance(model, Ensemble):
             return cls._of_several(model, coverage, adaptive=adaptive)
@@ -87,7 +87,7 @@ class Calibrating:
         self._batches.append((logits.cpu(), targets.cpu()))
 
     def write(self, *, say: Callable[[str], None]) -> Calibration:
-        """Fit on all batches, and write the file of the run, also to its mirror.
+        """Fit on all batches, and write the run's file, also to its mirror.
 
         Raises:
             InputError: too few images for the coverage.

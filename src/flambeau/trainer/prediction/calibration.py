@@ -85,7 +85,7 @@ class Calibration:
         write_file(run / name, json.dumps(asdict(self), indent=2).encode() + b"\n")
 
     def sets(self, logits: Tensor) -> Tensor:
-        """(N, C) bool: which classes are in the set of each image, from calibrated logits (N, C)."""
+        """(N, C) bool: each image's set of classes, from calibrated logits (N, C)."""
         assert self.threshold is not None
         limit = self.threshold if self.adaptive else 1 - self.threshold
         return class_scores(logits.double().softmax(1), adaptive=self.adaptive) <= limit + _ROUNDED
@@ -196,7 +196,7 @@ def of_several(members: Sequence[tuple[str, float]]) -> tuple[str, str]:
 def stored_calibration(
     run: Path, weights_sha256: str | None, *, name: str = FILE
 ) -> Calibration | None:
-    """What the run keeps for these weights; None without, for other weights, or if it is not plausible."""
+    """What the run keeps for these weights, if plausible."""
     kept = json_table(run / name)
     known = Calibration.__dataclass_fields__
     if kept.keys() != known.keys() or kept["weights_sha256"] != weights_sha256:

@@ -44,12 +44,12 @@ class Ensemble:
 
     @cached_property
     def reference(self) -> Trained:
-        """Whose unit and size the joint outputs have: of the members with the largest images the first."""
+        """Whose unit and size joint outputs have: the first member with the largest images."""
         return max(self.members, key=lambda one: one.image_size)
 
     @cached_property
     def facts(self) -> DataFacts:
-        """Those of the reference; the threshold of a label is the mean of those of the members."""
+        """The reference's; a label's threshold is the members' mean."""
         facts = self.reference.facts
         if facts.task_name != "multilabel":
             return facts
@@ -180,7 +180,7 @@ def ensemble_of(members: Sequence[tuple[str, Trained]]) -> Model:
 
 
 def calibration_key(ensemble: Ensemble) -> tuple[str, str] | None:
-    """The file and the key of a calibration of all together; None where not all are finished runs here."""
+    """File and key of a joint calibration; None unless all are finished runs here."""
     facts = []
     for one in ensemble.members:
         if one.folder is None or one.weights_sha256 is None:
@@ -241,7 +241,7 @@ def read_model(
 
 @dataclass(frozen=True)
 class JointLoader:
-    """Loaders of the same images, batch by batch; an image that one cannot read is left out of all."""
+    """Loaders of the same images, batch by batch; what one cannot read is left out of all."""
 
     loaders: Sequence[Loader]
 

@@ -52,10 +52,10 @@ class Estimate:
 
 
 def run_to_test(run: str | Path) -> Path:
-    """The folder of a run, in which a look is recorded.
+    """The run folder in which a look is recorded.
 
     Raises:
-        InputError: it is an address, or no folder of a run.
+        InputError: an address, or no run folder.
     """
     if is_address(run) or not RunFolder(Path(run)).config.is_file():
         raise InputError(
@@ -65,7 +65,7 @@ def run_to_test(run: str | Path) -> Path:
 
 
 def looks_file(run: Path) -> Path:
-    """Where looks at the test images of a run are recorded: in its folder, or in that of its sweep."""
+    """Where looks at a run's test images are recorded: in its folder, or its sweep's."""
     folder = run.resolve()
     return (sweep_of(folder) or folder) / FILE
 
@@ -105,7 +105,7 @@ def check_look(path: Path, *, again: bool) -> None:
     """Refuse a second look that nobody has asked for.
 
     Raises:
-        InputError: it is a second one and not `again`, or the first and `again`.
+        InputError: a second one without `again`, or the first with it.
     """
     looks = looks_in(path)
     if looks and not again:
@@ -174,7 +174,7 @@ def look_lines(path: Path) -> list[str]:
 
 
 def estimate(evaluation: AnyEvaluation) -> Estimate:
-    """The figure of an evaluation that has an interval, with it; of images drawn one by one."""
+    """An evaluation's figure with its interval, of images drawn one by one."""
     count = evaluation.num_images
     if isinstance(evaluation, Evaluation):
         low, high = wilson(evaluation.accuracy, count)

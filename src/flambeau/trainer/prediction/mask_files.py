@@ -36,11 +36,7 @@ class MaskFiles:
     _used: set[str] = field(default_factory=set)
 
     def check(self) -> None:
-        """Refuse folders that hold something, and a name that is no folder.
-
-        Raises:
-            InputError: so, and not `force`.
-        """
+        """InputError: no folder, or, without `force`, one that holds something."""
         for flag, folder in (("--masks", self.masks), ("--overlays", self.overlays)):
             if folder is None:
                 continue

@@ -30,7 +30,7 @@ class SampleImages:
         return len(self.pixels)
 
     def normalized(self, trained: Trained) -> list[Tensor]:
-        """Batches (at most 32, C, S, S) float32 of normalized images, on the device of the model."""
+        """Batches (at most 32, C, S, S) float32 of normalized images, on the device."""
         images = self.pixels.permute(0, 3, 1, 2).to(trained.device)
         return [trained.normalize(part) for part in images.split(32)]
 

@@ -53,7 +53,7 @@ _Output = TypeVar("_Output")
 
 
 class Batches(Protocol):
-    """What gives batches of images, each image once and in order: `Loader`, or several of them as one."""
+    """Batches of images, each once and in order: a `Loader`, or several as one."""
 
     @property
     def length(self) -> int:

@@ -53,7 +53,7 @@ class ResolvedSettings(Settings):
 
 
 def settings_for_use(model: str, *, image_size: int, crop: str = "bilinear") -> ResolvedSettings:
-    """The settings of a model of which no training is known; those of a training mean nothing."""
+    """The settings of a model without a known training, whose own mean nothing."""
     return ResolvedSettings(
         model=model,
         image_size=image_size,

@@ -861,7 +861,7 @@ def split_names(target: str) -> list[str]:
 
 
 def teacher_runs(teacher: str | None) -> list[str]:
-    """The folders that `teacher` names: one whose name has a comma, or several with commas between them."""
+    """The folders that `teacher` names: one, perhaps with a comma in it, or several between commas."""
     if teacher is None:
         return []
     if "," not in teacher or Path(teacher).is_dir():

@@ -50,7 +50,7 @@ def with_preset(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def overridden(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a file, with those given in their place; a length replaces both of its spellings."""
+    """A file's settings, replaced by those given; a length replaces both of its spellings."""
     length = {"epochs", "duration"}
     left_out = length if length & given.keys() else set()
     return {**{k: v for k, v in values.items() if k not in left_out}, **given}

@@ -335,7 +335,7 @@ class Segmentation:
         return outputs.softmax(1)
 
     def graph_answer(self, outputs: Tensor, pixels: Tensor) -> Tensor:
-        """The numbers of the classes (N, H, W) uint8, from logits at the size of the pixels."""
+        """Class numbers (N, H, W) uint8, from logits at the pixels' size."""
         full = F.interpolate(outputs, pixels.shape[1:3], mode="bilinear", align_corners=False)
         return torch.tensor(self.values, dtype=torch.uint8)[full.argmax(1)]
 
@@ -361,7 +361,7 @@ class Segmentation:
         return MaskAnswers(self.classes, tuple(answers))
 
     def answers(self, outputs: Tensor, sizes: Sequence[Size], *, top: int) -> Sequence[MaskAnswer]:
-        """The mask of each image at its size, from logits that are resized before the choice of a class."""
+        """Each image's mask at its size, from logits resized before the choice of a class."""
         answers = []
         for logits, size in zip(outputs.float(), sizes, strict=True):
             full = F.interpolate(logits[None], size, mode="bilinear", align_corners=False)[0]
@@ -422,7 +422,7 @@ class MaskAnswers:
 
     @property
     def masks(self) -> list[Any]:
-        """For each image (H, W) uint8, the numbers of the classes in the masks of the training."""
+        """For each image (H, W) uint8, the classes' numbers in training masks."""
         return [answer.mask for answer in self.answers]
 
     def __len__(self) -> int:
@@ -441,7 +441,7 @@ class MaskAnswers:
 
 @dataclass
 class MaskCounters:
-    """What an evaluation counts, on the device of the model, of masks of the size of their images."""
+    """What an evaluation counts, on the device, of masks at the size of their images."""
 
     task: Segmentation
     source: Source

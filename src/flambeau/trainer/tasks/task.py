@@ -102,7 +102,7 @@ class Task(Protocol):
     def loss(
         self, outputs: Tensor, targets: Tensor, *, smoothing: float, weight: Tensor | None
     ) -> Tensor:
-        """The loss of a batch, 0-d float32; targets are perhaps mixed, and `weight` is that of each class."""
+        """The loss of a batch, 0-d float32, of perhaps mixed targets; `weight`: of each class."""
 
     def loss_towards(self, outputs: Tensor, reference: Tensor) -> Tensor:
         """The loss with the predictions of other outputs in place of targets, 0-d float32."""
@@ -168,10 +168,10 @@ class Task(Protocol):
         """The main figure as text."""
 
     def agrees(self, outputs: Tensor, reference: Tensor) -> Tensor:
-        """(N,) bool: whether both outputs predict the same, by which a step of an export is judged."""
+        """(N,) bool: whether both predict the same, which judges a step of an export."""
 
     def export_facts(self, outputs: Tensor, targets: Tensor | None) -> Mapping[str, Any]:
-        """What export.json says of the outputs, beside the shape of the images; targets if they are known."""
+        """What export.json says of the outputs, beside the images' shape; targets if known."""
 
     def predictions(self, batches: Iterable[tuple[Tensor, Sequence[Size]]]) -> Any:
         """What `flambeau.load(run)(images)` returns, of outputs on the CPU and the sizes of the images."""

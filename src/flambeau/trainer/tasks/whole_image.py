@@ -27,7 +27,7 @@ class WholeImage:
 
     @property
     def eval_resize(self) -> EvalResize:
-        """The whole image, where training shows it: what is cut off may have been counted or named."""
+        """The whole image, where training shows it: what is cut off may count."""
         return "squash" if self.is_whole else None
 
     def loss_towards(self: Task, outputs: Tensor, reference: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def mean_of_known_targets(losses: Tensor, targets: Tensor, known: Sequence[float
 
 
 def constants(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Numbers (K,) float32 on a device, copied there once: a copy in each step would wait for it."""
+    """Numbers (K,) float32 on a device, copied once: a copy in each step would wait for it."""
     kept = _constants.get((values, device))
     if kept is not None:
         return kept

@@ -68,7 +68,7 @@ class Workers:
         return {"num_workers": self.count, "worker_init_fn": start, **timeout}
 
     def watched(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches of a DataLoader; if one does not arrive, the worker that lost it is named."""
+        """The batches of a DataLoader; if one does not arrive, its worker is named."""
         self._waiting_since = time.monotonic()
         ended = threading.Event()
         if self.count and self._stall_timeout:
@@ -179,7 +179,7 @@ def _clear_frames(error: BaseException | None) -> None:
 def preserve_errors(what: str, num_workers: int) -> Iterator[None]:
     """Wrap errors that would otherwise get lost.
 
-    StopIteration would end an epoch silently, and an error that cannot be pickled never leaves its worker.
+    StopIteration would end an epoch silently; what cannot be pickled never leaves its worker.
     """
     try:
         yield

@@ -21,7 +21,7 @@ _tables: "weakref.WeakSet[InFlight]" = weakref.WeakSet()
 
 
 class Reading(NamedTuple):
-    """A sample in a worker; `seconds` is how long it has been read, or how long ago that ended."""
+    """A sample in a worker; `seconds` of reading, or since its end."""
 
     worker: int
     pid: int
@@ -69,7 +69,7 @@ class InFlight:
                 child.kill()
 
     def last(self, worker: int | None = None) -> Reading | None:
-        """The sample that has been read for the longest time, or else the one that was read last."""
+        """The sample that has been read for longest, or else was read last."""
         now = time.monotonic()
         samples = []
         for number in range(self._workers) if worker is None else (worker,):

@@ -48,7 +48,7 @@ def to_send(batch: Any, *, workers: int) -> Any:
 
 
 def has_room(batch: Any, *, workers: int) -> bool:
-    """Whether shared memory has room for the tensors and arrays of a batch, one from each worker."""
+    """Whether shared memory has room for a batch from each worker."""
     try:
         status = os.statvfs(SHARED_MEMORY)
     except (OSError, AttributeError):  # not Linux

@@ -32,7 +32,7 @@ def role_of(name: str) -> tuple[str, str] | None:
 
 
 def names_by_part(names: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The names of the arrays by part and role; ValueError if two of one part have the same role."""
+    """The arrays' names by part and role; ValueError if two have the same."""
     parts: dict[str, dict[str, str]] = {}
     # If there are 'classes', then 'names' are something else, such as those of the images.
     for name in sorted(names, key=lambda name: name.lower().endswith("names")):
@@ -46,7 +46,7 @@ def names_by_part(names: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def is_of_labels(stem: str) -> bool:
-    """Whether the name of a file of arrays says labels, and it is no shard of images."""
+    """Whether a file of arrays is of labels by name, and no shard of images."""
     return any(_ROLE_OF.get(word) == "labels" for word in re.split(r"[_\-. ]+", stem.lower()))
 
 

@@ -54,7 +54,7 @@ _NUM_PROBED = 16  # images whose floating-point pixels are checked when a source
 
 
 def open_arrays(path: Path, kind: str, *, labelled: bool = True) -> tuple[Source, Source | None]:
-    """The images of a file of arrays: all, or those to train on and those to validate on."""
+    """The images of a file of arrays: all, or to train and to validate on."""
     try:
         arrays = _opened(path, kind, labelled)
         named = _named(arrays, path)
@@ -344,7 +344,7 @@ def classes_and_labels(
 ) -> tuple[tuple[str, ...], Tensor]:
     """Class names, and the labels as positions in them.
 
-    A classes file beside the arrays has priority over the names in them: users can write it to correct those.
+    A classes file beside the arrays has priority: users can write it to correct names.
     """
     if names is None or len(names.shape) != 1 or classes_file(path).exists():
         return named_labels(labels, path, describe)

@@ -78,7 +78,7 @@ class FileRows:
 
 
 class LoadedRows:
-    """An array that cannot be read by offset: all of it is read at the first access, and kept."""
+    """An array that cannot be read by offset: read whole at the first access, and kept."""
 
     def __init__(
         self, path: Path, shape: tuple[int, ...], dtype: np.dtype[Any], load: Callable[[], Array]
@@ -140,7 +140,7 @@ class RefusedRows:
 
 
 def open_with_owner(owner: object, path: Path) -> IO[bytes]:
-    """A file for `read_at`, closed when its owner is freed: a data set is rarely closed explicitly."""
+    """A file for `read_at`, closed when its owner is freed."""
     file = path.open("rb", buffering=0)
     weakref.finalize(owner, file.close)
     return file

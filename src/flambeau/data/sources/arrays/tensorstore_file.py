@@ -92,7 +92,7 @@ def open_store(folder: Path) -> dict[str, Rows]:
 
 
 def write_store(folder: Path, driver: str, array: Array) -> None:
-    """Write an array of one axis as one chunk, or one mapped from a file's start with a chunk per row."""
+    """Write an array of one axis as one chunk, or one mapped from a file with a chunk per row."""
     data = str(array.filename) if isinstance(array, np.memmap) else array.tobytes()
     _call("write", str(folder.absolute()), driver, data, array.shape, str(array.dtype))
 

@@ -50,7 +50,7 @@ def rows(start: int, stop: int, *where: Any) -> Any:
 
 
 def write(folder: str, driver: str, data: str | bytes, shape: tuple[int, ...], dtype: str) -> None:
-    """Write an array from `data`, or from the file of that name; one of several axes has a chunk per row."""
+    """Write an array from `data`, or the file of that name; with several axes a chunk per row."""
     import tensorstore
 
     array: Any

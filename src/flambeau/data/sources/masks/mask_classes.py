@@ -47,7 +47,7 @@ VOC_CLASSES = (
 
 
 class NamedValues(NamedTuple):
-    """The names of the numbers in masks; `whose` says who names them, for messages: a file, a data set."""
+    """The names of the numbers in masks; `whose`: who names them, a file or data set."""
 
     names: dict[int, str]
     whose: str

@@ -224,7 +224,7 @@ class MaskedSource:
         return self.masks.describe(index)
 
     def mask_problem(self, index: int) -> str | None:
-        """What is wrong with a mask: damaged, or of another size than its image, which is then a bad one."""
+        """What is wrong with a mask: damaged, or of another size than its image."""
         return self.problems.get(index)
 
     def mask_file_at(self, index: int) -> Path | None:
@@ -236,7 +236,7 @@ class MaskedSource:
 
     @staticmethod
     def share_classes(sources: Sequence["MaskedSource"], choice: TargetChoice) -> None:
-        """Let files that belong together have the classes of all of them, where no file names the classes."""
+        """Give files that belong together the classes of all, where no file names them."""
         if any(source.are_named for source in sources):
             return
         counts = np.concatenate([source.counts for source in sources])

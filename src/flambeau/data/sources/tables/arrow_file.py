@@ -215,9 +215,9 @@ def batch_of(pa: Any, record_batch: Any, columns: Columns) -> Batch:
 
 
 def arrow_batches(pa: Any, path: Path, buffer: Any) -> tuple[Any, Iterator[Any]]:
-    """Schema and record batches of a mapped Arrow file, without copying them into memory.
+    """Schema and record batches of a mapped Arrow file, not copied.
 
-    InputError: compressed batches, which could take any amount of memory.
+    InputError: compressed batches, which could take any memory.
     """
     is_file = bytes(buffer[: len(_MAGIC)]) == _MAGIC
     messages = pa.ipc.MessageReader.open_stream(buffer.slice(8 if is_file else 0))

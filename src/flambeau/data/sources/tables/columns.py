@@ -53,7 +53,7 @@ class NamesFiles(InputError):
 
 
 class Columns(NamedTuple):
-    """The columns to read; `is_struct`: the one of images holds structs of bytes and path, not bytes."""
+    """The columns to read; `is_struct`: images are structs of bytes and path."""
 
     image: str
     is_struct: bool
@@ -203,7 +203,7 @@ def _names(feature: Mapping[str, Any], label: str, path: Path) -> tuple[str, ...
 
 
 def column_named(columns: Iterable[str], known: Sequence[str]) -> str | None:
-    """The column whose name comes first among known ones, in upper or lower case; None for none."""
+    """The column named first among known ones, in any case, if any."""
     by_lower = {name.lower(): name for name in columns}
     return next((by_lower[word] for word in known if word in by_lower), None)
 

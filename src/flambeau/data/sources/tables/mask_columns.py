@@ -89,7 +89,7 @@ def _described(files: Source, column: str, index: int) -> str:
 def masked_table(
     path: Path, columns: MaskColumns, choice: TargetChoice, opened: Callable[[str], ReadTable]
 ) -> MaskedSource:
-    """The images and masks of a table, which `opened` opens as one of the files in a column."""
+    """The images and masks of a table; `opened` opens one column of files."""
     images = opened(columns.image)
     [unread] = images.left_out
     others = tuple(name for name in unread.columns if name != columns.mask)

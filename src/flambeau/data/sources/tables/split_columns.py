@@ -11,7 +11,7 @@ from flambeau.errors import InputError
 
 
 class SplitColumns(NamedTuple):
-    """What the columns say of each row: its group, and train, val or test; None without such a column."""
+    """Each row's group, and train, val or test; None without such a column."""
 
     groups: tuple[str, ...] | None = None
     parts: tuple[str, ...] | None = None
