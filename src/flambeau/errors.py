@@ -37,7 +37,7 @@ class DamagedData(InputError):
 
 
 class WorkerLost(RuntimeError):
-    """A data worker died or hangs; the message names it, and the sample that it was reading.
+    """A data worker died or hangs; the message names it and its sample.
 
     Commands print the message without a traceback and exit with 1: the same command may continue.
     """
@@ -62,7 +62,7 @@ def refusing(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_words_of_python(names: Collection[str], words: Collection[str] = ()) -> Iterator[None]:
-    """InputErrors raised inside name the arguments of a function, `names`, instead of a command's flags.
+    """InputErrors raised inside name a function's arguments, `names`, instead of flags.
 
     Args:
         words: values that may stand behind a flag.
@@ -114,7 +114,7 @@ DISK_ERRNOS = (
 
 
 def disk_errno(error: BaseException) -> int | None:
-    """The number of the error of a disk, also where a library has put it into its own words; else None.
+    """The number of a disk's error, also in a library's words; else None.
 
     Example:
         >>> disk_errno(OSError("[Errno 116] cannot open: Stale file handle")) == errno.ESTALE
@@ -170,7 +170,7 @@ def disk_remedy(number: int | None) -> str | None:
 
 
 def unreadable(path: object, error: OSError) -> InputError:
-    """The error for a file or folder that the system does not allow to be read.
+    """The error for a file or folder that cannot be read.
 
     Example:
         >>> unreadable("a.rec", FileNotFoundError(2, "No such file or directory"))
@@ -180,7 +180,7 @@ def unreadable(path: object, error: OSError) -> InputError:
 
 
 def require_folder(path: Path) -> None:
-    """InputError for a file in a folder that does not exist, which may be a typing error."""
+    """InputError for a file in a folder that does not exist."""
     if not path.parent.is_dir():
         raise InputError(f"{path} cannot be made: there is no folder {path.parent}\nMake it first")
 
@@ -203,7 +203,7 @@ def why_no_json(error: Exception) -> str:
 
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `object_pairs_hook` of json.loads, which silently takes the last of two values for a name.
+    """For `object_pairs_hook` of json.loads, which silently takes a name's last value.
 
     Example:
         >>> json.loads('{"cat": 1, "dog": 2}', object_pairs_hook=json_object)
@@ -220,8 +220,7 @@ def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def nearest(word: str, known: Iterable[str]) -> str:
     """'; did you mean X?' for the known word that begins with it or is most similar, or ''.
 
-    Dashes of flags are ignored: all flags have them. Typos of two letters in five have a similarity of 0.6,
-    but so have 'extra' and 'train': at that similarity the first letters must be equal.
+    Dashes of flags are ignored. At a similarity of 0.6 (two letters in five) the first letters must be equal.
     """
     by_bare = {name.lower().lstrip("-"): name for name in known}
     word = word.lower().lstrip("-")

@@ -101,7 +101,7 @@ _POINTER_OF_ANNEX = re.compile(rb"[./]*(\.git)?/annex/objects/\S")
 
 
 def signature(path: Path) -> Signature | None:
-    """The kind of a file, or of a broken link of git-annex; None if its first bytes say nothing."""
+    """The kind of a file, or git-annex's broken link; None if its first bytes say nothing."""
     if not path.exists() and is_annexed(path):
         return ANNEXED
     if path.is_symlink() and not path.exists():
@@ -113,7 +113,7 @@ def signature(path: Path) -> Signature | None:
 
 
 def signature_of(head: bytes, path: Path = Path("FILE")) -> Signature | None:
-    """The kind of a file from its first bytes, up to 4096; the whole file, if it has fewer."""
+    """The kind of a file from its first bytes, up to 4096."""
     return _stand_in(head) or _compressed(head, path) or _binary(head, path) or _text(head)
 
 

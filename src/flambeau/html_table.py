@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 
 def html_table(title: str, rows: Mapping[str, object]) -> str:
-    """HTML of a title and a row per name; None is left out, and floats have four decimals."""
+    """HTML of a title and a row per name without None; floats have four decimals."""
     cells = "".join(
         f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
         f"<td style='text-align:left'>{html.escape(_text(value))}</td></tr>"

@@ -52,7 +52,7 @@ def code_file(name: str) -> Path:
 
 
 def record(content: bytes, names: Iterable[str] = ()) -> bool:
-    """Record that this user has made something here, if a record can be: training goes on in any case."""
+    """Record, if possible, that this user has made something here."""
     folder = state_folder()
     if folder is None:
         return False
@@ -120,7 +120,7 @@ class Permission:
 
     Attributes:
         is_recorded: a record shows that this user made it here.
-        hashes: SHA-256 by name of the files that the folder held when it was made; a record covers no others.
+        hashes: SHA-256 by name of the folder's files then; a record covers no others.
     """
 
     folder: Path
@@ -165,9 +165,9 @@ def ask_for_config(
     trust: bool,
     say: Callable[[str], object],
 ) -> None:
-    """`ask` for code in a run's file of settings, except `named` ones; of other files say which code it is.
+    """`ask` for code in a run's file of settings, except `named` ones; of other files say which it is.
 
-    Such a file may be the user's own or from elsewhere: who names it gives the permission.
+    Who names such a file, perhaps from elsewhere, permits it.
     """
     names = named_code(values)
     permission = Permission(path, is_recorded=False, trust=True, say=say)

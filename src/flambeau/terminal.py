@@ -35,7 +35,7 @@ def in_notebook() -> bool:
 
 
 def shows_bars() -> bool:
-    """Whether bars can be shown: on a terminal that can return to the start of a line, or in a notebook."""
+    """Whether bars can be shown: on a terminal that can redraw a line, or in a notebook."""
     is_dumb = os.environ.get("TERM", "").lower() in ("dumb", "unknown")
     return in_notebook() or (_is_terminal(sys.stderr) and not is_dumb)
 
@@ -43,8 +43,8 @@ def shows_bars() -> bool:
 def print_text(text: str = "", *, end: str = "\n", has_colors: bool = False) -> None:
     """Print on standard output, flushed: what a command was asked for.
 
-    This and `say` are the only ways out. Control characters, which a name of a file may hold, and characters
-    that the stream cannot encode are escaped; nothing is printed where there is no stream.
+    This and `say` are the only ways out. Control characters, as in a file's name, and what the stream cannot
+    encode are escaped.
 
     Args:
         has_colors: the control characters are those of colors.
@@ -123,7 +123,7 @@ def error_console() -> "Console":
 
 
 class LiveLine:
-    """A line that is drawn repeatedly: the last one of a terminal, or an output of a notebook's cell."""
+    """A line drawn repeatedly: a terminal's last, or a notebook cell's output."""
 
     def __init__(self, draw: "Callable[[int], Table]", *, is_kept: bool) -> None:
         from rich.live import Live

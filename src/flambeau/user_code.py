@@ -29,7 +29,7 @@ def read_source(name: str, *, what: str) -> bytes:
 
 
 def load_function(name: str, *, what: str, source: bytes | None = None) -> Callable[..., Any]:
-    """Run a file, or an earlier `source` of it, as a new module, and return a function of it."""
+    """Run a file, or its earlier `source`, as a new module, and return its function."""
     path_text, _, function_name = name.rpartition(":")
     source = read_source(name, what=what) if source is None else source
     module = _load_module(Path(path_text), source, prefix=what.strip("-").lower())
@@ -65,8 +65,7 @@ def missing_arguments(function: Callable[..., Any], given: Collection[str] = ())
 def running_user_code(path: Path) -> Generator[None, None, None]:
     """Turn errors of a user's file into an InputError that names the line.
 
-    Its prints go to standard error, because standard output is for results, and a change of the working
-    folder is undone.
+    Its prints go to standard error; a change of the working folder is undone.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr), contextlib.chdir(Path.cwd()):

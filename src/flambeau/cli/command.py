@@ -107,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0, or 1 if a check has found something, 2 for wrong input, 75 for 'start me again'."""
+    """Run the command; 0, 1 if a check found something, 2 for wrong input, 75 for 'start me again'."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _open_closed_streams()
@@ -178,7 +178,7 @@ def _on_ctrl_c(_: int, frame: FrameType | None) -> None:
 
 
 def check(words: Sequence[str]) -> argparse.Namespace:
-    """The flags of a command line that is not run; InputError with the message that the command would give.
+    """The flags of a command line that is not run; InputError as the command would give.
 
     `--help` in it is answered.
     """
@@ -253,8 +253,8 @@ def _check_path(given: Sequence[object], action: argparse.Action) -> None:
 def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of the command line.
 
-    If `words` begin with a command, only its parser is built, in a fifth of the time; `train --zh` makes the
-    help Chinese.
+    With a command in front only its parser is built, in a fifth of the time; `train --zh` makes the help
+    Chinese.
     """
     parser = _Parser(
         prog="flambeau",
@@ -337,11 +337,11 @@ def sleep_if_busy(
 ) -> None:
     """Set OMP_WAIT_POLICY, which OpenMP reads when torch is loaded, unless the user has chosen how to wait.
 
-    Threads that wait for each other spin for milliseconds, in which another one could compute where all
-    processors are taken: asleep, an epoch of the embedded data took 0.30 of the time on two busy cores
-    (median of 5 rounds, 0.23 to 0.54). On free processors spinning is faster, and stays. No result depends
-    on it.
+    No result depends on it.
     """
+    # Waiting threads spin for milliseconds, in which another one could compute where all processors are taken:
+    # asleep, an epoch of the embedded data took 0.30 of the time on two busy cores (median of 5 rounds, 0.23 to
+    # 0.54). On free processors spinning is faster, and stays.
     if not environment.keys().isdisjoint(_CHOSEN_BY_USER):
         return
     if _load_per_cpu(load) >= _BUSY_LOAD and _waits(pressure) >= _BUSY_WAITS:

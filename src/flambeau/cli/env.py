@@ -172,11 +172,9 @@ _SECONDS = 3.0  # each for writing and reading; a slow disk adds one fsync
 def disk_speed(
     folder: Path, *, clock: Callable[[], float] = time.perf_counter
 ) -> dict[str, str | int | float | None]:
-    """Write a file of at most 512 MiB, a third of the free space, for about three seconds, and read it for as
-    long.
+    """Write at most 512 MiB, a third of the free space, for about three seconds, and read as long.
 
-    `write_mib_per_s` includes fsync; `read_mib_per_s` is without the system's cache (None if that cannot be
-    bypassed).
+    `write_mib_per_s` includes fsync; `read_mib_per_s` bypasses the cache (None if impossible).
     """
     if not folder.is_dir():
         raise InputError(f"--disk {folder}: there is no such folder")

@@ -100,7 +100,7 @@ _ARGPARSE_TEXTS = ("选项", "显示帮助", "显示这份中文帮助")
 
 
 def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
-    """One flag per setting below its heading, the important ones first, and those of the command."""
+    """A flag per setting below its heading, important ones first, and the command's."""
     texts: Texts = _chinese if chinese else _english
     parser.usage = f"{parser.prog} [DATA] [--out DIR] [--SETTING VALUE ...]"
     parser.add_argument("--zh", action="help", help="this help in Chinese")
@@ -127,7 +127,7 @@ def add_flags(parser: argparse.ArgumentParser, *, chinese: bool) -> None:
 
 
 def add_target_flags(group: argparse._ArgumentGroup, names: Sequence[str] = TARGETS) -> None:
-    """Settings that say which targets of DATA are meant, for a command that reads what `train` reads."""
+    """Settings of DATA's targets, for a command that reads what `train` reads."""
     for name in names:
         _add_setting(group, name, _english)
 

@@ -64,10 +64,10 @@ def _nvml() -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that uses a GPU; None for what is unknown, as of a process in another container.
+    """A process that uses a GPU; None for unknown, as in another container.
 
     Attributes:
-        pid: the driver's number, which is that outside of containers.
+        pid: the driver's, outside of containers.
         kind: 'compute' or 'graphics'.
         seconds: since its start.
     """
@@ -82,15 +82,14 @@ class Process:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a MIG instance of one; None for what is unknown.
+    """A GPU, or its MIG instance; None for unknown.
 
     Attributes:
-        index: as in nvidia-smi, by the position on the PCI bus; of a MIG instance '0:1', GPU and instance.
+        index: as in nvidia-smi, by PCI bus; of a MIG instance '0:1', GPU and instance.
         uuid: fixed, whatever the order.
-        cuda: its name in a program that is started from this shell, such as 'cuda:0'.
+        cuda: its name in a program from this shell, such as 'cuda:0'.
         memory_used_bytes: by all processes and the driver.
-        utilization_percent: share of the last moments in which anything ran on it.
-        processes: that use it; None if unknown.
+        utilization_percent: share of the last moments in which anything ran.
     """
 
     index: str

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def cuda_of_driver(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[int, int] | None:
-    """The newest CUDA version that the driver supports, such as (12, 8); None without a driver."""
+    """The driver's newest CUDA version, such as (12, 8); None without a driver."""
     library = _library(load)
     number = ctypes.c_int(0)
     if library is None or library.cuDriverGetVersion(ctypes.byref(number)) or not number.value:
@@ -21,7 +21,7 @@ def cuda_version(number: int) -> tuple[int, int]:
 
 
 def visible_uuids(load: Callable[[str], Any] = ctypes.CDLL) -> list[str]:
-    """UUIDs of the devices that CUDA shows to this process, in its order, without making a context.
+    """UUIDs of CUDA's devices for this process, in its order, without making a context.
 
     CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER apply. Empty without a driver or device.
     """

@@ -58,7 +58,7 @@ def add_cache_flags(parser: argparse._ActionsContainer) -> None:
 def cache_of_flags(arguments: argparse.Namespace, *data: str | Path | None) -> Iterator[None]:
     """Within the context data in a store are kept where the flags say.
 
-    InputError: flags without effect, as none of the data is in a store; or no size.
+    InputError: no data in a store, so no effect; or no size.
     """
     flag = "cache" if arguments.cache is not None else "cache_size"
     value = getattr(arguments, flag)

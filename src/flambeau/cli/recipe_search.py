@@ -78,8 +78,8 @@ class Entry:
     """A 'recipe', 'page', 'flag' or 'rule' of the linter, and its text by field (name, title, links, body).
 
     Attributes:
-        title: of a result that was found: the headings of the page.
-        messages: the words of the error messages that a row answers; None of anything but such a row.
+        title: of a result: the page's headings.
+        messages: the words of the error messages that a row answers, if so.
     """
 
     kind: str
@@ -94,7 +94,7 @@ class Entry:
 
 
 def docs_folder() -> Path | None:
-    """The folder of the pages, in the installed package or in the checkout; None if there is none."""
+    """The folder of the pages, in the installed package or the checkout, if any."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "docs", package.parents[1] / "docs"):
         if (folder / "en" / "index.md").is_file():
@@ -144,13 +144,13 @@ class Index:
         return tuple(self._entries)
 
     def search(self, words: str, *, min_share: float = 0.0, top: int | None = None) -> list[Entry]:
-        """The matching entries, the best first; those whose error message stands in the words before all.
+        """The matching entries, the best first; before all, those whose error message stands in the words.
 
-        What no page knows costs nothing: a misspelt word counts as the nearest known one, another as none.
+        A misspelt word counts as the nearest known one, an unknown one as nothing.
 
         Args:
-            top: how many at most.
-            min_share: of the known part of the query, by weight, that a result has at least.
+            top: at most so many.
+            min_share: of the query's known part, by weight, in each result.
         """
         words = _missing_name(words) or words
         concepts = self._concepts(words)
@@ -224,7 +224,7 @@ def _stop_stems() -> frozenset[str]:
 
 
 def nearest_of(word: str, known: Iterable[str]) -> str | None:
-    """The known word that a misspelt one of at least four letters stands for; None if none is near."""
+    """The known word for a misspelt one of at least four letters, if near."""
     if len(word) < 4 or len(word) > 40 or is_chinese(word):
         return None
     near = difflib.get_close_matches(word, [one for one in known if one[0] == word[0]], 1, 0.8)
@@ -395,7 +395,7 @@ def recipe_name(path: Path) -> str:
 
 
 def docstring(path: Path) -> str:
-    """The docstring of a recipe; its first paragraph is one line in English, the second the same in Chinese.
+    """The docstring of a recipe, which begins with a line in English and the same in Chinese.
 
     The file is parsed, not imported, as that would import torch.
     """
@@ -442,7 +442,7 @@ def _sections(text: str, page: str) -> Iterator[Entry]:
 
 
 def lines_with_headings(text: str) -> Iterator[tuple[str | None, str]]:
-    """Each line of a page with its heading, if it is one; comments in code blocks are none."""
+    """Each line of a page with its heading, if any; comments in code blocks are none."""
     is_code = False
     for line in text.splitlines():
         if line.lstrip().startswith("```"):

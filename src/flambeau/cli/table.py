@@ -21,8 +21,8 @@ def print_table(
 ) -> None:
     """Print rows below their headings; on a narrow terminal each row as several lines.
 
-    None, for unknown, is printed as a dash. `right`: the columns of numbers; `styles`: colors of cells on a
-    terminal, by their first word.
+    None, for unknown, is a dash. `right`: columns of numbers; `styles`: colors of cells on a terminal, by
+    first word.
     """
     from rich.console import Console
     from rich.table import Table
@@ -86,7 +86,7 @@ def print_json(
 ) -> None:
     """Print one JSON object per line.
 
-    `readable`: with letters of all languages where standard output has them; else they are JSON escapes.
+    `readable`: with letters of all languages where standard output has them, not JSON escapes.
     """
     for row in rows:
         line = json.dumps(_finite(row), default=str)

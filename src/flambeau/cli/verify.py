@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what is damaged, and a summary; 1 if anything is damaged or a resume would not be exact."""
+    """Print what is damaged, and a summary; 1 if anything is, or a resume would not be exact."""
     from flambeau.run.folder.run_folder import run_around
 
     if is_address(arguments.path) and not is_run_in_store(arguments.path):

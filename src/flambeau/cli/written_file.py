@@ -7,8 +7,7 @@ from flambeau.errors import InputError
 
 
 def check_file(flag: str, path: Path, *, endings: Sequence[str], what: str, example: str) -> None:
-    """Check the name and folder of the file that a flag was given, which needs one of the endings, in any
-    case.
+    """Check name and folder of a flag's file, which needs one of the endings, in any case.
 
     `what` is a sentence on such files for the message, `example` a name for one.
     """
@@ -23,7 +22,7 @@ def check_file(flag: str, path: Path, *, endings: Sequence[str], what: str, exam
 def check_page(flag: str, path: Path, *, example: str, instead: str, force: bool = False) -> None:
     """Check an HTML file, which may replace only another report, unless by `force`.
 
-    `instead`: what the user can do if another file has the name.
+    `instead`: what to do if another file has the name.
     """
     from flambeau.run.folder.report_file import is_report
 

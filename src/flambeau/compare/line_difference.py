@@ -195,7 +195,7 @@ def markdown_table(lines: MetricLines, names: tuple[str, str]) -> str:
 
 
 def figure_text(value: Any) -> str:
-    """A figure with all digits, so that different ones look different; anything else as a cell."""
+    """A figure with all digits, to show any difference; anything else as a cell."""
     number = finite_number(value)
     return cell("NaN" if value is None else value) if number is None else repr(number)
 

@@ -50,7 +50,7 @@ _MACHINE_PHASES = {"forward", "backward", "gradient", "update", "loss", "statist
 
 
 def replay_verdict(comparison: RunComparison, result: Replay) -> str:
-    """One paragraph: the step, the module and the tensor that differ, and what made the difference."""
+    """One paragraph: the step, module and tensor that differ, and the cause."""
     if result.why_not is not None:
         return f"There is no replay: {result.why_not}."
     return " ".join(_sentences(comparison, result))
@@ -114,7 +114,7 @@ def _run_sentences(run: RecordedFacts, outcome: Reproduced) -> Iterator[str]:
 
 
 def phase_causes(comparison: RunComparison, phase: str) -> list[str]:
-    """The differences that act first in this part of a step; all differences if none does."""
+    """The differences that act first in this part of a step, else all."""
     facts = [fact for fact in comparison.facts if fact.matters]
     names = _SETTINGS.get(phase, set())
     chosen = [fact_text(f) for f in facts if f.kind == "setting" and f.name in names]

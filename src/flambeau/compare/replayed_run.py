@@ -54,7 +54,7 @@ _MACHINE_FACTS = (
 
 @dataclass(frozen=True)
 class Batch:
-    """Input of one forward pass, as the loss gets it; `ends_step`: no other pass of this step follows."""
+    """Input of a forward pass, as the loss gets it; `ends_step`: the step's last."""
 
     step: int
     names: Sequence[str]
@@ -138,7 +138,7 @@ class ReplayedRun:
         return [names.get(id(p), "?") for group in groups for p in group["params"]]
 
     def advance(self, *, watched: bool) -> Batch | None:
-        """One forward and backward pass, and the step that it ends; None at the end; NotFinite as there."""
+        """One forward and backward pass, and any step that it ends; None at the end; NotFinite as there."""
         torch.set_num_threads(self._threads)
         use_float32(self._settings.precision, self.device)
         if not watched:
@@ -173,7 +173,7 @@ class ReplayedRun:
         return first_loss_difference(recorded, self.losses)
 
     def machine_changes(self) -> list[str]:
-        """How this machine differs from the one of the training, as 'cpu X then, Y now'."""
+        """How this machine differs from the training's, as 'cpu X then, Y now'."""
         then = dict(self._exactness())
         here = exactness_facts(self.device, compiled=self.is_compiled)
         now = {**here, "threads": self._threads}

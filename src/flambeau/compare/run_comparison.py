@@ -57,7 +57,7 @@ class RunComparison:
 
     @property
     def divergence(self) -> tuple[int, int] | None:
-        """The first and the last step in which they may first differ; None if they are equal."""
+        """The range of steps in which they may first differ; None if equal."""
         steps = [
             None if self.state is None else self.state.step,
             None if self.loss is None else self.loss[0],

@@ -41,7 +41,7 @@ class SampleDifference:
 
 
 def open_training_data(run: RecordedFacts) -> Source:
-    """The training images of a run; InputError: changed, or made by a function, which is not run here."""
+    """The training images of a run; InputError: changed, or made by a function."""
     data = run.settings.get("data")
     if is_function(data):
         raise InputError(f"{data} would have to be run to open it")

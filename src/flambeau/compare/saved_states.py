@@ -97,7 +97,7 @@ def checkpoint_of(folder: Path, step: int) -> Path:
 
 
 def read_state(folder: Path) -> Restored:
-    """A verified checkpoint; CheckpointDamaged: it has changed since it was saved, or is not of a run."""
+    """A verified checkpoint; CheckpointDamaged: changed since it was saved, or of no run."""
     damaged = partial(CheckpointDamaged, folder)
     try:
         manifest = json_file(folder / MANIFEST)

@@ -56,7 +56,7 @@ class Event:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """The first thing in a step that differs between two runs; `name` is '' if it has none."""
+    """What differs first in a step of two runs; `name` is '' if it has none."""
 
     phase: Phase
     text: str
@@ -66,7 +66,7 @@ class FirstDifference:
 class StepEvents:
     """Records the `events` of the current step of a model.
 
-    Outputs of `modules` not for a compiled model, which calls no hooks inside.
+    Not outputs of `modules` in a compiled model, which calls no hooks.
     """
 
     def __init__(self, model: nn.Module, *, modules: bool) -> None:

@@ -24,7 +24,7 @@ class Claim:
         self._ended = threading.Event()
 
     def take(self) -> int | None:
-        """Take it; returns the file for a child that is to keep the claim, too. None: somebody has it."""
+        """Take it; returns the file for a child that shares the claim. None: somebody has it."""
         import fcntl
 
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)

@@ -207,7 +207,7 @@ def _experiment(
 
 
 def trial_members(seed: int, seeds: int, folds: int) -> list[Member]:
-    """The runs of a choice, fold by fold; one without a name if there is nothing to vary."""
+    """The runs of a choice, fold by fold; one without a name if nothing varies."""
     of_folds = [(f"fold{n}", {"fold": f"{n}/{folds}"}) for n in range(1, folds + 1)] or [("", {})]
     of_seeds = (
         [(f"seed{seed + n}", {"seed": seed + n}) for n in range(seeds)] if seeds > 1 else [("", {})]
@@ -321,7 +321,7 @@ def _stored(dimension: Dimension) -> dict[str, Any]:
 
 
 def planned_epochs(rules: Rules) -> tuple[int, int]:
-    """How many steps a sweep has in which no trial fails, and how many epochs of one run they train."""
+    """A sweep's number of steps, if no trial fails, and their epochs of one run."""
     steps: list[Step] = []
     outcomes: dict[int, Outcome] = {}
     epochs = 0

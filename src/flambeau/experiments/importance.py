@@ -33,8 +33,8 @@ class SettingImportance:
     """One setting.
 
     Attributes:
-        share: of the importance of all; they add up to 1.
-        is_beyond_chance: it is more than with any of the shuffled figures.
+        share: of all importance.
+        is_beyond_chance: it is more than with any shuffled figures.
     """
 
     name: str

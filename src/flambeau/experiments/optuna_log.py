@@ -16,7 +16,7 @@ STUDY = "sweep"
 def write_optuna_log(
     path: Path, space: Space, known: Sequence[Known], *, mode: Literal["max", "min"]
 ) -> None:
-    """Write the file anew, whole or not at all; a dashboard that is open reads it when it is reloaded."""
+    """Write the file anew, whole or not at all, for a dashboard's next reload."""
     optuna = engine()
     storages = optuna.storages
     made = path.with_name(f".{path.name}.new")

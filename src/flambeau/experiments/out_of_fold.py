@@ -63,7 +63,7 @@ def figures_of(trial: Trial, experiment: Experiment) -> dict[str, dict[str, Any]
 
 
 def write_figures(path: Path, trials: Sequence[Trial], experiment: Experiment) -> None:
-    """Write those of all trials that were trained to the end, by their numbers, as JSON."""
+    """Write those of all trials trained to the end, by number, as JSON."""
     content = {
         str(trial.number): {
             "settings": dict(trial.settings),

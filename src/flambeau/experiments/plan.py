@@ -117,7 +117,7 @@ def _best(
 
 
 def rungs(epochs: int, factor: int) -> tuple[int, ...]:
-    """Epochs after which trials are compared: those of the whole training, divided by `factor` repeatedly.
+    """Epochs after which trials are compared: all, divided by `factor` repeatedly.
 
     Example:
         >>> rungs(9, 3)

@@ -42,7 +42,7 @@ def propose(
     seed: int,
     mode: Literal["max", "min"],
 ) -> dict[str, Value]:
-    """The settings of the trial after those in `known`; others than theirs, while there are any."""
+    """The settings of the trial after those in `known`; new ones, if any."""
     number = len(known)
     if sampler == "grid" or not space:
         return next(itertools.islice(combinations(space), number, None))

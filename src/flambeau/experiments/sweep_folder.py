@@ -94,11 +94,7 @@ class SweepFolder:
         return self.path / "sweep.jsonl"
 
     def run(self, trial: int, member: str) -> Path:
-        """The run folder of a trial.
-
-        Args:
-            member: which of its runs, such as 'seed1'; empty if it has one.
-        """
+        """The folder of a trial's run: `member`, such as 'seed1'; empty if it has one."""
         return self.path / "trials" / (f"{trial:04d}" + (f"-{member}" if member else ""))
 
     def log(self, trial: int, member: str) -> Path:

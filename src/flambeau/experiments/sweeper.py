@@ -342,7 +342,7 @@ class Sweeper:
 
 
 def outcomes(records: Records, num_members: int) -> dict[int, Outcome]:
-    """Of the steps whose runs have all ended, or of which one has failed: the mean of their figures."""
+    """The mean figures of the steps whose runs have all ended, or one failed."""
     found: dict[int, Outcome] = {}
     for number in range(len(records.steps)):
         results = [records.results.get((number, member)) for member in range(num_members)]

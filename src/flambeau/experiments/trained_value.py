@@ -14,7 +14,7 @@ def has_paused(run: Path, epochs: int | None) -> bool:
 
 
 def figure_in(log: Path, name: str) -> float | None:
-    """The figure in the last line of a log that is a JSON object with this name."""
+    """The figure of this name in a log's last line that is a JSON object with it."""
     for line in reversed(tail(log)):
         row = json_row(line)
         if row is not None and name in row:

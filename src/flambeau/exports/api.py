@@ -93,7 +93,7 @@ def export(
     allow_slower: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> ExportResult:
-    """Export an image classifier as `flambeau export` does: image file in, probabilities out.
+    """Export an image classifier as `flambeau export`: image file in, probabilities out.
 
     Every step is measured on `example`: answers, size and time. If one changes too many answers, or costs
     time, nothing is written.

@@ -46,7 +46,7 @@ def fill_folder(
     figures: Sequence[StepFigures],
     images: SampleImages,
 ) -> None:
-    """Write every file but the model, which exists; the figures were measured on `images`."""
+    """Write every file but the model; the figures were measured on `images`."""
     format_ = FORMATS[plan.format]
     classify = format_.open(folder / format_.file, torch.get_num_threads(), made_now(folder))
     logits = batched_logits(classify, images.pixels)
@@ -156,7 +156,7 @@ def _label_lines(trained: Model) -> bytes:
 
 
 def sampled(logits: Tensor) -> Tensor:
-    """Logits that export.json keeps for a comparison: all of an image, or of 64 of its pixels."""
+    """Logits that export.json keeps for comparison: an image's, or of 64 of its pixels."""
     if logits.ndim == 2:
         return logits
     height, width = logits.shape[2:]
@@ -164,7 +164,7 @@ def sampled(logits: Tensor) -> Tensor:
 
 
 def check_images(trained: Model) -> Tensor:
-    """Two computed images for a comparison of logits: (2, S + 9, S + 23, C) uint8, or levels of 16 bits."""
+    """Two computed images to compare logits: (2, S + 9, S + 23, C) uint8, or levels of 16 bits."""
     size, facts = trained.image_size, trained.facts
     n, y, x, c = torch.meshgrid(
         *map(torch.arange, (2, size + 9, size + 23, facts.channels)), indexing="ij"

@@ -44,7 +44,7 @@ class Measuring:
     most: int = 1000
 
     def check(self, plan: ExportPlan) -> None:
-        """Raise InputError for less than one image, or for images of ranges that no step measures."""
+        """InputError for less than one image, or images of ranges that no step measures."""
         if self.most < 1:
             raise InputError(f"--images must be at least 1, got {self.most}")
         if self.calibrate is not None and not plan.measures_ranges:

@@ -62,7 +62,7 @@ def fine_tune(
 
 
 def check_duration(duration: str | None, *, used: bool) -> None:
-    """Raise InputError for a duration that cannot be read or is 0, and if no step trains."""
+    """InputError for an unreadable duration or 0, and if no step trains."""
     if duration is not None and not used:
         raise InputError(
             "--fine-tune trains a pruned network or one of --quantize qat: give one of them, or leave it out"

@@ -71,7 +71,7 @@ def load_model(path: Path, *, trust: bool = False, say: Callable[[str], None]) -
 
 
 def load_models(names: Sequence[str], *, trust: bool = False, say: Callable[[str], None]) -> Model:
-    """The model of a run or an export; of several, which must have learned the same, one for all."""
+    """The model of a run or export; of several, which must have learned the same, one."""
     return ensemble_of([(name, load_model(Path(name), trust=trust, say=say)) for name in names])
 
 

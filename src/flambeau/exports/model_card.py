@@ -62,7 +62,7 @@ _SHOWN_SETTINGS = (
 
 
 def model_card(about: Mapping[str, Any], figures: Sequence[StepFigures], task: Task) -> str:
-    """Markdown from the content of export.json and the figures of the run and of each step."""
+    """Markdown from export.json and the figures of the run and each step."""
     measured = about["images"]
     words = task.export_words
     sizes = {"classes": len(about["classes"]), "size": about["image_size"]}

@@ -123,7 +123,7 @@ class ServedEnsemble(ServedModel):
 
 
 def served(model: Model) -> ServedModel:
-    """A copy of the model of a run, or of all of an ensemble, from pixels to predictions."""
+    """A copy of a run's model, or an ensemble's, from pixels to predictions."""
     if isinstance(model, Trained):
         return _served(model)
     task = model.facts.task

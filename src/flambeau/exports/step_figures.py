@@ -65,7 +65,7 @@ class StepFigures:
 
     @property
     def times_before(self) -> float | None:
-        """Geometric mean of the ratios to the stage before; above 1 is slower; None for the first stage."""
+        """Geometric mean of ratios to the stage before; above 1 is slower; None for the first."""
         ratios = [one.times_before for one in self.latencies]
         if not ratios or None in ratios:
             return None

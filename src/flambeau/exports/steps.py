@@ -96,7 +96,7 @@ class ExportPlan:
             )
 
     def check_rounded(self, run: Path) -> None:
-        """Raise InputError for steps that do not apply to a run of `flambeau train --qat`."""
+        """InputError for steps that do not apply to a run of `flambeau train --qat`."""
         flags = {
             "--fold": self.fold,
             "--reparameterize": self.reparameterize,
@@ -112,7 +112,7 @@ class ExportPlan:
 
     @property
     def changes_answers(self) -> bool:
-        """Whether a step makes a network with other answers, for which no coverage was measured."""
+        """Whether a step changes answers, so that no coverage was measured."""
         return self.prune is not None or self.quantize is not None
 
     @property

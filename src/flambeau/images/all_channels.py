@@ -46,7 +46,7 @@ class StoredChannels(NamedTuple):
 
 
 def stored_channels(data: Stored) -> StoredChannels:
-    """Read the header of an image; DecodeError if it is damaged or of a kind that is not read."""
+    """Read an image's header; DecodeError if damaged or of an unknown kind."""
     if isinstance(data, np.ndarray):
         wide = Picture(data).wide
         count = data.shape[2] if data.ndim == 3 else 1
@@ -88,7 +88,7 @@ def all_channels(data: Stored, count: int) -> NDArray[Any]:
 
 
 def shown_pixels(data: Stored) -> NDArray[Any]:
-    """A picture of an image of any channels: (H, W, 3), or (H, W, 1) of two that are no color."""
+    """A picture of any channels: (H, W, 3), or (H, W, 1) of two that are no color."""
     found = stored_channels(data)
     if not found.are_no_color:
         return Picture(data).pixels(channels=3)

@@ -107,7 +107,7 @@ class Picture:
 
     @property
     def has_more_pages(self) -> bool:
-        """It is a TIFF of several pages, of which the first one is read; asked before the pixels."""
+        """It is a TIFF of several pages, of which the first is read."""
         image = self._image
         return isinstance(image, TiffImagePlugin.TiffImageFile) and image.tag_v2.next != 0
 
@@ -119,7 +119,7 @@ class Picture:
         return self._image is not None and is_wide(self._image)
 
     def levels(self) -> NDArray[np.float32]:
-        """The unscaled levels 0 .. 65535 of a `wide` image, (height, width, 1 or 3); transparent is white."""
+        """A `wide` image's unscaled levels 0 .. 65535, (height, width, 1 or 3); transparent is white."""
         data = self._data
         if not self.wide:
             raise DecodeError("8 bits per level, and the training images have 16")
@@ -292,7 +292,7 @@ def decode_errors() -> Iterator[None]:
 
 
 def open_file(data: bytes) -> Image.Image:
-    """An image file of one of FORMATS, opened by Pillow; its pixels are those in the file."""
+    """An image file of FORMATS, opened by Pillow; pixels as in the file."""
     silence_warnings()
     if not data:
         raise DecodeError("the file is empty")

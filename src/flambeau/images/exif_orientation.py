@@ -41,7 +41,7 @@ def exif_orientation(exif: bytes, xmp: bytes = b"") -> int:
 
 
 def info_orientation(info: Mapping[Any, Any]) -> int:
-    """The orientation, 1 to 8, from the `info` of an image opened by Pillow; a PNG must be loaded before."""
+    """The orientation, 1 to 8, from Pillow's `info`; a PNG must be loaded before."""
     exif, raw = info.get("exif"), info.get("Raw profile type exif")
     # Written by ImageMagick: empty, name, length, hexadecimal digits.
     if exif is None and isinstance(raw, str):

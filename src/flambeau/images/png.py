@@ -28,7 +28,7 @@ _MOST_CHUNKS = 1 << 16
 
 
 class PngHeader(NamedTuple):
-    """The header of a common PNG; `pieces`: begin and end, in the file, of pieces of deflated pixels."""
+    """The header of a common PNG; `pieces`: begin and end of deflated pixels in the file."""
 
     height: int
     width: int
@@ -78,7 +78,7 @@ def read_header(data: bytes, *, kinds: Mapping[bytes, int] = _CHANNELS_OF) -> Pn
 
 
 def first_rows(data: bytes, header: PngHeader, rows: int) -> Pixels | None:
-    """The upper rows of the image, (rows, width, channels); None if the data are damaged or do not fit."""
+    """The upper rows, (rows, width, channels); None if damaged or unfitting."""
     kernel = native.kernel()
     assert kernel is not None
     size = rows * (1 + header.width * header.channels)

@@ -33,7 +33,7 @@ def stand_in(head: bytes, path: Path = Path("FILE")) -> str | None:
 
 
 def stand_in_at(path: Path) -> str | None:
-    """As `stand_in`, for a path, also for a broken link of git-annex; a folder is that of an LMDB file."""
+    """As `stand_in`, for a path, also git-annex's broken link; a folder is an LMDB file's."""
     try:
         kind = signature(path / "data.mdb" if path.is_dir() else path)
     except OSError:

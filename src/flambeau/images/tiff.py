@@ -138,7 +138,7 @@ class Kind:
 
 
 def white_level(image: Image.Image) -> int:
-    """The greatest level of an image of more than 8 bits; Pillow gives 12 bits as 16, unscaled."""
+    """The greatest level beyond 8 bits; Pillow gives 12 bits as 16, unscaled."""
     if isinstance(image, TiffImageFile) and max(Kind(image.tag_v2).bits) == 12:
         return 4095
     return 65535
@@ -152,7 +152,7 @@ def require_readable(tags: Tags) -> None:
 
 
 def require_known(data: bytes) -> None:
-    """UnsupportedImage for a file that Pillow does not open, if it is a TIFF of a kind that TIFF defines."""
+    """UnsupportedImage for a TIFF of a defined kind that Pillow does not open."""
     if not data.startswith(tuple(PREFIXES)):
         return
     if data.startswith(b"MM\0\x2b"):

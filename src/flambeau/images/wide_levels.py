@@ -27,7 +27,7 @@ _SWAPPED = {
 
 
 def is_wide(image: Image.Image) -> bool:
-    """Whether an opened image, not yet decoded, has levels of more than 8 bits that can be had whole."""
+    """Whether an opened image, not yet decoded, has readable levels of more than 8 bits."""
     if isinstance(image, TiffImageFile) and Kind(image.tag_v2).is_separate:
         return False  # of planes Pillow keeps the high bytes for either byte order
     return image.mode.startswith("I") or _layout(image) in _SWAPPED

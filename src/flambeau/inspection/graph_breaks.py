@@ -21,7 +21,7 @@ _BRANCH = "generic_jump"  # torch's word for an `if` that asks for the value of 
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """A line, the innermost that is not torch's, at which torch.compile ends a graph, and why."""
+    """The innermost line outside of torch at which torch.compile ends a graph, and why."""
 
     file: str
     line: int
@@ -31,7 +31,7 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class Compilation:
-    """What torch.compile makes of a forward pass: graphs, operations in all, each line that breaks them."""
+    """torch.compile's result for a forward pass: graphs, all operations, lines that break them."""
 
     graphs: int
     operations: int

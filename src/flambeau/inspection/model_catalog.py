@@ -46,7 +46,7 @@ def model_names(*, tags: bool) -> list[str]:
 
 
 def catalog_entry(name: str) -> CatalogEntry:
-    """The entry of one of `model_names`; its parameters are not counted yet, unless that costs nothing."""
+    """The entry of one of `model_names`; parameters are not counted yet, unless free."""
     if name in OWN_MODELS:
         return CatalogEntry(name, None, None, pretrained=False)
     if name.startswith(TORCHVISION):

@@ -52,7 +52,7 @@ class FieldTracker:
     def follow(
         self, operation: Any, args: Sequence[Any], taken: Sequence[Tensor], made: Sequence[Tensor]
     ) -> None:
-        """Record an operation that was called with `args` and has made tensors from others."""
+        """Record an operation called with `args` that made tensors from others."""
         fields = [self._fields[tensor] for tensor in taken if tensor in self._fields]
         if not fields or not made:
             return

@@ -9,7 +9,7 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h: the address of an interface
 
 
 def route(family: int, address: Any) -> str:
-    """The address of this machine from which packets to another one leave; nothing is sent."""
+    """This machine's address for packets to another one; nothing is sent."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         return str(probe.getsockname()[0])

@@ -30,7 +30,7 @@ _SIGNALS = [
 
 
 def pause_after() -> int | None:
-    """The epochs of PAUSE_AFTER; None if it is not set; InputError: it is no number above 0."""
+    """The epochs of PAUSE_AFTER, if set; InputError: no number above 0."""
     text = os.environ.get(PAUSE_AFTER, "")
     if text and not re.fullmatch("0*[1-9][0-9]{0,8}", text):
         raise InputError(f"{PAUSE_AFTER} must be a number of epochs above 0, got {text!r:.50}")

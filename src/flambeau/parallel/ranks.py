@@ -123,7 +123,7 @@ class Ranks:
         return FLAG.signal is not None if self.watch is None else self.watch.stops_next
 
     def stop_signal(self) -> str | None:
-        """The signal after which to stop here, if any; all ranks call it at the same points of the loop."""
+        """The signal after which to stop here, if any; all ranks call it at the same points."""
         return FLAG.signal if self.watch is None else self.watch.reach_point()
 
     def first(self, work: Callable[[], _T]) -> _T:
@@ -174,7 +174,7 @@ class Ranks:
         return values
 
     def broadcast_tensors(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite tensors, of equal number and shapes on all ranks, with those of rank 0."""
+        """Overwrite tensors, alike on all ranks, with rank 0's."""
         if self.world == 1:
             return
         with torch.no_grad():
@@ -222,7 +222,7 @@ def _refuse_difference(everyone: Sequence[tuple[str, dict[str, Any]]]) -> None:
 
 
 def join_ranks() -> Ranks:
-    """The ranks of the job of this process; joins torch's process group if necessary."""
+    """The ranks of this process's job; joins torch's process group if necessary."""
     world = int(_variable("WORLD_SIZE", "1"))
     joined = _JOINED.get((os.getpid(), dist.group.WORLD, world))
     if joined is None:

@@ -52,7 +52,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def read_index(data: bytes, folder: Path) -> dict[str, Any]:
-    """The tensors of a sharded checkpoint by name: dtype, shape, and file, offsets, sizes of each piece."""
+    """A sharded checkpoint's tensors by name: dtype, shape, and each piece's file, offsets, sizes."""
     index = json.loads(data)
     if index["format"] != INDEX_FORMAT:
         what = f"has format {index['format']!r}, this program reads {INDEX_FORMAT}"
@@ -64,7 +64,7 @@ def read_index(data: bytes, folder: Path) -> dict[str, Any]:
 def split_tensors(
     tensors: Mapping[str, Tensor], state: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
-    """Split the tensors of a sharded checkpoint into model and averages; the optimizer's go into `state`."""
+    """Split a sharded checkpoint's tensors into model and averages; the optimizer's go into `state`."""
     kinds: dict[str, dict[str, Tensor]] = {"model": {}, "ema": {}, "optimizer": {}}
     for key, tensor in tensors.items():
         kind, _, rest = key.partition("/")
@@ -76,7 +76,7 @@ def split_tensors(
 
 
 def unsharded(files: Mapping[str, bytes]) -> Mapping[str, bytes]:
-    """The files of a verified checkpoint, by name, as a single process would have written them."""
+    """A verified checkpoint's files, by name, as of a single process."""
     if INDEX not in files:
         return files
     tensors = {}

@@ -147,7 +147,7 @@ class EvaluatedNumbers:
 
 @dataclass(frozen=True)
 class MaskClass:
-    """A class of pixels: its figures, and how many known pixels are of it, and predicted to be."""
+    """A class of pixels: its figures, and how many known pixels are and were predicted so."""
 
     name: str
     pixels: int

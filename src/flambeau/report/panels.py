@@ -38,7 +38,7 @@ def _picture(sample: Sample, classes: Sequence[str], words: Words) -> str:
 
 
 def picture_item(said: str, image: str, picture: str | None) -> str:
-    """An image of a list: its picture, if there is one, what is said of it, and where it lies."""
+    """An image of a list: any picture, what is said of it, and where it lies."""
     shown = "" if picture is None else f'<img src="{picture}" alt="{escaped(said)}" loading="lazy">'
     *_, folder, name = ("", *image.split("/"))  # the part of the path that fits
     path = f"{folder}/{name}" if folder else name
@@ -118,7 +118,7 @@ def first_batch(run: ReportedRun, words: Words) -> str:
 
 
 def timing(run: ReportedRun, words: Words) -> str:
-    """A sentence on how long the loop waited for data; empty if no line of the run has that figure."""
+    """A sentence on how long the loop waited for data; empty without that figure."""
     speed, wait = run.series.get("images_per_s"), run.series.get("data_wait")
     if speed is None or wait is None:
         return ""

@@ -123,7 +123,7 @@ def _numbers(row: Mapping[str, Any]) -> Iterable[tuple[str, float | None]]:
 
 
 def thinned(series: Series, most: int = MOST_POINTS) -> Series:
-    """At most `most` points: the least and the greatest value of each stretch, so that no peak is lost."""
+    """At most `most` points: the extremes of each stretch, so that no peak is lost."""
     length = len(series.steps)
     if length <= most:
         return series
@@ -180,7 +180,7 @@ class Chart:
 
 
 def charts(runs: Sequence[ReportedRun]) -> list[Chart]:
-    """A chart for each figure; train_ and val_ of one name share one, as do the rates of all groups."""
+    """A chart per figure; train_ and val_ of one name share it, as do all groups' rates."""
     titles: dict[str, list[str]] = {}
     for run in runs:
         for name in run.series:

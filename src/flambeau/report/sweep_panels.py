@@ -50,7 +50,7 @@ class ReportedSweep:
 
 
 def importance(sweep: ReportedSweep, words: Mapping[str, str]) -> str:
-    """The share of each setting, or the sentence why there is none; '' without the file."""
+    """Each setting's share, or why there is none; '' without the file."""
     how = sweep.importance.get("how")
     rows = sweep.importance.get("settings")
     if not isinstance(how, str) or not isinstance(rows, list):

@@ -34,6 +34,6 @@ def keep_off_files(outputs: Sequence[Path] = ()) -> str:
 
 
 def outside(file: Path) -> Path:
-    """The path at which the command writes an output that the view may cover; other paths unchanged."""
+    """Where the command writes an output that the view may cover; other paths unchanged."""
     folder = _folders.get(file.absolute().parent)
     return file if folder is None else Path(f"/proc/self/fd/{folder}") / file.name

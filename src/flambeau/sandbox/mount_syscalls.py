@@ -63,7 +63,7 @@ class Mount:
 
 
 def read_mounts(text: str | None = None) -> list[Mount]:
-    """The visible mounts, parents before the mounts inside them; the last one of several at one path."""
+    """The visible mounts, parents first; the last of several at one path."""
     if text is None:
         text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
     mounts: dict[str, Mount] = {}
@@ -111,7 +111,7 @@ def drop_ptrace() -> None:
 
 
 def die_with_parent() -> None:
-    """Let the kernel kill this process, and what it becomes by exec, when its parent thread ends."""
+    """Let the kernel kill this process, also after exec, when its parent thread ends."""
     system_call("prctl", _DEATH_SIGNAL, ctypes.c_ulong(9))
 
 

@@ -36,7 +36,7 @@ _MOST_FILES = 50_000
 
 
 def copy_folder(source: Path, target: Path) -> None:
-    """Copy a folder for a process that cannot write to the source; unreadable files are left out."""
+    """Copy a folder for a process that cannot write to it; without unreadable files."""
     left_bytes, left_files = _MOST_BYTES, _MOST_FILES
     for folder, folders, names in os.walk(source):
         here = target / Path(folder).relative_to(source)

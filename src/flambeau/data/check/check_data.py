@@ -122,7 +122,7 @@ def all_findings(
     *,
     by_name: bool = True,
 ) -> list[Finding]:
-    """Findings on copies, single images, classes and, with `by_name`, names, in the order of KINDS."""
+    """Findings on copies, images, classes and, with `by_name`, names, in the order of KINDS."""
     labels, texts = numbered_targets(train, val)
     is_val = np.arange(len(labels)) >= len(train)
     findings = [
@@ -235,7 +235,7 @@ def _alike_names(classes: Sequence[str]) -> list[Finding]:
 
 
 def short_names(source: Source, path: Path) -> list[str]:
-    """The paths of the images relative to the data, or their positions in it."""
+    """The images' paths relative to the data, or positions."""
     folder = f"{path.absolute() if path.is_dir() else path.absolute().parent}{os.sep}"
     names = []
     for number in range(len(source)):

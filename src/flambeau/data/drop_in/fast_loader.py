@@ -57,7 +57,7 @@ class FastOptions:
 
 
 class FastLoader:
-    """Iterates like the DataLoader it was made from; every other attribute is that loader's."""
+    """Iterates like the DataLoader it was made from, which gives every other attribute."""
 
     def __init__(self, loader: DataLoader[Any], options: FastOptions) -> None:
         self._inner: FastLoader | None = None

@@ -82,7 +82,7 @@ class LabelledImages(Dataset[tuple[Any, Any]]):
         return block_sampler(self._source, window=self.window, seed=seed)
 
     def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
-        """Told which images come next, in order; False if these are enough for now."""
+        """Told the next images, in order; False if these are enough."""
         return fetch_ahead(self._source, indices)
 
     def describe(self, index: int) -> str:

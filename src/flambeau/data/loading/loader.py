@@ -110,7 +110,7 @@ class Loader:
 
     @property
     def are_shares(self) -> bool:
-        """Whether each rank gets batches of its own; never here: the ranks share each micro-batch."""
+        """Never here: the ranks share each micro-batch."""
         return False
 
     @property

@@ -22,7 +22,7 @@ class ReadAhead(Protocol):
     in_blocks: bool
 
     def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
-        """Told which samples come next, in order; False if these are enough for now."""
+        """Told the next samples, in order; False if these are enough."""
 
     def describe(self, index: int) -> str:
         """The name of a sample in messages."""

@@ -28,7 +28,7 @@ class SeededDataset(Dataset[Any]):
         raise NotImplementedError
 
     def fetch_ahead(self, indices: NDArray[np.int64]) -> bool:
-        """Told which samples come next, in order; False if these are enough for now."""
+        """Told the next samples, in order; False if these are enough."""
         return False
 
     def batch(self, indices: Tensor, seeds: Tensor) -> tuple[Any, Sequence[int]]:

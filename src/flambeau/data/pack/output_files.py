@@ -39,7 +39,7 @@ class Packed(NamedTuple):
 
 
 class PackFiles:
-    """The files of one DST, unfinished and finished; `config` is everything that decides their content."""
+    """The files of one DST, unfinished and finished; `config` decides their content."""
 
     def __init__(
         self,

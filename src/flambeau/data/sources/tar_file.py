@@ -57,8 +57,8 @@ class TarSource:
     number or a name; the image's folder, named like its class; .txt, a number or a name. If all are numbers,
     they are class numbers (see `named_labels`). A .json has several labels, or numbers (see `tar_targets`),
     if it says its task or there is no other label. Masks are a file beside the image (see `tar_masks`),
-    without a file of a label. A file that looks like a label and contradicts folders or .txt is refused;
-    others are counted. Headers and labels are read once and kept beside the file.
+    without a file of a label. A file that looks like a label and contradicts folders or .txt is refused.
+    Headers and labels are read once and kept beside the file.
     """
 
     def __init__(

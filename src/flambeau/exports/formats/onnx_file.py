@@ -27,7 +27,7 @@ def require_onnx(model_name: str) -> None:
 def write_onnx(model: ServedModel, path: Path) -> None:
     """Export by torch's exporter, and check the file.
 
-    InputError: onnx or onnxscript is not installed, or ONNX lacks an operation of the model.
+    InputError: onnx or onnxscript is missing, or ONNX lacks an operation.
     """
     onnx = require("onnx")
     require("onnxscript")
@@ -57,7 +57,7 @@ def write_onnx(model: ServedModel, path: Path) -> None:
 
 
 def open_onnx(path: Path, threads: int, permission: Permission) -> Classifier:
-    """Open the file with ONNX Runtime on the CPU; it holds no code, and no custom operators are loaded."""
+    """Open the file with ONNX Runtime on the CPU, without code or custom operators."""
     del permission
     onnxruntime = require("onnxruntime")
     options = onnxruntime.SessionOptions()

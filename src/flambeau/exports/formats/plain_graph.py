@@ -323,7 +323,7 @@ _LISTS = {
 
 
 def plain_graph(archive: PlainArchive) -> PlainGraph:
-    """The graph of an archive with its weights, for the inputs of the traced model; NotPlain as there."""
+    """An archive's graph with its weights, for the traced model's inputs; NotPlain as there."""
     version = _dict(archive.program.get("schema_version"), "schema_version")
     if version.get("major") != _MAJOR:
         raise NotPlain(f"its schema is {str(version.get('major'))[:20]}, and {_MAJOR} is read here")

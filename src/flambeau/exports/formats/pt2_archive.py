@@ -53,7 +53,7 @@ class NotWhole(NotPlain):
 
 @dataclass(frozen=True)
 class PlainArchive:
-    """The content of a .pt2 file: the JSON of the program; parameters, buffers and constants by name."""
+    """A .pt2 file: the program's JSON; parameters, buffers and constants by name."""
 
     program: dict[str, Any]
     weights: dict[str, Tensor]

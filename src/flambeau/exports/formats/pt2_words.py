@@ -76,7 +76,7 @@ _PATHS = ("parameter_name", "buffer_name", "tensor_constant_name")
 
 
 def check_words(program: dict[str, Any]) -> None:
-    """Raise NotPlain for a text in the JSON of an exported program that is more than names and arithmetic."""
+    """NotPlain for a text in an exported program's JSON that is more than names and arithmetic."""
     for key, value in _texts(program):
         if key == "expr_str" and not _is_expression(value):
             raise NotPlain(f"a size in it is no arithmetic: {value[:80]!r}")

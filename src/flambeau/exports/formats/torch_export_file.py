@@ -54,7 +54,7 @@ def open_torch_export(path: Path, threads: int, permission: Permission) -> Class
 
 
 def check_torch_export(path: Path) -> str | None:
-    """Why a file is no plain graph; None if it is one. Nothing in it is run."""
+    """Why a file, which is not run, is no plain graph; None if it is."""
     try:
         read_plain(read_bytes(path))
     except NotPlain as error:
@@ -63,7 +63,7 @@ def check_torch_export(path: Path) -> str | None:
 
 
 def read_plain(data: bytes) -> PlainGraph:
-    """The graph of a file that holds only a graph and tensors, else NotPlain; nothing in it is run."""
+    """The graph of a file of a graph and tensors, else NotPlain; nothing is run."""
     try:
         archive = read_archive(data)
         check_words(archive.program)
@@ -76,7 +76,7 @@ def read_plain(data: bytes) -> PlainGraph:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file, read once, so that what is checked is what is used; InputError if unreadable."""
+    """A file's content, read once, so that what is checked is used; InputError if unreadable."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -68,7 +68,7 @@ def open_weights(path: Path, threads: int, permission: Permission) -> Classifier
 
 
 def check_weights(path: Path) -> str | None:
-    """Why a file does not hold weights of a known class; None if it does. Nothing in it is run."""
+    """Why a file, which is not run, has no weights of a known class; None if it has."""
     data = read_bytes(path)
     try:
         load(data)

@@ -64,7 +64,7 @@ class Preprocessing:
         self.mean, self.std = (np.float32(about[name]) for name in ("mean", "std"))
 
     def set_of(self, probabilities: Any) -> list[str]:
-        """The classes of the prediction set of an image, the most probable first.
+        """An image's prediction set, the most probable class first.
 
         Args:
             probabilities: (K,), of all classes.
@@ -81,7 +81,7 @@ class Preprocessing:
         return [self.classes[k] for k in order[inside]]
 
     def shares(self, mask: Any) -> dict[str, float]:
-        """The share of each class in the pixels of a mask (H, W), without those that do not occur."""
+        """The share of each class that occurs in a mask (H, W)."""
         counts = np.bincount(np.asarray(mask).ravel(), minlength=256)
         named = zip(self.classes, self.mask_values, strict=True)
         total = counts.sum()
@@ -193,7 +193,7 @@ class Preprocessing:
         return x.astype(np.uint8)
 
     def normalize(self, prepared: Pixels) -> NDArray[np.float32]:
-        """The input of the network itself, (1, C, S, S) float32, from `prepare`; the graph includes this."""
+        """The network's input, (1, C, S, S) float32, from `prepare`; the graph includes this."""
         scale = np.float32(1 if self.is_wide else 255)
         x = (prepared.astype(np.float32) - self.mean * scale) / (self.std * scale)
         return np.ascontiguousarray(x.transpose(2, 0, 1)[None])

@@ -39,7 +39,7 @@ class JpegHeader(NamedTuple):
 
 
 def read_header(data: bytes) -> JpegHeader | None:
-    """The header of a JPEG of 8 bits, grey or in three colors, Huffman-coded; None for everything else."""
+    """The header of a JPEG of 8 bits, grey or three colors, Huffman-coded; else None."""
     frame = 0
     scan = 0
     exif = b""

@@ -143,7 +143,7 @@ class Kernel:
         like_pillow: bool = False,
         scalar: bool = False,
     ) -> None:
-        """Fill `out` with pixels (H, W, 1 or 3) antialiased as by torch; rows contiguous; or KernelError."""
+        """Fill `out` with pixels (H, W, 1 or 3) antialiased as by torch; contiguous rows; or KernelError."""
         shape = (ctypes.c_int * 3)(*pixels.shape)
         to = (ctypes.c_int * 5)(*out.shape[:2], mirror, cubic, like_pillow)
         stride = pixels.strides[0]
@@ -284,7 +284,7 @@ def kernel() -> Kernel | None:
 
 
 def require_kernel(what: str) -> Kernel:
-    """The kernel, for something that cannot be done without it; `what` begins the message."""
+    """The kernel, for something that needs it; `what` begins the message."""
     loaded = kernel()
     if loaded is None:
         raise InputError(

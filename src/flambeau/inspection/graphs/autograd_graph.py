@@ -53,7 +53,7 @@ class AutogradNode:
 
     @property
     def kept_bytes(self) -> int:
-        """The size of what only this graph keeps; a storage counts at the first node that keeps it."""
+        """The size of what only this graph keeps; a storage counts at its first node."""
         return sum(one.size_bytes for one in self.saved)
 
 

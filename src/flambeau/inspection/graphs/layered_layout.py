@@ -21,7 +21,7 @@ _WORK = 400_000  # nodes times sweeps; seconds
 
 @dataclass(frozen=True)
 class Layout:
-    """In pixels: (x, y) of each node's centre, and the points of each edge, from a lower to an upper side."""
+    """In pixels: (x, y) of each node's centre, and each edge's points, from lower to upper side."""
 
     width: float
     height: float
@@ -43,7 +43,7 @@ class _Net:
 def layered_layout(
     sizes: Sequence[tuple[float, float]], edges: Sequence[tuple[int, int]]
 ) -> Layout:
-    """Arrange nodes of (width, height) pixels and edges between them; a circle is cut somewhere."""
+    """Arrange nodes of (width, height) pixels and their edges; a circle is cut somewhere."""
     if not sizes:
         return Layout(0.0, 0.0, (), ())
     order = _topological(len(sizes), edges)

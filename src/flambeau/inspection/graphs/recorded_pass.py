@@ -79,7 +79,7 @@ class RecordedPass:
 
 
 def unit(calls: Sequence[Call], depth: int) -> Call | None:
-    """Of nested calls the one that is drawn as a box at this depth; None for an operation drawn by itself."""
+    """The nested call drawn as a box at this depth; None for an operation by itself."""
     for call in calls:
         if call.depth >= depth or (not call.calls and call.name):
             return call

@@ -86,7 +86,7 @@ class Replicas:
     def start_epoch(self) -> None:
         """Check whether other parameters are trained now.
 
-        All ranks get rank 0's running statistics: a frozen normalization layer normalizes with them.
+        All ranks get rank 0's running statistics, for frozen normalization layers.
         """
         self.share_statistics({})
         trained = [p for p in self._model.parameters() if p.requires_grad]

@@ -23,7 +23,7 @@ class GradientSync(Protocol):
 
     @property
     def together(self) -> SyncBatchNormParts | None:
-        """Computes the parts of a step together if they depend on each other in the forward pass."""
+        """Computes a step's parts together if the forward pass connects them."""
 
     def start_epoch(self) -> None:
         """Before the first batch of an epoch: check whether other parameters are trained now."""
@@ -41,7 +41,7 @@ class GradientSync(Protocol):
         """
 
     def share_statistics(self, also: Mapping[str, Tensor]) -> None:
-        """Give all ranks the buffers of rank 0, which are the saved ones, and these averages."""
+        """Give all ranks rank 0's buffers, which are saved, and these averages."""
 
     def roll_back(self) -> None:
         """Forget state from earlier gradients: the run returns to a checkpoint."""

@@ -63,7 +63,7 @@ class Lockstep:
         return self._current is not None
 
     def do(self, work: Callable[[], None], *, is_last: bool) -> None:
-        """Run a function of a round until it meets the others; the last one ends with all."""
+        """Run a round's function until it meets the others; the last ends with all."""
         try:
             if is_last:
                 self._current = self._last

@@ -15,7 +15,7 @@ _POLL_S = 0.02
 
 
 class Rank(NamedTuple):
-    """A started rank: its number and its machine's in the job, and the process of `rank_supervisor`."""
+    """A started rank: its number and machine in the job, and its `rank_supervisor` process."""
 
     rank: int
     world: int
@@ -43,7 +43,7 @@ class RankProcesses:
 
     @property
     def run(self) -> Path | None:
-        """The run folder of the ranks, if the first one is on this machine and has reported it."""
+        """The ranks' run folder, if the first one is here and has reported it."""
         for number in self.started:
             with contextlib.suppress(FileNotFoundError):
                 return Path(os.fsdecode((self.folder / f"{number}.run").read_bytes()))
@@ -65,7 +65,7 @@ class RankProcesses:
         self._deliver()
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to each rank, but not to its data workers; ranks that start later get it then."""
+        """Send a signal to each rank, without data workers; later ranks get it at their start."""
         self._signals.append(number)
         self._deliver()
 
@@ -86,7 +86,7 @@ class RankProcesses:
         self._wait_until(time.monotonic() + 5)  # longer if stuck in the kernel
 
     def stopped(self) -> list[int]:
-        """The numbers of ranks that SIGSTOP or a similar signal has stopped, or their supervisors."""
+        """The ranks that SIGSTOP or the like has stopped, or their supervisors."""
         return [
             number
             for number in self._alive()

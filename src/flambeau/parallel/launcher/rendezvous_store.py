@@ -118,7 +118,7 @@ def _tcp_store(rendezvous: Rendezvous, *, is_host: bool) -> TCPStore:
 
 
 def join_attempt(store: Store, most_nodes: int, node_rank: int | None) -> int | None:
-    """The attempt that this node can join, waited for while the job has all its nodes; None at its end."""
+    """The attempt that this node can join, waited for while the job is full; None at its end."""
     number = int(store.compare_set("round", "", "0"))
     if store.check([f"{number}/nodes"]):  # its ranks run
         if int(store.get(f"{number}/nodes")) < most_nodes:
@@ -204,7 +204,7 @@ class AttemptStatus:
             time.sleep(0.01)
 
     def leave(self, *, is_host: bool) -> None:
-        """Say goodbye; the node that serves the store waits a few seconds for the goodbyes of the others."""
+        """Say goodbye; the node with the store waits some seconds for the others'."""
         if not self.is_cut_off:
             self._is_leaving = True
             self.refresh()

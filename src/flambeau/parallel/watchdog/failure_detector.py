@@ -95,7 +95,7 @@ class Member:
 
 
 class FailureDetector:
-    """What one rank knows about the others. Made in the thread that it watches, used in another one."""
+    """What one rank knows about the others, made in the watched thread, used in another."""
 
     def __init__(self, member: Member, progress: ProgressTracker, pace: Pace) -> None:
         self._rank, self._world = member.rank, member.world
@@ -120,7 +120,7 @@ class FailureDetector:
         return failure.by == self._rank or (elsewhere and here[:1] == [self._rank])
 
     def write_heartbeat(self, store: Store, *, has_left: bool = False) -> None:
-        """Write a heartbeat and the stack; the first time also register this rank and look up the others."""
+        """Write a heartbeat and the stack; at first also register, and look up the others."""
         store.set(f"stack/{self._rank}", frames_of(self._main))
         store.set(f"beat/{self._rank}", json.dumps(self._progress.heartbeat(has_left=has_left)))
         if not self._peers:
@@ -140,7 +140,7 @@ class FailureDetector:
         is_silent: bool = False,
         restart_note: str = "",
     ) -> Failure:
-        """Publish why the job ends; returns the failure that was first, perhaps by another rank."""
+        """Publish why the job ends; returns the first failure, perhaps another rank's."""
         failure = Failure(
             ranks, cause, self._rank, self.me.host, stack, is_silent, restart_note=restart_note
         )
@@ -159,7 +159,7 @@ class FailureDetector:
         return client.call(lambda store: self.report(store, [neighbour], self._killed(neighbour)))
 
     def kill_neighbour(self, failure: Failure) -> None:
-        """Kill the neighbour if it caused the failure and cannot end by itself, as when it is stopped."""
+        """Kill the neighbour if it caused the failure and cannot end by itself."""
         neighbour = self._neighbour
         if neighbour is not None and failure.is_silent and neighbour in failure.ranks:
             process = self._peers[neighbour]

@@ -55,7 +55,7 @@ class Process(NamedTuple):
 
 
 def state_and_start(pid: int) -> tuple[str, str]:
-    """State and start time: fields 3 and 22 of /proc/PID/stat; the name before them may contain anything."""
+    """State and start time: fields 3 and 22 of /proc/PID/stat, behind a name of any form."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return fields[0], fields[19]
 
@@ -134,7 +134,7 @@ class ProgressTracker:
 
 
 def silent_ranks(before: Heartbeats, after: Heartbeats) -> list[int]:
-    """Ranks that wrote nothing between two readings: their threads do not run, or their network is gone."""
+    """Ranks that wrote nothing between two readings, without running threads or network."""
     return [
         rank
         for rank, (old, new) in enumerate(zip(before, after, strict=True))
@@ -153,7 +153,7 @@ def straggler_ranks(beats: Heartbeats) -> list[int]:
 
 
 def outlier_ranks(stacks: Mapping[int, str]) -> list[int]:
-    """Among ranks with equal progress, the smallest group with the same stack; all if all have the same."""
+    """Among ranks of equal progress, the smallest group with one stack, perhaps all."""
     groups = defaultdict(list)
     for rank, stack in stacks.items():
         groups[stack].append(rank)

@@ -34,7 +34,7 @@ class StopAgreement:
     # waits, or the other thread sees the count of the point that is being passed.
 
     def reach_point(self) -> str | None:
-        """The main thread is where the run can stop: the name of the signal if all ranks do, else None."""
+        """The run can stop here: the signal's name if all ranks do, else None."""
         self.point += 1
         if self._world == 1:
             return self._stop_signal()
@@ -46,7 +46,7 @@ class StopAgreement:
 
     @property
     def stops_next(self) -> bool:
-        """Whether all ranks will stop at their next point, so that work before it can be cut short."""
+        """Whether all ranks stop at their next point, so that work can be cut short."""
         if self._world == 1:
             return self._stop_signal() is not None
         return self._stop_at is not None and self.point + 1 >= self._stop_at

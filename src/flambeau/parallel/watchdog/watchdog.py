@@ -131,13 +131,13 @@ class Watchdog:
         self._progress.beat(phase)
 
     def reach_point(self) -> str | None:
-        """The main thread is where the run can stop, on all ranks: the name of a signal if all stop here."""
+        """The run can stop here, on all ranks: a signal's name if all do."""
         self._progress.reach_point()
         return self._stops.reach_point()
 
     @property
     def stops_next(self) -> bool:
-        """Whether all ranks will stop at their next point, so that work before it can be cut short."""
+        """Whether all ranks stop at their next point, so that work can be cut short."""
         return self._stops.stops_next
 
     def fail(self, cause: str, code: int, *, restart_note: str = "") -> bool:

@@ -285,9 +285,6 @@ def read_checkpoint(
 def verify_checkpoint(folder: Path, *, disk: Disk | None = None) -> dict[str, Any]:
     """Verify a checkpoint as `read_checkpoint` does, with the same errors, but in little memory.
 
-    Args:
-        folder: a checkpoint.
-
     Returns:
         Its `meta`.
 
@@ -314,10 +311,10 @@ def checkpoint_folders(root: Path, *, disk: Disk | None = None) -> list[Path]:
     """List the checkpoints in a folder, whole or damaged: all names of `step-` and a number.
 
     Args:
-        root: the folder that holds them; it need not exist.
+        root: need not exist.
 
     Returns:
-        Their paths, by rising step.
+        Paths, by rising step.
 
     Example:
         >>> checkpoint_folders(Path("no-such-folder"))
@@ -381,10 +378,10 @@ def remove_leftovers(root: Path, *, disk: Disk | None = None) -> list[Path]:
     """Remove the leftovers of killed saves, removals and `write_file` calls; nobody else may be writing.
 
     Args:
-        root: the folder that holds the checkpoints; it need not exist.
+        root: folder of the checkpoints; need not exist.
 
     Returns:
-        The paths that were removed.
+        The removed paths.
 
     Example:
         >>> remove_leftovers(Path("no-such-folder"))

@@ -94,7 +94,7 @@ def mix(value: int) -> int:
     """SplitMix64's finalizer: a bijection of the 64-bit integers in which every bit affects all bits.
 
     Args:
-        value: any integer; only its low 64 bits count.
+        value: any integer; its low 64 bits count.
 
     Returns:
         An integer in [0, 2**64).

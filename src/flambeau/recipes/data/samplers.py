@@ -61,7 +61,7 @@ class EpochSampler(Sampler[int]):
         """The order of the samples in an epoch, of all ranks together.
 
         Returns:
-            (N,) int64 on the CPU, indices of samples.
+            (N,) int64 on the CPU.
         """
         return torch.argsort(uniform(self._length, seed=self._seed, epoch=epoch), stable=True)
 
@@ -249,7 +249,7 @@ class BlockSampler(EpochSampler):
         """The order of the samples in an epoch, of all ranks together.
 
         Returns:
-            (N,) int32 on the CPU, int64 of 2**31 samples and more.
+            (N,) int32 on the CPU, int64 from 2**31 samples on.
         """
         # The numbers of the blocks are others than those of the samples.
         numbers = uniform(len(self._lengths), seed=self._seed ^ _GAMMA, epoch=epoch)
@@ -294,7 +294,7 @@ class BlockSampler(EpochSampler):
 
 
 def spread(count: int) -> Tensor:
-    """The numbers below `count`, of which any few in a row are spread evenly: van der Corput's sequence.
+    """The numbers below `count`, any in a row spread evenly: van der Corput's sequence.
 
     Args:
         count: at least 1.

@@ -205,7 +205,7 @@ class TFRecordWriter:
             record: bytes-like, of any length.
 
         Raises:
-            TypeError: the record is text or another object that is not bytes-like.
+            TypeError: not bytes-like.
         """
         data = _as_bytes(record)
         length = len(data).to_bytes(8, "little")

@@ -499,7 +499,7 @@ def estimate_memory(
 def top_modules(model: nn.Module) -> list[str]:
     """Names of the outermost modules inside the model that have a forward pass.
 
-    A single module that wraps the whole model is replaced by its children, and a ModuleList by its members.
+    A single wrapper of the whole model is replaced by its children, a ModuleList by its members.
 
     Example:
         >>> model = nn.ModuleDict({"net": nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))})

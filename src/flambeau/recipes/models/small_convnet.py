@@ -63,10 +63,10 @@ class SmallConvNet(nn.Module):
         """Logits of shape (N, num_classes).
 
         Args:
-            x_NCHW: floating-point, normalized, H and W at least 8, in any memory format.
+            x_NCHW: floating-point, normalized, H and W at least 8.
 
         Raises:
-            ValueError: the images are smaller.
+            ValueError: smaller images.
         """
         _check_size(x_NCHW)
         features = self.stages(F.relu(self.stem(x_NCHW)))

@@ -92,10 +92,10 @@ class SpeedrunConvNet(nn.Module):
         """Logits of shape (N, num_classes).
 
         Args:
-            x_NCHW: floating-point, normalized, H and W at least 9, in any memory format.
+            x_NCHW: floating-point, normalized, H and W at least 9.
 
         Raises:
-            ValueError: the images are smaller.
+            ValueError: smaller images.
         """
         _check_size(x_NCHW)
         x = self.groups(F.gelu(self.whiten(x_NCHW)))

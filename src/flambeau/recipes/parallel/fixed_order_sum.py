@@ -35,7 +35,7 @@ _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_ga
 
 
 def parts_of(rank: int, world: int, parts: int) -> range:
-    """The parts of a batch that a process computes; with fewer parts than processes, some have none.
+    """The parts of a batch that a process computes; of fewer parts than processes some have none.
 
     Example:
         >>> [list(parts_of(rank, 3, 4)) for rank in range(3)]
@@ -158,7 +158,7 @@ class FixedOrderSum:
     def send(self, *, parts: int | None = None) -> None:
         """Start sending the remaining sums; other collectives may run between this and `give`.
 
-        Optional: otherwise `give` does it. All processes call it, or none.
+        Optional: all processes call it, or none.
 
         Args:
             parts: as for `give`.

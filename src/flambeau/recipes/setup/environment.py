@@ -77,8 +77,8 @@ def default_device() -> torch.device:
     """The accelerator of this machine, or the CPU.
 
     Returns:
-        A device without an index. (`torch.accelerator.current_accelerator()` alone returns the accelerator
-        that torch was built for, so `cuda` on a machine without a GPU.)
+        Without an index. (`torch.accelerator.current_accelerator()` alone is `cuda` on a machine without a
+        GPU, if torch was built for it.)
 
     Example:
         >>> torch.ones(2, device=default_device()).sum().tolist()

@@ -24,8 +24,8 @@ def float32_precision() -> dict[str, str]:
     """The precision of float32 products on CUDA.
 
     Returns:
-        'ieee' (full float32) or 'tf32' for each of 'matmul', 'convolution' and 'rnn'. torch starts with
-        full precision for matmul and with TF32 for the other two.
+        'ieee' (full float32) or 'tf32' for 'matmul', 'convolution' and 'rnn'. torch starts with 'ieee' for
+        matmul and 'tf32' for the others.
 
     Example:
         >>> sorted(float32_precision())
@@ -63,9 +63,6 @@ def float32_precision_as(precision: Precision) -> Iterator[None]:
 
     Args:
         precision: 'ieee' or 'tf32'.
-
-    Raises:
-        ValueError: another value.
 
     Example:
         >>> with float32_precision_as("ieee"):

@@ -27,7 +27,7 @@ KEEP_FREED = {"MALLOC_TRIM_THRESHOLD_": f"{_NEVER}", "MALLOC_MMAP_THRESHOLD_": f
 def can_keep_freed() -> bool:
     """Whether this process uses the GNU C library, and has no memory limit (`ulimit -v`, `-d`).
 
-    Kept memory would count towards such a limit, and leave too little for the code that oneDNN generates.
+    Kept memory would count towards such a limit, and leave oneDNN too little for its code.
 
     Example:
         >>> keep_freed_memory() <= can_keep_freed()

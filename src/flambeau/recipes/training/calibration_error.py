@@ -46,7 +46,7 @@ class CalibrationError:
         """Count a batch, without waiting for the device.
 
         Args:
-            logits: (N, C) floating-point; for probabilities pass the .log().
+            logits: (N, C) floating-point, or the .log() of probabilities.
             targets: (N,) int64 classes in [0, C).
 
         Raises:

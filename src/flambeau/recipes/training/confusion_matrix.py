@@ -78,7 +78,7 @@ class ConfusionMatrix:
 
         Raises:
             ValueError: shapes that do not fit.
-            TypeError: targets that are not int64.
+            TypeError: targets not int64.
         """
         shape = tuple(predictions.shape)
         if predictions.is_floating_point():

@@ -162,13 +162,13 @@ class EMA:
         return {"num_updates": self.num_updates, "shadow": dict(self.shadow)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state_dict`, which does not contain the settings `decay` and `warmup`.
+        """Restore a `state_dict`, which does not contain `decay` and `warmup`.
 
         Args:
             state: tensors may be on another device.
 
         Raises:
-            ValueError: names or shapes differ from those of this model; nothing is changed then.
+            ValueError: names or shapes differ from this model's; nothing is changed.
 
         Example:
             >>> ema = EMA(nn.Linear(1, 1), decay=0.9)

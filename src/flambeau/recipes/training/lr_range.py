@@ -49,7 +49,7 @@ class LRCurve:
     _lowest: float = math.inf
 
     def add(self, rate: float, loss: float) -> bool:
-        """Add the loss of one more step; False if the training has diverged and the test should end."""
+        """Add a step's loss; False if the training has diverged and the test should end."""
         if not math.isfinite(loss):
             return False
         self.rates.append(rate)
@@ -71,9 +71,9 @@ class LRCurve:
 
     @property
     def suggested(self) -> float | None:
-        """Half of the rate at which the averaged loss is lowest; None if the loss has hardly fallen.
+        """Half of the rate at which the averaged loss is lowest; None if it has hardly fallen.
 
-        Use it as the peak rate of a schedule with a warm-up that falls to zero at the end.
+        Use it as the peak rate of a schedule with a warm-up that falls to zero.
         """
         means = self.averaged
         lowest = min(range(len(means)), key=lambda i: means[i], default=0)

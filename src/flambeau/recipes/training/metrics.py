@@ -60,7 +60,7 @@ class MeanOnDevice:
         """The sum and the count as one tensor; add those of all ranks, then divide.
 
         Returns:
-            (2,) of the sum's dtype on the device: a copy, ready for torch.distributed.all_reduce.
+            (2,) of the sum's dtype on the device, a copy.
         """
         return torch.stack([self._sum, torch.full_like(self._sum, self.num_samples)])
 
@@ -68,7 +68,7 @@ class MeanOnDevice:
         """The mean so far.
 
         Returns:
-            0-d float64 (float32 on MPS) on the device. Reading it on the host waits for the device.
+            0-d float64 (float32 on MPS) on the device.
 
         Raises:
             ValueError: no samples since the last reset.

@@ -28,7 +28,7 @@ _SERVICES = {
 
 
 def outside_connections(processes: Iterable[int]) -> set[str]:
-    """Peers outside of these processes: ADDRESS:PORT and the service that usually has the port, or a file."""
+    """Peers outside of these processes: ADDRESS:PORT and its usual service, or a file."""
     sockets = {inode for process in processes for inode in _sockets_of(process)}
     if not sockets:
         return set()

@@ -32,7 +32,7 @@ class Cause:
 
 
 def shown(where: str) -> str:
-    """FILE:LINE as short as it opens from the current folder; from its own folder on if in a package."""
+    """FILE:LINE as short as it opens from here; in a package from its own folder on."""
     if package := in_package(where):
         return package
     relative = os.path.relpath(where)
@@ -40,7 +40,7 @@ def shown(where: str) -> str:
 
 
 def reasons_in_full(failures: Iterable[tuple[str, str]]) -> list[str]:
-    """Reasons of several lines, to print below a table that shows only their first; equal ones come once."""
+    """Distinct reasons of several lines, for below a table of their first."""
     names: dict[str, list[str]] = {}
     for name, reason in failures:
         if "\n" in reason or len(reason) > _CELL:

@@ -78,7 +78,7 @@ def busy_cpus(seconds: float) -> float:
 
 
 def throttled_seconds() -> float:
-    """How long this container was kept from its CPUs since it was made; 0 if nothing counts it."""
+    """How long this container was ever kept from its CPUs; 0 if nothing counts it."""
     for file, name, unit in _QUOTA_FILES:
         try:
             lines = file.read_text().splitlines()
@@ -100,7 +100,7 @@ def resident_bytes(processes: list[int]) -> int:
 
 
 def proportional_bytes(processes: list[int]) -> int:
-    """Memory of these processes together; a shared page counts by parts. Slow: reads all their mappings."""
+    """Memory of these processes, shared pages by parts. Slow: reads all mappings."""
     total = 0
     for process in processes:
         with suppress(OSError, ValueError, IndexError):

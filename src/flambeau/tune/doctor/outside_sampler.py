@@ -77,7 +77,7 @@ def program() -> str | None:
 
 @functools.cache
 def why_not() -> str:
-    """Why stacks cannot be read from outside here; '' if they can: it is tried on a small process."""
+    """Why stacks cannot be read from outside here, as tried on a small process; '' if they can."""
     if program() is None:
         return "py-spy is not installed"
     child = subprocess.Popen(
@@ -111,7 +111,7 @@ def _failure_on(process: int) -> str:
 
 
 class OutsideSampler:
-    """Reads the stacks of each process that trains, and of its workers, while its window is open."""
+    """Reads the stacks of each training process and its workers, while its window is open."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

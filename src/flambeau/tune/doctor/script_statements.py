@@ -23,7 +23,7 @@ def lines_of(statement: ast.stmt) -> range:
 
 @functools.cache
 def asks_for_batch(file: str, line: int, trained: frozenset[int]) -> bool:
-    """Whether a line is the head of a loop around a step (lines `trained` lead to one), or calls `next`."""
+    """Whether a line heads a loop around a step (lines `trained` lead to one), or calls `next`."""
     for one in statements_of(file):
         if isinstance(one, ast.For):
             if one.lineno <= line < one.body[0].lineno and trained & set(lines_of(one)):

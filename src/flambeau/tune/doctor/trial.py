@@ -240,7 +240,7 @@ def _gib(number: int) -> str:
 
 
 class ScriptOutput:
-    """A pipe for a script to print to, read as fast as it prints; `close` it when the script has ended."""
+    """A pipe for a script's prints, read as fast as they come; `close` it at the script's end."""
 
     def __init__(self) -> None:
         reading, self._writing = os.pipe()

@@ -285,7 +285,7 @@ _SHARE_OF_DISK = 0.25  # of the free space; chosen
 
 
 class PackedCopies:
-    """Copies of the folder `data`, in a hidden folder in `parent`, each made when a trial first needs it."""
+    """Copies of the folder `data`, hidden in `parent`, each made when first needed."""
 
     def __init__(self, data: Path, parent: Path, *, limit_s: float) -> None:
         self._data, self._parent, self._limit_s = data, parent, limit_s
@@ -293,7 +293,7 @@ class PackedCopies:
         self._made: dict[tuple[str, ...], Path | str] = {}
 
     def copy(self, flags: Sequence[str]) -> Path | str:
-        """What `flambeau train` takes as DATA instead of the folder, or a sentence on why there is none."""
+        """The copy as DATA of `flambeau train`, or a sentence on why there is none."""
         key = tuple(flags)
         if key not in self._made:
             self._made[key] = self._pack(key)

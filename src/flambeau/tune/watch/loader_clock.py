@@ -268,7 +268,7 @@ def _then_alone(
 
 
 class CachedBatches:
-    """Iterates loaders from `count` batches in memory: the speed of a training whose data cost nothing.
+    """Iterates loaders from `count` batches in memory: the speed with free data.
 
     Args:
         same: what loaders that share their batches have in common.

@@ -189,7 +189,7 @@ def activity_of_lines(
 
 
 def note_training(frame: FrameType | None) -> list[CodeLocation]:
-    """The lines around a step of the optimizer: what they are in is no evaluation, whatever its name."""
+    """The lines around an optimizer step, which are in no evaluation, whatever its name."""
     lines = []
     while frame is not None:
         _tags[id(frame.f_code)] = _that_trains(_tag_of(frame))

@@ -77,6 +77,6 @@ def _threads_of_worker() -> dict[str, tuple[int, int]]:
 
 
 def busy_threads(then: Mapping[int, float], now: Mapping[int, float], elapsed_s: float) -> int:
-    """How many threads have computed, by `run_times` before and after; idle threads of pools do not count."""
+    """How many threads have computed, by `run_times` before and after, without idle ones."""
     used = (seconds - then.get(thread, 0.0) for thread, seconds in now.items())
     return sum(seconds > _BUSY * elapsed_s for seconds in used)

@@ -201,7 +201,7 @@ def _is_pickled(kind: type) -> bool:
 
 @contextlib.contextmanager
 def block_signals() -> Iterator[None]:
-    """Block signals: a worker that gets one before it has installed its handlers would die."""
+    """Block signals: without handlers yet a worker would die of one."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
