@@ -59,8 +59,8 @@ def large_import() -> Iterator[None]:
     try:
         yield
     finally:
-        # Only a process of a command has frozen anything: elsewhere the user may decide so. Python counts what
-        # is frozen by walking through it, 0.07 s for torch and timm, so without an import nobody asks.
+        # Only a process of a command has frozen anything: elsewhere the user may decide so. Python counts
+        # what is frozen by walking through it, 0.07 s for torch and timm: without an import nobody asks.
         if len(sys.modules) > num_modules and gc.get_freeze_count():
             gc.freeze()
         if was_enabled:

@@ -339,9 +339,9 @@ def sleep_if_busy(
 
     No result depends on it.
     """
-    # Waiting threads spin for milliseconds, in which another one could compute where all processors are taken:
-    # asleep, an epoch of the embedded data took 0.30 of the time on two busy cores (median of 5 rounds, 0.23 to
-    # 0.54). On free processors spinning is faster, and stays.
+    # Waiting threads spin for milliseconds, in which another one could compute where all processors are
+    # taken: asleep, an epoch of the embedded data took 0.30 of the time on two busy cores (median of 5
+    # rounds, 0.23 to 0.54). On free processors spinning is faster, and stays.
     if not environment.keys().isdisjoint(_CHOSEN_BY_USER):
         return
     if _load_per_cpu(load) >= _BUSY_LOAD and _waits(pressure) >= _BUSY_WAITS:

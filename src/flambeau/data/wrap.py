@@ -55,7 +55,7 @@ def wrap(
         dataset: has `len()` and `[i]`; or what `flambeau train` reads: a folder, packed images, or an address
             such as s3://bucket/pets.tar, with samples (transform(image), target), or transform(image, mask).
         transform: of a path or address: from an RGB image of PIL to a tensor, or from it and its mask,
-            torchvision's `tv_tensors.Mask`, to two.
+            torchvision's `tv_tensors.Mask`, to two tensors.
         batch_size: samples per batch, of all processes together.
         seed: of order and augmentation.
         workers: processes that read; 0 reads in this one.

@@ -50,7 +50,7 @@ def sweep(
         data: as for `train`.
         space: what is searched: by setting a range such as "1e-4..1e-1:log", values such as
             "resnet18,resnet34", or a list of values.
-        trials: choices to try (None: 20, or all of fewer).
+        trials: choices to try (None: 20, or all if there are fewer).
         out: folder of the sweep (None: runs/NAME-sweep-HASH).
         sampler: what proposes the choices: tpe (Optuna's, from the results so far), random, or grid (all).
         halving: at each rung one trial of so many goes on, such as 3; 0 trains all to the end.

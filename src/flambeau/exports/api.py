@@ -115,7 +115,7 @@ def export(
         reparameterize: blocks of branches into one convolution each.
         quantize: int8 (weights and activations), dynamic (weights of linear layers), fp16 or bf16.
         calibrate: images for the ranges of int8, as `example`; None: the first 256 of `example`.
-        min_agreement: share of the images that must keep their class.
+        min_agreement: least share of the images that must keep their class.
         allow_slower: keep a step that takes longer than before.
         say: takes lines on progress; None: standard error.
 

@@ -22,7 +22,7 @@ _CURES = {
 
 
 def not_weights_reason(path: Path) -> str | None:
-    """By its first bytes, what a file is that holds no weights; None if it may hold some."""
+    """By its first bytes, what a file without weights is; None if it may hold some."""
     file_type = signature(path)
     if file_type is None or file_type.kind in _READ:
         return None

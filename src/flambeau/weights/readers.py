@@ -181,7 +181,7 @@ def weights_in(value: Any) -> dict[str, dict[str, Tensor]]:
 
 
 def with_tensors(value: Any) -> Any:
-    """Turns weights that were saved only as arrays, in nested dicts, into tensors; other data stay."""
+    """Turns weights saved as arrays, in nested dicts, into tensors; other data stay."""
     if not isinstance(value, dict) or tensors_in(value):
         return value
     done: dict[int, Any] = {}  # each object is converted once, even if it is in several dicts

@@ -24,7 +24,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def each_tensor(path: Path) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a file with their names, one at a time: not all are in memory; errors likewise."""
+    """The tensors of a file with their names, one at a time in memory; errors likewise."""
     if path.is_fifo():  # it would be waited for
         raise InputError(f"{path} is a pipe, and no file")
     try:

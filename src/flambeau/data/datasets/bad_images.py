@@ -14,7 +14,7 @@ class BadImages:
         self.names: dict[str, None] = {}  # a set in the order of insertion
 
     def report_to(self, describe: Callable[[int], str]) -> Callable[[Sequence[int]], None]:
-        """A function that takes bad indices of one data set; it raises InputError beyond the limit."""
+        """A function of a data set's bad indices; InputError beyond the limit."""
 
         def report(indices: Sequence[int]) -> None:
             if not self.names and self._path is not None and self._path.exists():

@@ -26,7 +26,7 @@ HELD_BYTES = 1 << 30
 def can_hold(
     source: Source, *, image_size: int, channels: int, limit_bytes: int = HELD_BYTES
 ) -> bool:
-    """Whether a `DeviceDataset` can hold these images: all small, of this size, and within the limit."""
+    """Whether a `DeviceDataset` can hold these images: small, of this size, within the limit."""
     size = len(source) * image_size**2 * channels * pixel_type(source).itemsize
     if size > limit_bytes or image_size > SMALL_SIDE or task_of(source) == "segmentation":
         return False

@@ -51,7 +51,7 @@ def _size_and_grey(data: Stored) -> tuple[tuple[int, int], bool]:
 
 
 def several_pages(*sources: Source, limit: int = 64) -> tuple[int, int]:
-    """How many images are TIFF files of several pages, and how many were looked at."""
+    """How many images are TIFF files of several pages, of how many."""
     found: list[bool] = []
     for source in sources:
         with contextlib.suppress(InputError):  # none can be read, which is reported elsewhere

@@ -71,7 +71,7 @@ def crop_step(transform: Any, *, of_tensor: bool) -> PixelStep | None:
 
 
 def mask_source(transforms: Sequence[Any]) -> PixelStep | None:
-    """What the transforms that `source_of` replaces do to a mask; None if that is not known."""
+    """What the transforms that `source_of` replaces do to a mask, if known."""
     if not all(map(_is_v2, transforms)):
         return None
     crop = _random_resized_crop(transforms[0])

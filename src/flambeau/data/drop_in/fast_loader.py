@@ -90,7 +90,7 @@ class FastLoader:
 
     @property
     def reads_in_threads(self) -> bool:
-        """Whether threads read: nothing may draw from the process's generators, as training does."""
+        """Whether threads read: nothing may draw from the process's generators."""
         return self.options.threads is not None or self.takeover.is_complete
 
     @property

@@ -89,7 +89,7 @@ class LazyImage(Image.Image):
 
     @property
     def is_left_to_pil(self) -> bool:
-        """Whether somebody used the pixels and may have changed them, or has closed the file."""
+        """Whether somebody may have changed the pixels, or has closed the file."""
         return self._pixels is not None or self._has_lost_its_file
 
     @property

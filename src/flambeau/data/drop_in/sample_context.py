@@ -73,12 +73,12 @@ class Sample:
 
     @property
     def is_reseeded(self) -> bool:
-        """Whether the user's code has seeded torch's generator, and so expects certain draws."""
+        """Whether the user's code has seeded torch's generator."""
         return self._start is not None and torch.initial_seed() != self._start
 
     @property
     def is_python_reseeded(self) -> bool:
-        """Whether the user's code has seeded Python's generator: its state is none of this sample's."""
+        """Whether the user's code has seeded Python's generator."""
         if self._start is None:
             return False
         words = random.getstate()[1][:-1]

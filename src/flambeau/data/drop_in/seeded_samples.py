@@ -32,7 +32,7 @@ class SeededSamples(Dataset[Any]):
         return samples, counts
 
     def read(self, batch: Batch, counts: Counter[str], memory: BatchMemory | None = None) -> Any:
-        """The samples; their images lie in the memory of the batch, if there is one."""
+        """The samples, with images in the batch's memory, if any."""
         if batch and reads_whole_batches(self.dataset):
             counts[SAMPLES] += len(batch) - 1
             with self._making(batch[0][1], None, memory, counts):
@@ -81,7 +81,7 @@ def seed_of_collating(batch: Batch) -> int:
 
 
 class StartWorker:
-    """Calls the user's `worker_init_fn`, which sees the user's data set as that of the worker."""
+    """Calls the user's `worker_init_fn`, which sees the user's data set."""
 
     def __init__(self, user: Callable[[int], None] | None) -> None:
         self._user = user

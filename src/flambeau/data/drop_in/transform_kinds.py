@@ -39,12 +39,12 @@ def has_code_of_its_own(transform: Any) -> bool:
 
 
 def is_one_of(transform: Any, *kinds: type) -> bool:
-    """Whether it is exactly of one of these classes, and runs their code alone."""
+    """Whether it is exactly of these classes, and runs their code alone."""
     return type(transform) in kinds and not has_code_of_its_own(transform)
 
 
 def is_from_timm(transform: Any, *names: str) -> bool:
-    """Whether it is one of these classes of timm, which is not imported for it."""
+    """Whether it is one of these classes of timm, without importing that."""
     kind = type(transform)
     named = kind.__module__.startswith("timm.data.") and kind.__name__ in names
     return named and not has_code_of_its_own(transform)

@@ -217,7 +217,7 @@ class Plan:
         return value
 
     def levels(self, channels: int) -> Levels | None:
-        """What `pointwise` does to each level; None if it is not pointwise after all, or fails."""
+        """What `pointwise` does to each level; None if not pointwise, or failing."""
         if channels not in self._levels:
             self._levels[channels] = self._find_levels(channels)
         return self._levels[channels]

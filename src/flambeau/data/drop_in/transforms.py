@@ -92,7 +92,7 @@ _CONTAINERS = (v1.RandomApply, v2.RandomApply, v1.RandomChoice, v2.RandomChoice)
 
 
 def draws_from_python(transform: Any) -> bool:
-    """Whether the original of a known transform draws from Python's `random`, alone or beside torch's."""
+    """Whether the original of a known transform draws from Python's `random`."""
     if is_one_of(transform, v1.RandomChoice):
         return True
     if is_one_of(transform, *_CONTAINERS):
@@ -121,7 +121,7 @@ def call_on_image(transform: Any) -> PixelStep:
 
 
 def pixel_step(transform: Any, *, of_tensor: bool = False) -> PixelStep | None:
-    """The step of a transform of pixels, whether it gets a tensor or a PIL image."""
+    """The step of a transform of pixels, from a tensor or a PIL image."""
     if (step := crop_step(transform, of_tensor=of_tensor)) is not None:
         return step
     if is_one_of(transform, v1.ColorJitter, v2.ColorJitter):

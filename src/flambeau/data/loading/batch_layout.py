@@ -194,7 +194,7 @@ def layout_of(
     world: int = 1,
     keeps_empty: bool = True,
 ) -> Layout:
-    """Fixed parts where `parts` is given, and `batch_size` is that of a step; else micro-batches."""
+    """Fixed parts with `parts`, where `batch_size` is of a step; else micro-batches."""
     if parts is not None:
         return FixedPartsLayout(batch_size, parts, rank, world, keeps_empty)
     return BatchLayout(batch_size, accumulate, rank, world, keeps_empty)

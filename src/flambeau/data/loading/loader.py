@@ -143,7 +143,7 @@ class Loader:
         return self._layout
 
     def set_micro_batches(self, size: int) -> None:
-        """Divide the same global batches into micro-batches of `size` samples, in streams from now on."""
+        """Divide the global batches into micro-batches of `size` samples from now on."""
         self._layout = self._layout.with_micro_batches(size)
 
     def describe(self, index: int) -> str:

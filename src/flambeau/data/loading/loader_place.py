@@ -55,7 +55,7 @@ class LoaderPlace:
 
     @property
     def is_stateful(self) -> bool:
-        """Whether a resume enters an epoch where it was, without reading what came before."""
+        """Whether a resume enters an epoch without reading what came before."""
         return self._part is not None
 
     def reached(self, place: Place, batch: Any) -> None:

@@ -149,7 +149,7 @@ class PackFiles:
             raise
 
     def publish(self, bad: Sequence[str]) -> Packed:
-        """Give all files their final names; those renamed before a kill are skipped."""
+        """Give all files their final names, unless done before a kill."""
         tree = self._staging / "tree"
         for number, unit in enumerate(self._units):
             if self._kind == "folder":

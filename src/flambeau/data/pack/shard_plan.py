@@ -173,7 +173,7 @@ def written_values(source: Source) -> tuple[int, ...]:
 
 
 def remarks_on_parts(parts: Sequence[tuple[str, Source]], kind: str) -> list[str]:
-    """Possible surprises: files are left out; classes are empty, or get other numbers in a folder."""
+    """Possible surprises: files left out; classes empty, or with other numbers in a folder."""
     first = parts[0][1]
     if isinstance(first, VectorRecords):
         return [

@@ -111,7 +111,7 @@ class StoreOutput:
             (folder / name).unlink()
 
     def publish(self, files: PackFiles, bad: Sequence[str]) -> Packed:
-        """Upload what makes the files a finished set: class names, indexes, and the manifest at last."""
+        """Upload what finishes the set: class names, indexes, and at last the manifest."""
         names = files.class_names_path()
         if names is not None:
             self._put_text(names.name, "".join(f"{name}\n" for name in files.classes))

@@ -22,7 +22,7 @@ Resize = Callable[[Tensor, torch.Size], Tensor | None]
 class Loaded(NamedTuple):
     """What happened to each tensor; each name of the model is in one of the first four.
 
-    Only a second name of a shared tensor that was loaded under its first may be in none.
+    Only a further name of a loaded shared tensor may be in none.
     """
 
     matched: dict[str, str]
@@ -123,9 +123,9 @@ def load_partial(
 
 
 def grey_filters(value: Tensor, shape: torch.Size) -> Tensor | None:
-    """Sum the filters of a first convolution over its input channels, for grey images with one channel.
+    """Sum a first convolution's filters over its input channels, for grey images with one channel.
 
-    The layer then computes what it computed for a grey image repeated in all channels.
+    The layer then computes what it did for a grey image repeated in all channels.
 
     Example:
         >>> grey_filters(torch.ones(8, 3, 5, 5), torch.Size([8, 1, 5, 5])).mean().item()

@@ -30,8 +30,8 @@ for each other on a busy machine: a million samples took 7 s in place of 0.3."""
 class EpochSampler(Sampler[int]):
     """All samples, shuffled; the base of the other samplers.
 
-    In torch's DataLoader each pass is the next epoch. `start_at` jumps to any position at no cost: the number
-    of samples you have consumed, because with workers the sampler is ahead.
+    In torch's DataLoader each pass is the next epoch. `start_at` jumps to any position at no cost; give it
+    the samples that you have consumed, because with workers the sampler is ahead.
 
     Args:
         length: at least 1.

@@ -121,8 +121,8 @@ class _OnCopies:
 def checkpoint_modules(model: nn.Module, *patterns: str) -> nn.Module:
     """Make the named modules keep only their inputs, and recompute the rest in the backward pass.
 
-    Outputs, gradients and buffers are those of the plain model, with random numbers and autocast. Without
-    gradients nothing is recomputed.
+    Outputs, gradients and buffers are those of the plain model: random numbers repeat, autocast is kept.
+    Without gradients nothing is recomputed.
 
     Args:
         model: changed in place; names and the state dict stay.
@@ -180,7 +180,7 @@ def _matches(model: nn.Module, pattern: str) -> list[tuple[str, nn.Module]]:
 def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None) -> nn.Sequential:
     """Make a Sequential keep only the inputs of its segments, and recompute the rest in the backward pass.
 
-    The rest as in `checkpoint_modules`.
+    Outputs, gradients and buffers as in `checkpoint_modules`.
 
     Args:
         model: changed in place; may be a part of a model: `model.layers`.

@@ -23,7 +23,7 @@ class SmallConvNet(nn.Module):
     Args:
         in_channels: of the images, at least 1.
         num_classes: at least 1.
-        width: channels of stem and first stage; multiples of 16 are fast.
+        width: channels of stem and first stage, at least 1; multiples of 16 are fast.
         dropout: of the pooled features in training, in [0, 1).
 
     Raises:

@@ -24,7 +24,7 @@ _RECENT = 8  # addresses that come back within so many calls are recorded; chose
 class GraphReplay:
     """Runs a function, and once its tensors were at the same addresses before, as a CUDA graph.
 
-    The bits are the same either way. Only on a GPU graphs are made.
+    The bits are the same either way. Graphs are made on a GPU only.
 
     Args:
         device: where the work is done.

@@ -412,7 +412,7 @@ def profiler_runs(trial: Trial) -> bool:
 
 
 def gain_of_one_thread(trial: Trial) -> float:
-    """How many times as fast a step was on one thread, while other programs ran; 1 where it was not tried."""
+    """How many times as fast a step was on one thread, while other programs ran; 1 if not tried."""
     first = trial.trainers[0]
     return float(first["step_s"] / first.get("one_thread_step_s", first["step_s"]))
 
@@ -443,7 +443,7 @@ def _thread_causes(trial: Trial) -> Iterator[Cause]:
 
 
 def page_fault_share(trial: Trial) -> float:
-    """Share of the first rank's time that its threads spend in the kernel to get pages of memory."""
+    """Share of the first rank's time that its threads spend in the kernel for pages of memory."""
     trainer = trial.trainers[0]
     seconds = min(trainer.get("system_s", 0.0), _MAX_FAULT_S * trainer.get("faults", 0))
     return float(seconds / (trainer["seconds"] * max(1, min(trainer["threads"], usable_cpus()))))

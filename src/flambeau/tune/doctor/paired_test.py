@@ -29,7 +29,7 @@ class Gain:
 
     @property
     def verdict(self) -> str:
-        """'faster' or 'slower' where a one-sided t test at 95 % says so, else 'no difference seen'."""
+        """'faster' or 'slower' by a one-sided t test at 95 %, else 'no difference seen'."""
         if not self.is_tested:
             return "one pair of runs, no test"
         if self.low > 1.0:

@@ -21,7 +21,7 @@ _CATEGORIES = ("user_annotation", "cpu_op")
 
 @dataclass(frozen=True)
 class Owner:
-    """A module, or an operation of the backward pass, with the bytes that it holds at the peak."""
+    """A module, or an operation of the backward pass, and its bytes at the peak."""
 
     name: str
     size_bytes: int

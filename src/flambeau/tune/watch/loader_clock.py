@@ -67,7 +67,7 @@ class LoaderClock:
     evaluations: set[_Way] = field(default_factory=set)
 
     def note_made(self, loader: "DataLoader[Any]", frame: FrameType | None) -> None:
-        """One helper makes loaders for training and for evaluation, so its own line is not enough."""
+        """A helper may make loaders for both training and evaluation, so its line is not enough."""
         way = _way_to(frame)
         if way:
             self.ways[loader] = way

@@ -32,7 +32,7 @@ class StackSample(NamedTuple):
 
 
 class StackSampler(threading.Thread):
-    """Counts seconds by what threads do meanwhile, while `is_on`.
+    """Counts seconds by what threads do, while `is_on`.
 
     `evaluates` says whether an evaluation runs, whatever the stack shows.
     """

@@ -38,7 +38,7 @@ _SHOWN = {
 
 
 class WaitingCalls:
-    """Counts and times calls of these methods of Tensor, by the user's line.
+    """Counts and times calls of Tensor's methods, by the user's line.
 
     On a GPU they also wait for all queued work.
     """

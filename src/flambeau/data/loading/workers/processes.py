@@ -60,7 +60,7 @@ class Workers:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Arguments of DataLoader; to be read in the thread that starts the workers."""
+        """Arguments of DataLoader; read them in the thread that starts the workers."""
         # Linux notifies a process of the end of the thread that started it, not of the parent process.
         lasts = threading.current_thread() is threading.main_thread()
         start = functools.partial(_start, self._in_flight, lasts)
