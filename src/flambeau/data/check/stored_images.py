@@ -29,7 +29,8 @@ _LEVELS = 12  # range of stored pixels that may be blank
 def measure_stored(source: Source, kind: PixelKind, *, seconds: float) -> ImageFacts:
     """Read each image of a source; those for which no time was left count as missing.
 
-    Both hashes are of the stored bytes, except for images that may be blank; only these are decoded.
+    Both hashes are of the stored bytes, except for images that may be blank; facts that need decoding are
+    those of an image with all levels.
     """
     until = time.monotonic() + seconds
     facts = empty_facts(len(source))

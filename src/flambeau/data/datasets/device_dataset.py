@@ -85,8 +85,8 @@ class DeviceDataset(SeededDataset):
         """One batch on the device: ((images (N, C, S, S), channels_last in memory, targets (N,) int64), bad
         indices).
 
-        Indices and seeds (N,) int64 are on the CPU or the device; bad images in the source make this wait for
-        the device.
+        Indices and seeds (N,) int64 are on the CPU or the device; if the source has bad images, indices on
+        the device make this wait.
         """
         used = indices
         bad = list[int]()

@@ -80,7 +80,7 @@ def taking_over() -> Iterator[None]:
 
 
 def plan_for(compose: Any, kept: Plans | None = None) -> Plan | None:
-    """The plan of a Compose as it is now; None if it has none.
+    """The plan of a Compose as it is now; None if nothing can be taken over.
 
     `kept` plans stay, whatever becomes of the Compose.
     """

@@ -66,8 +66,9 @@ _MAX_LABEL = 1 << 24  # some formats hold a label as float32, which is exact up 
 def classes_file(path: Path) -> Path:
     """The file of a packed file's class names, or the one to write.
 
-    NAME.classes.txt beside NAME.EXT, NAME_train.EXT or NAME_val.EXT (or - or . for _, or a shard's number
-    behind); else that of NAME up to its first dot, as version 0.1 wrote it; else classes.txt in the folder.
+    NAME.classes.txt beside NAME.EXT, NAME_train.EXT or NAME_val.EXT (also with - or . for _, and a shard's
+    number behind); else that of NAME up to its first dot, as version 0.1 wrote it; else classes.txt in the
+    folder.
     """
     named, *others = class_name_files(path) if path.is_file() else _candidates(path)
     return next((file for file in (named, *others) if file.exists()), named)

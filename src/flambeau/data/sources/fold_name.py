@@ -23,7 +23,7 @@ def parse_test(text: str) -> float | None:
     """The share of '10%'; None for what names data.
 
     Raises:
-        InputError: no percent sign, or a share not above 0 and at most a half.
+        InputError: no percent sign, or a share outside (0, 0.5].
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) *(%?)", text)
     if found is None:

@@ -281,8 +281,8 @@ def open_listing(
 ) -> tuple[Source, Source | None]:
     """The images of a listing, or those to train and to validate on by a column `split`.
 
-    The latter are the rows of `val` (valid, validation, dev), or without any those of `test`, which is else
-    left out. Rows of a single part are all of the images.
+    The latter are the rows of `val` (valid, validation, dev), or without any those of `test`, else left out.
+    Rows of a single part are all of the images.
     """
     source = ListingSource(path, labelled=labelled, whole_folder=whole_folder, choice=choice)
     if source.mask_names is None:

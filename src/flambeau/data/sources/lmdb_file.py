@@ -34,7 +34,7 @@ _PICKLES = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 class LMDBSource:
     """Images in an LMDB file, in the byte order of their keys.
 
-    The first value of these decides the kind of all:
+    The first recognized value decides the kind of all:
 
     - an image file under the key CLASS/NAME (what flambeau writes);
     - a pickled pair of image (a file's bytes or an array of pixels) and label (number or name of a class),

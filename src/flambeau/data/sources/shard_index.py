@@ -497,7 +497,7 @@ def read_index(data: bytes, where: str, *, scratch: Path | None = None) -> list[
         scratch: a folder on disk, where what is large is kept in a file without a name.
 
     Raises:
-        DamagedData: no such file, or damaged.
+        DamagedData: no index, or damaged.
     """
     try:
         unpacked = UnpackedArrays(data, scratch)

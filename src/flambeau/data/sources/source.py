@@ -189,7 +189,7 @@ def has_unit(kind: PixelKind) -> bool:
 
 
 def same_unit(one: PixelKind, other: PixelKind) -> bool:
-    """Whether pixels of two kinds have one range; floating-point ones beyond 0 .. 1 have none."""
+    """Whether pixels of two kinds have one range; that of floating-point ones beyond 0 .. 1 is unknown."""
     return one == other or (has_unit(one) and has_unit(other))
 
 

@@ -35,7 +35,7 @@ class UnpackedArrays:
         scratch: folder for large ones; None, or without room: all in memory.
 
     Raises:
-        ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError: no such file, or damaged.
+        ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError: no .npz, or damaged.
     """
 
     def __init__(self, data: bytes, scratch: Path | None) -> None:

@@ -123,8 +123,8 @@ class Kernel:
         """Fill `out`, (height, width, 1 or 3) and contiguous, with the box; raises KernelError.
 
         Args:
-            data: a JPEG with one sequential scan; of segments by an index only those under the box are read,
-                else all from its first to its last row.
+            data: a JPEG with one sequential scan; with an index of segments only those under the box are
+                read, else all from its first to its last row.
             out: of the box's size, or of any with `resize`.
             resize: with antialiasing, as torch.
         """

@@ -14,7 +14,7 @@ class GradientSync(Protocol):
     """Keeps a model's gradients and other state equal on all ranks.
 
     `Replicas` (ddp.py) keep the whole model on each rank, `Shards` (fsdp.py) a piece, and `FixedParts`
-    (fixed_parts.py) add in an order that no number of ranks changes.
+    (fixed_parts.py) add in an order that does not depend on the number of ranks.
     """
 
     @property

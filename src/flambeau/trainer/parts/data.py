@@ -230,7 +230,7 @@ def open_test(settings: Settings, facts: DataFacts) -> Source:
     """The images that `settings.test` keeps, with the run's classes.
 
     Raises:
-        InputError: not to be opened, or made by a function, which is not run for it.
+        InputError: they cannot be opened, or are made by a function, which is not run for it.
     """
     assert settings.test is not None
     cache = cache_options(settings)
@@ -256,7 +256,7 @@ def with_test(facts: DataFacts, settings: Settings, train: Source, val: Source) 
     """The facts of a new run with those of its test images, if any.
 
     Raises:
-        InputError: not to be opened, or among those to train or validate on.
+        InputError: they cannot be opened, or are among those to train or validate on.
     """
     if settings.test is None:
         return facts
@@ -279,7 +279,7 @@ def check_test(facts: DataFacts, settings: Settings) -> Source:
     """The images to test on, unchanged since the run's start.
 
     Raises:
-        InputError: changed, or not to be opened.
+        InputError: they have changed, or cannot be opened.
     """
     test = open_test(settings, facts)
     if test.fingerprint != facts.test_fingerprint:

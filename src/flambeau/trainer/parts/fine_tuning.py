@@ -64,7 +64,8 @@ def load_weights(model: nn.Module, path: str, *, needs: str | None = None) -> st
 
 
 def freeze_parts(model: nn.Module, what: str) -> None:
-    """Freeze what a setting names ('none', 'backbone', or patterns between commas).
+    """Freeze what a setting names ('none', 'backbone', or patterns between commas), before the optimizer is
+    made.
 
     InputError: a pattern that matches nothing, or nothing is left to train.
     """

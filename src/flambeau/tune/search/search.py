@@ -36,7 +36,7 @@ class Step:
 
     Attributes:
         gain: against the choice so far; None if failed or refused.
-        alone: against no lever at all; of a chosen value but the first measured at the end.
+        alone: against no lever at all; of a chosen value, unless the first, measured at the end.
     """
 
     lever: str

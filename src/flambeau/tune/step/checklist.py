@@ -67,8 +67,8 @@ def checklist(
     """Measure training steps with and without each piece of advice, alternating; the first has none.
 
     Args:
-        steps: their model is copied and trained alone, in float32 by AdamW. Data are read by more and fewer
-            workers, too.
+        steps: their model is copied and trained alone, in float32 by AdamW. Any data are also read by more
+            and fewer workers.
         computes_s: of a step without waiting for data.
     """
     model, device = steps.model, steps.device

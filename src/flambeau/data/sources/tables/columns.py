@@ -88,7 +88,7 @@ def choose_columns(
 
     The image is the one column of the feature Image, else the one struct with `bytes`, else the one column of
     bytes, and of several that with a usual name (`image`, `img`, ...); the label is a column with a usual
-    name, else the one of the feature ClassLabel....
+    name, else the one of the feature ClassLabel.
     """
     try:
         return _chosen(schema, path, labelled, image)
