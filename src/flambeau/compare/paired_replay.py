@@ -103,8 +103,7 @@ def replay(
 ) -> Replay:
     """Run both again, from the last equal checkpoint, or from their beginnings.
 
-    `trust`: run the code that they name even if nothing shows that this user has made it. The last step may
-    exceed `seconds`.
+    `trust`: as for `load_trained`. The last step may exceed `seconds`.
     """
     result = Replay()
     if comparison.divergence is None or comparison.is_evaluation_only:

@@ -82,8 +82,7 @@ def start(
     Args:
         given: those that the user gave.
         find_lr: takes the curve of a learning-rate range test, made instead of the training.
-        trust: run code that only the folder of the run or its teacher names, even if nothing shows that this
-            user has made it.
+        trust: as for `train`.
     """
     batch = parse_batch_size(settings.batch_size)
     given = _with_number(given)

@@ -125,7 +125,7 @@ def checkpoint_modules(model: nn.Module, *patterns: str) -> nn.Module:
     Without gradients nothing is recomputed.
 
     Args:
-        model: changed in place; names and the state dict stay.
+        model: changed in place and returned; names and the state dict stay.
         patterns: of module names as in a shell; `*` matches dots too: 'layer*.*'. Of nested modules the
             outermost is taken. A ModuleList has no forward pass; match its members.
 
@@ -183,7 +183,7 @@ def checkpoint_segments(model: nn.Sequential, *, num_segments: int | None = None
     Outputs, gradients and buffers as in `checkpoint_modules`.
 
     Args:
-        model: changed in place; may be a part of a model: `model.layers`.
+        model: changed in place and returned; may be a part of a model: `model.layers`.
         num_segments: 1 to the number of children, split evenly; None is the rounded square root of that
             number. 1 recomputes nothing, and undoes an earlier call.
 

@@ -33,6 +33,7 @@ def cutmix(
         images: (N, C, H, W) of any dtype; pixels are only copied.
         targets: (N,) int64 classes, or (N, num_classes) probabilities; on the images' device.
         alpha: in [1e-6, 1e6], or 0, which changes and draws nothing.
+        num_classes: at least 1.
         generator: on the CPU or the images' device; its state advances.
 
     Returns:

@@ -28,8 +28,8 @@ class GraphReplay:
 
     Args:
         device: where the work is done.
-        max_graphs: recorded at most, each for one set of addresses. One takes some kilobytes, beside what the
-            work allocates.
+        max_graphs: recorded at most, each for one set of addresses; other work runs as it is. One takes some
+            kilobytes, beside what the work allocates.
 
     Example:
         >>> x = torch.zeros(2)

@@ -80,7 +80,8 @@ class ReduceOnPlateau:
         """Count a measurement.
 
         Args:
-            metric: a number, or a 0-d tensor (which waits for its device).
+            metric: a number, or a 0-d tensor (which waits for its device). An infinitely bad value is no
+                improvement.
 
         Returns:
             The multiplier from now on.

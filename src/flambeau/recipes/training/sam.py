@@ -18,7 +18,7 @@ from torch import Tensor, nn
 def sam_gradients(
     model: nn.Module, closure: Callable[[], Tensor], *, rho: float, adaptive: bool = False
 ) -> Tensor:
-    """Set `.grad` to that at the worst point within `rho`; then clip and step as usual.
+    """Set `.grad` to the gradient at the worst point within `rho`; then clip and step as usual.
 
     Existing gradients are dropped.
 

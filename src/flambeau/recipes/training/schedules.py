@@ -78,7 +78,8 @@ def cosine(step: int, *, total_steps: int, warmup_steps: int = 0, end: float = 0
         step, total_steps, warmup_steps: as for `constant`.
         end: the multiplier from `total_steps` on, at least 0.
 
-        The last step of a run has not quite reached `end`.
+    Returns:
+        As for `linear`.
 
     Raises:
         ValueError: a number outside its range.

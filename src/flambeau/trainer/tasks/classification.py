@@ -342,8 +342,8 @@ def fitted_temperature(logits: Tensor, labels: Tensor) -> float:
     """The T from 0.05 to 20 of the least cross-entropy of softmax(logits / T); above 1 if the model is too
     sure.
 
-    It is convex in 1 / T, so a golden-section search finds it. Source: Guo et al., "On calibration of modern
-    neural networks", ICML 2017, section 4.2.
+    It is convex in 1 / T, so a golden-section search finds it.
+    Source: Guo et al., "On calibration of modern neural networks", ICML 2017, section 4.2.
     """
     logits = logits.double()
 
