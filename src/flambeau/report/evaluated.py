@@ -147,7 +147,7 @@ class EvaluatedNumbers:
 
 @dataclass(frozen=True)
 class MaskClass:
-    """A class of pixels: its figures, and how many known pixels are and were predicted so."""
+    """A class of pixels: its figures, and how many known pixels are of it, and predicted as it."""
 
     name: str
     pixels: int

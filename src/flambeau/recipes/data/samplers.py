@@ -189,7 +189,8 @@ class BlockSampler(EpochSampler):
         streams: at least 1; their numbers of samples differ by at most one.
 
     Attributes:
-        stream_of: (streams,) int64, the stream of each place in an epoch's order, modulo `streams`.
+        stream_of: (streams,) int64, the stream of each place in an epoch's order, modulo `streams`; places in
+            a row are spread evenly.
 
     Raises:
         ValueError: no blocks, an empty one, no window, or no stream.

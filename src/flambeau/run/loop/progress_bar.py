@@ -261,7 +261,7 @@ class NewestLoss:
         self._arrived: torch.Event | None = None
 
     def read(self, losses: Sequence[Tensor]) -> float | None:
-        """The mean of the last losses (0-d), or slightly earlier ones; None without news."""
+        """The mean of the last losses (0-d), or slightly earlier ones; None if nothing is new."""
         value = self._arrived_value()
         if not losses or time.perf_counter() < self._due or self._arrived is not None:
             return value

@@ -36,7 +36,7 @@ class LabelFigures:
         precision: share of the images predicted to have it that do; None if never predicted.
         recall: share of its images that were predicted; None if no image has it.
         f1: their harmonic mean; None if no image has it and none was predicted to.
-        known: images of which it is known.
+        known: images of which it is known whether they have it.
     """
 
     name: str

@@ -25,9 +25,9 @@ class ClassFigures:
     Attributes:
         iou: intersection over union of its pixels, over all images.
         dice: F1 of its pixels.
-        accuracy: share of its pixels that were predicted so.
+        accuracy: share of its pixels that were predicted as it.
         boundary_f1: mean over the images in which it has a boundary.
-        pixels, predicted: known pixels of it, and predicted so.
+        pixels, predicted: known pixels of it, and predicted as it.
         images: with it.
     """
 

@@ -42,7 +42,7 @@ class MaskCounts:
 
     @property
     def accuracy(self) -> Tensor:
-        """(K,) float64, the share of each class's pixels predicted so; NaN without any."""
+        """(K,) float64, the share of each class's pixels predicted as it; NaN without any."""
         right, _, there = self._sums()
         return right / there
 
