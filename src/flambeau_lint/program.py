@@ -19,11 +19,21 @@ _SCOPES: tuple[type[ast.AST], ...] = (
     *Function,
     *_COMPREHENSIONS,
 )
-_OF_IMPORT = {"ImportError", "ModuleNotFoundError", "AttributeError", ""}
-_CAUGHT = {*_OF_IMPORT, "Exception", "BaseException"}
-# How programs call it: hasattr(torch, ..), version.parse(..), _TORCH_GREATER_EQUAL_2_4, HAS_AMP, TORCH_2.
+# What an older or newer library raises: a name or an argument that it does not have.
+_CAUGHT = {
+    "ImportError",
+    "ModuleNotFoundError",
+    "AttributeError",
+    "TypeError",
+    "Exception",
+    "BaseException",
+    "",
+}
+# How programs call it: hasattr(torch, ..), version.parse(..), _TORCH_GREATER_EQUAL_2_4, HAS_AMP, TORCH_2,
+# TORCH_MAJOR, "x" in dir(torch).
 _TESTS = re.compile(
     r"version|hasattr|find_spec|has_|compat|greater|less_|torch_?\d|_\d+_\d+|_(ge|gt|le|lt)_"
+    r"|major|minor|\bdir\("
 )
 
 ROOTS = ("torch", "timm", "apex", "lightning", "tensorflow", "mxnet")
@@ -364,7 +374,7 @@ class Program:
         if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
             return _TESTS.search(self.source.text_of(parent.test).lower()) is not None
         if isinstance(parent, ast.ExceptHandler):
-            return bool(_caught_by(parent) & _OF_IMPORT)
+            return bool(_caught_by(parent) & _CAUGHT)
         is_tried = isinstance(parent, ast.Try) and child in parent.body
         return is_tried and any(_caught_by(one) & _CAUGHT for one in parent.handlers)  # type: ignore[attr-defined]
 
