@@ -359,6 +359,18 @@ class Program:
             for base in node.bases
         )
 
+    def are_alternatives(self, node: ast.AST, other: ast.AST) -> bool:
+        """Whether one stands in the body of an `if`, and the other in its `else`."""
+        below = dict(zip(self.parents_of(other), [other, *self.parents_of(other)]))
+        child = node
+        for parent in self.parents_of(node):
+            if parent in below:
+                beside = below[parent]
+                is_if = isinstance(parent, ast.If)
+                return is_if and (child in parent.body) != (beside in parent.body)  # type: ignore[attr-defined]
+            child = parent
+        return False
+
     # ------------------------------------------------------------ what is not to be reported
 
     def is_guarded(self, node: ast.AST) -> bool:

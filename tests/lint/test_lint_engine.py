@@ -143,8 +143,8 @@ def test_a_file_without_findings_is_the_same_object() -> None:
             "import timm.layers as L\nL.DropPath()\n",
         ),
         (
-            "import torch.nn.functional as F\nF.sigmoid(x)\n",
-            "import torch\nimport torch.nn.functional as F\ntorch.sigmoid(x)\n",
+            "import torch.nn.utils.stateless as S\nS.functional_call(n, p, x)\n",
+            "import torch\nimport torch.nn.utils.stateless as S\ntorch.func.functional_call(n, p, x)\n",
         ),
     ],
 )
@@ -395,3 +395,69 @@ def test_what_the_wrappers_have_is_known() -> None:
     own = [name for name in dir(torch.nn.parallel.DistributedDataParallel) if name[0] != "_"]
     text = f"{HEAD}p = nn.parallel.DistributedDataParallel(net)\n"
     assert found(text + "".join(f"print(p.{name})\n" for name in own)) == []
+
+
+_BRANCHES = """
+import torch
+scaler = torch.amp.GradScaler()
+def step():
+    if use_amp:
+        scaler.scale(loss).backward()
+        {clip_scaled}
+        scaler.step(optimizer)
+    else:
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+"""
+_ALWAYS = """
+import torch
+import torch.nn.functional as F
+class Prenet(torch.nn.Module):
+    def forward(self, x):
+        return F.dropout(x){comment}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_BRANCHES.format(clip_scaled="pass"), []),
+        (
+            _BRANCHES.format(clip_scaled="torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)"),
+            ["FLB405"],
+        ),
+        (_ALWAYS.format(comment="  # always on, also in inference"), []),
+        (_ALWAYS.format(comment="  # half of them"), ["FLB409"]),
+        ("import torch\ntorch.hub.load('pytorch/vision', 'resnet18')", []),
+        ("import torch\ntorch.hub.load('someone/vision', 'resnet18')", ["FLB2143"]),
+        ("from torch import nn\nisinstance(net, nn.DataParallel)", []),
+        ("from torch import nn\nnet = nn.DataParallel(net)", ["FLB224"]),
+        ("import torch\nx = torch.autograd.Variable(y)", ["FLB2110"]),
+    ],
+)
+def test_what_public_code_has_taught(text: str, expected: list[str]) -> None:
+    assert found(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (
+            "from torch import nn\nup = nn.UpsamplingBilinear2d(scale_factor=2)\n",
+            "from torch import nn\n"
+            "up = nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)\n",
+        ),
+        (
+            "import torch.nn.functional as F\ny = F.upsample_bilinear(x, (4, 4))\n",
+            "import torch.nn.functional as F\n"
+            "y = F.interpolate(x, (4, 4), mode='bilinear', align_corners=True)\n",
+        ),
+        (
+            "from torch import nn\nup = nn.UpsamplingBilinear2d\n",  # called somewhere else
+            "from torch import nn\nup = nn.UpsamplingBilinear2d\n",
+        ),
+    ],
+)
+def test_the_corners_of_an_old_upsampling_stay(before: str, expected: str) -> None:
+    assert after(before) == expected
