@@ -431,8 +431,8 @@ class Prenet(torch.nn.Module):
         (_ALWAYS.format(comment="  # half of them"), ["FLB409"]),
         ("import torch\ntorch.hub.load('pytorch/vision', 'resnet18')", []),
         ("import torch\ntorch.hub.load('someone/vision', 'resnet18')", ["FLB2143"]),
-        ("from torch import nn\nisinstance(net, nn.DataParallel)", []),
-        ("from torch import nn\nnet = nn.DataParallel(net)", ["FLB224"]),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as F\nisinstance(x, F)", []),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as F\nF(net)", ["FLB257"]),
         ("import torch\nx = torch.autograd.Variable(y)", ["FLB2110"]),
     ],
 )

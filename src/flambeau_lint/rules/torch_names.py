@@ -14,7 +14,7 @@ _BILINEAR = renamed_with("mode='bilinear'", "align_corners=True")
 
 
 def _wrapped(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
-    """nn.DataParallel(net), but not isinstance(net, nn.DataParallel)."""
+    """Wrapper(net), but not isinstance(net, Wrapper), nor one of its functions."""
     assert isinstance(node, ast.Call)
     yield finding(program, rule, node.func)
 
@@ -183,7 +183,7 @@ RULES: list[Rule] = [
             en="`torch.nn.DataParallel` is slower than `torch.nn.parallel.DistributedDataParallel`, which torch's"
             " documentation advises since 1.5",
             zh="`torch.nn.DataParallel` 比 `torch.nn.parallel.DistributedDataParallel` 慢，torch 文档自 1.5 起建议用后者"),
-        names=(), calls=("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"), check=_wrapped,
+        names=(), calls=("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"), check=_wrapped, preview=True,
     ),
     old("FLB225", "torch.nn.utils.clip_grad_norm", "0.4", "torch.nn.utils.clip_grad_norm_",
         "nn.utils.clip_grad_norm(nn.Linear(2, 2).parameters(), 1.0)",
@@ -273,15 +273,21 @@ RULES: list[Rule] = [
     old("FLB256", "torch.distributed.checkpoint.load_state_dict", "2.2", "torch.distributed.checkpoint.load",
         "from torch.distributed.checkpoint import load_state_dict",
         "from torch.distributed.checkpoint import load", runs="static"),
-    old("FLB257", "torch.distributed.fsdp.FullyShardedDataParallel", "2.6", "torch.distributed.fsdp.fully_shard",
-        "from torch.distributed.fsdp import FullyShardedDataParallel",
-        "from torch.distributed.fsdp import fully_shard",
-        also="torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel",
-        en="`FullyShardedDataParallel` (FSDP1) has a successor since torch 2.6, to which torch's documentation advises"
-        " to migrate: `torch.distributed.fsdp.fully_shard`",
-        zh="`FullyShardedDataParallel`（FSDP1）自 torch 2.6 起有了后继，torch 文档建议迁移到"
-        " `torch.distributed.fsdp.fully_shard`",
-        why="fully_shard keeps the names of parameters, and shards each of them instead of flat ones."),
+    replace(
+        old("FLB257", "torch.distributed.fsdp.FullyShardedDataParallel", "2.6", "torch.distributed.fsdp.fully_shard",
+            "from torch.distributed.fsdp import FullyShardedDataParallel\n\n\ndef shard(net):\n"
+            "    return FullyShardedDataParallel(net)\n",
+            "from torch.distributed.fsdp import fully_shard\n\n\ndef shard(net):\n    return fully_shard(net)\n",
+            runs="static",
+            en="`FullyShardedDataParallel` (FSDP1) has a successor since torch 2.6, to which torch's documentation"
+            " advises to migrate: `torch.distributed.fsdp.fully_shard`",
+            zh="`FullyShardedDataParallel`（FSDP1）自 torch 2.6 起有了后继，torch 文档建议迁移到"
+            " `torch.distributed.fsdp.fully_shard`",
+            why="fully_shard keeps the names of parameters, and shards each of them instead of flat ones."),
+        names=(), check=_wrapped,
+        calls=("torch.distributed.fsdp.FullyShardedDataParallel",
+               "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"),
+    ),
     old("FLB258", "torch.nn.parallel.DistributedDataParallelCPU", "1.4",
         "torch.nn.parallel.DistributedDataParallel", "nn.parallel.DistributedDataParallelCPU",
         "nn.parallel.DistributedDataParallel", fix="unsafe", runs="static"),

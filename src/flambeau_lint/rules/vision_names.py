@@ -86,7 +86,12 @@ RULES: list[Rule] = [
          why="The folder is no longer in apex: `torch.autocast` and `torch.amp.GradScaler` are in torch since 1.6."),
     gone("FLB178", "apex.parallel", "0.2", "torch.nn.parallel.DistributedDataParallel",
          "from apex.parallel import DistributedDataParallel", "from torch.nn.parallel import DistributedDataParallel",
-         runs="static", why="SyncBatchNorm is torch.nn.SyncBatchNorm.convert_sync_batchnorm."),
+         runs="static",
+         en="`apex.parallel` is gone since apex 0.2: write `torch.nn.parallel.DistributedDataParallel`, and"
+         " `torch.nn.SyncBatchNorm` for its batch norm",
+         zh="`apex.parallel` 自 apex 0.2 起已移除：改用 `torch.nn.parallel.DistributedDataParallel`，批归一化用"
+         " `torch.nn.SyncBatchNorm`",
+         why="convert_syncbn_model is torch.nn.SyncBatchNorm.convert_sync_batchnorm."),
     gone("FLB179", "apex.fp16_utils", "0.2", "torch.amp", "from apex.fp16_utils import FP16_Optimizer",
          "from torch.amp import GradScaler", runs="static"),
     gone("FLB180", "apex.RNN", "0.2", "torch.nn", "from apex.RNN import LSTM", "from torch.nn import LSTM",
