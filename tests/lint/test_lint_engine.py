@@ -431,8 +431,7 @@ class Prenet(torch.nn.Module):
         (_ALWAYS.format(comment="  # half of them"), ["FLB409"]),
         ("import torch\ntorch.hub.load('pytorch/vision', 'resnet18')", []),
         ("import torch\ntorch.hub.load('someone/vision', 'resnet18')", ["FLB2143"]),
-        ("from torch.distributed.fsdp import FullyShardedDataParallel as F\nisinstance(x, F)", []),
-        ("from torch.distributed.fsdp import FullyShardedDataParallel as F\nF(net)", ["FLB257"]),
+        ("import torch\ntorch.ByteTensor(torch.ByteStorage.from_buffer(raw))", []),
         ("import torch\nx = torch.autograd.Variable(y)", ["FLB2110"]),
     ],
 )
@@ -461,3 +460,16 @@ def test_what_public_code_has_taught(text: str, expected: list[str]) -> None:
 )
 def test_the_corners_of_an_old_upsampling_stay(before: str, expected: str) -> None:
     assert after(before) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from torch import nn\nisinstance(net, nn.DataParallel)", []),
+        ("from torch import nn\nnet = nn.DataParallel(net)", ["FLB224"]),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as F\nisinstance(x, F)", []),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as F\nF(net)", ["FLB257"]),
+    ],
+)
+def test_wrappers_are_named_where_they_wrap(text: str, expected: list[str]) -> None:
+    assert [one.code for one in lint(text.encode(), RuleSet(RULES))] == expected

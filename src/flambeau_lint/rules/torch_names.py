@@ -284,7 +284,7 @@ RULES: list[Rule] = [
             zh="`FullyShardedDataParallel`（FSDP1）自 torch 2.6 起有了后继，torch 文档建议迁移到"
             " `torch.distributed.fsdp.fully_shard`",
             why="fully_shard keeps the names of parameters, and shards each of them instead of flat ones."),
-        names=(), check=_wrapped,
+        names=(), check=_wrapped, preview=True,
         calls=("torch.distributed.fsdp.FullyShardedDataParallel",
                "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"),
     ),

@@ -212,6 +212,8 @@ def _sizes(call: ast.Call) -> bool:
 def _typed(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """A constructor by type, where it is called: as a type of isinstance it is right."""
     assert isinstance(node, ast.Call)
+    if any("Storage" in program.source.text_of(one) for one in node.args):
+        return  # neither sizes nor values
     dotted = program.dotted(node.func)
     dtype = _TYPES[dotted.rpartition(".")[2]]
     yield finding(program, rule, node.func, _typed_fix(program, node, dtype))
