@@ -473,3 +473,13 @@ def test_the_corners_of_an_old_upsampling_stay(before: str, expected: str) -> No
 )
 def test_wrappers_are_named_where_they_wrap(text: str, expected: list[str]) -> None:
     assert [one.code for one in lint(text.encode(), RuleSet(RULES))] == expected
+
+
+@pytest.mark.parametrize(
+    ("rest", "is_fixed"), [("", True), ("nn.utils.remove_weight_norm(layer)\n", False)]
+)
+def test_a_norm_that_is_removed_again_is_not_rewritten(rest: str, is_fixed: bool) -> None:
+    text = f"from torch import nn\nlayer = nn.utils.weight_norm(layer)\n{rest}"
+    assert found(text) == ["FLB226"]
+    new = text.replace("utils.weight_norm", "utils.parametrizations.weight_norm")
+    assert after(text, unsafe=True) == (new if is_fixed else text)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from flambeau_lint.program import Program
-from flambeau_lint.renaming import finding, renamed_with
+from flambeau_lint.renaming import finding, name_fix, renamed_with
 from flambeau_lint.rule import Finding, Rule
 from flambeau_lint.rules.rows import gone, moved, old
 
@@ -17,6 +17,13 @@ def _wrapped(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """Wrapper(net), but not isinstance(net, Wrapper), nor one of its functions."""
     assert isinstance(node, ast.Call)
     yield finding(program, rule, node.func)
+
+
+def _norm(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """A norm as parametrization; not where the file removes it again, which is another function there."""
+    remove = f"remove_{rule.names[0].rpartition('.')[2]}"
+    is_removed = remove in program.attributes or program.is_bound(remove)
+    yield finding(program, rule, node, None if is_removed else name_fix(program, rule, node))
 
 
 def _renamed_for_a_while(code: str, name: str) -> Rule:
@@ -188,20 +195,26 @@ RULES: list[Rule] = [
     old("FLB225", "torch.nn.utils.clip_grad_norm", "0.4", "torch.nn.utils.clip_grad_norm_",
         "nn.utils.clip_grad_norm(nn.Linear(2, 2).parameters(), 1.0)",
         "nn.utils.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)", fix="safe", runs="FutureWarning"),
-    old("FLB226", "torch.nn.utils.weight_norm", "2.1", "torch.nn.utils.parametrizations.weight_norm",
-        "nn.utils.weight_norm(nn.Linear(2, 3))(torch.ones(2))",
-        "nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))(torch.ones(2))", fix="unsafe",
-        runs="FutureWarning",
-        why="The keys of state_dict change: weight_g and weight_v become parametrizations.weight.original0 and"
-        " original1. Old checkpoints are still read, by a hook of torch; remove_weight_norm no longer applies."),
-    old("FLB227", "torch.nn.utils.spectral_norm", "1.9", "torch.nn.utils.parametrizations.spectral_norm",
-        "nn.utils.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape",
-        "nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape", fix="unsafe",
-        why="The keys of state_dict change.",
-        en="`torch.nn.utils.spectral_norm` has a successor since torch 1.9, and its documentation says that it will be"
-        " deprecated: write `torch.nn.utils.parametrizations.spectral_norm`",
-        zh="`torch.nn.utils.spectral_norm` 自 torch 1.9 起有了后继，文档称它将被弃用：改用"
-        " `torch.nn.utils.parametrizations.spectral_norm`"),
+    replace(
+        old("FLB226", "torch.nn.utils.weight_norm", "2.1", "torch.nn.utils.parametrizations.weight_norm",
+            "nn.utils.weight_norm(nn.Linear(2, 3))(torch.ones(2))",
+            "nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))(torch.ones(2))", fix="unsafe",
+            runs="FutureWarning",
+            why="The keys of state_dict change: weight_g and weight_v become parametrizations.weight.original0 and"
+            " original1. Old checkpoints are still read, by a hook of torch; remove_weight_norm no longer applies."),
+        check=_norm,
+    ),
+    replace(
+        old("FLB227", "torch.nn.utils.spectral_norm", "1.9", "torch.nn.utils.parametrizations.spectral_norm",
+            "nn.utils.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape",
+            "nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape", fix="unsafe",
+            why="The keys of state_dict change.",
+            en="`torch.nn.utils.spectral_norm` has a successor since torch 1.9, and its documentation says that it will be"
+            " deprecated: write `torch.nn.utils.parametrizations.spectral_norm`",
+            zh="`torch.nn.utils.spectral_norm` 自 torch 1.9 起有了后继，文档称它将被弃用：改用"
+            " `torch.nn.utils.parametrizations.spectral_norm`"),
+        check=_norm,
+    ),
     old("FLB228", "torch.nn.utils.stateless.functional_call", "2.0", "torch.func.functional_call",
         "import torch\nfrom torch.nn.utils.stateless import functional_call\n\n"
         "out = functional_call(torch.nn.ReLU(), {}, (torch.ones(2),))",
