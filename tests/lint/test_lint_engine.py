@@ -483,3 +483,23 @@ def test_a_norm_that_is_removed_again_is_not_rewritten(rest: str, is_fixed: bool
     assert found(text) == ["FLB226"]
     new = text.replace("utils.weight_norm", "utils.parametrizations.weight_norm")
     assert after(text, unsafe=True) == (new if is_fixed else text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("F.interpolate(x, scale_factor=0.7, recompute_scale_factor=True)", []),
+        ("F.interpolate(x, scale_factor=0.7)", ["FLB324"]),
+        ("F.interpolate(x, scale_factor=1 / 3)", ["FLB324"]),
+        ("F.interpolate(x, scale_factor=2.0)", []),
+        ("F.interpolate(x, scale_factor=factor)", []),
+        ("F.interpolate(x, (4, 4), mode='bilinear')", ["FLB310"]),
+        ("F.interpolate(x, (4, 4), mode='bicubic')", []),
+        ("torch.full((2,), 0)", ["FLB323"]),
+        ("torch.full((2,), True)", []),
+    ],
+)
+def test_what_has_silently_changed(text: str, expected: list[str]) -> None:
+    program = f"import torch\nimport torch.nn.functional as F\ny = {text}\n"
+    journey = RuleSet([rule for rule in RULES if rule.is_journey])
+    assert [one.code for one in lint(program.encode(), journey)] == expected

@@ -122,8 +122,8 @@ def _interpolate(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findin
         node.func
     ).endswith("Upsample")
     mode = edits.argument(node, 2 if is_upsample else 3, "mode")
-    if constant(mode) not in ("bilinear", "bicubic", "trilinear", "linear"):
-        return
+    if constant(mode) not in ("bilinear", "trilinear", "linear"):
+        return  # 'bicubic' came after the change
     if edits.has_argument(node, 3 if is_upsample else 4, "align_corners"):
         return
     edit = edits.append_argument(program, node, "align_corners=False")
