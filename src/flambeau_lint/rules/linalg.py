@@ -1,7 +1,5 @@
 """Names of linear algebra: torch.linalg has taken the place of what stood in torch."""
 
-from dataclasses import replace
-
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules.rows import gone, old
 
@@ -75,12 +73,9 @@ RULES: list[Rule] = [
     old("FLB209", "torch.set_default_tensor_type", "2.1", "torch.set_default_dtype",
         "torch.set_default_tensor_type(torch.FloatTensor)", "torch.set_default_dtype(torch.float32)",
         runs="UserWarning", why="A type of CUDA is torch.set_default_device('cuda') besides."),
-    replace(
-        old("FLB210", "torch.pinverse", "1.9", "torch.linalg.pinv", f"torch.pinverse({_A})", fix="safe",
-            en="`torch.pinverse` is another name of `torch.linalg.pinv` since torch 1.9",
-            zh="`torch.pinverse` 自 torch 1.9 起是 `torch.linalg.pinv` 的别名"),
-        preview=True,
-    ),
+    old("FLB210", "torch.pinverse", "1.9", "torch.linalg.pinv", f"torch.pinverse({_A})", fix="safe",
+        en="`torch.pinverse` is another name of `torch.linalg.pinv` since torch 1.9",
+        zh="`torch.pinverse` 自 torch 1.9 起是 `torch.linalg.pinv` 的别名", preview=True),
     old("FLB211", "torch.get_autocast_gpu_dtype", "2.4", "torch.get_autocast_dtype",
         "torch.get_autocast_gpu_dtype()", "torch.get_autocast_dtype('cuda')", runs="DeprecationWarning"),
     old("FLB212", "torch.is_autocast_cpu_enabled", "2.4", "torch.is_autocast_enabled",

@@ -31,10 +31,10 @@ def _renamed_for_a_while(code: str, name: str) -> Rule:
     of_nn = f"torch.nn.functional.{name}"
     of_torch = f"torch.{name}"
     good = f"import torch\nimport torch.nn.functional as F\n\nout = {of_torch}(torch.ones(2))\n"
-    rule = old(code, of_nn, "0.4", of_torch, f"F.{name}(torch.ones(2))", good, fix="safe",
-               en=f"`{of_nn}` was deprecated from torch 0.4 to 1.13, and is another name of `{of_torch}` since",
-               zh=f"`{of_nn}` 在 torch 0.4 至 1.13 中曾弃用，此后是 `{of_torch}` 的别名")  # fmt: skip
-    return replace(rule, preview=True)
+    en = f"`{of_nn}` was deprecated from torch 0.4 to 1.13, and is another name of `{of_torch}` since"
+    zh = f"`{of_nn}` 在 torch 0.4 至 1.13 中曾弃用，此后是 `{of_torch}` 的别名"
+    bad = f"F.{name}(torch.ones(2))"
+    return old(code, of_nn, "0.4", of_torch, bad, good, fix="safe", en=en, zh=zh, preview=True)
 
 
 RULES: list[Rule] = [
@@ -150,30 +150,26 @@ RULES: list[Rule] = [
     old("FLB217", "torch.nn.functional.upsample", "0.4.1", "torch.nn.functional.interpolate",
         "F.upsample(torch.ones(1, 1, 2, 2), scale_factor=2)",
         "F.interpolate(torch.ones(1, 1, 2, 2), scale_factor=2)", fix="safe", runs="UserWarning"),
-    replace(
-        old("FLB218", "torch.nn.functional.upsample_bilinear", "0.4.1", "torch.nn.functional.interpolate",
-            "F.upsample_bilinear(torch.ones(1, 1, 2, 2), scale_factor=2)",
-            "F.interpolate(torch.ones(1, 1, 2, 2), scale_factor=2, mode='bilinear', align_corners=True)",
-            fix="safe", runs="UserWarning",
-            en="`torch.nn.functional.upsample_bilinear` is deprecated since torch 0.4.1: write"
-            " `interpolate(..., mode='bilinear', align_corners=True)`",
-            zh="`torch.nn.functional.upsample_bilinear` 自 torch 0.4.1 起已弃用：改用"
-            " `interpolate(..., mode='bilinear', align_corners=True)`"),
-        check=_BILINEAR,
-    ),
+    old("FLB218", "torch.nn.functional.upsample_bilinear", "0.4.1", "torch.nn.functional.interpolate",
+        "F.upsample_bilinear(torch.ones(1, 1, 2, 2), scale_factor=2)",
+        "F.interpolate(torch.ones(1, 1, 2, 2), scale_factor=2, mode='bilinear', align_corners=True)",
+        fix="safe", runs="UserWarning",
+        en="`torch.nn.functional.upsample_bilinear` is deprecated since torch 0.4.1: write"
+        " `interpolate(..., mode='bilinear', align_corners=True)`",
+        zh="`torch.nn.functional.upsample_bilinear` 自 torch 0.4.1 起已弃用：改用"
+        " `interpolate(..., mode='bilinear', align_corners=True)`",
+        check=_BILINEAR),
     old("FLB219", "torch.nn.functional.upsample_nearest", "0.4.1", "torch.nn.functional.interpolate",
         "F.upsample_nearest(torch.ones(1, 1, 2, 2), scale_factor=2)",
         "F.interpolate(torch.ones(1, 1, 2, 2), scale_factor=2)", fix="safe", runs="UserWarning"),
-    replace(
-        old("FLB220", "torch.nn.UpsamplingBilinear2d", "0.4.1", "torch.nn.Upsample",
-            "nn.UpsamplingBilinear2d(scale_factor=2)(torch.ones(1, 1, 2, 2))",
-            "nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)(torch.ones(1, 1, 2, 2))", fix="safe",
-            en="`torch.nn.UpsamplingBilinear2d` is deprecated since torch 0.4.1, without a warning: write"
-            " `torch.nn.Upsample(..., mode='bilinear', align_corners=True)`",
-            zh="`torch.nn.UpsamplingBilinear2d` 自 torch 0.4.1 起已弃用，且没有警告：改用"
-            " `torch.nn.Upsample(..., mode='bilinear', align_corners=True)`"),
-        check=_BILINEAR,
-    ),
+    old("FLB220", "torch.nn.UpsamplingBilinear2d", "0.4.1", "torch.nn.Upsample",
+        "nn.UpsamplingBilinear2d(scale_factor=2)(torch.ones(1, 1, 2, 2))",
+        "nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)(torch.ones(1, 1, 2, 2))", fix="safe",
+        en="`torch.nn.UpsamplingBilinear2d` is deprecated since torch 0.4.1, without a warning: write"
+        " `torch.nn.Upsample(..., mode='bilinear', align_corners=True)`",
+        zh="`torch.nn.UpsamplingBilinear2d` 自 torch 0.4.1 起已弃用，且没有警告：改用"
+        " `torch.nn.Upsample(..., mode='bilinear', align_corners=True)`",
+        check=_BILINEAR),
     old("FLB221", "torch.nn.UpsamplingNearest2d", "0.4.1", "torch.nn.Upsample",
         "nn.UpsamplingNearest2d(scale_factor=2)(torch.ones(1, 1, 2, 2))",
         "nn.Upsample(scale_factor=2)(torch.ones(1, 1, 2, 2))", fix="safe"),
@@ -195,26 +191,22 @@ RULES: list[Rule] = [
     old("FLB225", "torch.nn.utils.clip_grad_norm", "0.4", "torch.nn.utils.clip_grad_norm_",
         "nn.utils.clip_grad_norm(nn.Linear(2, 2).parameters(), 1.0)",
         "nn.utils.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)", fix="safe", runs="FutureWarning"),
-    replace(
-        old("FLB226", "torch.nn.utils.weight_norm", "2.1", "torch.nn.utils.parametrizations.weight_norm",
-            "nn.utils.weight_norm(nn.Linear(2, 3))(torch.ones(2))",
-            "nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))(torch.ones(2))", fix="unsafe",
-            runs="FutureWarning",
-            why="The keys of state_dict change: weight_g and weight_v become parametrizations.weight.original0 and"
-            " original1. Old checkpoints are still read, by a hook of torch; remove_weight_norm no longer applies."),
-        check=_norm,
-    ),
-    replace(
-        old("FLB227", "torch.nn.utils.spectral_norm", "1.9", "torch.nn.utils.parametrizations.spectral_norm",
-            "nn.utils.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape",
-            "nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape", fix="unsafe",
-            why="The keys of state_dict change.",
-            en="`torch.nn.utils.spectral_norm` has a successor since torch 1.9, and its documentation says that it will be"
-            " deprecated: write `torch.nn.utils.parametrizations.spectral_norm`",
-            zh="`torch.nn.utils.spectral_norm` 自 torch 1.9 起有了后继，文档称它将被弃用：改用"
-            " `torch.nn.utils.parametrizations.spectral_norm`"),
-        check=_norm,
-    ),
+    old("FLB226", "torch.nn.utils.weight_norm", "2.1", "torch.nn.utils.parametrizations.weight_norm",
+        "nn.utils.weight_norm(nn.Linear(2, 3))(torch.ones(2))",
+        "nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))(torch.ones(2))", fix="unsafe",
+        runs="FutureWarning",
+        why="The keys of state_dict change: weight_g and weight_v become parametrizations.weight.original0 and"
+        " original1. Old checkpoints are still read, by a hook of torch; remove_weight_norm no longer applies.",
+        check=_norm),
+    old("FLB227", "torch.nn.utils.spectral_norm", "1.9", "torch.nn.utils.parametrizations.spectral_norm",
+        "nn.utils.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape",
+        "nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape", fix="unsafe",
+        why="The keys of state_dict change.",
+        en="`torch.nn.utils.spectral_norm` has a successor since torch 1.9, and its documentation says that it will be"
+        " deprecated: write `torch.nn.utils.parametrizations.spectral_norm`",
+        zh="`torch.nn.utils.spectral_norm` 自 torch 1.9 起有了后继，文档称它将被弃用：改用"
+        " `torch.nn.utils.parametrizations.spectral_norm`",
+        check=_norm),
     old("FLB228", "torch.nn.utils.stateless.functional_call", "2.0", "torch.func.functional_call",
         "import torch\nfrom torch.nn.utils.stateless import functional_call\n\n"
         "out = functional_call(torch.nn.ReLU(), {}, (torch.ones(2),))",
