@@ -85,8 +85,9 @@ def _findings(program: Program, rules: RuleSet) -> Iterator[Finding]:
     for word, listening in rules.attributes.items():
         for attribute in program.attributes.get(word, ()):
             for rule in listening:
-                if rule.check is not None and not _is_decided(program, rule, attribute):
-                    yield from rule.check(program, rule, attribute)
+                found = list(rule.check(program, rule, attribute)) if rule.check else []
+                if found and not _is_decided(program, rule, attribute):
+                    yield from found
     for rule in rules.whole:
         if rule.check is not None:
             yield from rule.check(program, rule, program.tree)
