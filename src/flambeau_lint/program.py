@@ -29,6 +29,7 @@ _CAUGHT = {
     "BaseException",
     "",
 }
+_OF_IMPORT = {"ImportError", "ModuleNotFoundError"}
 # How programs call it: hasattr(torch, ..), version.parse(..), _TORCH_GREATER_EQUAL_2_4, HAS_AMP, TORCH_2,
 # TORCH_MAJOR, "x" in dir(torch).
 _TESTS = re.compile(
@@ -384,11 +385,26 @@ class Program:
 
     def _guards(self, parent: ast.AST, child: ast.AST) -> bool:
         if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
-            return _TESTS.search(self.source.text_of(parent.test).lower()) is not None
+            text = self.source.text_of(parent.test).lower()
+            return _TESTS.search(text) is not None or self._is_of_import(parent.test)
         if isinstance(parent, ast.ExceptHandler):
             return bool(_caught_by(parent) & _CAUGHT)
         is_tried = isinstance(parent, ast.Try) and child in parent.body
         return is_tried and any(_caught_by(one) & _CAUGHT for one in parent.handlers)  # type: ignore[attr-defined]
+
+    def _is_of_import(self, test: ast.expr) -> bool:
+        """Whether a test asks for a name that `except ImportError` has set."""
+        names = [one for one in ast.walk(test) if isinstance(one, ast.Name)]
+        around = (
+            parent
+            for name in names
+            for store in self.bindings(name.id, name)
+            for parent in self.parents_of(store)
+        )
+        return any(
+            isinstance(one, ast.ExceptHandler) and bool(_caught_by(one) & _OF_IMPORT)
+            for one in around
+        )
 
     def is_called(self, node: ast.AST) -> Optional[ast.Call]:
         """The call whose function a node is."""

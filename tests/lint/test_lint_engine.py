@@ -63,6 +63,8 @@ def test_a_name_is_found(text: str) -> None:
         "import torch\nif TORCH_MAJOR == 1:\n    torch.ger(a, b)",
         "import torch\nif 'outer' not in dir(torch):\n    torch.outer = torch.ger",
         "import torch.distributed\nif TORCH_MAJOR == 1:\n    parser.add_argument('--local_rank')",
+        "import torch\ntry:\n    import new\n    IS_NEW = True\nexcept ImportError:\n"
+        "    IS_NEW = False\ndef f():\n    if not IS_NEW:\n        torch.ger(a, b)",
         "import torch\n'torch.ger(a, b)'",
         "import torch\nx.ger(a, b)",
         "import torch\nclass A:\n    torch = None\n    y = torch.ger",
@@ -410,6 +412,14 @@ def step():
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         optimizer.step()
 """
+_TURNS = """
+import torch
+{before}
+for net in nets:
+    net(x).backward()
+    {inside}
+    optimizer.step()
+"""
 _ALWAYS = """
 import torch
 import torch.nn.functional as F
@@ -433,6 +443,11 @@ class Prenet(torch.nn.Module):
         ("import torch\ntorch.hub.load('someone/vision', 'resnet18')", ["FLB2143"]),
         ("import torch\ntorch.ByteTensor(torch.ByteStorage.from_buffer(raw))", []),
         ("import torch\nx = torch.autograd.Variable(y)", ["FLB2110"]),
+        (_TURNS.format(before="", inside="optimizer = torch.optim.SGD(net.parameters(), 1)"), []),
+        (
+            _TURNS.format(before="optimizer = torch.optim.SGD(net.parameters(), 1)", inside=""),
+            ["FLB437"],
+        ),
     ],
 )
 def test_what_public_code_has_taught(text: str, expected: list[str]) -> None:

@@ -268,7 +268,11 @@ RULES: list[Rule] = [
           "from torch.distributed._composable.fsdp import fully_shard", fix="safe"),
     old("FLB253", "torch.distributed._sharded_tensor", "1.11", "torch.distributed.tensor",
         "import torch.distributed._sharded_tensor", "import torch.distributed.tensor",
-        runs="static"),
+        runs="static", en="`torch.distributed._sharded_tensor` is deprecated since torch 1.11:"
+        " `torch.distributed._shard.sharded_tensor` has the same classes, `torch.distributed.tensor` the DTensor that"
+        " took their place",
+        zh="`torch.distributed._sharded_tensor` 自 torch 1.11 起已弃用：同样的类在"
+        " `torch.distributed._shard.sharded_tensor` 中，取代它们的 DTensor 在 `torch.distributed.tensor` 中"),
     old("FLB254", "torch.distributed._shard.checkpoint", "2.0", "torch.distributed.checkpoint",
         "import torch.distributed._shard.checkpoint", "import torch.distributed.checkpoint",
         runs="static"),
