@@ -376,25 +376,26 @@ class Program:
 
     def is_guarded(self, node: ast.AST) -> bool:
         """Whether the program decides between old and new: by a version, hasattr, or a caught error."""
+        is_import = isinstance(node, (ast.alias, ast.ImportFrom))
         child = node
         for parent in self.parents_of(node):
-            if self._guards(parent, child):
+            if self._guards(parent, child) or (is_import and self._is_of_import(parent)):
                 return True
             child = parent
         return False
 
     def _guards(self, parent: ast.AST, child: ast.AST) -> bool:
         if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
-            text = self.source.text_of(parent.test).lower()
-            return _TESTS.search(text) is not None or self._is_of_import(parent.test)
+            return _TESTS.search(self.source.text_of(parent.test).lower()) is not None
         if isinstance(parent, ast.ExceptHandler):
             return bool(_caught_by(parent) & _CAUGHT)
         is_tried = isinstance(parent, ast.Try) and child in parent.body
         return is_tried and any(_caught_by(one) & _CAUGHT for one in parent.handlers)  # type: ignore[attr-defined]
 
-    def _is_of_import(self, test: ast.expr) -> bool:
-        """Whether a test asks for a name that `except ImportError` has set."""
-        names = [one for one in ast.walk(test) if isinstance(one, ast.Name)]
+    def _is_of_import(self, parent: ast.AST) -> bool:
+        """Whether it is an `if` that asks for a name which `except ImportError` has set."""
+        test = parent.test if isinstance(parent, ast.If) else None
+        names = [one for one in ast.walk(test) if isinstance(one, ast.Name)] if test else []
         around = (
             parent
             for name in names

@@ -64,7 +64,7 @@ def test_a_name_is_found(text: str) -> None:
         "import torch\nif 'outer' not in dir(torch):\n    torch.outer = torch.ger",
         "import torch.distributed\nif TORCH_MAJOR == 1:\n    parser.add_argument('--local_rank')",
         "import torch\ntry:\n    import new\n    IS_NEW = True\nexcept ImportError:\n"
-        "    IS_NEW = False\ndef f():\n    if not IS_NEW:\n        torch.ger(a, b)",
+        "    IS_NEW = False\ndef f():\n    if not IS_NEW:\n        from torch import ger",
         "import torch\n'torch.ger(a, b)'",
         "import torch\nx.ger(a, b)",
         "import torch\nclass A:\n    torch = None\n    y = torch.ger",
