@@ -7,7 +7,8 @@ the code has what the rule says and the proposal fits there ('right'), and in on
 fix would break the program ('fix_breaks'); what is said of the place after the rules were changed ('now').
 The samples are drawn per rule and spread over the repositories: 1 before any change (up to 12 places per
 rule), 2 to 4 each after changes, of places that no sample had yet (3 from all findings alike); 5 is of the
-rules that only `--from` turns on ('from'), before they were changed.
+rules that only `--from` turns on ('from'), before they were changed; 6 is of further repositories, the rules
+first that had not fired before, and 7 of all their findings alike, after the changes that 6 asked for.
 Prints the share per sample, and per rule what was wrong.
 """
 
