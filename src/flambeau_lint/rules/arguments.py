@@ -551,8 +551,9 @@ _METHODS: list[Rule] = [
     ),
     Rule(
         "FLB2146", "positional-state-dict",
-        "positional arguments of `state_dict` are deprecated since torch 1.12: name them",
-        "`state_dict` 的位置参数自 torch 1.12 起已弃用：请写明参数名",
+        "positional arguments of `state_dict` are deprecated since torch 1.12: name them, or write `load_state_dict`"
+        " if weights were to be loaded",
+        "`state_dict` 的位置参数自 torch 1.12 起已弃用：请写明参数名；若要载入权重，应为 `load_state_dict`",
         "import torch\n\nnet = torch.nn.Linear(2, 2)\nout = net.state_dict({}, 'net.')\n",
         "import torch\n\nnet = torch.nn.Linear(2, 2)\nout = net.state_dict(destination={}, prefix='net.')\n",
         deprecated="1.12", runs="FutureWarning", attributes=("state_dict",), check=_positional_state_dict,
