@@ -4,14 +4,14 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from flambeau_lint import reports
 from flambeau_lint.checked_file import Checked, fixed
 from flambeau_lint.engine import choose
-from flambeau_lint.files import find_files, unsaved, write
+from flambeau_lint.files import find_files, own_libraries, unsaved, write
 from flambeau_lint.many_files import Job, cache_folder, check_files, rules_of
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules.catalog import BY_CODE, RULES, is_selected, unknown
@@ -154,9 +154,19 @@ def _jobs(files: Sequence[str], settings: Settings) -> list[Job]:
     jobs = []
     for path in files:
         ignored = settings.ignored_in(Path(path)) if settings.per_file_ignores else ()
-        codes = tuple(rule.code for rule in rules if not (ignored and is_selected(rule, ignored)))
+        own = own_libraries(path)
+        codes = tuple(
+            rule.code
+            for rule in rules
+            if not (ignored and is_selected(rule, ignored)) and not _is_its_own(rule, own)
+        )
         jobs.append(Job(path, codes))
     return jobs
+
+
+def _is_its_own(rule: Rule, own: Collection[str]) -> bool:
+    """A library keeps and tests what it has deprecated; what is gone is gone there, too."""
+    return rule.library in own and rule.kind in ("deprecated", "changed")
 
 
 def _is_on(rule: Rule, settings: Settings, named: Sequence[str]) -> bool:

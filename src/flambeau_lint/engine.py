@@ -85,11 +85,17 @@ def _findings(program: Program, rules: RuleSet) -> Iterator[Finding]:
     for word, listening in rules.attributes.items():
         for attribute in program.attributes.get(word, ()):
             for rule in listening:
-                if rule.check is not None:
-                    yield from rule.check(program, rule, attribute)
+                found = list(rule.check(program, rule, attribute)) if rule.check else []
+                if found and not _is_decided(program, rule, attribute):
+                    yield from found
     for rule in rules.whole:
         if rule.check is not None:
             yield from rule.check(program, rule, program.tree)
+
+
+def _is_decided(program: Program, rule: Rule, node: ast.AST) -> bool:
+    """Whether the program itself chooses by the version that a rule speaks of."""
+    return bool(rule.deprecated or rule.removed) and program.is_guarded(node)
 
 
 def _imported(program: Program) -> Iterator[tuple[str, ast.AST]]:

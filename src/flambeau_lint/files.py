@@ -1,5 +1,6 @@
 """Files: which ones are looked at, whether git knows what they were, and how they are written."""
 
+import functools
 import os
 import subprocess
 import tempfile
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Optional
 
 from flambeau_lint.settings import Settings, WrongUsage, matches
+from flambeau_lint.versions import NEWEST
 from flambeau_lint.virtual import NOTEBOOKS, PAGES
 
 SUFFIXES = (".py", ".pyi", *NOTEBOOKS, *PAGES)
@@ -62,6 +64,27 @@ def _below(folder: Path, settings: Settings) -> Iterator[str]:
                 and not _is_excluded(path, settings)
             ):
                 yield str(path)
+
+
+def own_libraries(path: str) -> frozenset[str]:
+    """The libraries of whose sources a file is a part: of the package, or of the tests beside it."""
+    return _libraries_of(Path(path).resolve().parent)
+
+
+@functools.cache
+def _libraries_of(folder: Path) -> frozenset[str]:
+    is_project = any((folder / name).exists() for name in ("pyproject.toml", "setup.py", ".git"))
+    found = {
+        library
+        for library in NEWEST
+        if (folder.name == library and (folder / "__init__.py").exists())
+        or (
+            is_project
+            and any((folder / part / library / "__init__.py").exists() for part in ("", "src"))
+        )
+    }
+    above = frozenset() if folder == folder.parent else _libraries_of(folder.parent)
+    return above | found
 
 
 def unsaved(paths: Sequence[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ import gc
 import hashlib
 import multiprocessing
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +18,8 @@ from flambeau_lint.rules.catalog import BY_CODE
 
 _MANY = 48  # files from which starting processes (0.1 s each) pays
 _CHUNK = 16
+_ENTRIES = 128  # in each of 256 folders of the cache: some 100 MB at most
+_VERSIONS = 3  # of this package that keep a cache
 
 
 @dataclass(frozen=True)
@@ -77,9 +80,22 @@ def _check(work: tuple[Job, str]) -> Checked:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder, as XDG has it."""
+    """The user's cache folder, as XDG has it; those of versions that are no longer used go."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "flambeau-lint" / _version()
+    folder = Path(base) / "flambeau-lint" / _version()
+    if not folder.exists():
+        for unused in _oldest(folder.parent, keep=_VERSIONS - 1):
+            shutil.rmtree(unused, ignore_errors=True)
+    return folder
+
+
+def _oldest(folder: Path, *, keep: int) -> list[Path]:
+    """What a folder holds, but for the newest."""
+    try:
+        by_age = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime)
+    except OSError:  # not there, or another process takes the same away
+        return []
+    return by_age[: max(len(by_age) - keep, 0)]
 
 
 _VERSION: list[str] = []
@@ -117,5 +133,8 @@ def _keep(place: Path, found: Checked) -> None:
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.write(found.as_json())
         Path(temporary).replace(place)
+        if sum(1 for _ in place.parent.iterdir()) > _ENTRIES:
+            for old in _oldest(place.parent, keep=_ENTRIES // 2):
+                old.unlink(missing_ok=True)
     except OSError:
         pass

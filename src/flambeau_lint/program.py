@@ -19,11 +19,22 @@ _SCOPES: tuple[type[ast.AST], ...] = (
     *Function,
     *_COMPREHENSIONS,
 )
-_OF_IMPORT = {"ImportError", "ModuleNotFoundError", "AttributeError", ""}
-_CAUGHT = {*_OF_IMPORT, "Exception", "BaseException"}
-# How programs call it: hasattr(torch, ..), version.parse(..), _TORCH_GREATER_EQUAL_2_4, HAS_AMP, TORCH_2.
+# What an older or newer library raises: a name or an argument that it does not have.
+_CAUGHT = {
+    "ImportError",
+    "ModuleNotFoundError",
+    "AttributeError",
+    "TypeError",
+    "Exception",
+    "BaseException",
+    "",
+}
+_OF_IMPORT = {"ImportError", "ModuleNotFoundError"}
+# How programs call it: hasattr(torch, ..), version.parse(..), _TORCH_GREATER_EQUAL_2_4, HAS_AMP, TORCH_2,
+# TORCH_MAJOR, "x" in dir(torch).
 _TESTS = re.compile(
     r"version|hasattr|find_spec|has_|compat|greater|less_|torch_?\d|_\d+_\d+|_(ge|gt|le|lt)_"
+    r"|major|minor|\bdir\("
 )
 
 ROOTS = ("torch", "timm", "apex", "lightning", "tensorflow", "mxnet")
@@ -349,13 +360,26 @@ class Program:
             for base in node.bases
         )
 
+    def are_alternatives(self, node: ast.AST, other: ast.AST) -> bool:
+        """Whether one stands in the body of an `if`, and the other in its `else`."""
+        below = dict(zip(self.parents_of(other), [other, *self.parents_of(other)]))
+        child = node
+        for parent in self.parents_of(node):
+            if parent in below:
+                beside = below[parent]
+                is_if = isinstance(parent, ast.If)
+                return is_if and (child in parent.body) != (beside in parent.body)  # type: ignore[attr-defined]
+            child = parent
+        return False
+
     # ------------------------------------------------------------ what is not to be reported
 
     def is_guarded(self, node: ast.AST) -> bool:
         """Whether the program decides between old and new: by a version, hasattr, or a caught error."""
+        is_import = isinstance(node, (ast.alias, ast.ImportFrom))
         child = node
         for parent in self.parents_of(node):
-            if self._guards(parent, child):
+            if self._guards(parent, child) or (is_import and self._is_of_import(parent)):
                 return True
             child = parent
         return False
@@ -364,9 +388,24 @@ class Program:
         if isinstance(parent, (ast.If, ast.IfExp)) and child is not parent.test:
             return _TESTS.search(self.source.text_of(parent.test).lower()) is not None
         if isinstance(parent, ast.ExceptHandler):
-            return bool(_caught_by(parent) & _OF_IMPORT)
+            return bool(_caught_by(parent) & _CAUGHT)
         is_tried = isinstance(parent, ast.Try) and child in parent.body
         return is_tried and any(_caught_by(one) & _CAUGHT for one in parent.handlers)  # type: ignore[attr-defined]
+
+    def _is_of_import(self, parent: ast.AST) -> bool:
+        """Whether it is an `if` that asks for a name which `except ImportError` has set."""
+        test = parent.test if isinstance(parent, ast.If) else None
+        names = [one for one in ast.walk(test) if isinstance(one, ast.Name)] if test else []
+        around = (
+            parent
+            for name in names
+            for store in self.bindings(name.id, name)
+            for parent in self.parents_of(store)
+        )
+        return any(
+            isinstance(one, ast.ExceptHandler) and bool(_caught_by(one) & _OF_IMPORT)
+            for one in around
+        )
 
     def is_called(self, node: ast.AST) -> Optional[ast.Call]:
         """The call whose function a node is."""

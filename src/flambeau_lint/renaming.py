@@ -35,6 +35,20 @@ def check_name(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
     yield finding(program, rule, node, name_fix(program, rule, node))
 
 
+def renamed_with(*arguments: str) -> Check:
+    """A function of another name that needs more arguments to do the same, such as `mode='bilinear'`."""
+
+    def call(program: Program, node: ast.AST) -> Optional[tuple[Edit, ...]]:
+        found = program.is_called(node)
+        edit = edits.append_argument(program, found, ", ".join(arguments)) if found else None
+        return (edit,) if edit and found and not edits.is_open(found) else None
+
+    def check(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+        yield finding(program, rule, node, name_fix(program, rule, node, call))
+
+    return check
+
+
 def name_fix(
     program: Program, rule: Rule, node: ast.AST, call: Optional[Call] = None
 ) -> Optional[Fix]:

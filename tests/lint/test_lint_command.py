@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from flambeau.cli.command import main as flambeau
+from flambeau_lint import many_files
 from flambeau_lint.command import main
 from flambeau_lint.rules.catalog import RULES
 
@@ -418,6 +419,36 @@ def test_the_cache_is_of_the_content(folder: Path, capsys: pytest.CaptureFixture
     path.write_text(OLD)
     os.environ["XDG_CACHE_HOME"] = "/proc/nothing"
     assert lint("a.py") == 1
+
+
+def test_the_cache_has_a_bound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many_files, "_ENTRIES", 2)
+    cache = folder / ".cache" / "flambeau-lint"
+    for age, name in enumerate("abcde"):
+        (cache / name).mkdir(parents=True)
+        os.utime(cache / name, (age, age))
+    for number in range(600):
+        Path(f"{number}.py").write_text(f"{OLD}x = {number}\n")
+    assert lint(".", "--jobs", "1") == 1
+    assert {path.name for path in cache.iterdir()} == {"d", "e", many_files.cache_folder().name}
+    kept = [len(list(one.iterdir())) for one in many_files.cache_folder().iterdir()]
+    assert sum(kept) > 200  # of 600, of which each of 256 folders got some
+    assert max(kept) <= 2
+
+
+def test_a_library_keeps_what_it_has_deprecated() -> None:
+    for name in ("apex/apex/__init__.py", "apex/setup.py", "mine/setup.py"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text("")
+    text = "from apex.optimizers import FusedSGD\n"
+    for name in ("apex/tests/test_a.py", "apex/apex/b.py", "mine/a.py"):
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    assert lint("apex/tests") == 0
+    assert lint("apex/apex") == 0
+    assert lint("mine") == 1
+    Path("apex/tests/test_a.py").write_text("from apex import amp\n")  # which is gone
+    assert lint("apex/tests") == 1
 
 
 def test_several_processes_say_the_same(capsys: pytest.CaptureFixture[str]) -> None:

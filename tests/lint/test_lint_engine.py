@@ -59,6 +59,12 @@ def test_a_name_is_found(text: str) -> None:
         "import torch\nif HAS_OUTER:\n    pass\nelse:\n    torch.ger(a, b)",
         "import torch\ntry:\n    torch.ger(a, b)\nexcept AttributeError:\n    pass",
         "try:\n    from torch import outer\nexcept ImportError:\n    from torch import ger as outer",
+        "try:\n    f(torch.outer)\nexcept TypeError:\n    import torch\n    torch.ger(a, b)",
+        "import torch\nif TORCH_MAJOR == 1:\n    torch.ger(a, b)",
+        "import torch\nif 'outer' not in dir(torch):\n    torch.outer = torch.ger",
+        "import torch.distributed\nif TORCH_MAJOR == 1:\n    parser.add_argument('--local_rank')",
+        "import torch\ntry:\n    import new\n    IS_NEW = True\nexcept ImportError:\n"
+        "    IS_NEW = False\ndef f():\n    if not IS_NEW:\n        from torch import ger",
         "import torch\n'torch.ger(a, b)'",
         "import torch\nx.ger(a, b)",
         "import torch\nclass A:\n    torch = None\n    y = torch.ger",
@@ -139,8 +145,8 @@ def test_a_file_without_findings_is_the_same_object() -> None:
             "import timm.layers as L\nL.DropPath()\n",
         ),
         (
-            "import torch.nn.functional as F\nF.sigmoid(x)\n",
-            "import torch\nimport torch.nn.functional as F\ntorch.sigmoid(x)\n",
+            "import torch.nn.utils.stateless as S\nS.functional_call(n, p, x)\n",
+            "import torch\nimport torch.nn.utils.stateless as S\ntorch.func.functional_call(n, p, x)\n",
         ),
     ],
 )
@@ -391,3 +397,124 @@ def test_what_the_wrappers_have_is_known() -> None:
     own = [name for name in dir(torch.nn.parallel.DistributedDataParallel) if name[0] != "_"]
     text = f"{HEAD}p = nn.parallel.DistributedDataParallel(net)\n"
     assert found(text + "".join(f"print(p.{name})\n" for name in own)) == []
+
+
+_BRANCHES = """
+import torch
+scaler = torch.amp.GradScaler()
+def step():
+    if use_amp:
+        scaler.scale(loss).backward()
+        {clip_scaled}
+        scaler.step(optimizer)
+    else:
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+"""
+_TURNS = """
+import torch
+{before}
+for net in nets:
+    net(x).backward()
+    {inside}
+    optimizer.step()
+"""
+_ALWAYS = """
+import torch
+import torch.nn.functional as F
+class Prenet(torch.nn.Module):
+    def forward(self, x):
+        return F.dropout(x){comment}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_BRANCHES.format(clip_scaled="pass"), []),
+        (
+            _BRANCHES.format(clip_scaled="torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)"),
+            ["FLB405"],
+        ),
+        (_ALWAYS.format(comment="  # always on, also in inference"), []),
+        (_ALWAYS.format(comment="  # half of them"), ["FLB409"]),
+        ("import torch\ntorch.hub.load('pytorch/vision', 'resnet18')", []),
+        ("import torch\ntorch.hub.load('someone/vision', 'resnet18')", ["FLB2143"]),
+        ("import torch\ntorch.ByteTensor(torch.ByteStorage.from_buffer(raw))", []),
+        ("import torch\nx = torch.autograd.Variable(y)", ["FLB2110"]),
+        (_TURNS.format(before="", inside="optimizer = torch.optim.SGD(net.parameters(), 1)"), []),
+        (
+            _TURNS.format(before="optimizer = torch.optim.SGD(net.parameters(), 1)", inside=""),
+            ["FLB437"],
+        ),
+    ],
+)
+def test_what_public_code_has_taught(text: str, expected: list[str]) -> None:
+    assert found(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (
+            "from torch import nn\nup = nn.UpsamplingBilinear2d(scale_factor=2)\n",
+            "from torch import nn\n"
+            "up = nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)\n",
+        ),
+        (
+            "import torch.nn.functional as F\ny = F.upsample_bilinear(x, (4, 4))\n",
+            "import torch.nn.functional as F\n"
+            "y = F.interpolate(x, (4, 4), mode='bilinear', align_corners=True)\n",
+        ),
+        (
+            "from torch import nn\nup = nn.UpsamplingBilinear2d\n",  # called somewhere else
+            "from torch import nn\nup = nn.UpsamplingBilinear2d\n",
+        ),
+    ],
+)
+def test_the_corners_of_an_old_upsampling_stay(before: str, expected: str) -> None:
+    assert after(before) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from torch import nn\nisinstance(net, nn.DataParallel)", []),
+        ("from torch import nn\nnet = nn.DataParallel(net)", ["FLB224"]),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as F\nisinstance(x, F)", []),
+        ("from torch.distributed.fsdp import FullyShardedDataParallel as F\nF(net)", ["FLB257"]),
+    ],
+)
+def test_wrappers_are_named_where_they_wrap(text: str, expected: list[str]) -> None:
+    assert [one.code for one in lint(text.encode(), RuleSet(RULES))] == expected
+
+
+@pytest.mark.parametrize(
+    ("rest", "is_fixed"), [("", True), ("nn.utils.remove_weight_norm(layer)\n", False)]
+)
+def test_a_norm_that_is_removed_again_is_not_rewritten(rest: str, is_fixed: bool) -> None:
+    text = f"from torch import nn\nlayer = nn.utils.weight_norm(layer)\n{rest}"
+    assert found(text) == ["FLB226"]
+    new = text.replace("utils.weight_norm", "utils.parametrizations.weight_norm")
+    assert after(text, unsafe=True) == (new if is_fixed else text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("F.interpolate(x, scale_factor=0.7, recompute_scale_factor=True)", []),
+        ("F.interpolate(x, scale_factor=0.7)", ["FLB324"]),
+        ("F.interpolate(x, scale_factor=1 / 3)", ["FLB324"]),
+        ("F.interpolate(x, scale_factor=2.0)", []),
+        ("F.interpolate(x, scale_factor=factor)", []),
+        ("F.interpolate(x, (4, 4), mode='bilinear')", ["FLB310"]),
+        ("F.interpolate(x, (4, 4), mode='bicubic')", []),
+        ("torch.full((2,), 0)", ["FLB323"]),
+        ("torch.full((2,), True)", []),
+    ],
+)
+def test_what_has_silently_changed(text: str, expected: list[str]) -> None:
+    program = f"import torch\nimport torch.nn.functional as F\ny = {text}\n"
+    journey = RuleSet([rule for rule in RULES if rule.is_journey])
+    assert [one.code for one in lint(program.encode(), journey)] == expected

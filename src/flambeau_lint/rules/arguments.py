@@ -86,6 +86,8 @@ _DDP = (
     "torch.nn.parallel.distributed.DistributedDataParallel",
 )
 _ONNX = ("torch.onnx.export",)
+# Whose repositories torch.hub does not ask about.
+_TRUSTED_OWNERS = ("facebookresearch", "facebookincubator", "pytorch", "fairinternal")
 _LINEAR = "import torch\n\nnet = torch.nn.Linear(2, 2)\noptimizer = torch.optim.SGD(net.parameters(), 0.1)\n"
 _IMAGE = "torch.ones(1, 1, 2, 2)"
 
@@ -120,8 +122,8 @@ def _interpolate(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findin
         node.func
     ).endswith("Upsample")
     mode = edits.argument(node, 2 if is_upsample else 3, "mode")
-    if constant(mode) not in ("bilinear", "bicubic", "trilinear", "linear"):
-        return
+    if constant(mode) not in ("bilinear", "trilinear", "linear"):
+        return  # 'bicubic' came after the change
     if edits.has_argument(node, 3 if is_upsample else 4, "align_corners"):
         return
     edit = edits.append_argument(program, node, "align_corners=False")
@@ -250,11 +252,11 @@ def _dynamic_axes(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findi
 
 def _hub_load(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     assert isinstance(node, ast.Call)
-    if constant(edits.argument(node, 99, "source")) == "local" or edits.has_argument(
-        node, 99, "trust_repo"
-    ):
-        return
-    yield finding(program, rule, node.func)
+    is_local = constant(edits.argument(node, 99, "source")) == "local"
+    repository = constant(edits.argument(node, 0, "repo_or_dir"))
+    is_known = isinstance(repository, str) and repository.partition("/")[0] in _TRUSTED_OWNERS
+    if not (is_local or is_known or edits.has_argument(node, 99, "trust_repo")):
+        yield finding(program, rule, node.func)
 
 
 def _stft(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -399,14 +401,15 @@ _ARGUMENTS: list[Rule] = [
          "out = len(DataLoader(torch.ones(2), pin_memory_device='cuda'))",
          "import torch\nfrom torch.utils.data import DataLoader\n\nout = len(DataLoader(torch.ones(2)))"),
         deprecated="2.9", fix="safe"),
-    row("FLB2139", "DDP broadcast_buffers", _DDP, rename("broadcast_buffers", "forward_sync_buffers"),
+    row("FLB2139", "DDP broadcast_buffers", _DDP,
+        rename("broadcast_buffers", "forward_sync_buffers", is_safe=False),
         ("`broadcast_buffers=` of DistributedDataParallel warns since torch 2.13: write `forward_sync_buffers=`",
          "DistributedDataParallel 的 `broadcast_buffers=` 自 torch 2.13 起有警告：改用 `forward_sync_buffers=`"),
         ("from torch.nn.parallel import DistributedDataParallel as DDP\n\n\ndef wrap(net):\n"
          "    return DDP(net, broadcast_buffers=False)\n",
          "from torch.nn.parallel import DistributedDataParallel as DDP\n\n\ndef wrap(net):\n"
          "    return DDP(net, forward_sync_buffers=False)\n"),
-        deprecated="2.13", fix="safe", runs="static"),
+        deprecated="2.13", fix="unsafe", runs="static", why="An older torch does not know the new name."),
     row("FLB190", "DDP check_reduction", _DDP, drop("check_reduction"),
         ("`check_reduction=` of DistributedDataParallel raises: drop it, which has been right since torch 1.7",
          "DistributedDataParallel 的 `check_reduction=` 会报错：删去（自 torch 1.7 起即可）"),
@@ -475,8 +478,8 @@ _ARGUMENTS: list[Rule] = [
     row("FLB2143", "hub.load without trust_repo", ("torch.hub.load",), _hub_load,
         ("`torch.hub.load` without `trust_repo` asks at the terminal since torch 2.0: name the answer",
          "`torch.hub.load` 未写 `trust_repo` 自 torch 2.0 起会在终端询问：请写明"),
-        ("import torch\n\n\ndef net():\n    return torch.hub.load('pytorch/vision', 'resnet18')\n",
-         "import torch\n\n\ndef net():\n    return torch.hub.load('pytorch/vision', 'resnet18', trust_repo='check')\n"),
+        ("import torch\n\n\ndef net():\n    return torch.hub.load('a/b', 'net')\n",
+         "import torch\n\n\ndef net():\n    return torch.hub.load('a/b', 'net', trust_repo='check')\n"),
         deprecated="1.12", runs="static", why="It downloads a repository and runs its hubconf.py."),
     row("FLB2144", "numbers first", tuple(f"torch.{n}" for n in ["addmm", "addmv", "addbmm", "baddbmm", "addr"]), _old_form,
         ("numbers before the tensors are deprecated since torch 1.5: write `beta=` and `alpha=`",
@@ -548,8 +551,9 @@ _METHODS: list[Rule] = [
     ),
     Rule(
         "FLB2146", "positional-state-dict",
-        "positional arguments of `state_dict` are deprecated since torch 1.12: name them",
-        "`state_dict` 的位置参数自 torch 1.12 起已弃用：请写明参数名",
+        "positional arguments of `state_dict` are deprecated since torch 1.12: name them, or write `load_state_dict`"
+        " if weights were to be loaded",
+        "`state_dict` 的位置参数自 torch 1.12 起已弃用：请写明参数名；若要载入权重，应为 `load_state_dict`",
         "import torch\n\nnet = torch.nn.Linear(2, 2)\nout = net.state_dict({}, 'net.')\n",
         "import torch\n\nnet = torch.nn.Linear(2, 2)\nout = net.state_dict(destination={}, prefix='net.')\n",
         deprecated="1.12", runs="FutureWarning", attributes=("state_dict",), check=_positional_state_dict,

@@ -23,7 +23,7 @@ def _zero_grad(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
 def _full(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     assert isinstance(node, ast.Call)
     value = edits.argument(node, 1, "fill_value")
-    is_whole = isinstance(constant(value), int)
+    is_whole = isinstance(constant(value), int) and not isinstance(constant(value), bool)
     if is_whole and not edits.has_argument(node, 99, "dtype") and not edits.is_open(node):
         edit = edits.append_argument(program, node, "dtype=torch.float32")
         has_torch = ("torch", "torch") in program.module_imports()
@@ -35,9 +35,15 @@ def _scale_factor(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findi
     assert isinstance(node, ast.Call)
     found = edits.keyword(node, "scale_factor")
     is_told = edits.has_argument(node, 99, "recompute_scale_factor")
-    is_whole = found is not None and isinstance(constant(found.value), int)
-    if found is not None and not is_told and not is_whole:
+    if found is not None and not is_told and _is_fraction(found.value):
         yield finding(program, rule, found)
+
+
+def _is_fraction(node: ast.expr) -> bool:
+    """0.7, or 1 / 2; of a name it is not known."""
+    value = constant(node)
+    is_ratio = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)
+    return is_ratio or (isinstance(value, float) and not value.is_integer())
 
 
 def _called(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:

@@ -154,6 +154,8 @@ def _dropped(
 def _method(code: str, name: str, use: str, *, raises: bool) -> Rule:
     what = "raises since Lightning 2.0" if raises else "is never called by Lightning 2.0"
     what_zh = "自 Lightning 2.0 起会报错" if raises else "不会再被 Lightning 2.0 调用"
+    more = ", and keep the outputs of the steps yourself" if raises else ""
+    more_zh = "，并自行保存各步的输出" if raises else ""
     text = (
         "from pytorch_lightning import LightningModule\n\n\nclass Net(LightningModule):\n"
         "    def %s(self):\n        pass\n"
@@ -161,8 +163,8 @@ def _method(code: str, name: str, use: str, *, raises: bool) -> Rule:
     return Rule(
         code,
         f"hook-{name.replace('_', '-')}",
-        f"the hook `{name}` {what}: write `{use}`",
-        f"钩子 `{name}` {what_zh}：改用 `{use}`",
+        f"the hook `{name}` {what}: write `{use}`{more}",
+        f"钩子 `{name}` {what_zh}：改用 `{use}`{more_zh}",
         text % name,
         text % use,
         library="lightning",
@@ -217,9 +219,9 @@ RULES: list[Rule] = [
             ("FLB1140", "training_epoch_end", "on_train_epoch_end", True),
             ("FLB1141", "validation_epoch_end", "on_validation_epoch_end", True),
             ("FLB1142", "test_epoch_end", "on_test_epoch_end", True),
-            ("FLB1143", "training_step_end", "on_train_batch_end", False),
-            ("FLB1144", "validation_step_end", "on_validation_batch_end", False),
-            ("FLB1145", "test_step_end", "on_test_batch_end", False),
+            ("FLB1143", "training_step_end", "training_step", False),
+            ("FLB1144", "validation_step_end", "validation_step", False),
+            ("FLB1145", "test_step_end", "test_step", False),
             ("FLB1146", "on_epoch_start", "on_train_epoch_start", False),
             ("FLB1147", "on_epoch_end", "on_train_epoch_end", False),
             ("FLB1148", "on_batch_start", "on_train_batch_start", False),

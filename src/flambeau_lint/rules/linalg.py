@@ -72,8 +72,14 @@ RULES: list[Rule] = [
         runs="UserWarning", why="torch.range includes its end, and gives floats of whole numbers."),
     old("FLB209", "torch.set_default_tensor_type", "2.1", "torch.set_default_dtype",
         "torch.set_default_tensor_type(torch.FloatTensor)", "torch.set_default_dtype(torch.float32)",
-        runs="UserWarning", why="A type of CUDA is torch.set_default_device('cuda') besides."),
-    old("FLB210", "torch.pinverse", "1.9", "torch.linalg.pinv", f"torch.pinverse({_A})", fix="safe"),
+        runs="UserWarning",
+        en="`torch.set_default_tensor_type` is deprecated since torch 2.1: write `torch.set_default_dtype`, and"
+        " `torch.set_default_device('cuda')` for a type of CUDA",
+        zh="`torch.set_default_tensor_type` 自 torch 2.1 起已弃用：改用 `torch.set_default_dtype`，CUDA 类型再加"
+        " `torch.set_default_device('cuda')`"),
+    old("FLB210", "torch.pinverse", "1.9", "torch.linalg.pinv", f"torch.pinverse({_A})", fix="safe",
+        en="`torch.pinverse` is another name of `torch.linalg.pinv` since torch 1.9",
+        zh="`torch.pinverse` 自 torch 1.9 起是 `torch.linalg.pinv` 的别名", preview=True),
     old("FLB211", "torch.get_autocast_gpu_dtype", "2.4", "torch.get_autocast_dtype",
         "torch.get_autocast_gpu_dtype()", "torch.get_autocast_dtype('cuda')", runs="DeprecationWarning"),
     old("FLB212", "torch.is_autocast_cpu_enabled", "2.4", "torch.is_autocast_enabled",

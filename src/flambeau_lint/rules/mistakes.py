@@ -4,6 +4,7 @@ Rules that would have to guess at the flow of a program are preview: they are of
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Optional, Union
 
@@ -57,7 +58,11 @@ def _clip_scaled(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findin
             and parent.attr == "backward"
         ):
             scales.append(call)
-    before = [call for call in scales if call.lineno < node.lineno]
+    before = [
+        call
+        for call in scales
+        if call.lineno < node.lineno and not program.are_alternatives(call, node)
+    ]
     unscaled = _method_calls(program, "unscale_", block)
     steps = [call for call in _method_calls(program, "step", block) if call.lineno > node.lineno]
     if before and steps and not unscaled and "unscale_" not in program.attributes:
@@ -309,6 +314,8 @@ def _dropout(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
             parent.test
         ):
             return
+    if re.search(r"#.*(always|dropout|inference|eval)", program.source.line(node.lineno), re.I):
+        return  # somebody has thought of it
     edit = edits.append_argument(program, node, "training=self.training")
     yield finding(program, rule, node.func, None if edit is None else Fix((edit,), is_safe=False))
 

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping
-from typing import Callable
+from dataclasses import replace
+from typing import Callable, Optional
 
 from flambeau_lint.renaming import moved_module
-from flambeau_lint.rule import Rule
+from flambeau_lint.rule import Check, Rule
 
 _IMPORTS: Mapping[str, str] = {
     "torch": "import torch",
@@ -47,16 +48,26 @@ def gone(code: str, old: str, removed: str, use: str, bad: str, good: str, **mor
 
 
 def old(
-    code: str, name: str, deprecated: str, use: str, bad: str, good: str = "", **more: str
+    code: str,
+    name: str,
+    deprecated: str,
+    use: str,
+    bad: str,
+    good: str = "",
+    *,
+    check: Optional[Check] = None,
+    preview: bool = False,
+    **more: str,
 ) -> Rule:
-    """A name that still works and has a better one."""
+    """A name that still works and has a better one; `check` looks at its uses in place of check_name."""
     library = library_of(name)
     quiet = ", without a warning" if more.get("runs", "silent") == "silent" else ""
     quiet_zh = "，且没有警告" if quiet else ""
     en = f"`{name}` is deprecated since {library} {deprecated}{quiet}{_write(use)}"
     zh = f"`{name}` 自 {library} {deprecated} 起已弃用{quiet_zh}{_write_zh(use)}"
     good = good or example(bad).replace(name, use)
-    return _rule(code, name, use, en, zh, (bad, good), {"deprecated": deprecated, **more})
+    rule = _rule(code, name, use, en, zh, (bad, good), {"deprecated": deprecated, **more})
+    return replace(rule, check=check, preview=preview)
 
 
 def moved(

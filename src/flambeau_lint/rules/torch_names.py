@@ -1,9 +1,41 @@
 """Names of torch.nn, torch.optim, torch.utils, torch.cuda and torch.distributed."""
 
-from flambeau_lint.rule import Rule
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from flambeau_lint.program import Program
+from flambeau_lint.renaming import finding, name_fix, renamed_with
+from flambeau_lint.rule import Finding, Rule
 from flambeau_lint.rules.rows import gone, moved, old
 
 _ERR = "ModuleNotFoundError"
+_BILINEAR = renamed_with("mode='bilinear'", "align_corners=True")
+
+
+def _wrapped(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """Wrapper(net), but not isinstance(net, Wrapper), nor one of its functions."""
+    assert isinstance(node, ast.Call)
+    yield finding(program, rule, node.func)
+
+
+def _norm(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """A norm as parametrization; not where the file removes it again, which is another function there."""
+    remove = f"remove_{rule.names[0].rpartition('.')[2]}"
+    is_removed = remove in program.attributes or program.is_bound(remove)
+    yield finding(program, rule, node, None if is_removed else name_fix(program, rule, node))
+
+
+def _renamed_for_a_while(code: str, name: str) -> Rule:
+    """F.sigmoid and F.tanh: what torch 2.0 has taken back is no more than a matter of taste."""
+    of_nn = f"torch.nn.functional.{name}"
+    of_torch = f"torch.{name}"
+    good = f"import torch\nimport torch.nn.functional as F\n\nout = {of_torch}(torch.ones(2))\n"
+    en = f"`{of_nn}` was deprecated from torch 0.4 to 1.13, and is another name of `{of_torch}` since"
+    zh = f"`{of_nn}` 在 torch 0.4 至 1.13 中曾弃用，此后是 `{of_torch}` 的别名"
+    bad = f"F.{name}(torch.ones(2))"
+    return old(code, of_nn, "0.4", of_torch, bad, good, fix="safe", en=en, zh=zh, preview=True)
+
 
 RULES: list[Rule] = [
     gone("FLB120", "torch.nn.CrossEntropyLoss2d", "1.0", "torch.nn.CrossEntropyLoss",
@@ -113,23 +145,31 @@ RULES: list[Rule] = [
          deprecated="2.10", runs="static", en="`torch.utils.mobile_optimizer` is deprecated since torch 2.10, and"
          " fails in the Linux wheels since 2.14: ExecuTorch has taken its place",
          zh="`torch.utils.mobile_optimizer` 自 torch 2.10 起已弃用，且 2.14 起的 Linux 安装包中会出错：改用 ExecuTorch"),
-    old("FLB215", "torch.nn.functional.sigmoid", "0.4", "torch.sigmoid", "F.sigmoid(torch.ones(2))",
-        "import torch\nimport torch.nn.functional as F\n\nout = torch.sigmoid(torch.ones(2))\n", fix="safe"),
-    old("FLB216", "torch.nn.functional.tanh", "0.4", "torch.tanh", "F.tanh(torch.ones(2))",
-        "import torch\nimport torch.nn.functional as F\n\nout = torch.tanh(torch.ones(2))\n", fix="safe"),
+    _renamed_for_a_while("FLB215", "sigmoid"),
+    _renamed_for_a_while("FLB216", "tanh"),
     old("FLB217", "torch.nn.functional.upsample", "0.4.1", "torch.nn.functional.interpolate",
         "F.upsample(torch.ones(1, 1, 2, 2), scale_factor=2)",
         "F.interpolate(torch.ones(1, 1, 2, 2), scale_factor=2)", fix="safe", runs="UserWarning"),
     old("FLB218", "torch.nn.functional.upsample_bilinear", "0.4.1", "torch.nn.functional.interpolate",
         "F.upsample_bilinear(torch.ones(1, 1, 2, 2), scale_factor=2)",
         "F.interpolate(torch.ones(1, 1, 2, 2), scale_factor=2, mode='bilinear', align_corners=True)",
-        runs="UserWarning", why="The old name means mode='bilinear' and align_corners=True."),
+        fix="safe", runs="UserWarning",
+        en="`torch.nn.functional.upsample_bilinear` is deprecated since torch 0.4.1: write"
+        " `interpolate(..., mode='bilinear', align_corners=True)`",
+        zh="`torch.nn.functional.upsample_bilinear` 自 torch 0.4.1 起已弃用：改用"
+        " `interpolate(..., mode='bilinear', align_corners=True)`",
+        check=_BILINEAR),
     old("FLB219", "torch.nn.functional.upsample_nearest", "0.4.1", "torch.nn.functional.interpolate",
         "F.upsample_nearest(torch.ones(1, 1, 2, 2), scale_factor=2)",
         "F.interpolate(torch.ones(1, 1, 2, 2), scale_factor=2)", fix="safe", runs="UserWarning"),
     old("FLB220", "torch.nn.UpsamplingBilinear2d", "0.4.1", "torch.nn.Upsample",
         "nn.UpsamplingBilinear2d(scale_factor=2)(torch.ones(1, 1, 2, 2))",
-        "nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)(torch.ones(1, 1, 2, 2))"),
+        "nn.Upsample(scale_factor=2, mode='bilinear', align_corners=True)(torch.ones(1, 1, 2, 2))", fix="safe",
+        en="`torch.nn.UpsamplingBilinear2d` is deprecated since torch 0.4.1, without a warning: write"
+        " `torch.nn.Upsample(..., mode='bilinear', align_corners=True)`",
+        zh="`torch.nn.UpsamplingBilinear2d` 自 torch 0.4.1 起已弃用，且没有警告：改用"
+        " `torch.nn.Upsample(..., mode='bilinear', align_corners=True)`",
+        check=_BILINEAR),
     old("FLB221", "torch.nn.UpsamplingNearest2d", "0.4.1", "torch.nn.Upsample",
         "nn.UpsamplingNearest2d(scale_factor=2)(torch.ones(1, 1, 2, 2))",
         "nn.Upsample(scale_factor=2)(torch.ones(1, 1, 2, 2))", fix="safe"),
@@ -138,13 +178,16 @@ RULES: list[Rule] = [
         "nn.NLLLoss()(torch.zeros(1, 2, 3, 3), torch.zeros(1, 3, 3).long())", fix="safe", runs="FutureWarning"),
     old("FLB223", "torch.nn.Container", "1.0", "torch.nn.Module", "nn.Container()", "nn.Module()",
         runs="FutureWarning"),
-    old("FLB224", "torch.nn.DataParallel", "1.5", "torch.nn.parallel.DistributedDataParallel",
-        "nn.DataParallel(nn.Linear(2, 2))", "nn.parallel.DistributedDataParallel",
-        why="One process feeds all GPUs through one interpreter; torch's own pages advise"
-        " DistributedDataParallel, also on one machine.",
-        also="torch.nn.parallel.DataParallel", en="`torch.nn.DataParallel` is slower than `torch.nn.parallel.DistributedDataParallel`, which torch's"
-        " documentation advises since 1.5",
-        zh="`torch.nn.DataParallel` 比 `torch.nn.parallel.DistributedDataParallel` 慢，torch 文档自 1.5 起建议用后者"),
+    replace(
+        old("FLB224", "torch.nn.DataParallel", "1.5", "torch.nn.parallel.DistributedDataParallel",
+            "nn.DataParallel(nn.Linear(2, 2))", "nn.parallel.DistributedDataParallel",
+            why="One process feeds all GPUs through one interpreter; torch's own pages advise"
+            " DistributedDataParallel, also on one machine.",
+            en="`torch.nn.DataParallel` is slower than `torch.nn.parallel.DistributedDataParallel`, which torch's"
+            " documentation advises since 1.5",
+            zh="`torch.nn.DataParallel` 比 `torch.nn.parallel.DistributedDataParallel` 慢，torch 文档自 1.5 起建议用后者"),
+        names=(), calls=("torch.nn.DataParallel", "torch.nn.parallel.DataParallel"), check=_wrapped, preview=True,
+    ),
     old("FLB225", "torch.nn.utils.clip_grad_norm", "0.4", "torch.nn.utils.clip_grad_norm_",
         "nn.utils.clip_grad_norm(nn.Linear(2, 2).parameters(), 1.0)",
         "nn.utils.clip_grad_norm_(nn.Linear(2, 2).parameters(), 1.0)", fix="safe", runs="FutureWarning"),
@@ -153,11 +196,17 @@ RULES: list[Rule] = [
         "nn.utils.parametrizations.weight_norm(nn.Linear(2, 3))(torch.ones(2))", fix="unsafe",
         runs="FutureWarning",
         why="The keys of state_dict change: weight_g and weight_v become parametrizations.weight.original0 and"
-        " original1. Old checkpoints are still read, by a hook of torch; remove_weight_norm no longer applies."),
+        " original1. Old checkpoints are still read, by a hook of torch; remove_weight_norm no longer applies.",
+        check=_norm),
     old("FLB227", "torch.nn.utils.spectral_norm", "1.9", "torch.nn.utils.parametrizations.spectral_norm",
         "nn.utils.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape",
         "nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)).eval()(torch.ones(2)).shape", fix="unsafe",
-        why="The keys of state_dict change."),
+        why="The keys of state_dict change.",
+        en="`torch.nn.utils.spectral_norm` has a successor since torch 1.9, and its documentation says that it will be"
+        " deprecated: write `torch.nn.utils.parametrizations.spectral_norm`",
+        zh="`torch.nn.utils.spectral_norm` 自 torch 1.9 起有了后继，文档称它将被弃用：改用"
+        " `torch.nn.utils.parametrizations.spectral_norm`",
+        check=_norm),
     old("FLB228", "torch.nn.utils.stateless.functional_call", "2.0", "torch.func.functional_call",
         "import torch\nfrom torch.nn.utils.stateless import functional_call\n\n"
         "out = functional_call(torch.nn.ReLU(), {}, (torch.ones(2),))",
@@ -193,52 +242,89 @@ RULES: list[Rule] = [
         "torch.cuda.max_memory_cached()", fix="safe", runs="FutureWarning"),
     old("FLB246", "torch.backends.cuda.matmul.allow_tf32", "2.9", "torch.backends.cuda.matmul.fp32_precision",
         "torch.backends.cuda.matmul.allow_tf32", "torch.backends.cuda.matmul.fp32_precision", runs="static",
+        en="`torch.backends.cuda.matmul.allow_tf32` is deprecated since torch 2.9: `fp32_precision`, which is 'tf32'"
+        " for True and 'ieee' for False",
+        zh="`torch.backends.cuda.matmul.allow_tf32` 自 torch 2.9 起已弃用：改用 `fp32_precision`，True 即 'tf32'，False 即"
+        " 'ieee'",
         why="Setting the old and the new name in one program raises in some orders."),
     old("FLB247", "torch.backends.cudnn.allow_tf32", "2.9", "torch.backends.cudnn.conv.fp32_precision",
-        "torch.backends.cudnn.allow_tf32", "torch.backends.cudnn.conv.fp32_precision", runs="static"),
+        "torch.backends.cudnn.allow_tf32", "torch.backends.cudnn.conv.fp32_precision", runs="static",
+        en="`torch.backends.cudnn.allow_tf32` is deprecated since torch 2.9: `conv.fp32_precision` and"
+        " `rnn.fp32_precision`, which are 'tf32' for True and 'ieee' for False",
+        zh="`torch.backends.cudnn.allow_tf32` 自 torch 2.9 起已弃用：改用 `conv.fp32_precision` 与 `rnn.fp32_precision`，"
+        "True 即 'tf32'，False 即 'ieee'"),
     old("FLB248", "torch.distributed.reduce_op", "1.0", "torch.distributed.ReduceOp",
         "import torch.distributed as dist\n\nout = dist.reduce_op.SUM",
         "import torch.distributed as dist\n\nout = dist.ReduceOp.SUM", fix="safe", runs="FutureWarning"),
     old("FLB249", "torch.distributed._all_gather_base", "1.13", "torch.distributed.all_gather_into_tensor",
         "import torch.distributed as dist\n\ndist._all_gather_base",
-        "import torch.distributed as dist\n\ndist.all_gather_into_tensor", fix="safe"),
+        "import torch.distributed as dist\n\ndist.all_gather_into_tensor", fix="safe", runs="static"),
     old("FLB250", "torch.distributed._reduce_scatter_base", "1.13", "torch.distributed.reduce_scatter_tensor",
         "import torch.distributed as dist\n\ndist._reduce_scatter_base",
-        "import torch.distributed as dist\n\ndist.reduce_scatter_tensor", fix="safe"),
+        "import torch.distributed as dist\n\ndist.reduce_scatter_tensor", fix="safe", runs="static"),
     moved("FLB251", "torch.distributed._tensor", "2.5", "torch.distributed.tensor",
           "from torch.distributed._tensor import DTensor", lacks="api ops dispatch op_schema random redistribute sharding_prop", fix="safe"),
     moved("FLB252", "torch.distributed._composable.fsdp", "2.6", "torch.distributed.fsdp",
           "from torch.distributed._composable.fsdp import fully_shard", fix="safe"),
     old("FLB253", "torch.distributed._sharded_tensor", "1.11", "torch.distributed.tensor",
         "import torch.distributed._sharded_tensor", "import torch.distributed.tensor",
-        runs="static"),
+        runs="static", en="`torch.distributed._sharded_tensor` is deprecated since torch 1.11:"
+        " `torch.distributed._shard.sharded_tensor` has the same classes, `torch.distributed.tensor` the DTensor that"
+        " took their place",
+        zh="`torch.distributed._sharded_tensor` 自 torch 1.11 起已弃用：同样的类在"
+        " `torch.distributed._shard.sharded_tensor` 中，取代它们的 DTensor 在 `torch.distributed.tensor` 中"),
     old("FLB254", "torch.distributed._shard.checkpoint", "2.0", "torch.distributed.checkpoint",
         "import torch.distributed._shard.checkpoint", "import torch.distributed.checkpoint",
         runs="static"),
     old("FLB255", "torch.distributed.checkpoint.save_state_dict", "2.2", "torch.distributed.checkpoint.save",
         "from torch.distributed.checkpoint import save_state_dict",
-        "from torch.distributed.checkpoint import save"),
+        "from torch.distributed.checkpoint import save", runs="static"),
     old("FLB256", "torch.distributed.checkpoint.load_state_dict", "2.2", "torch.distributed.checkpoint.load",
         "from torch.distributed.checkpoint import load_state_dict",
-        "from torch.distributed.checkpoint import load"),
-    old("FLB257", "torch.distributed.fsdp.FullyShardedDataParallel", "2.6", "torch.distributed.fsdp.fully_shard",
-        "from torch.distributed.fsdp import FullyShardedDataParallel",
-        "from torch.distributed.fsdp import fully_shard",
-        also="torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel", why="fully_shard keeps the names of parameters, and shards each of them instead of flat ones."),
+        "from torch.distributed.checkpoint import load", runs="static"),
+    replace(
+        old("FLB257", "torch.distributed.fsdp.FullyShardedDataParallel", "2.6", "torch.distributed.fsdp.fully_shard",
+            "from torch.distributed.fsdp import FullyShardedDataParallel\n\n\ndef shard(net):\n"
+            "    return FullyShardedDataParallel(net)\n",
+            "from torch.distributed.fsdp import fully_shard\n\n\ndef shard(net):\n    return fully_shard(net)\n",
+            runs="static",
+            en="`FullyShardedDataParallel` (FSDP1) has a successor since torch 2.6, to which torch's documentation"
+            " advises to migrate: `torch.distributed.fsdp.fully_shard`",
+            zh="`FullyShardedDataParallel`（FSDP1）自 torch 2.6 起有了后继，torch 文档建议迁移到"
+            " `torch.distributed.fsdp.fully_shard`",
+            why="fully_shard keeps the names of parameters, and shards each of them instead of flat ones."),
+        names=(), check=_wrapped, preview=True,
+        calls=("torch.distributed.fsdp.FullyShardedDataParallel",
+               "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"),
+    ),
     old("FLB258", "torch.nn.parallel.DistributedDataParallelCPU", "1.4",
         "torch.nn.parallel.DistributedDataParallel", "nn.parallel.DistributedDataParallelCPU",
         "nn.parallel.DistributedDataParallel", fix="unsafe", runs="static"),
     old("FLB259", "torch.jit.script", "2.10", "torch.compile", "import torch\n\nout = torch.jit.script(torch.nn.ReLU())",
         "import torch\n\nout = torch.compile", runs="FutureWarning",
-        why="TorchScript gets no more work: torch.compile makes a model faster, torch.export makes a file."),
+        en="`torch.jit.script` is deprecated since torch 2.10: `torch.compile` makes a model faster, `torch.export` makes"
+        " a file",
+        zh="`torch.jit.script` 自 torch 2.10 起已弃用：加速模型用 `torch.compile`，导出文件用 `torch.export`",
+        why="TorchScript gets no more work; what reads its files, such as a program in C++, changes with it."),
     old("FLB260", "torch.jit.trace", "2.10", "torch.export.export",
         "torch.jit.trace(torch.nn.ReLU(), torch.ones(2))",
-        "torch.export.export(torch.nn.ReLU(), (torch.ones(2),))", runs="FutureWarning"),
-    old("FLB261", "torch.jit.load", "2.10", "torch.export.load", "torch.jit.load", "torch.export.load"),
+        "torch.export.export(torch.nn.ReLU(), (torch.ones(2),))", runs="FutureWarning",
+        en="`torch.jit.trace` is deprecated since torch 2.10: `torch.compile` makes a model faster, `torch.export` makes"
+        " a file, which other functions read than those of TorchScript",
+        zh="`torch.jit.trace` 自 torch 2.10 起已弃用：加速模型用 `torch.compile`，导出文件用 `torch.export`，"
+        "其文件不由 TorchScript 的函数读取"),
+    old("FLB261", "torch.jit.load", "2.10", "torch.export.load", "torch.jit.load", "torch.export.load", runs="static",
+        en="`torch.jit.load` reads TorchScript, which is deprecated since torch 2.10: export the model anew with"
+        " `torch.export`, whose `load` does not read such a file",
+        zh="`torch.jit.load` 读取的 TorchScript 自 torch 2.10 起已弃用：用 `torch.export` 重新导出模型，它的 `load`"
+        " 读不了这种文件"),
     old("FLB262", "torch.jit.freeze", "2.11", "torch.export.export",
         "torch.jit.freeze", "torch.export.export", runs="static"),
     old("FLB263", "torch.jit.script_method", "2.10", "torch.compile", "torch.jit.script_method",
-        "torch.compile"),
+        "torch.compile", runs="static",
+        en="`torch.jit.script_method` is deprecated since torch 2.10: drop it, and write `torch.compile` around the"
+        " module",
+        zh="`torch.jit.script_method` 自 torch 2.10 起已弃用：删去，并对整个模块用 `torch.compile`"),
     moved("FLB264", "torch.quantization", "1.10", "torch.ao.quantization",
           "import torch.quantization\n\nout = torch.quantization.QConfig",
           "import torch.ao.quantization\n\nout = torch.ao.quantization.QConfig", fix="safe",
@@ -257,27 +343,44 @@ RULES: list[Rule] = [
     old("FLB271", "torch.utils.model_zoo.load_url", "1.1", "torch.hub.load_state_dict_from_url",
         "import torch.utils.model_zoo as model_zoo\n\nout = model_zoo.load_url",
         "import torch\nimport torch.utils.model_zoo as model_zoo\n\nout = torch.hub.load_state_dict_from_url",
-        fix="safe"),
+        fix="safe",
+        en="`torch.utils.model_zoo.load_url` has moved since torch 1.1: write `torch.hub.load_state_dict_from_url`",
+        zh="`torch.utils.model_zoo.load_url` 自 torch 1.1 起已迁移：改用 `torch.hub.load_state_dict_from_url`"),
     old("FLB272", "torch.utils._pytree._register_pytree_node", "2.2", "torch.utils._pytree.register_pytree_node",
         "from torch.utils._pytree import _register_pytree_node",
-        "from torch.utils._pytree import register_pytree_node"),
+        "from torch.utils._pytree import register_pytree_node", runs="static"),
     old("FLB273", "torch.testing.assert_allclose", "1.12", "torch.testing.assert_close",
         "torch.testing.assert_allclose(torch.ones(2), torch.ones(2))",
         "torch.testing.assert_close(torch.ones(2), torch.ones(2))", fix="unsafe", runs="FutureWarning",
         why="assert_close also compares dtype, device and the kind of object."),
     old("FLB274", "torch.utils.data.dataloader.default_collate", "1.11", "torch.utils.data.default_collate",
         "from torch.utils.data.dataloader import default_collate",
-        "from torch.utils.data import default_collate", fix="safe"),
+        "from torch.utils.data import default_collate", fix="safe",
+        en="`torch.utils.data.dataloader.default_collate` has a public place since torch 1.11: write"
+        " `torch.utils.data.default_collate`",
+        zh="`torch.utils.data.dataloader.default_collate` 自 torch 1.11 起有了公开的位置：改用"
+        " `torch.utils.data.default_collate`"),
     old("FLB275", "torch.utils.data._utils.collate.default_convert", "1.11", "torch.utils.data.default_convert",
         "from torch.utils.data._utils.collate import default_convert",
-        "from torch.utils.data import default_convert", fix="safe"),
+        "from torch.utils.data import default_convert", fix="safe",
+        en="`torch.utils.data._utils.collate.default_convert` has a public place since torch 1.11: write"
+        " `torch.utils.data.default_convert`",
+        zh="`torch.utils.data._utils.collate.default_convert` 自 torch 1.11 起有了公开的位置：改用"
+        " `torch.utils.data.default_convert`"),
     old("FLB276", "torch.utils.data._utils.collate.default_collate", "1.11", "torch.utils.data.default_collate",
         "from torch.utils.data._utils.collate import default_collate",
-        "from torch.utils.data import default_collate", fix="safe"),
+        "from torch.utils.data import default_collate", fix="safe",
+        en="`torch.utils.data._utils.collate.default_collate` has a public place since torch 1.11: write"
+        " `torch.utils.data.default_collate`",
+        zh="`torch.utils.data._utils.collate.default_collate` 自 torch 1.11 起有了公开的位置：改用"
+        " `torch.utils.data.default_collate`"),
     old("FLB277", "torch.backends.cuda.sdp_kernel", "2.3", "torch.nn.attention.sdpa_kernel",
-        "torch.backends.cuda.sdp_kernel", "torch.nn.attention.sdpa_kernel",
+        "torch.backends.cuda.sdp_kernel", "torch.nn.attention.sdpa_kernel", runs="static",
         why="sdpa_kernel takes a list of backends in place of three flags."),
-    old("FLB278", "torch.FloatStorage", "2.0", "torch.UntypedStorage", "torch.FloatStorage", "torch.UntypedStorage"),
+    old("FLB278", "torch.FloatStorage", "2.0", "torch.UntypedStorage", "torch.FloatStorage", "torch.UntypedStorage",
+        runs="static", en="`torch.FloatStorage` is deprecated since torch 2.0: write `torch.UntypedStorage`, or"
+        " `torch.empty(0)` for a tensor of it",
+        zh="`torch.FloatStorage` 自 torch 2.0 起已弃用：改用 `torch.UntypedStorage`；由它创建张量时用 `torch.empty(0)`"),
     old("FLB279", "functorch.vmap", "2.0", "torch.vmap",
         "import torch\nfrom functorch import vmap\n\nout = vmap(torch.sin)(torch.ones(2))",
         "import torch\nfrom torch import vmap\n\nout = vmap(torch.sin)(torch.ones(2))", fix="safe",
@@ -291,7 +394,7 @@ RULES: list[Rule] = [
         "import torch\nfrom torch.func import jacrev\n\nout = jacrev(torch.sin)(torch.tensor(1.0))", fix="safe",
         runs="FutureWarning"),
     old("FLB282", "functorch.make_functional", "2.0", "torch.func.functional_call",
-        "from functorch import make_functional", "from torch.func import functional_call"),
+        "from functorch import make_functional", "from torch.func import functional_call", runs="static"),
     old("FLB283", "torch.has_cuda", "2.0", "torch.backends.cuda.is_built()", "torch.has_cuda",
         "torch.backends.cuda.is_built()", runs="UserWarning"),
     old("FLB284", "torch.has_mps", "2.0", "torch.backends.mps.is_built()", "torch.has_mps",

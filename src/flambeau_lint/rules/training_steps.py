@@ -129,8 +129,11 @@ def _no_zero_grad(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findi
     if not is_optimizer or "grad" in program.attributes:
         return
     loop = next((one for one in program.parents_of(node) if isinstance(one, _LOOPS)), None)
-    if loop is not None and any(_method_called(one, "backward") for one in loop.body):
-        yield finding(program, rule, call)
+    if loop is None or not any(_method_called(one, "backward") for one in loop.body):
+        return
+    makers = program.values_of(node.value)
+    if not any(parent is loop for one in makers for parent in program.parents_of(one)):
+        yield finding(program, rule, call)  # else each turn may have a model of its own
 
 
 def _never_eval(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:

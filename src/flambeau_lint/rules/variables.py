@@ -48,15 +48,11 @@ _TYPES = {
 
 
 def _variable(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
-    """`Variable(x)` is x; an import that nothing uses any more goes, too."""
+    """An import of it; one that nothing uses any more goes."""
     if isinstance(node, ast.alias):
         uses = edits.uses_of(program, node)
         removed = edits.remove_alias(program, node) if uses == [] else None
         yield finding(program, rule, node, edits.as_fix(removed, is_safe=False))
-        return
-    if not isinstance(node, (ast.Name, ast.Attribute)):
-        return
-    yield finding(program, rule, node)
 
 
 def _variable_call(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
@@ -216,6 +212,8 @@ def _sizes(call: ast.Call) -> bool:
 def _typed(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """A constructor by type, where it is called: as a type of isinstance it is right."""
     assert isinstance(node, ast.Call)
+    if any("Storage" in program.source.text_of(one) for one in node.args):
+        return  # neither sizes nor values
     dotted = program.dotted(node.func)
     dtype = _TYPES[dotted.rpartition(".")[2]]
     yield finding(program, rule, node.func, _typed_fix(program, node, dtype))
@@ -279,8 +277,9 @@ def _cuda_typed(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding
 RULES: list[Rule] = [
     Rule(
         "FLB2110", "variable",
-        "`Variable` does nothing since torch 0.4: a tensor is its own variable",
-        "`Variable` 自 torch 0.4 起不再有作用：张量本身即可求导",
+        "`Variable(x)` is `x.detach()` since torch 0.4: a tensor is its own variable, and `x.requires_grad_()` says"
+        " `requires_grad=True`",
+        "`Variable(x)` 自 torch 0.4 起即 `x.detach()`：张量本身即可求导，`requires_grad=True` 写作 `x.requires_grad_()`",
         "import torch\nfrom torch.autograd import Variable\n\nout = Variable(torch.ones(2))\n",
         "import torch\n\nout = torch.ones(2)\n",
         "The import goes only with --unsafe-fixes, and only when nothing uses it any more.",
@@ -288,8 +287,8 @@ RULES: list[Rule] = [
     ),
     Rule(
         "FLB2111", "variable-import",
-        "`Variable` is imported, which does nothing since torch 0.4",
-        "导入了自 torch 0.4 起不再有作用的 `Variable`",
+        "`Variable` is imported, which no program needs since torch 0.4",
+        "导入了自 torch 0.4 起不再需要的 `Variable`",
         "import torch\nfrom torch.autograd import Variable\n\nout = torch.ones(2)\n",
         "import torch\n\nout = torch.ones(2)\n",
         "isinstance(x, Variable) is true of every tensor: torch.is_tensor(x) says the same.",
@@ -354,8 +353,9 @@ RULES: list[Rule] = [
     ),
     Rule(
         "FLB2114", "cuda-tensor-by-type",
-        "`torch.cuda.FloatTensor` and its kin are legacy: write `torch.tensor(..., device='cuda')`",
-        "`torch.cuda.FloatTensor` 一类已过时：改用 `torch.tensor(..., device='cuda')`",
+        "`torch.cuda.FloatTensor(...)` and its kin are legacy: write `torch.tensor(..., device='cuda')`, or `torch.empty`"
+        " for sizes",
+        "`torch.cuda.FloatTensor(...)` 一类已过时：改用 `torch.tensor(..., device='cuda')`；给出尺寸时用 `torch.empty`",
         "import torch\n\nout = torch.cuda.FloatTensor([1, 2])\n",
         "import torch\n\nout = torch.tensor([1.0, 2.0], device='cuda')\n",
         deprecated="0.4", runs="static", calls=_CUDA, check=_cuda_typed,

@@ -52,7 +52,7 @@ RULES: list[Rule] = [
         "out = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])", runs="UserWarning"),
     old("FLB291", "torchvision.transforms.v2.functional.to_tensor", "0.15", "to_image and to_dtype",
         "from torchvision.transforms.v2.functional import to_tensor",
-        "from torchvision.transforms.v2.functional import to_dtype, to_image"),
+        "from torchvision.transforms.v2.functional import to_dtype, to_image", runs="static"),
     old("FLB292", "torchvision.transforms.v2.ConvertImageDtype", "0.16", "v2.ToDtype(scale=True)",
         "import torch\nfrom torchvision.transforms import v2\n\n"
         "out = v2.ConvertImageDtype(torch.float32)(torch.ones(3, 2, 2, dtype=torch.uint8))",
@@ -86,7 +86,12 @@ RULES: list[Rule] = [
          why="The folder is no longer in apex: `torch.autocast` and `torch.amp.GradScaler` are in torch since 1.6."),
     gone("FLB178", "apex.parallel", "0.2", "torch.nn.parallel.DistributedDataParallel",
          "from apex.parallel import DistributedDataParallel", "from torch.nn.parallel import DistributedDataParallel",
-         runs="static", why="SyncBatchNorm is torch.nn.SyncBatchNorm.convert_sync_batchnorm."),
+         runs="static",
+         en="`apex.parallel` is gone since apex 0.2: write `torch.nn.parallel.DistributedDataParallel`, and"
+         " `torch.nn.SyncBatchNorm` for its batch norm",
+         zh="`apex.parallel` 自 apex 0.2 起已移除：改用 `torch.nn.parallel.DistributedDataParallel`，批归一化用"
+         " `torch.nn.SyncBatchNorm`",
+         why="convert_syncbn_model is torch.nn.SyncBatchNorm.convert_sync_batchnorm."),
     gone("FLB179", "apex.fp16_utils", "0.2", "torch.amp", "from apex.fp16_utils import FP16_Optimizer",
          "from torch.amp import GradScaler", runs="static"),
     gone("FLB180", "apex.RNN", "0.2", "torch.nn", "from apex.RNN import LSTM", "from torch.nn import LSTM",
@@ -114,7 +119,11 @@ RULES: list[Rule] = [
         en="`apex.normalization.FusedRMSNorm` is in torch: `torch.nn.RMSNorm`",
         zh="`apex.normalization.FusedRMSNorm` torch 自带：`torch.nn.RMSNorm`"),
     gone("FLB183", "tensorflow.python_io", "2.0", "tensorflow.io", "from tensorflow.python_io import TFRecordWriter",
-         "from tensorflow.io import TFRecordWriter", deprecated="1.13", runs="static"),
+         "from tensorflow.io import TFRecordWriter", deprecated="1.13", runs="static",
+         en="`tensorflow.python_io` is gone since tensorflow 2.0: write `tensorflow.io.TFRecordWriter`;"
+         " `tensorflow.data.TFRecordDataset` reads",
+         zh="`tensorflow.python_io` 自 tensorflow 2.0 起已移除：写入改用 `tensorflow.io.TFRecordWriter`，读取改用"
+         " `tensorflow.data.TFRecordDataset`"),
     old("FLB2106", "mxnet.recordio", "1.9", "a reader of RecordIO files without MXNet",
         "from mxnet.recordio import MXIndexedRecordIO", "import struct", runs="static",
         en="MXNet was retired in 2023 and does not import with NumPy 1.24 or later: `flambeau pack` converts"
@@ -125,10 +134,13 @@ RULES: list[Rule] = [
          "import torchaudio\n\n\ndef read(path):\n    return torchaudio.load_wav(path)\n",
          "import torchaudio\n\n\ndef read(path):\n    return torchaudio.load(path, normalize=False)\n",
          deprecated="0.8", runs="static"),
-    gone("FLB1193", "torchaudio.set_audio_backend", "2.9", "torchaudio.load(backend=)",
+    gone("FLB1193", "torchaudio.set_audio_backend", "2.9", "",
          "import torchaudio\n\ntorchaudio.set_audio_backend('soundfile')\n", "import torchaudio\n\ntorchaudio.load\n",
          deprecated="2.2", runs="static", also="torchaudio.get_audio_backend torchaudio.list_audio_backends",
-         why="Files are read by torchcodec since 2.9."),
+         en="audio backends are gone since torchaudio 2.9, where torchcodec reads the files: drop"
+         " `set_audio_backend`, `get_audio_backend` and `list_audio_backends`",
+         zh="自 torchaudio 2.9 起文件由 torchcodec 读取，音频后端已移除：删去 `set_audio_backend`、`get_audio_backend` 与"
+         " `list_audio_backends`"),
     gone("FLB1194", "torchaudio.sox_effects", "2.9", "",
          "from torchaudio.sox_effects import apply_effects_tensor", "import torchaudio", deprecated="2.8",
          runs="static"),
