@@ -117,7 +117,7 @@ def run(folder: Path, source: str, *, watched: bool) -> "subprocess.CompletedPro
     file.write_text(source)
     environment = {**os.environ, "HOME": f"{folder}"}
     if watched:
-        Plan(watches=False, steps=40, seconds=4.0, change={"learning": True}).write(folder)
+        Plan(watches=False, steps=40, seconds=4.0, learning=True).write(folder)
         paths = [str(Path(startup.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment |= {"FLAMBEAU_WATCH": f"{folder}", "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run(
@@ -192,6 +192,8 @@ def test_the_command_answers_and_leaves_the_files(
         (["--learning", "resnet18"], "only for a script"),
         (["--learning", "--no-trials", "--", "train.py"], "--no-trials"),
         (["--learning", "--trace", "t.json", "--", "train.py"], "--trace"),
+        (["--learning", "--rounds", "2", "--", "train.py"], "--rounds"),
+        (["--learning", "--budget", "90s", "--", "train.py"], "--budget"),
     ],
 )
 def test_flags_without_effect_are_refused(
@@ -202,3 +204,60 @@ def test_flags_without_effect_are_refused(
     Path("train.py").write_text("")
     assert main(["doctor", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+RANKS = """\
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+x = torch.randn(128, 8)
+data = TensorDataset(x, (x[:, 0] > 0).long())
+sampler = DistributedSampler(data) if sys.argv[1] == "split" else None
+loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=sampler is None)
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for epoch in range(4):
+    if sampler is not None:
+        sampler.set_epoch(epoch)
+    for a, b in loader:
+        loss = nn.functional.cross_entropy(model(a), b)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sampler", "kinds"), [("none", ["ranks repeat samples"]), ("split", [])])
+def test_ranks_that_read_the_same_samples_are_named(
+    sampler: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(RANKS)
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    assert main(["doctor", "--learning", "--json", "--", *ranks, "train.py", sampler]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["processes"] == 2
+    assert [one["kind"] for one in told["findings"]] == kinds
+
+
+@pytest.mark.slow
+def test_trainings_side_by_side_may_read_the_same_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(HEAD + LOOP)
+    Path("both.py").write_text(
+        "import subprocess, sys\n"
+        "both = [subprocess.Popen([sys.executable, 'train.py']) for _ in range(2)]\n"
+        "assert not any(one.wait() for one in both)\n"
+    )
+    assert main(["doctor", "--learning", "--json", "--", "both.py"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["processes"], told["findings"]) == (2, [])

@@ -1,6 +1,8 @@
 """Whether batches, modes and random numbers are those of a training that learns."""
 
-from flambeau.tune.learning.finding import Finding, Seen, notes_of, place
+import itertools
+
+from flambeau.tune.learning.finding import Finding, Seen, falls, notes_of, place
 
 _FEW = 5
 _SHARED = 0.05  # of the data of evaluation; a data set may hold some twice; chosen
@@ -105,17 +107,38 @@ def modes(seen: Seen) -> list[Finding]:
         text = f"{note['count']} batches were evaluated in train mode (dropout or BatchNorm)"
         change = "call model.eval() before"
         found.append(Finding("train mode", "certain", text, change, place(note), "FLB443"))
-    for note in notes_of(seen, "momentum"):
-        text = f"BatchNorm has momentum={note['last']['momentum']:g}: running statistics follow "
-        text += "too slowly" if note["last"]["momentum"] < 0.5 else "the last batch alone"
-        change = "leave it at 0.1; the 0.99 of TensorFlow is 0.01 here"
-        found.append(Finding("stale statistics", "likely", text, change, place(note)))
-    sizes = seen["batch_norms"]
-    if len(sizes) >= _FEW and sorted(sizes)[len(sizes) // 2] <= 2:
-        text = f"BatchNorm takes its statistics from batches of {sorted(sizes)[len(sizes) // 2]}"
-        change = "use larger batches, or GroupNorm"
-        where = place(seen["norm_line"])
-        found.append(Finding("tiny batches", "likely", text, change, where))
+    return found
+
+
+def normalization(seen: Seen) -> list[Finding]:
+    found = []
+    for note in notes_of(seen, "batch norm"):
+        values = max(note["first"]["values"], note["last"]["values"])
+        momentum = note["first"]["momentum"]
+        if note["count"] >= _FEW and values <= 2:
+            text = f"BatchNorm takes its statistics from {values} values per channel"
+            change = "use larger batches, or GroupNorm or LayerNorm"
+            found.append(Finding("tiny batches", "likely", text, change, place(note)))
+        if momentum is not None and not 0.002 <= momentum < 0.9:
+            is_high = momentum >= 0.9
+            sure = "likely" if is_high else "look"
+            what = "those of the last batch" if is_high else "nearly those at the start"
+            text = f"BatchNorm has momentum={momentum:g}: its statistics in evaluation are {what}"
+            change = "torch's momentum is the share of the new batch: 0.1 is usual"
+            found.append(Finding("stale statistics", sure, text, change, place(note)))
+    return found
+
+
+def permutations(seen: Seen) -> list[Finding]:
+    found = []
+    rows = notes_of(seen, "permutation")
+    for one, other in itertools.permutations(rows, 2):
+        is_next = one["file"] == other["file"] and 0 < other["line"] - one["line"] <= 3
+        is_pair = one["first"] == other["first"] and one["count"] == other["count"]
+        if is_next and is_pair and one["first"]["n"] > 16 and not falls(seen["losses"]):
+            text = f"{one['first']['n']} samples were permuted twice, and the loss does not fall"
+            change = "make one permutation, and index inputs and labels by it"
+            found.append(Finding("permuted apart", "likely", text, change, place(other), harm=3))
     return found
 
 
@@ -155,4 +178,4 @@ def weights(seen: Seen) -> list[Finding]:
     ]
 
 
-CHECKS = (inputs, batches, seeds, modes, evaluation_data, weights)
+CHECKS = (inputs, batches, seeds, permutations, modes, normalization, evaluation_data, weights)

@@ -242,4 +242,24 @@ def first_value(seen: Seen) -> list[Finding]:
     return []
 
 
-CHECKS = (plain_notes, empty, not_finite, goes_up, labels, first_value)
+def signs(seen: Seen) -> list[Finding]:
+    """A loss of one's own: the log-probability of the labels, without its minus."""
+    losses = seen["losses"]
+    if not losses or max(losses) > 0 or losses[-1] >= losses[0]:
+        return []
+    course = f"from {losses[0]:.3g} to {losses[-1]:.3g}"
+    return [
+        Finding(
+            "loss is maximized",
+            "certain",
+            f"the log-probability of the labels is minimized: {course}",
+            "put a minus before it, or use cross_entropy",
+            place(note),
+            harm=3,
+        )
+        for note in notes_of(seen, "picked log-probabilities")
+        if note["count"] >= 10 and note["first"]["lowered"] and note["last"]["lowered"]
+    ]
+
+
+CHECKS = (plain_notes, empty, not_finite, goes_up, signs, labels, first_value)

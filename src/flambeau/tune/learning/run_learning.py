@@ -1,20 +1,20 @@
 """`flambeau doctor --learning`: watch the first steps of a script, and say why it may not learn."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from flambeau.errors import InputError
 from flambeau.tune.doctor.answer import Answer
 from flambeau.tune.doctor.formatting import shown
 from flambeau.tune.doctor.trial import Script
-from flambeau.tune.learning import course_checks, data_checks, loss_checks, update_checks
-from flambeau.tune.learning.finding import SURE, Check, Finding, Seen
+from flambeau.tune.learning import data_checks, loss_checks, update_checks
+from flambeau.tune.learning.finding import SURE, Check, Finding, Seen, place
 from flambeau.tune.watch.plan import Plan
 
 CHECKS: tuple[Check, ...] = (
     *loss_checks.CHECKS,
-    *course_checks.CHECKS,
     *update_checks.CHECKS,
     *data_checks.CHECKS,
 )
@@ -23,7 +23,7 @@ CHECKS: tuple[Check, ...] = (
 def watch(script: Script, *, steps: int, seconds: float, say: Callable[[str], None]) -> Answer:
     """Run a script for so many steps; InputError: it does not train, or cannot be started."""
     say("watching what the script learns from")
-    trial = script.run(Plan(watches=False, steps=steps, seconds=seconds, change={"learning": True}))
+    trial = script.run(Plan(watches=False, steps=steps, seconds=seconds, learning=True))
     if trial.failure is not None:
         raise InputError(trial.failure)
     return answer_of([one["learning"] for one in trial.trainers])
@@ -42,26 +42,31 @@ def findings_of(processes: Sequence[Seen]) -> list[Finding]:
 
 
 def same_samples(processes: Sequence[Seen]) -> list[Finding]:
-    """Whether two ranks train on the same samples."""
-    hashes = [
-        {sample for loader in seen["loaders"] if loader["trained"] for sample in loader["hashes"]}
-        for seen in processes
-    ]
-    if len(hashes) < 2 or not hashes[0]:
-        return []
-    twice = len(hashes[0] & hashes[1])
-    if twice < 0.9 * len(hashes[0]):
-        return []
-    loader = next(one for one in processes[0]["loaders"] if one["trained"])
-    return [
-        Finding(
-            "ranks repeat samples",
-            "certain",
-            f"{twice} of {len(hashes[0])} samples of the first process are those of the second",
-            "use DistributedSampler",
-            f"{loader['file']}:{loader['line']}",
-        )
-    ]
+    """Whether two ranks of one job read the same samples in their first epoch."""
+    for first, second in itertools.combinations(processes, 2):
+        if _shares_data(first) != _shares_data(second) or first["world"] == 1 or first["is_split"]:
+            continue
+        samples, others = ({*_first_epoch(seen)} for seen in (first, second))
+        twice = len(samples & others)
+        if samples and twice >= 0.9 * len(samples):
+            loader = next(one for one in first["loaders"] if one["trained"])
+            text = (
+                f"{twice} of {len(samples)} samples of the first epoch of a rank are another's, too"
+            )
+            change = "use DistributedSampler, or give each rank its part of an IterableDataset"
+            return [Finding("ranks repeat samples", "certain", text, change, place(loader), harm=1)]
+    return []
+
+
+def _shares_data(seen: Seen) -> tuple[str, int, list[str]]:
+    """Equal in replicas of one job: parts of a pipeline have other parameters, and read the same data."""
+    return seen["job"], seen["world"], [row["name"] for row in seen["parameters"]]
+
+
+def _first_epoch(seen: Seen) -> Iterator[int]:
+    return itertools.chain.from_iterable(
+        one["first_epoch"] for one in seen["loaders"] if one["trained"]
+    )
 
 
 def answer_of(processes: Sequence[Seen]) -> Answer:

@@ -1,6 +1,8 @@
 """Whether gradients reach all parameters, are cleared, and move them by a useful length."""
 
 import itertools
+import math
+import statistics
 from collections import defaultdict
 from typing import Any
 
@@ -9,6 +11,26 @@ from flambeau.tune.learning.finding import Finding, Seen, falls, notes_of, of_pa
 _FEW = 5  # steps before anything is said of all; chosen
 _TOO_FAR = 0.3  # of the weights per step, median; Adam at a usual rate moves 0.001 to 0.03
 _TOO_NEAR = 1e-5
+_TOO_NEAR_SGD = 2e-4  # where it is the only optimizer; chosen
+_DECAY = 0.01  # of the weights that decay removes in a step: half of them in 70 steps; chosen
+# Of notes: what was seen, what to change, lint rule.
+_CLIPPING = {
+    "clip of scaled gradients": (
+        "gradients were clipped before GradScaler.unscale_",
+        "call scaler.unscale_(optimizer) before clip_grad_norm_",
+        "FLB405",
+    ),
+    "step with scaled gradients": (
+        "steps were made with gradients that GradScaler had scaled",
+        "call scaler.step(optimizer) in place of optimizer.step()",
+        "",
+    ),
+    "clip after step": (
+        "gradients were clipped with no backward since the last step",
+        "clip between backward and step",
+        "FLB435",
+    ),
+}
 
 
 def clearing(seen: Seen) -> list[Finding]:
@@ -63,13 +85,10 @@ def rates(seen: Seen) -> list[Finding]:
         most = max(rates)
         middle = ratios[len(ratios) // 2] if ratios else 0.0
         moved = f"a step changes the weights by {middle:.2g} of their length (median)"
-        made = next((place(note) for note in notes_of(seen, "schedule made")), where)
         summed = notes_of(seen, "summed")
         if most == 0:
-            where = made
             text = f"the rate was 0 in all {len(rates)} steps"
-            by = [row["where"] for row in seen["schedules"] if row["optimizer"] == one["where"]]
-            where = place(by[0]) if by else where
+            where = place(one["schedule_line"]) or where
             found.append(Finding("rate is zero", "certain", text, "set lr", where, "FLB448", 3))
         elif len(rates) >= 20 and rates[-20] < 1e-3 * most:
             steps = next(i for i, rate in enumerate(rates) if rate < 1e-3 * most)
@@ -82,16 +101,73 @@ def rates(seen: Seen) -> list[Finding]:
         elif middle > _TOO_FAR and not summed and not is_better(seen["losses"]):
             text = f"{moved}, at a rate of {rates[0]:.3g}, and the loss does not fall"
             found.append(Finding("rate too large", "likely", text, "lower lr", where, harm=3))
-        elif 0 < middle < _TOO_NEAR and rates[-1] <= rates[0] and not falls(seen["losses"]):
+        elif 0 < middle < _least(one, seen) and rates[-1] <= rates[0] and not falls(seen["losses"]):
             text = f"{moved}, at a rate of {rates[0]:.3g}, and the loss does not fall"
             found.append(Finding("rate too small", "likely", text, "raise lr", where))
     return found
+
+
+def _least(one: Seen, seen: Seen) -> float:
+    """The shortest step, of the weights, that is not too short for an optimizer."""
+    is_alone = sum(other["steps"] > 0 for other in seen["optimizers"]) == 1
+    is_plain = one["name"] == "SGD" and len(one["ratios"]) >= 20
+    return _TOO_NEAR_SGD if is_alone and is_plain else _TOO_NEAR
 
 
 def is_better(losses: list[float]) -> bool:
     """Whether the last losses are below the very first one, which no step has changed yet."""
     last = sorted(losses[-max(1, len(losses) // 5) :])
     return falls(losses) and last[len(last) // 2] < 0.9 * losses[0]
+
+
+def grows(losses: list[float]) -> bool:
+    """Whether a loss ends far above its beginning, or is no number."""
+    if len(losses) < _FEW:
+        return False
+    last = statistics.median(losses[-max(len(losses) // 4, 1) :])
+    highest = max(losses[_FEW:], default=0.0)
+    leaps = highest > 10 * abs(losses[0]) + 1 and not falls(losses)
+    return not math.isfinite(last) or last > 2 * abs(losses[0]) + 1 or leaps
+
+
+def diverging(seen: Seen) -> list[Finding]:
+    """The cause that is nearest to a loss that grows: a sum, parts that are added, or the rate."""
+    stepping = [one for one in seen["optimizers"] if one["steps"] >= _FEW]
+    losses = seen["losses"]
+    if len(stepping) != 1 or stepping[0]["name"] == "LBFGS" or not grows(losses):
+        return []
+    one = stepping[0]
+    course = f"the loss goes from {losses[0]:.3g} to {losses[-1]:.3g}"
+    for note in notes_of(seen, "summed"):
+        if note["first"]["samples"] >= 8:
+            text = f"the loss is the sum over {note['first']['samples']} samples, and {course}"
+            change = "use reduction='mean', or divide the rate by the number of samples"
+            return [Finding("summed loss", "likely", text, change, place(note), harm=3)]
+    parts = seen["backwards"] / max(one["steps"], 1)
+    if parts >= 2:
+        text = f"the gradients of {parts:.0f} backward passes are added for a step, and {course}"
+        change = "divide each loss by the number of parts"
+        line = place(seen["backward_line"])
+        return [Finding("parts not divided", "likely", text, change, line, "FLB419", 3)]
+    most = max(one["ratios"][:10], default=0.0)
+    if most <= 1:
+        return []
+    text = (
+        f"a step changed the weights by {most:.2g} of their length at a rate of "
+        f"{one['rates'][0]:.3g}, and {course}"
+    )
+    return [Finding("rate too large", "likely", text, "lower lr", place(one["where"]), harm=3)]
+
+
+def decay(seen: Seen) -> list[Finding]:
+    found = []
+    for one in seen["optimizers"]:
+        if one["steps"] >= _FEW and one["decay"] >= _DECAY:
+            text = f"weight decay removes {one['decay']:.2g} of the weights in each step"
+            change = "lower weight_decay: 0.0001 to 0.1 is usual"
+            where = place(one["where"])
+            found.append(Finding("decay too large", "likely", text, change, where, harm=3))
+    return found
 
 
 def accumulating(seen: Seen) -> list[Finding]:
@@ -244,15 +320,7 @@ def dead(seen: Seen) -> list[Finding]:
 
 def clipping(seen: Seen) -> list[Finding]:
     found = []
-    texts = (
-        ("clip of scaled gradients", "gradients were clipped before GradScaler.unscale_",
-         "call scaler.unscale_(optimizer) before clip_grad_norm_", "FLB405"),
-        ("step with scaled gradients", "steps were made with gradients that GradScaler had scaled",
-         "call scaler.step(optimizer) in place of optimizer.step()", ""),
-        ("clip after step", "gradients were clipped with no backward since the last step",
-         "clip between backward and step", "FLB435"),
-    )  # fmt: skip  # a row per kind
-    for kind, text, change, rule in texts:
+    for kind, (text, change, rule) in _CLIPPING.items():
         for note in notes_of(seen, kind):
             if note["count"] >= _FEW:
                 whole = f"{text}, {note['count']} times"
@@ -285,7 +353,9 @@ def schedules(seen: Seen) -> list[Finding]:
 CHECKS = (
     clearing,
     stepping,
+    diverging,
     rates,
+    decay,
     accumulating,
     twice_owned,
     parameters,

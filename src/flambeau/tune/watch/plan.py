@@ -18,6 +18,7 @@ class Plan:
         steps, seconds: minimum of the window, which ends after four times the seconds in any case.
         short_s: shorter steps are watched in slices, as the watch would take more than 1 % of them.
         change: what is done differently, by name; see `changes.py`.
+        learning: what the training learns from is watched in place of its time; see `learning/`.
         is_outside: stacks are read from outside where a process can be.
     """
 
@@ -29,6 +30,7 @@ class Plan:
     short_s: float = 0.0005
     change: dict[str, Any] = dataclasses.field(default_factory=dict)
     trace: str | None = None
+    learning: bool = False
     is_outside: bool = False
 
     def write(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is looked at when the watch ends, on copies: the script goes no further."""
+"""What is looked at when the watch ends: the script goes no further."""
 
 import time
 from typing import Any
@@ -7,15 +7,14 @@ from torch.utils.data import Dataset, IterableDataset
 
 from flambeau.tune.watch.learning.batches import BatchWatch, LoaderSeen
 from flambeau.tune.watch.learning.measures import row_hashes, tensors_in
-from flambeau.tune.watch.learning.models import ModelWatch
 
 _MOST_SAMPLES = 3000  # of a data set that are compared by content; chosen
 _MOST_S = 5.0
 _FEW = 6
 
 
-def last_look(models: ModelWatch, batches: BatchWatch) -> dict[str, Any]:
-    """Data of evaluation beside those of training, and whether a causal model sees what it predicts."""
+def last_look(batches: BatchWatch) -> dict[str, Any]:
+    """Data of evaluation beside those of training, and whether they are the same when read again."""
     loaders = list(batches.seen.values())
     training = [one for one in loaders if one.trained]
     others = [one for one in loaders if not one.trained and one.batches]

@@ -54,6 +54,23 @@ class LossWatch:
     def install(self) -> None:
         for name in LOSSES:
             setattr(F, name, self._watched(name, getattr(F, name)))
+        gather = Tensor.gather
+
+        @functools.wraps(gather)
+        def gather_watched(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            picked = gather(tensor, *args, **kwargs)
+            is_logarithm = made_by(tensor).startswith("LogSoftmax")
+            if is_logarithm and picked.requires_grad and self._is_open():
+                picked.register_hook(functools.partial(self._note_sign, line_here()))
+            return picked
+
+        setattr(Tensor, "gather", gather_watched)  # noqa: B010
+
+    def _note_sign(self, where: CodeLocation | None, gradient: Tensor) -> None:
+        """A step against a gradient above 0 lowers the log-probability."""
+        if self._is_open():
+            is_lowered = bool((gradient >= 0).all()) and bool((gradient > 0).any())
+            self._notes.add("picked log-probabilities", where, lowered=is_lowered)
 
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
@@ -86,12 +103,12 @@ class LossWatch:
         if not predicted.requires_grad:
             return
         if given.get("reduction") == "sum":
-            self._notes.add("summed", where, loss=name, samples=len(predicted))
+            self._notes.add("summed", where, samples=len(predicted))
         if name == "cross_entropy":
             self._cross_entropy(predicted, given, where)
         elif name == "nll_loss":
             if (predicted > 1e-3).any():
-                self._notes.add("nll of no logarithms", where, probabilities=is_softmax(predicted))
+                self._notes.add("nll of no logarithms", where)
             self._count_classes(predicted, given, where)
         elif name.startswith("binary"):
             self._binary(name, predicted, target, where)
@@ -139,7 +156,7 @@ class LossWatch:
         ids = self.ids
         is_alike = ids is not None and ids.numel() == target.numel() > 8
         if is_alike and ids is not None and bool((ids.flatten() == target.flatten()).all()):
-            self._notes.add("labels are the inputs", where, tokens=target.numel())
+            self._notes.add("labels are the inputs", where)
         self._count_classes(predicted, given, where)
         self._pair(target)
 

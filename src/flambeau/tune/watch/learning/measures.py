@@ -1,6 +1,7 @@
 """Figures of tensors, taken without changing them and without random numbers."""
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -67,14 +68,18 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def row_hashes(tensor: Tensor) -> list[int]:
-    """A number per sample, equal where the contents are; empty where samples are too large or too small."""
+    """A number per sample, equal where the contents are, in any process.
+
+    Empty where samples are too large or too small.
+    """
     if tensor.ndim < 1 or not tensor.numel() or tensor.is_sparse or tensor.is_meta:
         return []
     rows = tensor.detach()[:_MOST_ROWS].contiguous().cpu()
     if not 8 <= rows[0].nbytes <= _MOST_BYTES:
         return []
     raw = rows.view(torch.uint8) if rows.ndim > 1 else rows.unsqueeze(1).view(torch.uint8)
-    return [hash(row.numpy().tobytes()) for row in raw.flatten(1)]
+    contents = (blake2b(row.numpy().tobytes(), digest_size=8) for row in raw.flatten(1))
+    return [int.from_bytes(content.digest()) for content in contents]
 
 
 def spread_of(tensor: Tensor) -> dict[str, float]:

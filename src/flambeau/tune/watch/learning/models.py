@@ -4,9 +4,11 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import (
@@ -17,7 +19,7 @@ from torch.nn.modules.module import (
 from flambeau.tune.watch.code_origin import origin_of
 from flambeau.tune.watch.learning.measures import is_plain, row_hashes, spread_of, tensors_in
 from flambeau.tune.watch.learning.notes import Notes, line_here
-from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs, user_line
+from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs, user_line, user_lines
 
 _BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
@@ -26,6 +28,7 @@ _FIRST_LAYERS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase
 _DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 _DIFFERENT = 8  # numbers of a sample that is not met twice by chance; chosen
 _MODES = (*_BATCH_NORMS, *_DROPOUTS)
+_EVALUATION = {"val", "valid", "validate", "validation", "eval", "evaluate", "evaluation", "test"}
 
 
 class RootSeen:
@@ -34,8 +37,7 @@ class RootSeen:
     def __init__(self, module: nn.Module, where: CodeLocation | None) -> None:
         self.module, self.where = module, where
         self.has_modes = any(isinstance(one, _MODES) for one in module.modules())
-        self.calls = 0
-        self.modes: list[bool] = []  # of the calls that a backward pass followed
+        self.trained = 0  # calls that a backward pass followed
         self.was_in_train = False
         self.pending: bool | None = None
         self.pending_line: CodeLocation | None = None
@@ -48,20 +50,14 @@ class ModelWatch:
         self._notes, self._is_open = notes, is_open
         self.roots: dict[int, RootSeen] = {}
         self.ran: dict[int, tuple[Tensor, str]] = {}
-        self.ran_with_gradients: set[int] = set()
         self.strangers: dict[str, list[int]] = {}
         self.stranger_lines: dict[str, CodeLocation | None] = {}
         self.firsts: list[dict[str, float]] = []
         self.first_line: CodeLocation | None = None
         self.first_is_normalized: bool | None = None
         self.hashes: list[int] = []
-        self.ids: Tensor | None = None
         self.relus: dict[int, list[float]] = {}
-        self.batch_norms: list[int] = []
-        self.loaded: list[dict[str, Any]] = []
-        self.evaluated: Callable[[RootSeen, bool, CodeLocation | None], None] = (
-            lambda root, training, line: None
-        )
+        self.evaluates: Callable[[], bool] = lambda: False
         self.forwarded: Callable[[list[int], Tensor | None], None] = lambda samples, ids: None
         self._stack: list[nn.Module] = []
         self._known: set[int] = set()
@@ -74,10 +70,9 @@ class ModelWatch:
         self.lines: dict[int, CodeLocation | None] = {}
         self.run_lines: dict[int, CodeLocation | None] = {}
         self.without_gradients: dict[int, CodeLocation | None] = {}
-        self.norm_line: CodeLocation | None = None
         self.last_cut: CodeLocation | None = None
         self.no_grad_line: CodeLocation | None = None
-        self._judged: tuple[RootSeen, CodeLocation | None] | None = None
+        self._judged: CodeLocation | None = None
 
     def install(self) -> None:
         register_module_forward_pre_hook(self._before)
@@ -124,7 +119,6 @@ class ModelWatch:
             return
         where = line_here(3)
         root = self.roots.setdefault(id(module), RootSeen(module, where))
-        root.calls += 1
         self._known = {id(p) for p in module.parameters()}
         self._leaf = 0
         tensors = list(tensors_in(args))
@@ -134,22 +128,23 @@ class ModelWatch:
             if self._is_open() and tensors:
                 self.hashes = row_hashes(tensors[0])
                 whole = not torch.is_floating_point(tensors[0])
-                self.ids = tensors[0].detach() if whole else None
                 is_rich = not whole and len(tensors[0]) > 0
                 is_rich = is_rich and len(torch.unique(tensors[0][0].detach())) >= _DIFFERENT
                 samples = self.hashes if is_rich and self._is_first_root else []
-                self.forwarded(samples, self.ids)
+                self.forwarded(samples, tensors[0].detach() if whole else None)
                 self._is_first_root = False
         else:
-            in_training = self._mode_of(root)
-            self.evaluated(root, in_training, where)
-            is_wrong = in_training and root.has_modes and root.was_in_train
-            self._judged = (root, where) if is_wrong else None
+            is_evaluation = self.evaluates()
+            # Dropout alone in train mode draws several predictions, on purpose.
+            in_training = root.module.training and self._mode_of(root)
+            self._judged = where if in_training and root.has_modes and root.was_in_train else None
+            if is_evaluation or _is_named_evaluation(sys._getframe(2)):
+                self.loss_without_gradients()
 
     def loss_without_gradients(self) -> None:
         """A loss that only judges follows a call of a model in train mode."""
         if self._judged is not None:
-            self._notes.add("evaluation in train mode", self._judged[1])
+            self._notes.add("evaluation in train mode", self._judged)
             self._judged = None
 
     def _mode_of(self, root: RootSeen) -> bool:
@@ -185,12 +180,10 @@ class ModelWatch:
                 self._kept.append(module)
                 self.stranger_lines.setdefault(kind, line_here(4))
         if isinstance(module, _BATCH_NORMS) and module.training and args and with_gradients:
-            self.batch_norms.append(int(args[0].shape[0]))
+            values = args[0].numel() // max(args[0].shape[1], 1) * _num_ranks(module)
+            momentum = module.momentum if module.track_running_stats else None
             made = self.made.get(module)
-            self.norm_line = self.norm_line or made
-            momentum = module.momentum
-            if momentum is not None and not 0.002 < momentum < 0.9 and module.track_running_stats:
-                self._notes.add("momentum", made, momentum=momentum)
+            self._notes.add("batch norm", made, values=values, momentum=momentum)
 
     def _own_line(self, module: nn.Module, p: Tensor) -> CodeLocation | None:
         """Where a parameter was set to values of the user's, or its module was made."""
@@ -203,12 +196,12 @@ class ModelWatch:
         self.last_cut = None
         for root in self.roots.values():
             if root.pending is not None:
-                root.modes.append(root.pending)
+                root.trained += 1
                 root.was_in_train |= root.pending
                 # Frozen statistics or a frozen part: the model itself is in train mode.
                 is_evaluating = not root.pending and not root.module.training
                 if is_evaluating and root.was_in_train and root.has_modes:
-                    self._notes.add("trains in eval mode", root.pending_line, after=len(root.modes))
+                    self._notes.add("trains in eval mode", root.pending_line, after=root.trained)
                 root.pending = None
 
     # ------------------------------------------------------------ functions
@@ -324,3 +317,16 @@ class ModelWatch:
             return result
 
         setattr(nn.Module, "load_state_dict", load_state_dict)  # noqa: B010
+
+
+def _is_named_evaluation(frame: FrameType) -> bool:
+    words = {word for one in user_lines(frame) for word in one.function.lower().split("_")}
+    return bool(words & _EVALUATION) and not words & {"train", "training", "fit"}
+
+
+def _num_ranks(module: nn.Module) -> int:
+    """Whose values a layer takes its statistics from."""
+    if not (isinstance(module, nn.SyncBatchNorm) and dist.is_available() and dist.is_initialized()):
+        return 1
+    group: Any = module.process_group
+    return dist.get_world_size(group)

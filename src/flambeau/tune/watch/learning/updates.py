@@ -38,6 +38,8 @@ class OptimizerSeen:
         self.with_value: dict[int, int] = {}
         self.ratios: list[float] = []
         self.rates: list[float] = []
+        self.decay = 0.0  # largest share of the weights that decay removes in a step
+        self.schedule_line: CodeLocation | None = None
         self.step_line: CodeLocation | None = None
         self.zero_line: CodeLocation | None = None
 
@@ -69,7 +71,6 @@ class UpdateWatch:
         self._scaled = False
         self._num_steps = 0
         self._unscaled: set[int] = set()
-        self._clip_pending: CodeLocation | None = None
 
     def install(self) -> None:
         register_optimizer_step_pre_hook(self._before_step)
@@ -159,9 +160,7 @@ class UpdateWatch:
         # A closure clears and computes gradients within the step, after this hook.
         seen.has_closure |= any(callable(value) for value in (*args[1:], *kwargs.values()))
         seen.step_line = line_here(3)
-        if id(optimizer) in self._unscaled or not self._scaled or self._in_scaler:
-            pass
-        else:
+        if self._scaled and not self._in_scaler and id(optimizer) not in self._unscaled:
             self._notes.add("step with scaled gradients", seen.step_line)
         with torch.no_grad():
             self._look_at_gradients(seen)
@@ -170,9 +169,6 @@ class UpdateWatch:
                 for p in seen.parameters
                 if p.ndim > 1 and p.numel() <= _MOST_VALUES and p.grad is not None
             ]
-        if self._clip_pending is not None:
-            self._notes.add("clip before backward", self._clip_pending)
-            self._clip_pending = None
 
     def _look_at_gradients(self, seen: OptimizerSeen) -> None:
         seen.watched += 1
@@ -207,6 +203,7 @@ class UpdateWatch:
         self._unscaled.discard(id(optimizer))
         if self._is_open():
             self._note_update(seen)
+        seen.decay = max(seen.decay, _decay_of(optimizer))
         if len(seen.rates) < 2000:
             seen.rates.append(max(float(group["lr"]) for group in optimizer.param_groups))
         self.after_step()
@@ -226,7 +223,6 @@ class UpdateWatch:
 
     def _backward(self, loss: Tensor) -> None:
         self.backwards += 1
-        self._clip_pending = None if self._is_kept(loss) else self._clip_pending
         for seen in self.seen.values():
             if not seen.is_cleared and self._is_zero(seen):
                 seen.is_cleared = True
@@ -239,15 +235,12 @@ class UpdateWatch:
         self.criterion = None
         self.criteria = 0
 
-    def _is_kept(self, loss: Tensor) -> bool:
-        return loss.grad_fn is None
-
     def _look_at_loss(self, loss: Tensor, value: float) -> None:
         where = self.backward_line = line_here(4)
         if loss.grad_fn is None:
             self._notes.add("loss is detached", where)
         if value != value or abs(value) == float("inf"):
-            self._notes.add("loss is not finite", where, step=self.backwards, loss=str(value))
+            self._notes.add("loss is not finite", where)
         if value == 0:
             self._notes.add("loss is zero", where)
         if value < 0 and is_mean_of_logarithms(loss):
@@ -305,13 +298,24 @@ class UpdateWatch:
         self._in_scaler = False
         self._unscaled.discard(id(optimizer))
 
-    def _schedule_made(self, *_: Any, **__: Any) -> None:
-        self._notes.add("schedule made", line_here(3))
+    def _schedule_made(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
+        seen = self._of(scheduler.optimizer)
+        seen.schedule_line = seen.schedule_line or line_here(3)
 
     def _schedule(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
         frame = sys._getframe(2)
         if is_torchs(frame) or not self._is_open():
             return
         if (seen := self.seen.get(id(scheduler.optimizer))) is not None:
-            first = not seen.steps
-            self._notes.add("schedule", line_here(3), first=first, steps=seen.steps)
+            self._notes.add("schedule", line_here(3), first=not seen.steps)
+
+
+def _decay_of(optimizer: Optimizer) -> float:
+    """Share of the weights that weight decay removes in a step; 0 where it is added to gradients."""
+    name = type(optimizer).__name__
+    return max(
+        float(group["lr"]) * float(group.get("weight_decay") or 0)
+        if name == "SGD" or "AdamW" in name or group.get("decoupled_weight_decay")
+        else 0.0
+        for group in optimizer.param_groups
+    )

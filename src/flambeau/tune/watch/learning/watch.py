@@ -6,21 +6,27 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from flambeau.tune.watch.learning.batches import BatchWatch
-from flambeau.tune.watch.learning.course import CourseWatch
 from flambeau.tune.watch.learning.last_look import last_look
 from flambeau.tune.watch.learning.losses import LossWatch
 from flambeau.tune.watch.learning.measures import is_plain
-from flambeau.tune.watch.learning.models import ModelWatch, RootSeen
+from flambeau.tune.watch.learning.models import ModelWatch
 from flambeau.tune.watch.learning.notes import Notes, line_here
 from flambeau.tune.watch.learning.updates import OptimizerSeen, UpdateWatch
 from flambeau.tune.watch.plan import Plan, write_whole
 from flambeau.tune.watch.stack_phases import CodeLocation
+
+
+class _Rank(NamedTuple):
+    number: int
+    world: int
+    job: str
 
 
 def watch_learning(folder: Path, plan: Plan) -> None:
@@ -39,22 +45,22 @@ class LearningWatch:
         self._pid = os.getpid()
         self._began = 0.0
         self._steps = 0
-        self._is_over = self._is_busy = False
+        self._is_over = False
         self._evaluated_at = -1
+        self._rank = _Rank(0, 1, "")
         self.notes = Notes()
         is_open = self._is_open
         self.updates = UpdateWatch(self.notes, is_open)
         self.batches = BatchWatch(self.notes, is_open)
         self.models = ModelWatch(self.notes, is_open)
         self.losses = LossWatch(self.notes, is_open, self._loss_called)
-        self.course = CourseWatch(self.notes, is_open)
 
     def install(self) -> None:
-        for part in (self.updates, self.batches, self.models, self.losses, self.course):
+        for part in (self.updates, self.batches, self.models, self.losses):
             part.install()
         self.updates.after_step = self._after_step
         self.updates.after_backward = self._after_backward
-        self.models.evaluated = self._evaluated
+        self.models.evaluates = self._evaluates
         self.models.forwarded = self._forwarded
         self.losses.without_gradients = self.models.loss_without_gradients
         _watch_subtraction(self)
@@ -78,6 +84,7 @@ class LearningWatch:
         self.batches.note_training()
         if not self._began:
             self._began = time.monotonic()
+            self._rank = _rank()
             (self._folder / f"{self._pid}.trains").touch()
         self.losses.inputs = []
         if not self._steps:
@@ -95,13 +102,11 @@ class LearningWatch:
         if seen_all or time.monotonic() - self._began > self._plan.seconds:
             self._finish()
 
-    def _evaluated(self, root: RootSeen, in_training: bool, where: CodeLocation | None) -> None:
-        """The model is called without gradients: an evaluation, if the batch is one of evaluation."""
-        seen = self.batches.last
+    def _evaluates(self) -> bool:
+        """A model is called without gradients: an evaluation, if the batch is one of evaluation."""
         self._evaluated_at = self._steps if self._steps else self._evaluated_at
-        is_evaluation = seen is not None and not seen.trained and seen.without_gradients > 0
-        if in_training and root.has_modes and is_evaluation and root.was_in_train:
-            self.notes.add("evaluation in train mode", where)
+        seen = self.batches.last
+        return seen is not None and not seen.trained and seen.without_gradients > 0
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid and not self._is_over and self.updates.backwards:
@@ -110,27 +115,29 @@ class LearningWatch:
     def _finish(self) -> None:
         self._is_over = True
         with torch.random.fork_rng(devices=[]):
-            looked = last_look(self.models, self.batches)
+            looked = last_look(self.batches)
         made = max(self._steps, self.updates.backwards)
         write_whole(
             self._folder / f"{self._pid}.json",
             {
                 "steps": made,
                 "step_s": 0.0,
-                "rank": int(os.environ.get("RANK", "0")),
-                "world": int(os.environ.get("WORLD_SIZE", "1")),
+                "rank": self._rank.number,
+                "world": self._rank.world,
                 "learning": {
+                    "world": self._rank.world,
+                    "job": self._rank.job,
+                    "is_split": any(
+                        hasattr(p, "device_mesh")  # a DTensor
+                        for root in self.models.roots.values()
+                        for p in root.module.parameters()
+                    ),
                     "optimizer_steps": self._steps,
                     "backwards": self.updates.backwards,
                     "backward_line": _line(self.updates.backward_line),
                     "losses": self.updates.losses,
                     "notes": self.notes.as_rows(),
                     "optimizers": [_optimizer(o) for o in self.updates.seen.values()],
-                    "schedules": [
-                        {"optimizer": _line(self.updates.seen[key].where), "where": where}
-                        for key, where in self.course.schedules.items()
-                        if key in self.updates.seen
-                    ],
                     "parameters": self._parameters(),
                     "loaders": self.batches.as_rows(),
                     "labels": [self.losses.again, self.losses.changed],
@@ -140,9 +147,7 @@ class LearningWatch:
                     "inputs": self.models.firsts,
                     "input_line": _line(self.models.first_line),
                     "is_normalized": bool(self.models.first_is_normalized),
-                    "norm_line": _line(self.models.norm_line),
                     "relus": list(self.models.relus.values()),
-                    "batch_norms": self.models.batch_norms,
                     **looked,
                 },
             },
@@ -200,7 +205,6 @@ class LearningWatch:
             "with_value": 0 if one is None else one.with_value.get(id(p), 0),
             "watched": 0 if one is None else one.watched,
             "ndim": p.ndim,
-            "size": p.numel(),
             "is_registered": True,
             "equal_rows": _has_equal_rows(p),
         }
@@ -223,6 +227,7 @@ def _optimizer(seen: OptimizerSeen) -> dict[str, Any]:
         "where": _line(seen.where),
         "step_line": _line(seen.step_line),
         "zero_line": _line(seen.zero_line),
+        "schedule_line": _line(seen.schedule_line),
         "steps": seen.steps,
         "first_step": seen.first_step,
         "last_step": seen.last_step,
@@ -232,22 +237,19 @@ def _optimizer(seen: OptimizerSeen) -> dict[str, Any]:
         "cleared_too_soon": seen.cleared_too_soon,
         "ratios": seen.ratios,
         "rates": seen.rates,
-        "decays": [
-            (
-                1.0
-                if group.get("decoupled_weight_decay", False)
-                or "AdamW" in type(seen.optimizer).__name__
-                or type(seen.optimizer).__name__ == "SGD"
-                else 0.0
-            )
-            * float(group["lr"])
-            * float(group.get("weight_decay") or 0)
-            for group in seen.optimizer.param_groups
-        ],
-        "backwards_since_step": seen.backwards_since_step,
+        "decay": seen.decay,
         "maximize": any(group.get("maximize") for group in seen.optimizer.param_groups),
         "has_gradients": bool(seen.with_value) or any(p.grad is not None for p in seen.parameters),
     }
+
+
+def _rank() -> _Rank:
+    """Which rank of which job this process is; a world of 1 if it trains alone."""
+    job = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    if dist.is_available() and dist.is_initialized():
+        return _Rank(dist.get_rank(), dist.get_world_size(), job)
+    environ = os.environ
+    return _Rank(int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1")), job)
 
 
 def _watch_subtraction(watch: LearningWatch) -> None:
