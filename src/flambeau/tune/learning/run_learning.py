@@ -26,7 +26,7 @@ def watch(script: Script, *, steps: int, seconds: float, say: Callable[[str], No
     trial = script.run(Plan(watches=False, steps=steps, seconds=seconds, learning=True))
     if trial.failure is not None:
         raise InputError(trial.failure)
-    return answer_of([one["learning"] for one in trial.trainers])
+    return answer_of([one["learning"] for one in trial.trainers], crash=trial.crash)
 
 
 def findings_of(processes: Sequence[Seen]) -> list[Finding]:
@@ -69,7 +69,7 @@ def _first_epoch(seen: Seen) -> Iterator[int]:
     )
 
 
-def answer_of(processes: Sequence[Seen]) -> Answer:
+def answer_of(processes: Sequence[Seen], *, crash: str = "") -> Answer:
     findings = findings_of(processes)
     steps = max(seen["optimizer_steps"] or seen["backwards"] for seen in processes)
     first = processes[0]["losses"]
@@ -77,6 +77,8 @@ def answer_of(processes: Sequence[Seen]) -> Answer:
     if first:
         about += f": loss {first[0]:.4g} at the first, {first[-1]:.4g} at the last"
     verdict = f"Nothing suspicious was found in {steps} steps."
+    if crash:
+        verdict += f" Then {crash}"
     if findings:
         verdict = _sentence(findings[0])
     data: dict[str, Any] = {
@@ -84,9 +86,11 @@ def answer_of(processes: Sequence[Seen]) -> Answer:
         "steps": steps,
         "processes": len(processes),
         "losses": first,
+        "crash": crash or None,
         "findings": [dataclasses.asdict(one) for one in findings],
     }
-    return Answer(about, verdict, tuple(_lines(findings)), data)
+    lines = _lines(findings) + ([_capital(crash)] if crash and findings else [])
+    return Answer(about, verdict, tuple(lines), data)
 
 
 def _sentence(one: Finding) -> str:
@@ -99,5 +103,9 @@ def _lines(findings: Sequence[Finding]) -> list[str]:
     for number, one in enumerate(findings, 1):
         rule = f"; flambeau lint rule {one.rule}" if one.rule else ""
         lines.append(f"{number}. {_sentence(one)}")
-        lines.append(f"   {one.change[0].upper()}{one.change[1:]}{rule}.")
+        lines.append(f"   {_capital(one.change)}{rule}.")
     return lines
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"

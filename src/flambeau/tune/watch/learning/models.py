@@ -65,7 +65,7 @@ class ModelWatch:
         self._kept: list[nn.Module] = []
         self._is_first_root = True
         self._last_leaf: nn.Module = nn.Identity()
-        self.made: weakref.WeakKeyDictionary[nn.Module, CodeLocation] = weakref.WeakKeyDictionary()
+        self._made: dict[int, tuple[weakref.ref[nn.Module], CodeLocation]] = {}
         self.initialized: dict[int, CodeLocation] = {}
         self.lines: dict[int, CodeLocation | None] = {}
         self.run_lines: dict[int, CodeLocation | None] = {}
@@ -171,7 +171,9 @@ class ModelWatch:
             self.ran.setdefault(id(p), (p, f"{type(module).__name__}.{name}"))
             self.lines.setdefault(id(p), self._own_line(module, p))
             self.run_lines.setdefault(id(p), where)
-            if not with_gradients:
+            if with_gradients:
+                self.without_gradients[id(p)] = None
+            else:
                 self.without_gradients.setdefault(id(p), self.no_grad_line or where)
             if id(p) not in self._known and p.requires_grad:
                 kind = type(module).__name__
@@ -182,12 +184,16 @@ class ModelWatch:
         if isinstance(module, _BATCH_NORMS) and module.training and args and with_gradients:
             values = args[0].numel() // max(args[0].shape[1], 1) * _num_ranks(module)
             momentum = module.momentum if module.track_running_stats else None
-            made = self.made.get(module)
+            made = self._made_at(module)
             self._notes.add("batch norm", made, values=values, momentum=momentum)
 
     def _own_line(self, module: nn.Module, p: Tensor) -> CodeLocation | None:
         """Where a parameter was set to values of the user's, or its module was made."""
-        return self.initialized.get(id(p)) or self.made.get(module)
+        return self.initialized.get(id(p)) or self._made_at(module)
+
+    def _made_at(self, module: nn.Module) -> CodeLocation | None:
+        known, where = self._made.get(id(module), (None, None))
+        return where if known is not None and known() is module else None
 
     def backward_came(self) -> None:
         self._is_first_root = True
@@ -259,7 +265,8 @@ class ModelWatch:
         def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
             make(module, *args, **kwargs)
             if (where := line_here()) is not None:
-                self.made[module] = where
+                # By id: metrics are modules whose hash is that of their state, which comes later.
+                self._made[id(module)] = weakref.ref(module), where
 
         setattr(nn.Module, "__init__", init)  # noqa: B010
         for name in ("zeros_", "ones_", "constant_", "normal_", "uniform_"):

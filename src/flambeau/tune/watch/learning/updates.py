@@ -299,14 +299,21 @@ class UpdateWatch:
         self._unscaled.discard(id(optimizer))
 
     def _schedule_made(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
-        seen = self._of(scheduler.optimizer)
-        seen.schedule_line = seen.schedule_line or line_here(3)
+        if (seen := self._scheduled(scheduler)) is not None:
+            seen.schedule_line = seen.schedule_line or line_here(3)
+
+    def _scheduled(self, scheduler: LRScheduler) -> OptimizerSeen | None:
+        """That of Accelerate is a wrapper around the optimizer that makes the steps."""
+        optimizer: Any = scheduler.optimizer
+        while optimizer is not None and id(optimizer) not in self.seen:
+            optimizer = getattr(optimizer, "optimizer", None)
+        return self.seen.get(id(optimizer))
 
     def _schedule(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
         frame = sys._getframe(2)
         if is_torchs(frame) or not self._is_open():
             return
-        if (seen := self.seen.get(id(scheduler.optimizer))) is not None:
+        if (seen := self._scheduled(scheduler)) is not None:
             self._notes.add("schedule", line_here(3), first=not seen.steps)
 
 

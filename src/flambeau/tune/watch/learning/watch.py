@@ -110,9 +110,9 @@ class LearningWatch:
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid and not self._is_over and self.updates.backwards:
-            self._finish()
+            self._finish(is_ending=True)
 
-    def _finish(self) -> None:
+    def _finish(self, *, is_ending: bool = False) -> None:
         self._is_over = True
         with torch.random.fork_rng(devices=[]):
             looked = last_look(self.batches)
@@ -122,6 +122,7 @@ class LearningWatch:
             {
                 "steps": made,
                 "step_s": 0.0,
+                "is_ending": is_ending,
                 "rank": self._rank.number,
                 "world": self._rank.world,
                 "learning": {
