@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -261,3 +262,83 @@ def test_trainings_side_by_side_may_read_the_same_samples(
     assert main(["doctor", "--learning", "--json", "--", "both.py"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["processes"], told["findings"]) == (2, [])
+
+
+def told_of(folder: Path, source: str, *words: str) -> dict[str, Any]:
+    """What the command says of a script, as a program reads it."""
+    (folder / "train.py").write_text(source)
+    command = [sys.executable, "-m", "flambeau", "doctor", "--learning", "--json", *words]
+    done = subprocess.run(
+        [*command, "--", "train.py"],
+        cwd=folder,
+        env={**os.environ, "HOME": f"{folder}"},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=120,
+    )
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
+def test_a_script_that_crashes_is_no_healthy_one(tmp_path: Path) -> None:
+    source = script_of("optimizer.step()", "optimizer.step(); assert loss > 1, 'disk full'")
+    told = told_of(tmp_path, source)
+    assert told["steps"] == 1 and "disk full" in told["verdict"]
+    assert told["crash"].startswith("the script ended with code 1")
+
+
+@pytest.mark.slow
+def test_of_long_steps_those_before_the_limit_are_told(tmp_path: Path) -> None:
+    source = script_of("model(a)", "model(a).softmax(1)") + "        import time; time.sleep(3)\n"
+    told = told_of(tmp_path, source, "--limit", "20s")
+    assert 2 <= told["steps"] <= 6 and told["crash"] is None
+    assert told["findings"][0]["kind"] == "softmax before cross_entropy"
+
+
+COMPILED = """\
+model = torch.compile(model, fullgraph=True)
+@torch.jit.script
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * F.dropout(x, 0.0)
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_watched(tmp_path: Path) -> None:
+    source = script_of("model(a)", "doubled(model(a)).softmax(1)")
+    told = told_of(tmp_path, source.replace("optimizer =", COMPILED + "optimizer =", 1))
+    assert told["steps"] == 48
+    assert [one["kind"] for one in told["findings"]] == ["softmax before cross_entropy"]
+
+
+def test_metrics_that_have_no_hash_yet_are_watched(tmp_path: Path) -> None:
+    metric = (
+        "class Metric(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.total = 0\n"
+        "    def __hash__(self):\n        return hash(self.total)\n"
+        "Metric()\n"
+    )
+    assert findings(tmp_path, script_of("", "").replace("model =", f"{metric}model =", 1)) == []
+
+
+def test_the_optimizer_of_a_wrapper_is_the_one_of_the_schedule(tmp_path: Path) -> None:
+    wrapper = (
+        "class Wrapper(torch.optim.Optimizer):  # as Accelerate's\n"
+        "    def __init__(self, optimizer):\n        self.optimizer = optimizer\n"
+        "    param_groups = property(lambda self: self.optimizer.param_groups)\n"
+        "    def step(self):\n        self.optimizer.step()\n"
+        "    def zero_grad(self):\n        self.optimizer.zero_grad()\n"
+        "wrapped = Wrapper(optimizer)\n"
+        "schedule = torch.optim.lr_scheduler.LambdaLR(wrapped, lambda step: 0.0)\n"
+    )
+    source = (
+        HEAD
+        + wrapper
+        + LOOP.replace("optimizer.", "wrapped.").replace(
+            "        print", "        schedule.step()\n        print"
+        )
+    )
+    (found,) = findings(tmp_path, source)
+    assert found.kind == "rate is zero"
+    line = source.splitlines()[int(found.where.rpartition(":")[2]) - 1]
+    assert line.startswith("schedule = ")

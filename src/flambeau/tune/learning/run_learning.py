@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -18,12 +19,14 @@ CHECKS: tuple[Check, ...] = (
     *update_checks.CHECKS,
     *data_checks.CHECKS,
 )
+_SHARE = 0.9  # of --limit, until when a training with long steps is watched; chosen
 
 
 def watch(script: Script, *, steps: int, seconds: float, say: Callable[[str], None]) -> Answer:
     """Run a script for so many steps; InputError: it does not train, or cannot be started."""
     say("watching what the script learns from")
-    trial = script.run(Plan(watches=False, steps=steps, seconds=seconds, learning=True))
+    end = time.time() + _SHARE * script.limit_s
+    trial = script.run(Plan(watches=False, steps=steps, seconds=seconds, learning=True, end=end))
     if trial.failure is not None:
         raise InputError(trial.failure)
     return answer_of([one["learning"] for one in trial.trainers], crash=trial.crash)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ class Plan:
         short_s: shorter steps are watched in slices, as the watch would take more than 1 % of them.
         change: what is done differently, by name; see `changes.py`.
         learning: what the training learns from is watched in place of its time; see `learning/`.
+        end: by time.time(); what was seen of learning is written before a step that would go beyond it.
         is_outside: stacks are read from outside where a process can be.
     """
 
@@ -31,6 +33,7 @@ class Plan:
     change: dict[str, Any] = dataclasses.field(default_factory=dict)
     trace: str | None = None
     learning: bool = False
+    end: float = math.inf
     is_outside: bool = False
 
     def write(self, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import math
 import os
 import time
 from collections.abc import Callable
@@ -44,6 +45,7 @@ class LearningWatch:
         self._folder, self._plan = folder, plan
         self._pid = os.getpid()
         self._began = 0.0
+        self._last_step = math.inf  # when it ended
         self._steps = 0
         self._is_over = False
         self._evaluated_at = -1
@@ -96,7 +98,14 @@ class LearningWatch:
         self._perhaps_finish(self._steps)
 
     def _perhaps_finish(self, made: int) -> None:
-        if self._is_over or made < self._plan.steps or os.getpid() != self._pid:
+        now = time.time()
+        is_last = now + (now - self._last_step) > self._plan.end  # the next one would come too late
+        self._last_step = now
+        if self._is_over or os.getpid() != self._pid:
+            return
+        if is_last:
+            self._finish()
+        if made < self._plan.steps:
             return
         seen_all = 0 <= self._evaluated_at < made - 1
         if seen_all or time.monotonic() - self._began > self._plan.seconds:
