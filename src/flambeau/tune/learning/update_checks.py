@@ -37,6 +37,11 @@ def clearing(seen: Seen) -> list[Finding]:
     found = []
     for one in seen["optimizers"]:
         watched = one["watched"]
+        if one["has_closure"] and one["closure_calls"] >= 10 and one["closure_clears"] <= 2:
+            text = f"gradients of all {one['closure_calls']} calls of the closure add up"
+            change = "call optimizer.zero_grad() in the closure, before backward"
+            line = place(one["step_line"])
+            found.append(Finding("no zero_grad", "certain", text, change, line, "FLB437", 3))
         if watched < _FEW or one["has_closure"]:
             continue
         if one["cleared"] <= 0.2 * watched:
@@ -126,7 +131,7 @@ def grows(losses: list[float]) -> bool:
         return False
     last = statistics.median(losses[-max(len(losses) // 4, 1) :])
     highest = max(losses[_FEW:], default=0.0)
-    leaps = highest > 10 * abs(losses[0]) + 1 and not falls(losses)
+    leaps = highest > 10 * abs(losses[0]) + 1 and not is_better(losses)
     return not math.isfinite(last) or last > 2 * abs(losses[0]) + 1 or leaps
 
 
@@ -184,6 +189,35 @@ def accumulating(seen: Seen) -> list[Finding]:
     change = f"divide the loss by {parts}"
     sure = "look" if falls(seen["losses"]) else "likely"
     return [Finding("sum of losses", sure, text, change, place(notes[0]), "FLB419", 1)]
+
+
+def left_over(seen: Seen) -> list[Finding]:
+    return [
+        Finding(
+            "gradients of two losses",
+            "likely",
+            f"in {note['count']} calls backward added to gradients of another loss, which the step of "
+            "another optimizer had used and left",
+            "call zero_grad of this optimizer before backward, or detach what the other loss reads",
+            place(note),
+        )
+        for note in notes_of(seen, "gradients of two losses")
+        if note["count"] >= _FEW
+    ]
+
+
+def listed_twice(seen: Seen) -> list[Finding]:
+    return [
+        Finding(
+            "listed twice",
+            "certain",
+            f"{of_parameters(one['listed_twice'])} stand twice in {one['name']}: each step moves them twice",
+            "give each parameter to the optimizer once",
+            place(one["where"]),
+        )
+        for one in seen["optimizers"]
+        if one["listed_twice"] and one["steps"]
+    ]
 
 
 def twice_owned(seen: Seen) -> list[Finding]:
@@ -358,6 +392,8 @@ CHECKS = (
     decay,
     accumulating,
     twice_owned,
+    listed_twice,
+    left_over,
     parameters,
     dead,
     saturated,

@@ -4,12 +4,13 @@ import functools
 import random
 import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from flambeau.tune.watch.code_origin import origin_of_file
 from flambeau.tune.watch.learning.measures import row_hashes, tensors_in
@@ -41,6 +42,7 @@ class BatchWatch:
         self.seen: dict[int, LoaderSeen] = {}
         self.last: LoaderSeen | None = None
         self.steps = 0
+        self.made: dict[int, CodeLocation] = {}  # by id of the data set
 
     def install(self) -> None:
         iterate = DataLoader.__iter__
@@ -57,6 +59,7 @@ class BatchWatch:
 
         DataLoader.__iter__ = iterate_watched  # type: ignore[method-assign]
         self._watch_randperm()
+        self._watch_datasets()
         for owner, name in ((torch, "manual_seed"), (random, "seed"), (numpy.random, "seed")):
             self._watch_seed(owner, name)
 
@@ -78,6 +81,20 @@ class BatchWatch:
             return function(*args, **kwargs)
 
         setattr(owner, name, seed)
+
+    def _watch_datasets(self) -> None:
+        """Lines at which data sets are made."""
+        inherited = Dataset.__new__
+
+        @functools.wraps(inherited)
+        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            given = () if inherited is object.__new__ else (args, kwargs)
+            one = inherited(cls, *given[0], **given[1]) if given else inherited(cls)
+            if (where := line_here()) is not None:
+                self.made[id(one)] = where
+            return one
+
+        setattr(Dataset, "__new__", new)  # noqa: B010
 
     def _watch_randperm(self) -> None:
         function = torch.randperm
@@ -152,7 +169,7 @@ def _row(seen: LoaderSeen) -> dict[str, Any]:
     code = getattr(getattr(type(loader.dataset), "__getitem__", None), "__code__", None)
     is_users = code is not None and origin_of_file(code.co_filename).owner == "user"
     return {
-        "item": [code.co_filename, code.co_firstlineno] if code and is_users else ["", 0],
+        "item": [code.co_filename, _last_line(code)] if code and is_users else ["", 0],
         "file": seen.where.file if seen.where else "",
         "line": seen.where.line if seen.where else 0,
         "iterations": seen.iterations,
@@ -173,3 +190,8 @@ def _row(seen: LoaderSeen) -> dict[str, Any]:
         "is_iterable": isinstance(loader.dataset, IterableDataset),
         "first_epoch": seen.first_epoch[:20_000],
     }
+
+
+def _last_line(code: CodeType) -> int:
+    """That of the last statement: what is returned."""
+    return max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)

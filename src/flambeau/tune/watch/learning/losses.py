@@ -54,23 +54,6 @@ class LossWatch:
     def install(self) -> None:
         for name in LOSSES:
             setattr(F, name, self._watched(name, getattr(F, name)))
-        gather = Tensor.gather
-
-        @functools.wraps(gather)
-        def gather_watched(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            picked = gather(tensor, *args, **kwargs)
-            is_logarithm = made_by(tensor).startswith("LogSoftmax")
-            if is_logarithm and picked.requires_grad and self._is_open():
-                picked.register_hook(functools.partial(self._note_sign, line_here()))
-            return picked
-
-        setattr(Tensor, "gather", gather_watched)  # noqa: B010
-
-    def _note_sign(self, where: CodeLocation | None, gradient: Tensor) -> None:
-        """A step against a gradient above 0 lowers the log-probability."""
-        if self._is_open():
-            is_lowered = bool((gradient >= 0).all()) and bool((gradient > 0).any())
-            self._notes.add("picked log-probabilities", where, lowered=is_lowered)
 
     def _watched(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(function)
@@ -144,6 +127,8 @@ class LossWatch:
         maker = made_by(predicted)
         if is_softmax(predicted):
             self._notes.add("softmax before cross_entropy", where, classes=predicted.shape[1])
+        elif maker.startswith("LogSoftmax"):
+            self._notes.add("log_softmax before cross_entropy", where)
         elif maker.startswith(("Sigmoid", "Relu", "Tanh")):
             what = next(one for one in ("sigmoid", "relu", "tanh") if maker.lower().startswith(one))
             self._notes.add("activation before cross_entropy", where, what=what)
@@ -157,8 +142,25 @@ class LossWatch:
         is_alike = ids is not None and ids.numel() == target.numel() > 8
         if is_alike and ids is not None and bool((ids.flatten() == target.flatten()).all()):
             self._notes.add("labels are the inputs", where)
+        self._look_at_padding(given, where)
         self._count_classes(predicted, given, where)
         self._pair(target)
+
+    def _look_at_padding(self, given: dict[str, Any], where: CodeLocation | None) -> None:
+        """Whether one label stands at the end of sequences, just where the model read one number."""
+        ids, target = self.ids, given["target"]
+        is_weighted = given.get("weight") is not None or given.get("reduction") == "none"
+        if ids is None or ids.ndim != 2 or target.numel() != ids.numel() or is_weighted:
+            return
+        labels = target.reshape(ids.shape)
+        padding = labels == labels.flatten().mode().values
+        share = float(padding.float().mean())
+        is_last = bool((padding[:, 1:] >= padding[:, :-1]).all()) and not bool(padding.all())
+        filled = ids[padding]
+        label = int(labels[padding][0])
+        is_same = bool((filled == filled[0]).all()) and bool(((ids == filled[0]) == padding).all())
+        if share >= 0.2 and is_last and is_same and label != given.get("ignore_index", -100):
+            self._notes.add("padding in the loss", where, share=share, label=label)
 
     def _count_classes(
         self, predicted: Tensor, given: dict[str, Any], where: CodeLocation | None

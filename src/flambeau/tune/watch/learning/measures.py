@@ -9,6 +9,7 @@ from torch import Tensor
 
 _MOST_ROWS = 256  # of a batch that are compared by content; chosen
 _MOST_BYTES = 2**20  # of a row
+_MOST_NODES = 100  # of a sum that are looked through; chosen
 _SHAPES_ONLY = (
     "View",
     "Squeeze",
@@ -43,6 +44,18 @@ def is_bare_clamp(tensor: Tensor) -> bool:
             return not node.name().startswith(("Sigmoid", "Softmax"))
         clamped |= node.name().startswith("Clamp")
         node = next((one for one, _ in node.next_functions if one is not None), None)
+    return False
+
+
+def is_added(total: Tensor, node: Any) -> bool:
+    """Whether a tensor is a sum with the result of a node of autograd in it."""
+    some = [total.grad_fn]
+    for _ in range(_MOST_NODES):
+        one = some.pop() if some else None
+        if one is None or one is node:
+            return one is not None
+        if one.name().startswith("Add"):
+            some += [after for after, _ in one.next_functions if after is not None]
     return False
 
 

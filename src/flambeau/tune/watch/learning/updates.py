@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from flambeau.recipes.training.amp_step import AmpStep
-from flambeau.tune.watch.learning.measures import is_mean_of_logarithms, tensors_in
+from flambeau.tune.watch.learning.measures import is_added, is_mean_of_logarithms, tensors_in
 from flambeau.tune.watch.learning.notes import Notes, line_here
 from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs
 
@@ -31,7 +31,9 @@ class OptimizerSeen:
         self.steps = self.cleared = self.cleared_too_soon = self.watched = 0
         self.first_step = self.last_step = 0  # among the steps of all optimizers
         self.is_cleared = True
-        self.has_closure = False
+        self.has_closure = self.in_step = False
+        self.closure_calls = self.closure_clears = 0  # backward passes within steps
+        self.is_left = self.has_new = False  # gradients that another optimizer's step has left
         self.backward_since_clear = self.backwards_since_step = 0
         self.gradients: dict[int, Tensor] = {}
         self.with_gradient: set[int] = set()
@@ -70,6 +72,7 @@ class UpdateWatch:
         self._in_scaler = self._in_backward = False
         self._scaled = False
         self._num_steps = 0
+        self._kept_loss: tuple[Any, int] | None = None  # its node and step
         self._unscaled: set[int] = set()
 
     def install(self) -> None:
@@ -121,12 +124,15 @@ class UpdateWatch:
             self._in_backward = True
             try:
                 tensors = list(tensors_in([*args, *kwargs.values()]))
+                sums = self._gradient_sums()
                 if tensors:
                     self._backward(tensors[0])
+                    self._look_at_kept(tensors[0], bool(kwargs.get("retain_graph")))
                 result = backward(*args, **kwargs)
             finally:
                 self._in_backward = False
             self._backward_done()
+            self._look_at_left(sums)
             return result
 
         owner.backward = call
@@ -142,6 +148,7 @@ class UpdateWatch:
     def _cleared(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         seen = self._of(optimizer)
         seen.is_cleared = True
+        seen.is_left = seen.has_new = False
         if seen.backward_since_clear and self._is_open():
             seen.zero_line = line_here(3)
         seen.backward_since_clear = 0
@@ -159,6 +166,7 @@ class UpdateWatch:
         seen = self._of(optimizer)
         # A closure clears and computes gradients within the step, after this hook.
         seen.has_closure |= any(callable(value) for value in (*args[1:], *kwargs.values()))
+        seen.in_step = True
         seen.step_line = line_here(3)
         if self._scaled and not self._in_scaler and id(optimizer) not in self._unscaled:
             self._notes.add("step with scaled gradients", seen.step_line)
@@ -198,8 +206,11 @@ class UpdateWatch:
         self._num_steps += 1
         seen.first_step = seen.first_step or self._num_steps
         seen.last_step = self._num_steps
-        seen.is_cleared = False
+        seen.is_cleared = seen.in_step = False
         seen.backwards_since_step = 0
+        for other in self.seen.values():
+            other.is_left = other is not seen and other.has_new
+        seen.has_new = False
         self._unscaled.discard(id(optimizer))
         if self._is_open():
             self._note_update(seen)
@@ -224,8 +235,13 @@ class UpdateWatch:
     def _backward(self, loss: Tensor) -> None:
         self.backwards += 1
         for seen in self.seen.values():
-            if not seen.is_cleared and self._is_zero(seen):
-                seen.is_cleared = True
+            is_zero = self._is_zero(seen)
+            seen.is_cleared |= is_zero
+            if is_zero:
+                seen.is_left = seen.has_new = False
+            if seen.has_closure and seen.in_step:
+                seen.closure_calls += 1
+                seen.closure_clears += is_zero
         if len(self.losses) < 2000 and loss.numel() == 1:
             value = float(loss.detach())
             self.losses.append(value)
@@ -255,6 +271,33 @@ class UpdateWatch:
             self._notes.add("loss is negated", where, loss=value, name=name)
         if value == positive and positive > 0:
             self._notes.add("whole loss", where)
+
+    def _look_at_kept(self, loss: Tensor, is_kept: bool) -> None:
+        """Whether a loss holds that of an earlier step, whose graph was kept."""
+        if self._kept_loss is not None and self._is_open():
+            before, step = self._kept_loss
+            if step < self._num_steps and is_added(loss, before):
+                self._notes.add("losses add up", self.backward_line)
+        self._kept_loss = (loss.grad_fn, self._num_steps) if is_kept else None
+
+    def _gradient_sums(self) -> dict[int, float]:
+        """Something that differs when the gradients do, of each of several optimizers."""
+        if len(self.seen) < 2 or not self._is_open():
+            return {}
+        with torch.no_grad():
+            return {
+                key: sum(float(p.grad.sum()) for p in seen.parameters[:4] if p.grad is not None)
+                for key, seen in self.seen.items()
+            }
+
+    def _look_at_left(self, before: dict[int, float]) -> None:
+        """Gradients that a loss leaves in an optimizer, and that are added to those of another loss."""
+        for key, value in self._gradient_sums().items():
+            seen = self.seen[key]
+            if before.get(key) != value:
+                if seen.is_left:
+                    self._notes.add("gradients of two losses", self.backward_line)
+                seen.has_new = True
 
     def _is_zero(self, seen: OptimizerSeen) -> bool:
         for p in seen.parameters:

@@ -1,11 +1,9 @@
 """Watches what the first steps of a training learn from, and writes it when enough was seen."""
 
 import atexit
-import functools
 import math
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +14,9 @@ from torch import Tensor
 from flambeau.tune.watch.learning.batches import BatchWatch
 from flambeau.tune.watch.learning.last_look import last_look
 from flambeau.tune.watch.learning.losses import LossWatch
-from flambeau.tune.watch.learning.measures import is_plain
 from flambeau.tune.watch.learning.models import ModelWatch
-from flambeau.tune.watch.learning.notes import Notes, line_here
+from flambeau.tune.watch.learning.notes import Notes, as_pair
+from flambeau.tune.watch.learning.tensor_calls import TensorCallWatch
 from flambeau.tune.watch.learning.updates import OptimizerSeen, UpdateWatch
 from flambeau.tune.watch.plan import Plan, write_whole
 from flambeau.tune.watch.stack_phases import CodeLocation
@@ -56,16 +54,16 @@ class LearningWatch:
         self.batches = BatchWatch(self.notes, is_open)
         self.models = ModelWatch(self.notes, is_open)
         self.losses = LossWatch(self.notes, is_open, self._loss_called)
+        self.tensor_calls = TensorCallWatch(self.notes, is_open)
 
     def install(self) -> None:
-        for part in (self.updates, self.batches, self.models, self.losses):
+        for part in (self.updates, self.batches, self.models, self.losses, self.tensor_calls):
             part.install()
         self.updates.after_step = self._after_step
         self.updates.after_backward = self._after_backward
         self.models.evaluates = self._evaluates
         self.models.forwarded = self._forwarded
         self.losses.without_gradients = self.models.loss_without_gradients
-        _watch_subtraction(self)
         atexit.register(self._at_exit)
 
     def _is_open(self) -> bool:
@@ -144,7 +142,7 @@ class LearningWatch:
                     ),
                     "optimizer_steps": self._steps,
                     "backwards": self.updates.backwards,
-                    "backward_line": _line(self.updates.backward_line),
+                    "backward_line": as_pair(self.updates.backward_line),
                     "losses": self.updates.losses,
                     "notes": self.notes.as_rows(),
                     "optimizers": [_optimizer(o) for o in self.updates.seen.values()],
@@ -152,10 +150,11 @@ class LearningWatch:
                     "loaders": self.batches.as_rows(),
                     "labels": [self.losses.again, self.losses.changed],
                     "classes": [
-                        {"where": _line(where)} | row for where, row in self.losses.classes.items()
+                        {"where": as_pair(where)} | row
+                        for where, row in self.losses.classes.items()
                     ],
                     "inputs": self.models.firsts,
-                    "input_line": _line(self.models.first_line),
+                    "input_line": as_pair(self.models.first_line),
                     "is_normalized": bool(self.models.first_is_normalized),
                     "relus": list(self.models.relus.values()),
                     **looked,
@@ -175,18 +174,18 @@ class LearningWatch:
             for name, parameter in root.module.named_parameters():
                 if id(parameter) not in known:
                     known.add(id(parameter))
-                    rows.append(self._row(parameter, name, owned, model, _line(root.where)))
+                    rows.append(self._row(parameter, name, owned, model, as_pair(root.where)))
         for key, (p, name) in self.models.ran.items():
             if key in stranger_ids and key not in known:
                 known.add(key)
                 kind = name.partition(".")[0]
-                line = _line(self.models.stranger_lines.get(kind))
+                line = as_pair(self.models.stranger_lines.get(kind))
                 rows.append(self._row(p, name, owned, "", line) | {"is_registered": False})
         for key, one in owned.items():
             if key not in known:
                 known.add(key)
                 p = next(q for q in one.parameters if id(q) == key)
-                rows.append(self._row(p, "", owned, "", _line(one.where)))
+                rows.append(self._row(p, "", owned, "", as_pair(one.where)))
         return rows
 
     def _row(
@@ -202,13 +201,13 @@ class LearningWatch:
             "name": name,
             "model": model,
             "where": where,
-            "made": _line(self.models.lines.get(id(p))),
-            "run": _line(self.models.run_lines.get(id(p))),
-            "without_gradients": _line(self.models.without_gradients.get(id(p))),
+            "made": as_pair(self.models.lines.get(id(p))),
+            "run": as_pair(self.models.run_lines.get(id(p))),
+            "without_gradients": as_pair(self.models.without_gradients.get(id(p))),
             "optimizers": sum(
                 any(q is p for q in one.parameters) for one in self.updates.seen.values()
             ),
-            "optimizer": None if one is None else _line(one.where),
+            "optimizer": None if one is None else as_pair(one.where),
             "requires_grad": p.requires_grad,
             "ran": id(p) in self.models.ran,
             "has_grad": p.grad is not None or (one is not None and id(p) in one.with_gradient),
@@ -227,22 +226,21 @@ def _has_equal_rows(p: Tensor) -> bool:
         return bool((p == p[:1]).all())
 
 
-def _line(where: CodeLocation | None) -> list[Any]:
-    return ["", 0] if where is None else [where.file, where.line]
-
-
 def _optimizer(seen: OptimizerSeen) -> dict[str, Any]:
     return {
         "name": type(seen.optimizer).__name__,
-        "where": _line(seen.where),
-        "step_line": _line(seen.step_line),
-        "zero_line": _line(seen.zero_line),
-        "schedule_line": _line(seen.schedule_line),
+        "where": as_pair(seen.where),
+        "step_line": as_pair(seen.step_line),
+        "zero_line": as_pair(seen.zero_line),
+        "schedule_line": as_pair(seen.schedule_line),
         "steps": seen.steps,
         "first_step": seen.first_step,
         "last_step": seen.last_step,
         "watched": seen.watched,
         "has_closure": seen.has_closure,
+        "closure_calls": seen.closure_calls,
+        "closure_clears": seen.closure_clears,
+        "listed_twice": len(seen.parameters) - len({id(p) for p in seen.parameters}),
         "cleared": seen.cleared,
         "cleared_too_soon": seen.cleared_too_soon,
         "ratios": seen.ratios,
@@ -260,21 +258,3 @@ def _rank() -> _Rank:
         return _Rank(dist.get_rank(), dist.get_world_size(), job)
     environ = os.environ
     return _Rank(int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1")), job)
-
-
-def _watch_subtraction(watch: LearningWatch) -> None:
-    """`(N, 1) - (N,)` is N by N: an output beside labels whose shapes differ in a loss of one's own."""
-    for name in ("__sub__", "__rsub__"):
-        function: Callable[..., Any] = getattr(Tensor, name)
-
-        @functools.wraps(function)
-        def subtract(one: Any, other: Any, *, f: Callable[..., Any] = function) -> Any:
-            if isinstance(other, Tensor) and one.ndim + other.ndim == 3 and watch._is_open():
-                column, row = (one, other) if one.ndim == 2 else (other, one)
-                is_pair = row.ndim == 1 and column.shape == (len(row), 1) and len(row) > 1
-                if is_pair and column.requires_grad != row.requires_grad and is_plain(one):
-                    shapes = {"input": list(one.shape), "target": list(other.shape)}
-                    watch.notes.add("shapes broadcast", line_here(), loss="subtraction", **shapes)
-            return f(one, other)
-
-        setattr(Tensor, name, subtract)
