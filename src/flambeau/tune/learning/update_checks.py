@@ -248,6 +248,7 @@ def parameters(seen: Seen) -> list[Finding]:
         row for row in rows if row["optimizer"] and row["requires_grad"] and not row["has_grad"]
     ]
     found = _detached([row for row in no_gradient if row["model"] and row["ran"]], seen)
+    found += _frozen(rows)
     found += _unregistered([row for row in rows if not row["is_registered"]], seen)
     elsewhere = [row for row in no_gradient if not row["model"]]
     for model, some in models.items():
@@ -263,6 +264,18 @@ def parameters(seen: Seen) -> list[Finding]:
         if model and left_out and (has_owned or elsewhere):
             found.append(_left_out(left_out, some, elsewhere, seen))
     return found
+
+
+def _frozen(rows: list[dict[str, Any]]) -> list[Finding]:
+    """Parameters that were given to an optimizer before they were frozen."""
+    some = [row for row in rows if row["optimizer"] and row["ran"] and place(row["frozen"])]
+    some = [row for row in some if not row["requires_grad"]]
+    if not some:
+        return []
+    names = ", ".join(row["name"] or "a parameter without a name" for row in some[:3])
+    text = f"{of_parameters(len(some))} in the optimizer are frozen since this line: {names}"
+    change = "set requires_grad = True again, or give the optimizer only what is trained"
+    return [Finding("frozen", "look", text, change, place(some[0]["frozen"]))]
 
 
 def _left_out(

@@ -2,10 +2,11 @@
 
 import functools
 import sys
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,12 @@ _DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 _DIFFERENT = 8  # numbers of a sample that is not met twice by chance; chosen
 _MODES = (*_BATCH_NORMS, *_DROPOUTS)
 _EVALUATION = {"val", "valid", "validate", "validation", "eval", "evaluate", "evaluation", "test"}
+
+
+class _Frozen(NamedTuple):
+    line: CodeLocation | None
+    caller: CodeLocation | None
+    at_s: float
 
 
 class RootSeen:
@@ -71,6 +78,8 @@ class ModelWatch:
         self.run_lines: dict[int, CodeLocation | None] = {}
         self.without_gradients: dict[int, CodeLocation | None] = {}
         self.last_cut: CodeLocation | None = None
+        self._frozen: dict[int, _Frozen | None] = {}
+        self._callers: dict[CodeLocation, set[CodeLocation | None]] = {}
         self.no_grad_line: CodeLocation | None = None
         self._judged: CodeLocation | None = None
 
@@ -82,6 +91,7 @@ class ModelWatch:
         self._watch_loading()
         self._watch_origins()
         self._watch_cuts()
+        self._watch_freezing()
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -305,6 +315,38 @@ class ModelWatch:
             enter(block)
 
         setattr(torch.no_grad, "__enter__", enter_noted)  # noqa: B010
+
+    def _watch_freezing(self) -> None:
+        """Lines that turn gradients off, and those that called them: a helper serves several."""
+        descriptor: Any = Tensor.requires_grad
+        method = Tensor.requires_grad_
+
+        def turn(tensor: Tensor, value: bool) -> None:
+            self._note_frozen(tensor, value)
+            descriptor.__set__(tensor, value)
+
+        def turn_by_method(tensor: Tensor, requires_grad: bool = True) -> Tensor:
+            self._note_frozen(tensor, requires_grad)
+            return method(tensor, requires_grad)
+
+        setattr(Tensor, "requires_grad", property(descriptor.__get__, turn))  # noqa: B010
+        setattr(Tensor, "requires_grad_", turn_by_method)  # noqa: B010
+
+    def _note_frozen(self, tensor: Tensor, is_trained: bool) -> None:
+        if isinstance(tensor, nn.Parameter) and self._is_open():
+            first, *others = [*user_lines(sys._getframe(2)), None]
+            caller = others[0] if others else None
+            if first is not None:
+                self._callers.setdefault(first, set()).add(caller)
+            frozen = _Frozen(first, caller, time.monotonic())
+            self._frozen[id(tensor)] = None if is_trained else frozen
+
+    def frozen_at(self, p: Tensor, *, after_s: float) -> CodeLocation | None:
+        """The line that turned its gradient off since; that of its caller where there were several."""
+        frozen = self._frozen.get(id(p))
+        if frozen is None or frozen.line is None or frozen.at_s < after_s:
+            return None
+        return frozen.caller if len(self._callers[frozen.line]) > 1 else frozen.line
 
     def _note_cut(self, tensor: Tensor) -> None:
         if tensor.grad_fn is not None and self._is_open():

@@ -126,13 +126,9 @@ class TensorCallWatch:
         elif isinstance(weight, float) and 0 < weight < _STILL:
             self._notes.add("average stands still", line_here(3), share=weight)
 
-    def _add(self, _: Tensor, one: Tensor, *__: Any, alpha: Any = 1, **___: Any) -> None:
-        if (
-            isinstance(alpha, float)
-            and 0 < alpha < _STILL
-            and not one.requires_grad
-            and _is_users()
-        ):
+    def _add(self, *_: Any, alpha: Any = 1, **__: Any) -> None:
+        is_still = isinstance(alpha, float) and 0 < alpha < _STILL and not torch.is_grad_enabled()
+        if is_still and _is_users():
             self._notes.add("average stands still", line_here(3), share=alpha)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ class OptimizerSeen:
 
     def __init__(self, optimizer: Optimizer, where: CodeLocation | None) -> None:
         self.optimizer, self.where = optimizer, where
+        self.made_s = time.monotonic()
         self.steps = self.cleared = self.cleared_too_soon = self.watched = 0
         self.first_step = self.last_step = 0  # among the steps of all optimizers
         self.is_cleared = True

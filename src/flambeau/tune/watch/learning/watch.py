@@ -209,6 +209,9 @@ class LearningWatch:
             ),
             "optimizer": None if one is None else as_pair(one.where),
             "requires_grad": p.requires_grad,
+            "frozen": as_pair(
+                self.models.frozen_at(p, after_s=math.inf if one is None else one.made_s)
+            ),
             "ran": id(p) in self.models.ran,
             "has_grad": p.grad is not None or (one is not None and id(p) in one.with_gradient),
             "with_value": 0 if one is None else one.with_value.get(id(p), 0),
