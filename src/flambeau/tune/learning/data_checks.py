@@ -1,8 +1,11 @@
 """Whether batches, modes and random numbers are those of a training that learns."""
 
+import ast
 import itertools
+from pathlib import Path
 
-from flambeau.tune.learning.finding import Finding, Seen, falls, notes_of, place
+from flambeau.tune.learning.finding import Finding, Seen, notes_of, place
+from flambeau.tune.watch.learning.loss_course import falls
 
 _FEW = 5
 _SHARED = 0.05  # of the data of evaluation; a data set may hold some twice; chosen
@@ -24,8 +27,29 @@ def inputs(seen: Seen) -> list[Finding]:
     if 0 < std < 0.01 * max(mean, 0.01) and not seen["is_normalized"]:
         text = f"inputs hardly differ: {measured}"
         change = "scale inputs once, to mean 0 and deviation 1"
+        where = _assignment_before(*seen["input_line"]) or where
         return [Finding("inputs hardly differ", "likely", text, change, where)]
     return []
+
+
+def _assignment_before(file: str, line: int) -> str:
+    """The last line of a function that made a value which a line of it reads; '' if there is none."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    scope: ast.AST = tree
+    for node in ast.walk(tree):  # the innermost function comes last
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            scope = node if node.lineno <= line <= (node.end_lineno or 0) else scope
+    names = [node for node in ast.walk(scope) if isinstance(node, ast.Name)]
+    read = {one.id for one in names if one.lineno == line}
+    made = [
+        one.lineno
+        for one in names
+        if one.id in read and isinstance(one.ctx, ast.Store) and one.lineno < line
+    ]
+    return f"{file}:{max(made)}" if made else ""
 
 
 def batches(seen: Seen) -> list[Finding]:

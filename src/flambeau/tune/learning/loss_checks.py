@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from flambeau.tune.learning.finding import Finding, Seen, falls, notes_of, place
+from flambeau.tune.learning.finding import Finding, Seen, notes_of, place
+from flambeau.tune.watch.learning.loss_course import falls
 
 # Of notes that need no further figures: kind, how sure, text, what to change, lint rule, harm.
 _PLAIN: tuple[tuple[str, str, str, str, str, int], ...] = (

@@ -2,11 +2,11 @@
 
 import itertools
 import math
-import statistics
 from collections import defaultdict
 from typing import Any
 
-from flambeau.tune.learning.finding import Finding, Seen, falls, notes_of, of_parameters, place
+from flambeau.tune.learning.finding import Finding, Seen, notes_of, of_parameters, place
+from flambeau.tune.watch.learning.loss_course import falls, grows, is_better
 
 _FEW = 5  # steps before anything is said of all; chosen
 _TOO_FAR = 0.3  # of the weights per step, median; Adam at a usual rate moves 0.001 to 0.03
@@ -105,10 +105,12 @@ def rates(seen: Seen) -> list[Finding]:
             continue
         elif middle > _TOO_FAR and not summed and not is_better(seen["losses"]):
             text = f"{moved}, at a rate of {rates[0]:.3g}, and the loss does not fall"
-            found.append(Finding("rate too large", "likely", text, "lower lr", where, harm=3))
+            change = f"lower lr{_tried(seen, is_lower=True)}"
+            found.append(Finding("rate too large", "likely", text, change, where, harm=3))
         elif 0 < middle < _least(one, seen) and rates[-1] <= rates[0] and not falls(seen["losses"]):
             text = f"{moved}, at a rate of {rates[0]:.3g}, and the loss does not fall"
-            found.append(Finding("rate too small", "likely", text, "raise lr", where))
+            change = f"raise lr{_tried(seen, is_lower=False)}"
+            found.append(Finding("rate too small", "likely", text, change, where))
     return found
 
 
@@ -119,20 +121,38 @@ def _least(one: Seen, seen: Seen) -> float:
     return _TOO_NEAR_SGD if is_alone and is_plain else _TOO_NEAR
 
 
-def is_better(losses: list[float]) -> bool:
-    """Whether the last losses are below the very first one, which no step has changed yet."""
-    last = sorted(losses[-max(1, len(losses) // 5) :])
-    return falls(losses) and last[len(last) // 2] < 0.9 * losses[0]
+def _tried(seen: Seen, *, is_lower: bool) -> str:
+    """What a lower or a higher rate made of one batch; '' if none was better."""
+    rows = [one for one in seen["rates"] if (one["factor"] < 1) is is_lower and one["factor"] != 1]
+    best = min(rows, key=lambda one: float(one["last"]), default=None)
+    if best is None or not best["last"] < 0.9 * best["first"]:
+        return ""
+    return (
+        f": of one batch, lr={best['rate']:.3g} took the loss from {best['first']:.3g} to "
+        f"{best['last']:.3g} in {best['steps']} steps"
+    )
 
 
-def grows(losses: list[float]) -> bool:
-    """Whether a loss ends far above its beginning, or is no number."""
-    if len(losses) < _FEW:
-        return False
-    last = statistics.median(losses[-max(len(losses) // 4, 1) :])
-    highest = max(losses[_FEW:], default=0.0)
-    leaps = highest > 10 * abs(losses[0]) + 1 and not is_better(losses)
-    return not math.isfinite(last) or last > 2 * abs(losses[0]) + 1 or leaps
+def by_heart(seen: Seen) -> list[Finding]:
+    """Where the loss does not fall: whether that of a single batch does."""
+    rows = [one for one in seen["by_heart"] if math.isfinite(one["last"])]
+    if falls(seen["losses"]) or len(seen["losses"]) < 20 or not rows:
+        return []
+    best = min(rows, key=lambda one: one["last"])
+    tried = (
+        f"{best['steps']} steps of Adam (lr={best['rate']:g}) on one batch took it from "
+        f"{best['first']:.3g} to {best['last']:.3g}"
+    )
+    where = place(seen["backward_line"])
+    if best["last"] > 0.8 * best["first"]:
+        text = f"the loss does not fall, and a batch cannot be learned by heart: {tried}"
+        change = "look at the outputs, the labels and the loss: model and loss do not fit"
+        return [Finding("batch not learned", "look", text, change, where)]
+    if best["last"] < 0.5 * best["first"]:
+        text = f"the loss does not fall, and {tried}: model and loss can learn"
+        change = "look whether labels belong to their inputs, and at the rate"
+        return [Finding("only by heart", "look", text, change, where)]
+    return []
 
 
 def diverging(seen: Seen) -> list[Finding]:
@@ -161,7 +181,8 @@ def diverging(seen: Seen) -> list[Finding]:
         f"a step changed the weights by {most:.2g} of their length at a rate of "
         f"{one['rates'][0]:.3g}, and {course}"
     )
-    return [Finding("rate too large", "likely", text, "lower lr", place(one["where"]), harm=3)]
+    change = f"lower lr{_tried(seen, is_lower=True)}"
+    return [Finding("rate too large", "likely", text, change, place(one["where"]), harm=3)]
 
 
 def decay(seen: Seen) -> list[Finding]:

@@ -4,6 +4,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,8 +30,25 @@ _REGRESSIONS = "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"
 _MOST_PAIRS = 20_000  # samples whose labels are kept; chosen
 
 
+@dataclass(frozen=True)
+class LossCall:
+    """A call of a loss.
+
+    Attributes:
+        arguments: those beside the output of the model, by name.
+        shape: of that output.
+        value: None of several values.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    shape: torch.Size
+    value: float | None
+
+
 class LossWatch:
-    """Looks at each call of a loss while `is_open`; `called` gets the loss, its value and its line.
+    """Looks at each call of a loss while `is_open`; `called` gets it and the output of the model.
 
     Attributes:
         inputs: content of the samples of the last call of the model, whose labels come now.
@@ -41,7 +59,7 @@ class LossWatch:
         self,
         notes: Notes,
         is_open: Callable[[], bool],
-        called: Callable[[str, Tensor, CodeLocation | None], None],
+        called: Callable[[LossCall, Tensor], None],
     ) -> None:
         self._notes, self._is_open, self._called = notes, is_open, called
         self.without_gradients: Callable[[], None] = lambda: None
@@ -73,7 +91,11 @@ class LossWatch:
             loss = function(*args, **kwargs)
             if given and is_plain(loss):
                 with torch.no_grad():
-                    self._called(name, loss, where)
+                    value = float(loss) if loss.numel() == 1 else None
+                    predicted = given["input"]
+                    rest = {key: one for key, one in given.items() if key != "input"}
+                    call = LossCall(name, function, rest, predicted.shape, value)
+                    self._called(call, predicted)
                     self._first_value(name, given, loss, where)
             return loss
 
@@ -148,7 +170,8 @@ class LossWatch:
 
     def _look_at_padding(self, given: dict[str, Any], where: CodeLocation | None) -> None:
         """Whether one label stands at the end of sequences, just where the model read one number."""
-        ids, target = self.ids, given["target"]
+        ids = self.ids
+        target = given["target"]
         is_weighted = given.get("weight") is not None or given.get("reduction") == "none"
         if ids is None or ids.ndim != 2 or target.numel() != ids.numel() or is_weighted:
             return

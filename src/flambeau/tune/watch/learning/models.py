@@ -20,6 +20,7 @@ from torch.nn.modules.module import (
 from flambeau.tune.watch.code_origin import origin_of
 from flambeau.tune.watch.learning.measures import is_plain, row_hashes, spread_of, tensors_in
 from flambeau.tune.watch.learning.notes import Notes, line_here
+from flambeau.tune.watch.learning.rehearsal import ModelCall, output_of
 from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs, user_line, user_lines
 
 _BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
@@ -63,6 +64,7 @@ class ModelWatch:
         self.first_line: CodeLocation | None = None
         self.first_is_normalized: bool | None = None
         self.hashes: list[int] = []
+        self.calls: list[ModelCall] = []  # since the last backward pass
         self.relus: dict[int, list[float]] = {}
         self.evaluates: Callable[[], bool] = lambda: False
         self.forwarded: Callable[[list[int], Tensor | None], None] = lambda samples, ids: None
@@ -107,6 +109,8 @@ class ModelWatch:
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._stack and self._stack[-1] is module:
             self._stack.pop()
+            if not self._stack and torch.is_grad_enabled() and self._is_open():
+                self.calls.append(ModelCall(module, args, output_of(output)))
         if isinstance(module, nn.Sigmoid | nn.Tanh) and self._is_open() and is_plain(output):
             self._note_saturation(module, output.detach())
         is_looked_at = isinstance(module, nn.ReLU) and torch.is_grad_enabled() and self._is_open()
@@ -207,6 +211,7 @@ class ModelWatch:
 
     def backward_came(self) -> None:
         self._is_first_root = True
+        self.calls = []
         if self.last_cut is not None and self._is_open():
             self._notes.add("cut", self.last_cut)
         self.last_cut = None

@@ -1,6 +1,7 @@
 """Methods of tensors that lose what a loss is to teach: a wrong axis, a factor of 0, mixed shapes, a sign."""
 
 import functools
+import math
 import sys
 import weakref
 from collections.abc import Callable
@@ -96,8 +97,10 @@ class TensorCallWatch:
         """(N, C, H, W) to (N * H * W, C) mixes channels and pixels, unless channels were moved to the end."""
         is_flat = result.ndim == 2 and one.ndim >= 3 and one.requires_grad
         if is_flat and one.shape[1] == result.shape[1] > 1 and len(result) > len(one):
-            is_channels = one.ndim >= 4 or made_by(one).startswith("Convolution")
-            if is_channels and one.shape[-1] != one.shape[1]:
+            is_image = one.ndim >= 4 or made_by(one).startswith("Convolution")
+            # (N, T, H, D) to (N * T, H * D) joins the heads of attention, whatever T is.
+            joined = {math.prod(one.shape[start:]) for start in range(2, one.ndim)}
+            if is_image and one.shape[1] not in joined:
                 shapes = {"old": list(one.shape), "new": list(result.shape)}
                 self._notes.add("channels mixed", line_here(3), **shapes)
 

@@ -17,6 +17,7 @@ from torch.optim.optimizer import (
 )
 
 from flambeau.recipes.training.amp_step import AmpStep
+from flambeau.tune.watch.learning.losses import LossCall
 from flambeau.tune.watch.learning.measures import is_added, is_mean_of_logarithms, tensors_in
 from flambeau.tune.watch.learning.notes import Notes, line_here
 from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs
@@ -57,6 +58,7 @@ class UpdateWatch:
 
     Attributes:
         backwards: calls of backward so far.
+        whole: the only call of a loss, with whose value the last backward pass began; None if it did not.
         losses: the first 2000 values that backward began from.
     """
 
@@ -66,8 +68,9 @@ class UpdateWatch:
         self.backwards = 0
         self.losses: list[float] = []
         self.backward_line: CodeLocation | None = None
-        self.criterion: tuple[str, float] | None = None
+        self.criterion: LossCall | None = None
         self.criteria = 0
+        self.whole: LossCall | None = None
         self.after_step: Callable[[], None] = lambda: None
         self.after_backward: Callable[[], None] = lambda: None
         self._before: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -265,13 +268,16 @@ class UpdateWatch:
             self._notes.add(
                 "loss is negated", where, loss=value, name="logarithms of probabilities"
             )
-        if self.criterion is None or self.criteria != 1:
+        self.whole = None
+        if self.criterion is None or self.criterion.value is None or self.criteria != 1:
             return
-        name, positive = self.criterion
+        name = self.criterion.name
+        positive = self.criterion.value
         is_negated = value < 0 < positive and abs(value + positive) <= 1e-4 * positive
         if is_negated and name != "kl_div":
             self._notes.add("loss is negated", where, loss=value, name=name)
         if value == positive and positive > 0:
+            self.whole = self.criterion
             self._notes.add("whole loss", where)
 
     def _look_at_kept(self, loss: Tensor, is_kept: bool) -> None:

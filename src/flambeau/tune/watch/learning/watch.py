@@ -13,13 +13,14 @@ from torch import Tensor
 
 from flambeau.tune.watch.learning.batches import BatchWatch
 from flambeau.tune.watch.learning.last_look import last_look
-from flambeau.tune.watch.learning.losses import LossWatch
+from flambeau.tune.watch.learning.loss_course import is_better
+from flambeau.tune.watch.learning.losses import LossCall, LossWatch
 from flambeau.tune.watch.learning.models import ModelWatch
 from flambeau.tune.watch.learning.notes import Notes, as_pair
+from flambeau.tune.watch.learning.rehearsal import ModelCall, Rehearsal, is_reshaped
 from flambeau.tune.watch.learning.tensor_calls import TensorCallWatch
 from flambeau.tune.watch.learning.updates import OptimizerSeen, UpdateWatch
 from flambeau.tune.watch.plan import Plan, write_whole
-from flambeau.tune.watch.stack_phases import CodeLocation
 
 
 class _Rank(NamedTuple):
@@ -55,6 +56,8 @@ class LearningWatch:
         self.models = ModelWatch(self.notes, is_open)
         self.losses = LossWatch(self.notes, is_open, self._loss_called)
         self.tensor_calls = TensorCallWatch(self.notes, is_open)
+        self.rehearsal = Rehearsal()
+        self._model_call: ModelCall | None = None
 
     def install(self) -> None:
         for part in (self.updates, self.batches, self.models, self.losses, self.tensor_calls):
@@ -73,13 +76,18 @@ class LearningWatch:
     def _forwarded(self, samples: list[int], ids: Tensor | None) -> None:
         self.losses.inputs, self.losses.ids = samples, ids
 
-    def _loss_called(self, name: str, loss: Tensor, where: CodeLocation | None) -> None:
-        updates = self.updates
-        updates.criteria += 1
-        if loss.numel() == 1:
-            updates.criterion = name, float(loss)
+    def _loss_called(self, call: LossCall, predicted: Tensor) -> None:
+        self.updates.criteria += 1
+        self.updates.criterion = call
+        calls = self.models.calls
+        is_plain = len(calls) == 1 and is_reshaped(calls[0].output(), predicted)
+        self._model_call = calls[0] if is_plain else None
 
     def _after_backward(self) -> None:
+        loss = self.updates.whole
+        if loss is not None and self._model_call is not None and self._is_open():
+            self.rehearsal.keep(self._model_call, loss)
+        self.updates.whole = self._model_call = None
         self.models.backward_came()
         self.batches.note_training()
         if not self._began:
@@ -103,6 +111,7 @@ class LearningWatch:
             return
         if is_last:
             self._finish()
+            return
         if made < self._plan.steps:
             return
         seen_all = 0 <= self._evaluated_at < made - 1
@@ -122,45 +131,48 @@ class LearningWatch:
     def _finish(self, *, is_ending: bool = False) -> None:
         self._is_over = True
         with torch.random.fork_rng(devices=[]):
-            looked = last_look(self.batches)
-        made = max(self._steps, self.updates.backwards)
+            learning = self._seen() | last_look(self.batches)
+            if self._rank.world == 1 and not is_better(learning["losses"]):
+                stepping = [one.optimizer for one in self.updates.seen.values() if one.steps]
+                optimizer = stepping[0] if len(stepping) == 1 else None
+                learning |= self.rehearsal.results(optimizer)
         write_whole(
             self._folder / f"{self._pid}.json",
             {
-                "steps": made,
+                "steps": max(learning["optimizer_steps"], learning["backwards"]),
                 "step_s": 0.0,
                 "is_ending": is_ending,
                 "rank": self._rank.number,
                 "world": self._rank.world,
-                "learning": {
-                    "world": self._rank.world,
-                    "job": self._rank.job,
-                    "is_split": any(
-                        hasattr(p, "device_mesh")  # a DTensor
-                        for root in self.models.roots.values()
-                        for p in root.module.parameters()
-                    ),
-                    "optimizer_steps": self._steps,
-                    "backwards": self.updates.backwards,
-                    "backward_line": as_pair(self.updates.backward_line),
-                    "losses": self.updates.losses,
-                    "notes": self.notes.as_rows(),
-                    "optimizers": [_optimizer(o) for o in self.updates.seen.values()],
-                    "parameters": self._parameters(),
-                    "loaders": self.batches.as_rows(),
-                    "labels": [self.losses.again, self.losses.changed],
-                    "classes": [
-                        {"where": as_pair(where)} | row
-                        for where, row in self.losses.classes.items()
-                    ],
-                    "inputs": self.models.firsts,
-                    "input_line": as_pair(self.models.first_line),
-                    "is_normalized": bool(self.models.first_is_normalized),
-                    "relus": list(self.models.relus.values()),
-                    **looked,
-                },
+                "learning": learning,
             },
         )
+
+    def _seen(self) -> dict[str, Any]:
+        roots = self.models.roots.values()
+        parameters = (p for root in roots for p in root.module.parameters())
+        classes = self.losses.classes.items()
+        return {
+            "world": self._rank.world,
+            "job": self._rank.job,
+            "is_split": any(hasattr(p, "device_mesh") for p in parameters),  # of DTensors
+            "optimizer_steps": self._steps,
+            "backwards": self.updates.backwards,
+            "backward_line": as_pair(self.updates.backward_line),
+            "losses": [*self.updates.losses],
+            "notes": self.notes.as_rows(),
+            "optimizers": [_optimizer(one) for one in self.updates.seen.values()],
+            "parameters": self._parameters(),
+            "loaders": self.batches.as_rows(),
+            "labels": [self.losses.again, self.losses.changed],
+            "classes": [{"where": as_pair(where)} | row for where, row in classes],
+            "inputs": self.models.firsts,
+            "input_line": as_pair(self.models.first_line),
+            "is_normalized": bool(self.models.first_is_normalized),
+            "relus": list(self.models.relus.values()),
+            "by_heart": [],
+            "rates": [],
+        }
 
     def _parameters(self) -> list[dict[str, Any]]:
         """Those of all called models, and those that only optimizers know."""
