@@ -342,3 +342,76 @@ def test_the_optimizer_of_a_wrapper_is_the_one_of_the_schedule(tmp_path: Path) -
     assert found.kind == "rate is zero"
     line = source.splitlines()[int(found.where.rpartition(":")[2]) - 1]
     assert line.startswith("schedule = ")
+
+
+SCRIPTS = Path(__file__).parent
+# Of planted scripts what is said first; their lines stand in found.tsv.
+KINDS = {
+    "rate_too_large.py": "rate too large",
+    "rate_too_small.py": "rate too small",
+    "labels_wrapped.py": "classes never come",
+    "argmax_wrong_axis.py": "argmax over samples",
+    "normalized_twice.py": "inputs hardly differ",
+    "same_item_each_time.py": "same rows",
+    "ignore_index_missing.py": "padding in the loss",
+    "loss_times_zero.py": "part times zero",
+    "log_softmax_twice.py": "log_softmax before cross_entropy",
+    "parameter_listed_twice.py": "listed twice",
+    "overlapping_slices.py": "validation in training",
+    "loss_summed_over_steps.py": "losses add up",
+    "ema_shares_storage.py": "average of itself",
+    "ema_never_moves.py": "average stands still",
+    "generator_gets_both_gradients.py": "gradients of two losses",
+    "pixels_mixed_by_view.py": "channels mixed",
+    "policy_sign_wrong.py": "sign of the policy",
+    "closure_never_clears.py": "no zero_grad",
+    "frozen_by_accident.py": "frozen",
+    "batchnorm_stale.py": "stale statistics",
+    "batchnorm_batch_two.py": "tiny batches",
+    "weight_decay_ten.py": "decay too large",
+    "permuted_apart.py": "permuted apart",
+    "loss_maximized.py": "loss is maximized",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_a_planted_mistake_is_named_by_its_kind_and_line(name: str, tmp_path: Path) -> None:
+    planted = SCRIPTS / "planted"
+    table = (planted / "found.tsv").read_text(encoding="utf-8").splitlines()
+    lines = next(row for row in table if row.startswith(name)).split("\t")[2].split(",")
+    found = findings(tmp_path, (planted / name).read_text(encoding="utf-8"))
+    named = [one.where.rpartition(":")[2] for one in found if one.kind == KINDS[name]]
+    assert set(named) & set(lines), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("files_sorted_apart.py", "only by heart"), ("normalized_twice.py", "batch not learned")],
+)
+def test_where_the_loss_does_not_fall_a_batch_is_learned_by_heart(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flambeau.tune.learning.run_learning.CHECKS", ())
+    source = (SCRIPTS / "planted" / name).read_text(encoding="utf-8")
+    assert [one.kind for one in findings(tmp_path, source)] == [kind]
+
+
+@pytest.mark.slow
+def test_a_rate_that_is_too_large_comes_with_a_better_one(tmp_path: Path) -> None:
+    source = (SCRIPTS / "planted" / "rate_too_large.py").read_text(encoding="utf-8")
+    (found,) = findings(tmp_path, source)
+    assert "lr=0.03 took the loss from 1.43 to" in found.change
+
+
+def test_heads_that_are_joined_are_no_mixed_channels(tmp_path: Path) -> None:
+    """(N, T, H, D) to (N * T, H * D), where T is by chance as large as H * D."""
+    heads = (
+        "attention = nn.Linear(8, 256)\n"
+        "def joined(a):\n"
+        "    return attention(a).view(len(a), 16, 4, 4).reshape(-1, 16).view(len(a), 256)[:, :8]\n"
+    )
+    source = script_of("model(a)", "model(joined(a))").replace("optimizer =", f"{heads}optimizer =")
+    parameters = "[*model.parameters(), *attention.parameters()]"
+    assert findings(tmp_path, source.replace("model.parameters()", parameters)) == []

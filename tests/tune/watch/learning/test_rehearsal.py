@@ -62,6 +62,13 @@ def test_a_model_that_cannot_be_called_again_is_left_alone() -> None:
     assert Rehearsal().results(None) == {}
 
 
+def test_a_model_that_is_frozen_by_now_is_left_alone() -> None:
+    model, x, y = batch()
+    rehearsal = kept(model, x, y)
+    model.requires_grad_(False)
+    assert rehearsal.results(None) == {}
+
+
 def test_what_the_loss_gets_must_be_the_output_of_the_model() -> None:
     output = torch.randn(4, 6, 1)
     assert is_reshaped(output, output.flatten(0, 1)) and is_reshaped(output, output[..., 0])

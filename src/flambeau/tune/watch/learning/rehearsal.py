@@ -55,9 +55,9 @@ class Rehearsal:
 
     def results(self, optimizer: Optimizer | None) -> dict[str, Any]:
         """Losses of the batch at the first and the last step: with Adam, and with the script's optimizer."""
-        if self._call is None:
-            return {}
         parameters = [p for p, _ in self._first if p.requires_grad and p.is_leaf]
+        if self._call is None or not parameters:  # it may be frozen by now
+            return {}
         now = [(one, one.detach().clone(), one.grad) for one, _ in self._first]
         end = time.monotonic() + _MOST_S
         by_heart: list[dict[str, float]] = []
