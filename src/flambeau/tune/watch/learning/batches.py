@@ -88,13 +88,13 @@ class BatchWatch:
 
         @functools.wraps(inherited)
         def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
-            given = () if inherited is object.__new__ else (args, kwargs)
-            one = inherited(cls, *given[0], **given[1]) if given else inherited(cls)
+            is_plain = inherited is object.__new__  # which takes no arguments
+            one = inherited(cls) if is_plain else inherited(cls, *args, **kwargs)
             if (where := line_here()) is not None:
                 self.made[id(one)] = where
             return one
 
-        setattr(Dataset, "__new__", new)  # noqa: B010
+        setattr(Dataset, "__new__", staticmethod(new))  # noqa: B010
 
     def _watch_randperm(self) -> None:
         function = torch.randperm
