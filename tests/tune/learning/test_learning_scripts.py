@@ -360,7 +360,7 @@ KINDS = {
     "overlapping_slices.py": "validation in training",
     "loss_summed_over_steps.py": "losses add up",
     "ema_shares_storage.py": "average of itself",
-    "ema_never_moves.py": "average stands still",
+    "ema_never_moves.py": "average hardly moves",
     "generator_gets_both_gradients.py": "gradients of two losses",
     "pixels_mixed_by_view.py": "channels mixed",
     "policy_sign_wrong.py": "sign of the policy",

@@ -295,14 +295,14 @@ def weakened(seen: Seen) -> list[Finding]:
             text = f"a part of the loss was multiplied by 0, {note['count']} times"
             change = "leave the part out, or look for a division of whole numbers"
             found.append(Finding("part times zero", "look", text, change, place(note)))
-    for note in notes_of(seen, "average stands still"):
+    for note in notes_of(seen, "average hardly moves"):
         if note["count"] >= 10:
             share = note["last"]["share"]
             text = (
                 f"an average moves by {share:.2g} per call: half of the way takes {0.7 / share:.0f}"
             )
             change = "use a decay such as 0.999, or one that grows with the steps"
-            found.append(Finding("average stands still", "look", text, change, place(note), harm=1))
+            found.append(Finding("average hardly moves", "look", text, change, place(note), harm=1))
     for note in notes_of(seen, "policy"):
         if note["count"] >= 10 and note["first"]["lowered"] and note["last"]["lowered"]:
             text = "actions become less likely where what multiplies their log-probability is high"

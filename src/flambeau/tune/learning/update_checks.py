@@ -123,7 +123,8 @@ def _least(one: Seen, seen: Seen) -> float:
 
 def _tried(seen: Seen, *, is_lower: bool) -> str:
     """What a lower or a higher rate made of one batch; '' if none was better."""
-    rows = [one for one in seen["rates"] if (one["factor"] < 1) is is_lower and one["factor"] != 1]
+    rows = [one for one in seen["rates"] if (one["factor"] < 1 if is_lower else one["factor"] > 1)]
+    rows = [one for one in rows if math.isfinite(one["last"])]
     best = min(rows, key=lambda one: float(one["last"]), default=None)
     if best is None or not best["last"] < 0.9 * best["first"]:
         return ""
@@ -146,7 +147,9 @@ def by_heart(seen: Seen) -> list[Finding]:
     where = place(seen["backward_line"])
     if best["last"] > 0.8 * best["first"]:
         text = f"the loss does not fall, and a batch cannot be learned by heart: {tried}"
-        change = "look at the outputs, the labels and the loss: model and loss do not fit"
+        change = (
+            "look at the inputs, the outputs, the labels and the scale of each: they may not fit"
+        )
         return [Finding("batch not learned", "look", text, change, where)]
     if best["last"] < 0.5 * best["first"]:
         text = f"the loss does not fall, and {tried}: model and loss can learn"

@@ -64,7 +64,7 @@ class ModelWatch:
         self.first_line: CodeLocation | None = None
         self.first_is_normalized: bool | None = None
         self.hashes: list[int] = []
-        self.calls: list[ModelCall] = []  # since the last backward pass
+        self.calls: list[ModelCall] = []  # the first two since the last backward pass
         self.relus: dict[int, list[float]] = {}
         self.evaluates: Callable[[], bool] = lambda: False
         self.forwarded: Callable[[list[int], Tensor | None], None] = lambda samples, ids: None
@@ -109,7 +109,8 @@ class ModelWatch:
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._stack and self._stack[-1] is module:
             self._stack.pop()
-            if not self._stack and torch.is_grad_enabled() and self._is_open():
+            is_root = not self._stack and torch.is_grad_enabled() and self._is_open()
+            if is_root and len(self.calls) < 2:
                 self.calls.append(ModelCall(module, args, output_of(output)))
         if isinstance(module, nn.Sigmoid | nn.Tanh) and self._is_open() and is_plain(output):
             self._note_saturation(module, output.detach())

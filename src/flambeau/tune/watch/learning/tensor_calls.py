@@ -127,12 +127,12 @@ class TensorCallWatch:
         if isinstance(end, Tensor) and end.data_ptr() == one.data_ptr():
             self._notes.add("average of itself", line_here(3))
         elif isinstance(weight, float) and 0 < weight < _STILL:
-            self._notes.add("average stands still", line_here(3), share=weight)
+            self._notes.add("average hardly moves", line_here(3), share=weight)
 
     def _add(self, *_: Any, alpha: Any = 1, **__: Any) -> None:
         is_still = isinstance(alpha, float) and 0 < alpha < _STILL and not torch.is_grad_enabled()
         if is_still and _is_users():
-            self._notes.add("average stands still", line_here(3), share=alpha)
+            self._notes.add("average hardly moves", line_here(3), share=alpha)
 
 
 def _is_users() -> bool:

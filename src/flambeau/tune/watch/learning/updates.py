@@ -286,6 +286,7 @@ class UpdateWatch:
             before, step = self._kept_loss
             if step < self._num_steps and is_added(loss, before):
                 self._notes.add("losses add up", self.backward_line)
+        is_kept &= self._is_open()
         self._kept_loss = (loss.grad_fn, self._num_steps) if is_kept else None
 
     def _gradient_sums(self) -> dict[int, float]:
