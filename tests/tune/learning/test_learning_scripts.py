@@ -415,3 +415,9 @@ def test_heads_that_are_joined_are_no_mixed_channels(tmp_path: Path) -> None:
     source = script_of("model(a)", "model(joined(a))").replace("optimizer =", f"{heads}optimizer =")
     parameters = "[*model.parameters(), *attention.parameters()]"
     assert findings(tmp_path, source.replace("model.parameters()", parameters)) == []
+
+
+def test_gradients_that_are_cleared_too_soon_were_there(tmp_path: Path) -> None:
+    early = "loss.backward()\n        optimizer.zero_grad()"
+    source = script_of("optimizer.zero_grad()\n        loss.backward()", early)
+    assert [one.kind for one in findings(tmp_path, source)] == ["zero_grad before step"]
