@@ -51,7 +51,7 @@ def clearing(seen: Seen) -> list[Finding]:
             change = "call optimizer.zero_grad() in each step"
             line = place(one["step_line"])
             found.append(Finding("no zero_grad", "certain", text, change, line, "FLB437", 3))
-        elif one["cleared_too_soon"] > 0.8 * watched:
+        elif _is_cleared_too_soon(one):
             times = one["cleared_too_soon"]
             text = f"all gradients were cleared after backward, in {times} of {watched} steps"
             change = "call zero_grad before backward, or after step"
@@ -60,6 +60,11 @@ def clearing(seen: Seen) -> list[Finding]:
                 Finding("zero_grad before step", "certain", text, change, line, "FLB434", 3)
             )
     return found
+
+
+def _is_cleared_too_soon(optimizer: Seen) -> bool:
+    """Then nothing is known of gradients when it makes a step."""
+    return bool(optimizer["cleared_too_soon"] > 0.8 * max(optimizer["watched"], 1))
 
 
 def stepping(seen: Seen) -> list[Finding]:
@@ -263,6 +268,8 @@ def twice_owned(seen: Seen) -> list[Finding]:
 
 def parameters(seen: Seen) -> list[Finding]:
     if not any(one["steps"] >= _FEW for one in seen["optimizers"]):
+        return []
+    if any(_is_cleared_too_soon(one) for one in seen["optimizers"]):
         return []
     rows = seen["parameters"]
     models: dict[str, list[dict[str, Any]]] = defaultdict(list)

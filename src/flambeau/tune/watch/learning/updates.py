@@ -318,8 +318,6 @@ class UpdateWatch:
         for seen in self.seen.values():
             seen.backwards_since_step += 1
             seen.backward_since_clear += 1
-            if self._is_open():
-                seen.with_gradient |= {id(p) for p in seen.parameters if p.grad is not None}
         self.after_backward()
 
     # ------------------------------------------------------------ clipping, scaling, schedules
