@@ -421,3 +421,15 @@ def test_gradients_that_are_cleared_too_soon_were_there(tmp_path: Path) -> None:
     early = "loss.backward()\n        optimizer.zero_grad()"
     source = script_of("optimizer.zero_grad()\n        loss.backward()", early)
     assert [one.kind for one in findings(tmp_path, source)] == ["zero_grad before step"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("torch.manual_seed(0)", "torch.set_default_dtype(torch.float64)"),
+        ("model(a)", "torch.func.functional_call(model, dict(model.named_parameters()), (a,))"),
+        ("model(a)", "torch.vmap(model)(a)"),
+    ],
+)
+def test_doubles_and_transformed_functions_are_watched(old: str, new: str, tmp_path: Path) -> None:
+    assert findings(tmp_path, script_of(old, new)) == []

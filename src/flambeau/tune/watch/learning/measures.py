@@ -115,5 +115,11 @@ def is_softmax(tensor: Tensor, dim: int = 1) -> bool:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a value can be measured: a tensor with numbers, and none that torch.compile traces."""
-    return isinstance(tensor, Tensor) and tensor.numel() > 0 and not tensor.is_meta
+    """Whether a value can be measured: a tensor with numbers, and none that stands for others, as in vmap."""
+    if not isinstance(tensor, Tensor) or not tensor.numel() or tensor.is_meta:
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # of torch.func, or sparse
+        return False
+    return True

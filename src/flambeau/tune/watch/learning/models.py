@@ -140,7 +140,7 @@ class ModelWatch:
         if torch.is_grad_enabled():
             root.pending = self._mode_of(root)
             root.pending_line = where
-            if self._is_open() and tensors:
+            if self._is_open() and tensors and is_plain(tensors[0]):
                 self.hashes = row_hashes(tensors[0])
                 whole = not torch.is_floating_point(tensors[0])
                 is_rich = not whole and len(tensors[0]) > 0

@@ -193,7 +193,8 @@ class UpdateWatch:
             values = grad.coalesce().values() if grad.is_sparse else grad
             if not values.numel():
                 continue
-            norm = float(torch.linalg.vector_norm(values, dtype=torch.float32))
+            dtype = torch.promote_types(values.dtype, torch.float32)
+            norm = float(torch.linalg.vector_norm(values, dtype=dtype))
             seen.with_gradient.add(key)
             if norm != norm or norm == float("inf"):
                 self._notes.add("gradients not finite", seen.step_line)
