@@ -220,6 +220,8 @@ data = TensorDataset(x, (x[:, 0] > 0).long())
 sampler = DistributedSampler(data) if sys.argv[1] == "split" else None
 loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=sampler is None)
 model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+if sys.argv[1] == "own":
+    torch.manual_seed(dist.get_rank())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for epoch in range(4):
     if sampler is not None:
@@ -234,9 +236,16 @@ dist.destroy_process_group()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sampler", "kinds"), [("none", ["ranks repeat samples"]), ("split", [])])
+@pytest.mark.parametrize(
+    ("sampler", "found"),
+    [
+        ("none", [("ranks repeat samples", "certain")]),
+        ("own", [("ranks repeat samples", "look")]),
+        ("split", []),
+    ],
+)
 def test_ranks_that_read_the_same_samples_are_named(
-    sampler: str, kinds: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    sampler: str, found: list[tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
@@ -245,7 +254,7 @@ def test_ranks_that_read_the_same_samples_are_named(
     assert main(["doctor", "--learning", "--json", "--", *ranks, "train.py", sampler]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["processes"] == 2
-    assert [one["kind"] for one in told["findings"]] == kinds
+    assert [(one["kind"], one["sure"]) for one in told["findings"]] == found
 
 
 @pytest.mark.slow

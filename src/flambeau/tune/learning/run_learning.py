@@ -51,15 +51,23 @@ def same_samples(processes: Sequence[Seen]) -> list[Finding]:
     for first, second in itertools.combinations(processes, 2):
         if _shares_data(first) != _shares_data(second) or first["world"] == 1 or first["is_split"]:
             continue
-        samples, others = ({*_first_epoch(seen)} for seen in (first, second))
-        twice = len(samples & others)
-        if samples and twice >= 0.9 * len(samples):
-            loader = next(one for one in first["loaders"] if one["trained"])
-            text = (
-                f"{twice} of {len(samples)} samples of the first epoch of a rank are another's, too"
-            )
-            change = "use DistributedSampler, or give each rank its part of an IterableDataset"
-            return [Finding("ranks repeat samples", "certain", text, change, place(loader), harm=1)]
+        samples = [*_first_epoch(first)]
+        others = [*_first_epoch(second)]
+        different = {*samples}
+        twice = len(different & {*others})
+        has_many = len(different) >= 0.5 * len(samples) > 0  # else contents are equal by chance
+        if not has_many or twice < 0.9 * len(different):
+            continue
+        at_once = sum(one == other for one, other in zip(samples, others, strict=False))
+        # Ranks may also draw at random from all samples, each on its own.
+        sure = "certain" if at_once >= 0.9 * len(samples) else "look"
+        loader = next(one for one in first["loaders"] if one["trained"])
+        text = (
+            f"{twice} of {len(different)} samples of the first epoch of a rank are another's, too"
+        )
+        text += f"; {at_once} of them at the same time"
+        change = "use DistributedSampler, or give each rank its part of an IterableDataset"
+        return [Finding("ranks repeat samples", sure, text, change, place(loader), harm=1)]
     return []
 
 
