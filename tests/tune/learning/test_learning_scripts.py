@@ -414,6 +414,7 @@ def test_a_rate_that_is_too_large_comes_with_a_better_one(tmp_path: Path) -> Non
     assert "lr=0.03 took the loss from 1.43 to" in found.change
 
 
+@pytest.mark.slow
 def test_heads_that_are_joined_are_no_mixed_channels(tmp_path: Path) -> None:
     """(N, T, H, D) to (N * T, H * D), where T is by chance as large as H * D."""
     heads = (
@@ -432,6 +433,7 @@ def test_gradients_that_are_cleared_too_soon_were_there(tmp_path: Path) -> None:
     assert [one.kind for one in findings(tmp_path, source)] == ["zero_grad before step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
