@@ -340,8 +340,7 @@ class ModelWatch:
 
     def _note_frozen(self, tensor: Tensor, is_trained: bool) -> None:
         if isinstance(tensor, nn.Parameter) and self._is_open():
-            first, *others = [*user_lines(sys._getframe(2)), None]
-            caller = others[0] if others else None
+            first, caller, *_ = [*user_lines(sys._getframe(2)), None, None]
             if first is not None:
                 self._callers.setdefault(first, set()).add(caller)
             frozen = _Frozen(first, caller, time.monotonic())
@@ -352,7 +351,8 @@ class ModelWatch:
         frozen = self._frozen.get(id(p))
         if frozen is None or frozen.line is None or frozen.at_s < after_s:
             return None
-        return frozen.caller if len(self._callers[frozen.line]) > 1 else frozen.line
+        is_helper = len(self._callers[frozen.line]) > 1 and frozen.caller is not None
+        return frozen.caller if is_helper else frozen.line
 
     def _note_cut(self, tensor: Tensor) -> None:
         if tensor.grad_fn is not None and self._is_open():
