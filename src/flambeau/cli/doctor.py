@@ -160,6 +160,10 @@ def _check(arguments: argparse.Namespace, *, is_script: bool) -> None:
     if arguments.learning:
         if not is_script:
             raise InputError("--learning is only for a script: leave it out")
+        for name in ("no_trials", "rounds", "budget", "trace"):
+            if getattr(arguments, name):
+                flag = f"--{name.replace('_', '-')}"
+                raise InputError(f"{flag} is about time, not about learning: leave it out")
         defaults = {**defaults, "steps": 40}
     if not is_script:
         defaults, others = others, defaults
@@ -209,41 +213,28 @@ def _check_files(arguments: argparse.Namespace) -> None:
 def _of_script(arguments: argparse.Namespace) -> "Answer":
     if not 0.5 <= arguments.seconds <= 3600:
         raise InputError(f"--seconds must be from 0.5 to 3600, got {arguments.seconds:g}")
-    if arguments.learning:
-        return _of_learning(arguments)
-    limit_s = parse_seconds(arguments.limit, name="--limit")
-    from flambeau.tune.doctor.run_doctor import Options, answer_of, diagnose
-
-    options = Options(
-        seconds=arguments.seconds,
-        steps=arguments.steps,
-        budget_s=parse_seconds(arguments.budget, name="--budget"),
-        rounds=0 if arguments.no_trials else arguments.rounds,
-        trace=None if arguments.trace is None else f"{Path(arguments.trace).absolute()}",
-    )
-    words = [*arguments.rest, *(["--trust"] if arguments.trust else [])]
-    command = command_of(words, verb="doctor")
-    with script_of(command, arguments, limit_s=limit_s, verb="doctor") as script:
-        return answer_of(diagnose(script, options, say=lambda text: say(f"doctor: {text}")))
-
-
-def _of_learning(arguments: argparse.Namespace) -> "Answer":
-    for name in ("no_trials", "trace"):
-        if getattr(arguments, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise InputError(f"{flag} is about time, not about learning: leave it out")
-    from flambeau.tune.learning.run_learning import watch
-
     words = [*arguments.rest, *(["--trust"] if arguments.trust else [])]
     command = command_of(words, verb="doctor")
     limit_s = parse_seconds(arguments.limit, name="--limit")
     with script_of(command, arguments, limit_s=limit_s, verb="doctor") as script:
-        return watch(
-            script,
-            steps=arguments.steps,
+        if arguments.learning:
+            from flambeau.tune.learning.run_learning import watch
+
+            return watch(script, steps=arguments.steps, seconds=arguments.seconds, say=_say)
+        from flambeau.tune.doctor.run_doctor import Options, answer_of, diagnose
+
+        options = Options(
             seconds=arguments.seconds,
-            say=lambda text: say(f"doctor: {text}"),
+            steps=arguments.steps,
+            budget_s=parse_seconds(arguments.budget, name="--budget"),
+            rounds=0 if arguments.no_trials else arguments.rounds,
+            trace=None if arguments.trace is None else f"{Path(arguments.trace).absolute()}",
         )
+        return answer_of(diagnose(script, options, say=_say))
+
+
+def _say(text: str) -> None:
+    say(f"doctor: {text}")
 
 
 def _of_steps(target: str, arguments: argparse.Namespace) -> "Answer":

@@ -41,6 +41,7 @@ class Trial:
     Attributes:
         trainers: a dict per rank; see `StepWatch`.
         alone_per_s: batches per second of the loader alone.
+        crash: with which code the script ended after some steps, and what it said last; '' if it did not.
         inside_because: why stacks were not read from outside; '' if they were, or none at all.
     """
 
@@ -50,6 +51,7 @@ class Trial:
     machine: MachineWatch | None = None
     whole_s: float = 0.0
     failure: str | None = None
+    crash: str = ""
     inside_because: str = ""
 
     @property
@@ -91,7 +93,9 @@ class Script:
         began = time.monotonic()
         with signals_raise():
             try:
-                process = self.sandbox.start(self.command, folder, _environment(folder), output)
+                process = self.sandbox.start(
+                    self.command, folder, _environment(folder, plan), output
+                )
                 output.started()
                 ended = self._wait(process, folder, machine, sampler, end=began + self.limit_s)
                 machine.poll()
@@ -110,11 +114,14 @@ class Script:
                 if trace is not None and trace.exists():
                     shutil.copyfile(trace, str(plan.trace))
                 before_removal(folder)
-                if usable := [one for one in trial.trainers if one.get("steps")]:
-                    return dataclasses.replace(trial, trainers=usable)
-                failure = ended or self.sandbox.failure(folder) or _failure(process, folder)
                 said = self.sandbox.in_users_words(output.last_lines, folder)
-                failure += f"; it said last:\n{said}" if said else ", and said nothing"
+                said = f"; it said last:\n{said}" if said else ", and said nothing"
+                if usable := [one for one in trial.trainers if one.get("steps")]:
+                    code = process.returncode or 0
+                    crash = f"the script ended with code {code}{said}" if code > 0 else ""
+                    return dataclasses.replace(trial, trainers=usable, crash=crash)
+                failure = ended or self.sandbox.failure(folder) or _failure(process, folder)
+                failure += said
                 return dataclasses.replace(trial, trainers=[], workers=[], failure=failure)
             finally:
                 if sampler is not None:
@@ -161,7 +168,8 @@ class Script:
             world = json.loads(done[0].read_text(encoding="utf-8"))["world"]
             if len(done) >= max(training, min(world, os.cpu_count() or 1)):
                 results = _read_all(folder, _TRAINERS)
-                if not any("steps" in one for one in results):  # it ends, with an exit code
+                is_ending = any(one.get("is_ending") for one in results)
+                if is_ending or not any("steps" in one for one in results):  # with an exit code
                     with suppress(subprocess.TimeoutExpired):
                         process.wait(_EXIT_S)
                 return ""
@@ -194,10 +202,15 @@ def _raise_exit(number: int, _: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
-def _environment(folder: Path) -> dict[str, str]:
-    """The script's Python finds the watch; Weights & Biases writes to the disk, which is a sandbox."""
+def _environment(folder: Path, plan: Plan) -> dict[str, str]:
+    """The script's Python finds the watch; Weights & Biases writes to the disk, which is a sandbox.
+
+    A compiler would compile the watch of learning into the model, or fail at it: the model runs eagerly.
+    """
     paths = [f"{_STARTUP}", *filter(None, [os.environ.get("PYTHONPATH")])]
     changed = {"PYTHONPATH": os.pathsep.join(paths), "FLAMBEAU_WATCH": f"{folder}"}
+    if plan.learning:
+        changed |= {"TORCHDYNAMO_DISABLE": "1", "PYTORCH_JIT": "0"}
     if os.environ.get("WANDB_MODE") != "disabled":
         changed["WANDB_MODE"] = "offline"
     return {**os.environ, **changed}

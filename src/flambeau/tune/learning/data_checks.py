@@ -1,6 +1,11 @@
 """Whether batches, modes and random numbers are those of a training that learns."""
 
+import ast
+import itertools
+from pathlib import Path
+
 from flambeau.tune.learning.finding import Finding, Seen, notes_of, place
+from flambeau.tune.watch.learning.loss_course import falls
 
 _FEW = 5
 _SHARED = 0.05  # of the data of evaluation; a data set may hold some twice; chosen
@@ -22,8 +27,29 @@ def inputs(seen: Seen) -> list[Finding]:
     if 0 < std < 0.01 * max(mean, 0.01) and not seen["is_normalized"]:
         text = f"inputs hardly differ: {measured}"
         change = "scale inputs once, to mean 0 and deviation 1"
+        where = _assignment_before(*seen["input_line"]) or where
         return [Finding("inputs hardly differ", "likely", text, change, where)]
     return []
+
+
+def _assignment_before(file: str, line: int) -> str:
+    """The last line of a function that made a value which a line of it reads; '' if there is none."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, SyntaxError):
+        return ""
+    scope: ast.AST = tree
+    for node in ast.walk(tree):  # the innermost function comes last
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            scope = node if node.lineno <= line <= (node.end_lineno or 0) else scope
+    names = [node for node in ast.walk(scope) if isinstance(node, ast.Name)]
+    read = {one.id for one in names if one.lineno == line}
+    made = [
+        one.lineno
+        for one in names
+        if one.id in read and isinstance(one.ctx, ast.Store) and one.lineno < line
+    ]
+    return f"{file}:{max(made)}" if made else ""
 
 
 def batches(seen: Seen) -> list[Finding]:
@@ -105,17 +131,38 @@ def modes(seen: Seen) -> list[Finding]:
         text = f"{note['count']} batches were evaluated in train mode (dropout or BatchNorm)"
         change = "call model.eval() before"
         found.append(Finding("train mode", "certain", text, change, place(note), "FLB443"))
-    for note in notes_of(seen, "momentum"):
-        text = f"BatchNorm has momentum={note['last']['momentum']:g}: running statistics follow "
-        text += "too slowly" if note["last"]["momentum"] < 0.5 else "the last batch alone"
-        change = "leave it at 0.1; the 0.99 of TensorFlow is 0.01 here"
-        found.append(Finding("stale statistics", "likely", text, change, place(note)))
-    sizes = seen["batch_norms"]
-    if len(sizes) >= _FEW and sorted(sizes)[len(sizes) // 2] <= 2:
-        text = f"BatchNorm takes its statistics from batches of {sorted(sizes)[len(sizes) // 2]}"
-        change = "use larger batches, or GroupNorm"
-        where = place(seen["norm_line"])
-        found.append(Finding("tiny batches", "likely", text, change, where))
+    return found
+
+
+def normalization(seen: Seen) -> list[Finding]:
+    found = []
+    for note in notes_of(seen, "batch norm"):
+        values = max(note["first"]["values"], note["last"]["values"])
+        momentum = note["first"]["momentum"]
+        if note["count"] >= _FEW and values <= 2:
+            text = f"BatchNorm takes its statistics from {values} values per channel"
+            change = "use larger batches, or GroupNorm or LayerNorm"
+            found.append(Finding("tiny batches", "likely", text, change, place(note)))
+        if momentum is not None and not 0.002 <= momentum < 0.9:
+            is_high = momentum >= 0.9
+            sure = "likely" if is_high else "look"
+            what = "those of the last batch" if is_high else "nearly those at the start"
+            text = f"BatchNorm has momentum={momentum:g}: its statistics in evaluation are {what}"
+            change = "torch's momentum is the share of the new batch: 0.1 is usual"
+            found.append(Finding("stale statistics", sure, text, change, place(note)))
+    return found
+
+
+def permutations(seen: Seen) -> list[Finding]:
+    found = []
+    rows = notes_of(seen, "permutation")
+    for one, other in itertools.permutations(rows, 2):
+        is_next = one["file"] == other["file"] and 0 < other["line"] - one["line"] <= 3
+        is_pair = one["first"] == other["first"] and one["count"] == other["count"]
+        if is_next and is_pair and one["first"]["n"] > 16 and not falls(seen["losses"]):
+            text = f"{one['first']['n']} samples were permuted twice, and the loss does not fall"
+            change = "make one permutation, and index inputs and labels by it"
+            found.append(Finding("permuted apart", "likely", text, change, place(other), harm=3))
     return found
 
 
@@ -155,4 +202,4 @@ def weights(seen: Seen) -> list[Finding]:
     ]
 
 
-CHECKS = (inputs, batches, seeds, modes, evaluation_data, weights)
+CHECKS = (inputs, batches, seeds, permutations, modes, normalization, evaluation_data, weights)

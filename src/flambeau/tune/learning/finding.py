@@ -43,15 +43,5 @@ def notes_of(seen: Seen, kind: str) -> list[Mapping[str, Any]]:
     return [note for note in seen["notes"] if note["kind"] == kind]
 
 
-def falls(losses: list[float]) -> bool:
-    """Whether a loss is clearly lower at the end than at the beginning."""
-    few = max(1, len(losses) // 5)
-    if len(losses) < 5:
-        return False
-    first = sorted(losses[:few])[few // 2]
-    last = sorted(losses[-few:])[few // 2]
-    return last < first - 0.1 * abs(first)
-
-
 def of_parameters(count: int) -> str:
     return "1 parameter" if count == 1 else f"{count} parameters"

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from flambeau.tune.learning.finding import Finding, Seen, falls, notes_of, place
+from flambeau.tune.learning.finding import Finding, Seen, notes_of, place
+from flambeau.tune.watch.learning.loss_course import falls
 
 # Of notes that need no further figures: kind, how sure, text, what to change, lint rule, harm.
 _PLAIN: tuple[tuple[str, str, str, str, str, int], ...] = (
@@ -111,6 +112,55 @@ _PLAIN: tuple[tuple[str, str, str, str, str, int], ...] = (
         3,
     ),
     (
+        "log_softmax before cross_entropy",
+        "look",
+        "in {count} calls cross_entropy got log-probabilities, of which it takes log_softmax again",
+        "leave log_softmax out, or use nll_loss: the value is the same",
+        "",
+        1,
+    ),
+    (
+        "padding in the loss",
+        "likely",
+        "in {count} calls the end of each sequence, all of label {label}, was part of the loss: "
+        "{share:.0%} of the labels",
+        "leave padding out: cross_entropy(..., ignore_index={label}), if no real label has this number",
+        "",
+        2,
+    ),
+    (
+        "channels mixed",
+        "likely",
+        "in {count} calls outputs of shape {old} were reshaped to {new}, which mixes channels and places",
+        "move channels to the end first: outputs.movedim(1, -1).reshape(-1, channels)",
+        "",
+        3,
+    ),
+    (
+        "argmax over samples",
+        "likely",
+        "in {count} calls one-hot labels of shape {shape} went through argmax over the samples",
+        "take argmax(1), which gives the class of each sample",
+        "",
+        3,
+    ),
+    (
+        "average of itself",
+        "certain",
+        "in {count} calls lerp_ averaged a tensor with itself, which changes nothing",
+        "keep a copy of the weights in the average: parameter.detach().clone()",
+        "",
+        1,
+    ),
+    (
+        "losses add up",
+        "likely",
+        "in {count} steps backward began at a sum that holds the losses of earlier steps",
+        "call backward on the loss of the step, and add loss.item() to a running sum",
+        "",
+        2,
+    ),
+    (
         "dropout in evaluation",
         "certain",
         "dropout with p={p:g} was active in {count} calls while the model was in eval mode",
@@ -127,7 +177,7 @@ def plain_notes(seen: Seen) -> list[Finding]:
             kind,
             sure,
             text.format(count=note["count"], **note["last"]),
-            change,
+            change.format(**note["last"]),
             place(note),
             rule,
             harm,
@@ -203,7 +253,7 @@ def goes_up(seen: Seen) -> list[Finding]:
 
 
 def labels(seen: Seen) -> list[Finding]:
-    found = []
+    found = _absent(seen)
     for row in seen["classes"]:
         counts = row["counts"]
         total = sum(counts)
@@ -218,6 +268,46 @@ def labels(seen: Seen) -> list[Finding]:
         change = "keep inputs and labels in the same order: shuffle both by one permutation"
         where = place(seen["classes"][0]["where"]) if seen["classes"] else ""
         found.append(Finding("labels are shuffled", "certain", text, change, where, harm=3))
+    return found
+
+
+def _absent(seen: Seen) -> list[Finding]:
+    """Outputs for classes that no sample has."""
+    found = []
+    for row in seen["classes"]:
+        counts = row["counts"]
+        used = max((one + 1 for one, count in enumerate(counts) if count), default=0)
+        is_dense = all(counts[:used]) and 2 <= used <= 0.7 * len(counts)
+        if is_dense and sum(counts) >= 20 * len(counts):
+            text = f"{sum(counts)} labels reach from 0 to {used - 1}, and there are {len(counts)} outputs"
+            change = (
+                "give the model an output per class, or look whether labels were wrapped or lost"
+            )
+            found.append(Finding("classes never come", "look", text, change, place(row["where"])))
+    return found
+
+
+def weakened(seen: Seen) -> list[Finding]:
+    """What a script may do on purpose, and seldom does."""
+    found = []
+    for note in notes_of(seen, "times zero"):
+        if note["count"] >= 20 and note["count"] >= 0.9 * min(seen["backwards"], 40):
+            text = f"a part of the loss was multiplied by 0, {note['count']} times"
+            change = "leave the part out, or look for a division of whole numbers"
+            found.append(Finding("part times zero", "look", text, change, place(note)))
+    for note in notes_of(seen, "average hardly moves"):
+        if note["count"] >= 10:
+            share = note["last"]["share"]
+            text = (
+                f"an average moves by {share:.2g} per call: half of the way takes {0.7 / share:.0f}"
+            )
+            change = "use a decay such as 0.999, or one that grows with the steps"
+            found.append(Finding("average hardly moves", "look", text, change, place(note), harm=1))
+    for note in notes_of(seen, "policy"):
+        if note["count"] >= 10 and note["first"]["lowered"] and note["last"]["lowered"]:
+            text = "actions become less likely where what multiplies their log-probability is high"
+            change = "put a minus before the product, unless it is a cost"
+            found.append(Finding("sign of the policy", "look", text, change, place(note), harm=3))
     return found
 
 
@@ -242,4 +332,24 @@ def first_value(seen: Seen) -> list[Finding]:
     return []
 
 
-CHECKS = (plain_notes, empty, not_finite, goes_up, labels, first_value)
+def signs(seen: Seen) -> list[Finding]:
+    """A loss of one's own: the log-probability of the labels, without its minus."""
+    losses = seen["losses"]
+    if not losses or max(losses) > 0 or losses[-1] >= losses[0]:
+        return []
+    course = f"from {losses[0]:.3g} to {losses[-1]:.3g}"
+    return [
+        Finding(
+            "loss is maximized",
+            "certain",
+            f"the log-probability of the labels is minimized: {course}",
+            "put a minus before it, or use cross_entropy",
+            place(note),
+            harm=3,
+        )
+        for note in notes_of(seen, "picked log-probabilities")
+        if note["count"] >= 10 and note["first"]["lowered"] and note["last"]["lowered"]
+    ]
+
+
+CHECKS = (plain_notes, empty, not_finite, goes_up, signs, weakened, labels, first_value)

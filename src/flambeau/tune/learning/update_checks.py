@@ -1,20 +1,47 @@
 """Whether gradients reach all parameters, are cleared, and move them by a useful length."""
 
 import itertools
+import math
 from collections import defaultdict
 from typing import Any
 
-from flambeau.tune.learning.finding import Finding, Seen, falls, notes_of, of_parameters, place
+from flambeau.tune.learning.finding import Finding, Seen, notes_of, of_parameters, place
+from flambeau.tune.watch.learning.loss_course import falls, grows, is_better
 
 _FEW = 5  # steps before anything is said of all; chosen
 _TOO_FAR = 0.3  # of the weights per step, median; Adam at a usual rate moves 0.001 to 0.03
 _TOO_NEAR = 1e-5
+_TOO_NEAR_SGD = 2e-4  # where it is the only optimizer; chosen
+_DECAY = 0.01  # of the weights that decay removes in a step: half of them in 70 steps; chosen
+# Of notes: what was seen, what to change, lint rule.
+_CLIPPING = {
+    "clip of scaled gradients": (
+        "gradients were clipped before GradScaler.unscale_",
+        "call scaler.unscale_(optimizer) before clip_grad_norm_",
+        "FLB405",
+    ),
+    "step with scaled gradients": (
+        "steps were made with gradients that GradScaler had scaled",
+        "call scaler.step(optimizer) in place of optimizer.step()",
+        "",
+    ),
+    "clip after step": (
+        "gradients were clipped with no backward since the last step",
+        "clip between backward and step",
+        "FLB435",
+    ),
+}
 
 
 def clearing(seen: Seen) -> list[Finding]:
     found = []
     for one in seen["optimizers"]:
         watched = one["watched"]
+        if one["has_closure"] and one["closure_calls"] >= 10 and one["closure_clears"] <= 2:
+            text = f"gradients of all {one['closure_calls']} calls of the closure add up"
+            change = "call optimizer.zero_grad() in the closure, before backward"
+            line = place(one["step_line"])
+            found.append(Finding("no zero_grad", "certain", text, change, line, "FLB437", 3))
         if watched < _FEW or one["has_closure"]:
             continue
         if one["cleared"] <= 0.2 * watched:
@@ -24,7 +51,7 @@ def clearing(seen: Seen) -> list[Finding]:
             change = "call optimizer.zero_grad() in each step"
             line = place(one["step_line"])
             found.append(Finding("no zero_grad", "certain", text, change, line, "FLB437", 3))
-        elif one["cleared_too_soon"] > 0.8 * watched:
+        elif _is_cleared_too_soon(one):
             times = one["cleared_too_soon"]
             text = f"all gradients were cleared after backward, in {times} of {watched} steps"
             change = "call zero_grad before backward, or after step"
@@ -33,6 +60,11 @@ def clearing(seen: Seen) -> list[Finding]:
                 Finding("zero_grad before step", "certain", text, change, line, "FLB434", 3)
             )
     return found
+
+
+def _is_cleared_too_soon(optimizer: Seen) -> bool:
+    """Then nothing is known of gradients when it makes a step."""
+    return bool(optimizer["cleared_too_soon"] > 0.8 * max(optimizer["watched"], 1))
 
 
 def stepping(seen: Seen) -> list[Finding]:
@@ -63,13 +95,10 @@ def rates(seen: Seen) -> list[Finding]:
         most = max(rates)
         middle = ratios[len(ratios) // 2] if ratios else 0.0
         moved = f"a step changes the weights by {middle:.2g} of their length (median)"
-        made = next((place(note) for note in notes_of(seen, "schedule made")), where)
         summed = notes_of(seen, "summed")
         if most == 0:
-            where = made
             text = f"the rate was 0 in all {len(rates)} steps"
-            by = [row["where"] for row in seen["schedules"] if row["optimizer"] == one["where"]]
-            where = place(by[0]) if by else where
+            where = place(one["schedule_line"]) or where
             found.append(Finding("rate is zero", "certain", text, "set lr", where, "FLB448", 3))
         elif len(rates) >= 20 and rates[-20] < 1e-3 * most:
             steps = next(i for i, rate in enumerate(rates) if rate < 1e-3 * most)
@@ -81,17 +110,98 @@ def rates(seen: Seen) -> list[Finding]:
             continue
         elif middle > _TOO_FAR and not summed and not is_better(seen["losses"]):
             text = f"{moved}, at a rate of {rates[0]:.3g}, and the loss does not fall"
-            found.append(Finding("rate too large", "likely", text, "lower lr", where, harm=3))
-        elif 0 < middle < _TOO_NEAR and rates[-1] <= rates[0] and not falls(seen["losses"]):
+            change = f"lower lr{_tried(seen, is_lower=True)}"
+            found.append(Finding("rate too large", "likely", text, change, where, harm=3))
+        elif 0 < middle < _least(one, seen) and rates[-1] <= rates[0] and not falls(seen["losses"]):
             text = f"{moved}, at a rate of {rates[0]:.3g}, and the loss does not fall"
-            found.append(Finding("rate too small", "likely", text, "raise lr", where))
+            change = f"raise lr{_tried(seen, is_lower=False)}"
+            found.append(Finding("rate too small", "likely", text, change, where))
     return found
 
 
-def is_better(losses: list[float]) -> bool:
-    """Whether the last losses are below the very first one, which no step has changed yet."""
-    last = sorted(losses[-max(1, len(losses) // 5) :])
-    return falls(losses) and last[len(last) // 2] < 0.9 * losses[0]
+def _least(one: Seen, seen: Seen) -> float:
+    """The shortest step, of the weights, that is not too short for an optimizer."""
+    is_alone = sum(other["steps"] > 0 for other in seen["optimizers"]) == 1
+    is_plain = one["name"] == "SGD" and len(one["ratios"]) >= 20
+    return _TOO_NEAR_SGD if is_alone and is_plain else _TOO_NEAR
+
+
+def _tried(seen: Seen, *, is_lower: bool) -> str:
+    """What a lower or a higher rate made of one batch; '' if none was better."""
+    rows = [one for one in seen["rates"] if (one["factor"] < 1 if is_lower else one["factor"] > 1)]
+    rows = [one for one in rows if math.isfinite(one["last"])]
+    best = min(rows, key=lambda one: float(one["last"]), default=None)
+    if best is None or not best["last"] < 0.9 * best["first"]:
+        return ""
+    return (
+        f": of one batch, lr={best['rate']:.3g} took the loss from {best['first']:.3g} to "
+        f"{best['last']:.3g} in {best['steps']} steps"
+    )
+
+
+def by_heart(seen: Seen) -> list[Finding]:
+    """Where the loss does not fall: whether that of a single batch does."""
+    rows = [one for one in seen["by_heart"] if math.isfinite(one["last"])]
+    if falls(seen["losses"]) or len(seen["losses"]) < 20 or not rows:
+        return []
+    best = min(rows, key=lambda one: one["last"])
+    tried = (
+        f"{best['steps']} steps of Adam (lr={best['rate']:g}) on one batch took it from "
+        f"{best['first']:.3g} to {best['last']:.3g}"
+    )
+    where = place(seen["backward_line"])
+    if best["last"] > 0.8 * best["first"]:
+        text = f"the loss does not fall, and a batch cannot be learned by heart: {tried}"
+        change = (
+            "look at the inputs, the outputs, the labels and the scale of each: they may not fit"
+        )
+        return [Finding("batch not learned", "look", text, change, where)]
+    if best["last"] < 0.5 * best["first"]:
+        text = f"the loss does not fall, and {tried}: model and loss can learn"
+        change = "look whether labels belong to their inputs, and at the rate"
+        return [Finding("only by heart", "look", text, change, where)]
+    return []
+
+
+def diverging(seen: Seen) -> list[Finding]:
+    """The cause that is nearest to a loss that grows: a sum, parts that are added, or the rate."""
+    stepping = [one for one in seen["optimizers"] if one["steps"] >= _FEW]
+    losses = seen["losses"]
+    if len(stepping) != 1 or stepping[0]["name"] == "LBFGS" or not grows(losses):
+        return []
+    one = stepping[0]
+    course = f"the loss goes from {losses[0]:.3g} to {losses[-1]:.3g}"
+    for note in notes_of(seen, "summed"):
+        if note["first"]["samples"] >= 8:
+            text = f"the loss is the sum over {note['first']['samples']} samples, and {course}"
+            change = "use reduction='mean', or divide the rate by the number of samples"
+            return [Finding("summed loss", "likely", text, change, place(note), harm=3)]
+    parts = seen["backwards"] / max(one["steps"], 1)
+    if parts >= 2:
+        text = f"the gradients of {parts:.0f} backward passes are added for a step, and {course}"
+        change = "divide each loss by the number of parts"
+        line = place(seen["backward_line"])
+        return [Finding("parts not divided", "likely", text, change, line, "FLB419", 3)]
+    most = max(one["ratios"][:10], default=0.0)
+    if most <= 1:
+        return []
+    text = (
+        f"a step changed the weights by {most:.2g} of their length at a rate of "
+        f"{one['rates'][0]:.3g}, and {course}"
+    )
+    change = f"lower lr{_tried(seen, is_lower=True)}"
+    return [Finding("rate too large", "likely", text, change, place(one["where"]), harm=3)]
+
+
+def decay(seen: Seen) -> list[Finding]:
+    found = []
+    for one in seen["optimizers"]:
+        if one["steps"] >= _FEW and one["decay"] >= _DECAY:
+            text = f"weight decay removes {one['decay']:.2g} of the weights in each step"
+            change = "lower weight_decay: 0.0001 to 0.1 is usual"
+            where = place(one["where"])
+            found.append(Finding("decay too large", "likely", text, change, where, harm=3))
+    return found
 
 
 def accumulating(seen: Seen) -> list[Finding]:
@@ -108,6 +218,35 @@ def accumulating(seen: Seen) -> list[Finding]:
     change = f"divide the loss by {parts}"
     sure = "look" if falls(seen["losses"]) else "likely"
     return [Finding("sum of losses", sure, text, change, place(notes[0]), "FLB419", 1)]
+
+
+def left_over(seen: Seen) -> list[Finding]:
+    return [
+        Finding(
+            "gradients of two losses",
+            "likely",
+            f"in {note['count']} calls backward added to gradients of another loss, which the step of "
+            "another optimizer had used and left",
+            "call zero_grad of this optimizer before backward, or detach what the other loss reads",
+            place(note),
+        )
+        for note in notes_of(seen, "gradients of two losses")
+        if note["count"] >= _FEW
+    ]
+
+
+def listed_twice(seen: Seen) -> list[Finding]:
+    return [
+        Finding(
+            "listed twice",
+            "certain",
+            f"{of_parameters(one['listed_twice'])} stand twice in {one['name']}: each step moves them twice",
+            "give each parameter to the optimizer once",
+            place(one["where"]),
+        )
+        for one in seen["optimizers"]
+        if one["listed_twice"] and one["steps"]
+    ]
 
 
 def twice_owned(seen: Seen) -> list[Finding]:
@@ -130,6 +269,8 @@ def twice_owned(seen: Seen) -> list[Finding]:
 def parameters(seen: Seen) -> list[Finding]:
     if not any(one["steps"] >= _FEW for one in seen["optimizers"]):
         return []
+    if any(_is_cleared_too_soon(one) for one in seen["optimizers"]):
+        return []
     rows = seen["parameters"]
     models: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -138,6 +279,7 @@ def parameters(seen: Seen) -> list[Finding]:
         row for row in rows if row["optimizer"] and row["requires_grad"] and not row["has_grad"]
     ]
     found = _detached([row for row in no_gradient if row["model"] and row["ran"]], seen)
+    found += _frozen(rows)
     found += _unregistered([row for row in rows if not row["is_registered"]], seen)
     elsewhere = [row for row in no_gradient if not row["model"]]
     for model, some in models.items():
@@ -153,6 +295,18 @@ def parameters(seen: Seen) -> list[Finding]:
         if model and left_out and (has_owned or elsewhere):
             found.append(_left_out(left_out, some, elsewhere, seen))
     return found
+
+
+def _frozen(rows: list[dict[str, Any]]) -> list[Finding]:
+    """Parameters that were given to an optimizer before they were frozen."""
+    some = [row for row in rows if row["optimizer"] and row["ran"] and place(row["frozen"])]
+    some = [row for row in some if not row["requires_grad"]]
+    if not some:
+        return []
+    names = ", ".join(row["name"] or "a parameter without a name" for row in some[:3])
+    text = f"{of_parameters(len(some))} in the optimizer are frozen since this line: {names}"
+    change = "set requires_grad = True again, or give the optimizer only what is trained"
+    return [Finding("frozen", "look", text, change, place(some[0]["frozen"]))]
 
 
 def _left_out(
@@ -244,15 +398,7 @@ def dead(seen: Seen) -> list[Finding]:
 
 def clipping(seen: Seen) -> list[Finding]:
     found = []
-    texts = (
-        ("clip of scaled gradients", "gradients were clipped before GradScaler.unscale_",
-         "call scaler.unscale_(optimizer) before clip_grad_norm_", "FLB405"),
-        ("step with scaled gradients", "steps were made with gradients that GradScaler had scaled",
-         "call scaler.step(optimizer) in place of optimizer.step()", ""),
-        ("clip after step", "gradients were clipped with no backward since the last step",
-         "clip between backward and step", "FLB435"),
-    )  # fmt: skip  # a row per kind
-    for kind, text, change, rule in texts:
+    for kind, (text, change, rule) in _CLIPPING.items():
         for note in notes_of(seen, kind):
             if note["count"] >= _FEW:
                 whole = f"{text}, {note['count']} times"
@@ -285,9 +431,13 @@ def schedules(seen: Seen) -> list[Finding]:
 CHECKS = (
     clearing,
     stepping,
+    diverging,
     rates,
+    decay,
     accumulating,
     twice_owned,
+    listed_twice,
+    left_over,
     parameters,
     dead,
     saturated,

@@ -57,7 +57,7 @@ def _begin(folder: Path) -> None:
     from flambeau.tune.watch.worker_watch import watch_worker
 
     plan = Plan.read(folder)
-    if "learning" in plan.change:
+    if plan.learning:
         from flambeau.tune.watch.learning.watch import watch_learning
 
         watch_learning(folder, plan)

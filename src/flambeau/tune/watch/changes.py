@@ -11,7 +11,6 @@ By name, with their values:
 - optimizers: fused, foreach, set_to_none;
 - the model, that is every module with trainable parameters that is called from outside of modules:
   channels_last, autocast (the name of a dtype), compile;
-- what a training learns from is watched in place of its time, see `learning/`: learning (true);
 - calls that wait for the device, see `waiting_calls.py`: skip_waits (lines).
 """
 

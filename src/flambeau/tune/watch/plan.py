@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ class Plan:
         steps, seconds: minimum of the window, at most four times the seconds.
         short_s: shorter steps are watched in slices, to cost at most 1 %.
         change: what is done differently, by name; see `changes.py`.
+        learning: what the training learns from is watched in place of its time; see `learning/`.
+        end: by time.time(); what was seen of learning is written before a step that would go beyond it.
         is_outside: stacks are read from outside where possible.
     """
 
@@ -29,6 +32,8 @@ class Plan:
     short_s: float = 0.0005
     change: dict[str, Any] = dataclasses.field(default_factory=dict)
     trace: str | None = None
+    learning: bool = False
+    end: float = math.inf
     is_outside: bool = False
 
     def write(self, folder: Path) -> None:

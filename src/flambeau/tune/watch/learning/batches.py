@@ -2,17 +2,20 @@
 
 import functools
 import random
+import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import numpy
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from flambeau.tune.watch.code_origin import origin_of_file
 from flambeau.tune.watch.learning.measures import row_hashes, tensors_in
 from flambeau.tune.watch.learning.notes import Notes, line_here
-from flambeau.tune.watch.stack_phases import CodeLocation
+from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs
 
 _MOST_BATCHES = 400  # whose content is kept; chosen
 
@@ -25,6 +28,7 @@ class LoaderSeen:
         self.iterations = self.batches = self.trained = self.without_gradients = 0
         self.epochs: list[int] = []
         self.samples: list[list[int]] = []
+        self.first_epoch: list[int] = []
         self.one_class = self.labelled = 0
         self.classes: set[int] = set()
         self.same_rows = self.constant = self.not_finite = 0
@@ -38,6 +42,7 @@ class BatchWatch:
         self.seen: dict[int, LoaderSeen] = {}
         self.last: LoaderSeen | None = None
         self.steps = 0
+        self.made: dict[int, CodeLocation] = {}  # by id of the data set
 
     def install(self) -> None:
         iterate = DataLoader.__iter__
@@ -53,6 +58,8 @@ class BatchWatch:
             return watch._batches(iterate(self), seen)
 
         DataLoader.__iter__ = iterate_watched  # type: ignore[method-assign]
+        self._watch_randperm()
+        self._watch_datasets()
         for owner, name in ((torch, "manual_seed"), (random, "seed"), (numpy.random, "seed")):
             self._watch_seed(owner, name)
 
@@ -75,6 +82,31 @@ class BatchWatch:
 
         setattr(owner, name, seed)
 
+    def _watch_datasets(self) -> None:
+        """Lines at which data sets are made."""
+        inherited = Dataset.__new__
+
+        @functools.wraps(inherited)
+        def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            is_plain = inherited is object.__new__  # which takes no arguments
+            one = inherited(cls) if is_plain else inherited(cls, *args, **kwargs)
+            if (where := line_here()) is not None:
+                self.made[id(one)] = where
+            return one
+
+        setattr(Dataset, "__new__", staticmethod(new))  # noqa: B010
+
+    def _watch_randperm(self) -> None:
+        function = torch.randperm
+
+        @functools.wraps(function)
+        def randperm(n: int, *args: Any, **kwargs: Any) -> Tensor:
+            if self._is_open() and not is_torchs(sys._getframe(1)):  # a sampler's is torch's
+                self._notes.add("permutation", line_here(), n=n)
+            return function(n, *args, **kwargs)
+
+        setattr(torch, "randperm", randperm)  # noqa: B010
+
     def _look(self, seen: LoaderSeen, batch: Any) -> None:
         self.last = seen
         seen.batches += 1
@@ -87,6 +119,8 @@ class BatchWatch:
         inputs = tensors[0]
         hashes = row_hashes(inputs)
         seen.samples.append(hashes)
+        if seen.iterations == 1:
+            seen.first_epoch += hashes
         if len(hashes) > 1:
             seen.same_rows += len(set(hashes)) == 1
         if torch.is_floating_point(inputs) and inputs.numel() > 1:
@@ -135,13 +169,12 @@ def _row(seen: LoaderSeen) -> dict[str, Any]:
     code = getattr(getattr(type(loader.dataset), "__getitem__", None), "__code__", None)
     is_users = code is not None and origin_of_file(code.co_filename).owner == "user"
     return {
-        "item": [code.co_filename, code.co_firstlineno] if code and is_users else ["", 0],
+        "item": [code.co_filename, _last_line(code)] if code and is_users else ["", 0],
         "file": seen.where.file if seen.where else "",
         "line": seen.where.line if seen.where else 0,
         "iterations": seen.iterations,
         "batches": seen.batches,
         "trained": seen.trained,
-        "without_gradients": seen.without_gradients,
         "epochs": seen.epochs,
         "different_batches": len(set(filled)),
         "hashed_batches": len(filled),
@@ -155,5 +188,10 @@ def _row(seen: LoaderSeen) -> dict[str, Any]:
         "classes": len(seen.classes),
         "workers": loader.num_workers,
         "is_iterable": isinstance(loader.dataset, IterableDataset),
-        "hashes": samples[:20_000],
+        "first_epoch": seen.first_epoch[:20_000],
     }
+
+
+def _last_line(code: CodeType) -> int:
+    """That of the last statement: what is returned."""
+    return max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)

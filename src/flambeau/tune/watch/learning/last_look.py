@@ -1,4 +1,4 @@
-"""What is looked at when the watch ends, on copies: the script goes no further."""
+"""What is looked at when the watch ends: the script goes no further."""
 
 import time
 from typing import Any
@@ -7,22 +7,25 @@ from torch.utils.data import Dataset, IterableDataset
 
 from flambeau.tune.watch.learning.batches import BatchWatch, LoaderSeen
 from flambeau.tune.watch.learning.measures import row_hashes, tensors_in
-from flambeau.tune.watch.learning.models import ModelWatch
+from flambeau.tune.watch.learning.notes import as_pair
+from flambeau.tune.watch.stack_phases import CodeLocation
 
 _MOST_SAMPLES = 3000  # of a data set that are compared by content; chosen
 _MOST_S = 5.0
 _FEW = 6
 
 
-def last_look(models: ModelWatch, batches: BatchWatch) -> dict[str, Any]:
-    """Data of evaluation beside those of training, and whether a causal model sees what it predicts."""
+def last_look(batches: BatchWatch) -> dict[str, Any]:
+    """Data of evaluation beside those of training, and whether they are the same when read again."""
     loaders = list(batches.seen.values())
     training = [one for one in loaders if one.trained]
     others = [one for one in loaders if not one.trained and one.batches]
-    return {"shared": _shared(training, others), "augmented": _augmented(others)}
+    return {"shared": _shared(training, others, batches.made), "augmented": _augmented(others)}
 
 
-def _shared(training: list[LoaderSeen], others: list[LoaderSeen]) -> list[dict[str, Any]]:
+def _shared(
+    training: list[LoaderSeen], others: list[LoaderSeen], made: dict[int, CodeLocation]
+) -> list[dict[str, Any]]:
     rows = []
     for other in others:
         for one in training:
@@ -34,7 +37,8 @@ def _shared(training: list[LoaderSeen], others: list[LoaderSeen]) -> list[dict[s
             samples = _contents(second)
             if samples:
                 twice = sum(sample in known for sample in samples)
-                rows.append({"where": _place(other), "twice": twice, "samples": len(samples)})
+                where = as_pair(made.get(id(second)) or other.where)
+                rows.append({"where": where, "twice": twice, "samples": len(samples)})
     return rows
 
 
@@ -49,7 +53,7 @@ def _augmented(others: list[LoaderSeen]) -> list[dict[str, Any]]:
         pairs = [(_content(dataset[i]), _content(dataset[i])) for i in range(count)]
         differ = sum(one != two for one, two in pairs)
         if differ:
-            rows.append({"where": _place(other), "differ": differ, "samples": count})
+            rows.append({"where": as_pair(other.where), "differ": differ, "samples": count})
     return rows
 
 
@@ -81,7 +85,3 @@ def _contents(dataset: Dataset[Any]) -> list[int]:
 def _content(sample: Any) -> int | None:
     tensors = list(tensors_in(sample))
     return next(iter(row_hashes(tensors[0].unsqueeze(0))), None) if tensors else None
-
-
-def _place(seen: LoaderSeen) -> list[Any]:
-    return ["", 0] if seen.where is None else [seen.where.file, seen.where.line]

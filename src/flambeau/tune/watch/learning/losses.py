@@ -4,6 +4,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,8 +30,25 @@ _REGRESSIONS = "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"
 _MOST_PAIRS = 20_000  # samples whose labels are kept; chosen
 
 
+@dataclass(frozen=True)
+class LossCall:
+    """A call of a loss.
+
+    Attributes:
+        arguments: those beside the output of the model, by name.
+        shape: of that output.
+        value: None of several values.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: dict[str, Any]
+    shape: torch.Size
+    value: float | None
+
+
 class LossWatch:
-    """Looks at each call of a loss while `is_open`; `called` gets the loss, its value and its line.
+    """Looks at each call of a loss while `is_open`; `called` gets it and the output of the model.
 
     Attributes:
         inputs: content of the samples of the last call of the model, whose labels come now.
@@ -41,7 +59,7 @@ class LossWatch:
         self,
         notes: Notes,
         is_open: Callable[[], bool],
-        called: Callable[[str, Tensor, CodeLocation | None], None],
+        called: Callable[[LossCall, Tensor], None],
     ) -> None:
         self._notes, self._is_open, self._called = notes, is_open, called
         self.without_gradients: Callable[[], None] = lambda: None
@@ -73,7 +91,11 @@ class LossWatch:
             loss = function(*args, **kwargs)
             if given and is_plain(loss):
                 with torch.no_grad():
-                    self._called(name, loss, where)
+                    value = float(loss) if loss.numel() == 1 else None
+                    predicted = given["input"]
+                    rest = {key: one for key, one in given.items() if key != "input"}
+                    call = LossCall(name, function, rest, predicted.shape, value)
+                    self._called(call, predicted)
                     self._first_value(name, given, loss, where)
             return loss
 
@@ -86,12 +108,12 @@ class LossWatch:
         if not predicted.requires_grad:
             return
         if given.get("reduction") == "sum":
-            self._notes.add("summed", where, loss=name, samples=len(predicted))
+            self._notes.add("summed", where, samples=len(predicted))
         if name == "cross_entropy":
             self._cross_entropy(predicted, given, where)
         elif name == "nll_loss":
             if (predicted > 1e-3).any():
-                self._notes.add("nll of no logarithms", where, probabilities=is_softmax(predicted))
+                self._notes.add("nll of no logarithms", where)
             self._count_classes(predicted, given, where)
         elif name.startswith("binary"):
             self._binary(name, predicted, target, where)
@@ -127,6 +149,8 @@ class LossWatch:
         maker = made_by(predicted)
         if is_softmax(predicted):
             self._notes.add("softmax before cross_entropy", where, classes=predicted.shape[1])
+        elif maker.startswith("LogSoftmax"):
+            self._notes.add("log_softmax before cross_entropy", where)
         elif maker.startswith(("Sigmoid", "Relu", "Tanh")):
             what = next(one for one in ("sigmoid", "relu", "tanh") if maker.lower().startswith(one))
             self._notes.add("activation before cross_entropy", where, what=what)
@@ -139,9 +163,27 @@ class LossWatch:
         ids = self.ids
         is_alike = ids is not None and ids.numel() == target.numel() > 8
         if is_alike and ids is not None and bool((ids.flatten() == target.flatten()).all()):
-            self._notes.add("labels are the inputs", where, tokens=target.numel())
+            self._notes.add("labels are the inputs", where)
+        self._look_at_padding(given, where)
         self._count_classes(predicted, given, where)
         self._pair(target)
+
+    def _look_at_padding(self, given: dict[str, Any], where: CodeLocation | None) -> None:
+        """Whether one label stands at the end of sequences, just where the model read one number."""
+        ids = self.ids
+        target = given["target"]
+        is_weighted = given.get("weight") is not None or given.get("reduction") == "none"
+        if ids is None or ids.ndim != 2 or target.numel() != ids.numel() or is_weighted:
+            return
+        labels = target.reshape(ids.shape)
+        padding = labels == labels.flatten().mode().values
+        share = float(padding.float().mean())
+        is_last = bool((padding[:, 1:] >= padding[:, :-1]).all()) and not bool(padding.all())
+        filled = ids[padding]
+        label = int(labels[padding][0])
+        is_same = bool((filled == filled[0]).all()) and bool(((ids == filled[0]) == padding).all())
+        if share >= 0.2 and is_last and is_same and label != given.get("ignore_index", -100):
+            self._notes.add("padding in the loss", where, share=share, label=label)
 
     def _count_classes(
         self, predicted: Tensor, given: dict[str, Any], where: CodeLocation | None

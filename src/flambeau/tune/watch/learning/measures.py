@@ -1,6 +1,7 @@
 """Figures of tensors, taken without changing them and without random numbers."""
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 _MOST_ROWS = 256  # of a batch that are compared by content; chosen
 _MOST_BYTES = 2**20  # of a row
+_MOST_NODES = 100  # of a sum that are looked through; chosen
 _SHAPES_ONLY = (
     "View",
     "Squeeze",
@@ -45,6 +47,18 @@ def is_bare_clamp(tensor: Tensor) -> bool:
     return False
 
 
+def is_added(total: Tensor, node: Any) -> bool:
+    """Whether a tensor is a sum with the result of a node of autograd in it."""
+    some = [total.grad_fn]
+    for _ in range(_MOST_NODES):
+        one = some.pop() if some else None
+        if one is None or one is node:
+            return one is not None
+        if one.name().startswith("Add"):
+            some += [after for after, _ in one.next_functions if after is not None]
+    return False
+
+
 def is_mean_of_logarithms(loss: Tensor) -> bool:
     """Whether a loss is log_softmax, picked and averaged, with nothing that turns its sign."""
     node = loss.grad_fn
@@ -67,14 +81,18 @@ def tensors_in(values: Any) -> Iterator[Tensor]:
 
 
 def row_hashes(tensor: Tensor) -> list[int]:
-    """A number per sample, equal where the contents are; empty where samples are too large or too small."""
+    """A number per sample, equal where the contents are, in any process.
+
+    Empty where samples are too large or too small.
+    """
     if tensor.ndim < 1 or not tensor.numel() or tensor.is_sparse or tensor.is_meta:
         return []
     rows = tensor.detach()[:_MOST_ROWS].contiguous().cpu()
     if not 8 <= rows[0].nbytes <= _MOST_BYTES:
         return []
     raw = rows.view(torch.uint8) if rows.ndim > 1 else rows.unsqueeze(1).view(torch.uint8)
-    return [hash(row.numpy().tobytes()) for row in raw.flatten(1)]
+    contents = (blake2b(row.numpy().tobytes(), digest_size=8) for row in raw.flatten(1))
+    return [int.from_bytes(content.digest()) for content in contents]
 
 
 def spread_of(tensor: Tensor) -> dict[str, float]:
@@ -97,5 +115,11 @@ def is_softmax(tensor: Tensor, dim: int = 1) -> bool:
 
 
 def is_plain(tensor: Any) -> bool:
-    """Whether a value can be measured: a tensor with numbers, and none that torch.compile traces."""
-    return isinstance(tensor, Tensor) and tensor.numel() > 0 and not tensor.is_meta
+    """Whether a value can be measured: a tensor with numbers, and none that stands for others, as in vmap."""
+    if not isinstance(tensor, Tensor) or not tensor.numel() or tensor.is_meta:
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # of torch.func, or sparse
+        return False
+    return True

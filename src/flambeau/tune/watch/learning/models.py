@@ -2,11 +2,14 @@
 
 import functools
 import sys
+import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import (
@@ -17,7 +20,8 @@ from torch.nn.modules.module import (
 from flambeau.tune.watch.code_origin import origin_of
 from flambeau.tune.watch.learning.measures import is_plain, row_hashes, spread_of, tensors_in
 from flambeau.tune.watch.learning.notes import Notes, line_here
-from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs, user_line
+from flambeau.tune.watch.learning.rehearsal import ModelCall, output_of
+from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs, user_line, user_lines
 
 _BATCH_NORMS = nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 _INSTANCE_NORMS = nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d
@@ -26,6 +30,13 @@ _FIRST_LAYERS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.RNNBase
 _DROPOUTS = nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout
 _DIFFERENT = 8  # numbers of a sample that is not met twice by chance; chosen
 _MODES = (*_BATCH_NORMS, *_DROPOUTS)
+_EVALUATION = {"val", "valid", "validate", "validation", "eval", "evaluate", "evaluation", "test"}
+
+
+class _Frozen(NamedTuple):
+    line: CodeLocation | None
+    caller: CodeLocation | None
+    at_s: float
 
 
 class RootSeen:
@@ -34,8 +45,7 @@ class RootSeen:
     def __init__(self, module: nn.Module, where: CodeLocation | None) -> None:
         self.module, self.where = module, where
         self.has_modes = any(isinstance(one, _MODES) for one in module.modules())
-        self.calls = 0
-        self.modes: list[bool] = []  # of the calls that a backward pass followed
+        self.trained = 0  # calls that a backward pass followed
         self.was_in_train = False
         self.pending: bool | None = None
         self.pending_line: CodeLocation | None = None
@@ -48,20 +58,15 @@ class ModelWatch:
         self._notes, self._is_open = notes, is_open
         self.roots: dict[int, RootSeen] = {}
         self.ran: dict[int, tuple[Tensor, str]] = {}
-        self.ran_with_gradients: set[int] = set()
         self.strangers: dict[str, list[int]] = {}
         self.stranger_lines: dict[str, CodeLocation | None] = {}
         self.firsts: list[dict[str, float]] = []
         self.first_line: CodeLocation | None = None
         self.first_is_normalized: bool | None = None
         self.hashes: list[int] = []
-        self.ids: Tensor | None = None
+        self.calls: list[ModelCall] = []  # the first two since the last backward pass
         self.relus: dict[int, list[float]] = {}
-        self.batch_norms: list[int] = []
-        self.loaded: list[dict[str, Any]] = []
-        self.evaluated: Callable[[RootSeen, bool, CodeLocation | None], None] = (
-            lambda root, training, line: None
-        )
+        self.evaluates: Callable[[], bool] = lambda: False
         self.forwarded: Callable[[list[int], Tensor | None], None] = lambda samples, ids: None
         self._stack: list[nn.Module] = []
         self._known: set[int] = set()
@@ -69,15 +74,16 @@ class ModelWatch:
         self._kept: list[nn.Module] = []
         self._is_first_root = True
         self._last_leaf: nn.Module = nn.Identity()
-        self.made: weakref.WeakKeyDictionary[nn.Module, CodeLocation] = weakref.WeakKeyDictionary()
+        self._made: dict[int, tuple[weakref.ref[nn.Module], CodeLocation]] = {}
         self.initialized: dict[int, CodeLocation] = {}
         self.lines: dict[int, CodeLocation | None] = {}
         self.run_lines: dict[int, CodeLocation | None] = {}
         self.without_gradients: dict[int, CodeLocation | None] = {}
-        self.norm_line: CodeLocation | None = None
         self.last_cut: CodeLocation | None = None
+        self._frozen: dict[int, _Frozen | None] = {}
+        self._callers: dict[CodeLocation, set[CodeLocation | None]] = {}
         self.no_grad_line: CodeLocation | None = None
-        self._judged: tuple[RootSeen, CodeLocation | None] | None = None
+        self._judged: CodeLocation | None = None
 
     def install(self) -> None:
         register_module_forward_pre_hook(self._before)
@@ -87,6 +93,7 @@ class ModelWatch:
         self._watch_loading()
         self._watch_origins()
         self._watch_cuts()
+        self._watch_freezing()
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if torch.compiler.is_compiling():
@@ -102,6 +109,9 @@ class ModelWatch:
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._stack and self._stack[-1] is module:
             self._stack.pop()
+            is_root = not self._stack and torch.is_grad_enabled() and self._is_open()
+            if is_root and len(self.calls) < 2:
+                self.calls.append(ModelCall(module, args, output_of(output)))
         if isinstance(module, nn.Sigmoid | nn.Tanh) and self._is_open() and is_plain(output):
             self._note_saturation(module, output.detach())
         is_looked_at = isinstance(module, nn.ReLU) and torch.is_grad_enabled() and self._is_open()
@@ -124,32 +134,32 @@ class ModelWatch:
             return
         where = line_here(3)
         root = self.roots.setdefault(id(module), RootSeen(module, where))
-        root.calls += 1
         self._known = {id(p) for p in module.parameters()}
         self._leaf = 0
         tensors = list(tensors_in(args))
         if torch.is_grad_enabled():
             root.pending = self._mode_of(root)
             root.pending_line = where
-            if self._is_open() and tensors:
+            if self._is_open() and tensors and is_plain(tensors[0]):
                 self.hashes = row_hashes(tensors[0])
                 whole = not torch.is_floating_point(tensors[0])
-                self.ids = tensors[0].detach() if whole else None
                 is_rich = not whole and len(tensors[0]) > 0
                 is_rich = is_rich and len(torch.unique(tensors[0][0].detach())) >= _DIFFERENT
                 samples = self.hashes if is_rich and self._is_first_root else []
-                self.forwarded(samples, self.ids)
+                self.forwarded(samples, tensors[0].detach() if whole else None)
                 self._is_first_root = False
         else:
-            in_training = self._mode_of(root)
-            self.evaluated(root, in_training, where)
-            is_wrong = in_training and root.has_modes and root.was_in_train
-            self._judged = (root, where) if is_wrong else None
+            is_evaluation = self.evaluates()
+            # Dropout alone in train mode draws several predictions, on purpose.
+            in_training = root.module.training and self._mode_of(root)
+            self._judged = where if in_training and root.has_modes and root.was_in_train else None
+            if is_evaluation or _is_named_evaluation(sys._getframe(2)):
+                self.loss_without_gradients()
 
     def loss_without_gradients(self) -> None:
         """A loss that only judges follows a call of a model in train mode."""
         if self._judged is not None:
-            self._notes.add("evaluation in train mode", self._judged[1])
+            self._notes.add("evaluation in train mode", self._judged)
             self._judged = None
 
     def _mode_of(self, root: RootSeen) -> bool:
@@ -176,7 +186,9 @@ class ModelWatch:
             self.ran.setdefault(id(p), (p, f"{type(module).__name__}.{name}"))
             self.lines.setdefault(id(p), self._own_line(module, p))
             self.run_lines.setdefault(id(p), where)
-            if not with_gradients:
+            if with_gradients:
+                self.without_gradients[id(p)] = None
+            else:
                 self.without_gradients.setdefault(id(p), self.no_grad_line or where)
             if id(p) not in self._known and p.requires_grad:
                 kind = type(module).__name__
@@ -185,30 +197,33 @@ class ModelWatch:
                 self._kept.append(module)
                 self.stranger_lines.setdefault(kind, line_here(4))
         if isinstance(module, _BATCH_NORMS) and module.training and args and with_gradients:
-            self.batch_norms.append(int(args[0].shape[0]))
-            made = self.made.get(module)
-            self.norm_line = self.norm_line or made
-            momentum = module.momentum
-            if momentum is not None and not 0.002 < momentum < 0.9 and module.track_running_stats:
-                self._notes.add("momentum", made, momentum=momentum)
+            values = args[0].numel() // max(args[0].shape[1], 1) * _num_ranks(module)
+            momentum = module.momentum if module.track_running_stats else None
+            made = self._made_at(module)
+            self._notes.add("batch norm", made, values=values, momentum=momentum)
 
     def _own_line(self, module: nn.Module, p: Tensor) -> CodeLocation | None:
         """Where a parameter was set to values of the user's, or its module was made."""
-        return self.initialized.get(id(p)) or self.made.get(module)
+        return self.initialized.get(id(p)) or self._made_at(module)
+
+    def _made_at(self, module: nn.Module) -> CodeLocation | None:
+        known, where = self._made.get(id(module), (None, None))
+        return where if known is not None and known() is module else None
 
     def backward_came(self) -> None:
         self._is_first_root = True
+        self.calls = []
         if self.last_cut is not None and self._is_open():
             self._notes.add("cut", self.last_cut)
         self.last_cut = None
         for root in self.roots.values():
             if root.pending is not None:
-                root.modes.append(root.pending)
+                root.trained += 1
                 root.was_in_train |= root.pending
                 # Frozen statistics or a frozen part: the model itself is in train mode.
                 is_evaluating = not root.pending and not root.module.training
                 if is_evaluating and root.was_in_train and root.has_modes:
-                    self._notes.add("trains in eval mode", root.pending_line, after=len(root.modes))
+                    self._notes.add("trains in eval mode", root.pending_line, after=root.trained)
                 root.pending = None
 
     # ------------------------------------------------------------ functions
@@ -266,7 +281,8 @@ class ModelWatch:
         def init(module: nn.Module, *args: Any, **kwargs: Any) -> None:
             make(module, *args, **kwargs)
             if (where := line_here()) is not None:
-                self.made[module] = where
+                # By id: metrics are modules whose hash is that of their state, which comes later.
+                self._made[id(module)] = weakref.ref(module), where
 
         setattr(nn.Module, "__init__", init)  # noqa: B010
         for name in ("zeros_", "ones_", "constant_", "normal_", "uniform_"):
@@ -306,6 +322,38 @@ class ModelWatch:
 
         setattr(torch.no_grad, "__enter__", enter_noted)  # noqa: B010
 
+    def _watch_freezing(self) -> None:
+        """Lines that turn gradients off, and those that called them: a helper serves several."""
+        descriptor: Any = Tensor.requires_grad
+        method = Tensor.requires_grad_
+
+        def turn(tensor: Tensor, value: bool) -> None:
+            self._note_frozen(tensor, value)
+            descriptor.__set__(tensor, value)
+
+        def turn_by_method(tensor: Tensor, requires_grad: bool = True) -> Tensor:
+            self._note_frozen(tensor, requires_grad)
+            return method(tensor, requires_grad)
+
+        setattr(Tensor, "requires_grad", property(descriptor.__get__, turn))  # noqa: B010
+        setattr(Tensor, "requires_grad_", turn_by_method)  # noqa: B010
+
+    def _note_frozen(self, tensor: Tensor, is_trained: bool) -> None:
+        if isinstance(tensor, nn.Parameter) and self._is_open():
+            first, caller, *_ = [*user_lines(sys._getframe(2)), None, None]
+            if first is not None:
+                self._callers.setdefault(first, set()).add(caller)
+            frozen = _Frozen(first, caller, time.monotonic())
+            self._frozen[id(tensor)] = None if is_trained else frozen
+
+    def frozen_at(self, p: Tensor, *, after_s: float) -> CodeLocation | None:
+        """The line that turned its gradient off since; that of its caller where there were several."""
+        frozen = self._frozen.get(id(p))
+        if frozen is None or frozen.line is None or frozen.at_s < after_s:
+            return None
+        is_helper = len(self._callers[frozen.line]) > 1 and frozen.caller is not None
+        return frozen.caller if is_helper else frozen.line
+
     def _note_cut(self, tensor: Tensor) -> None:
         if tensor.grad_fn is not None and self._is_open():
             frame = sys._getframe(2)
@@ -324,3 +372,16 @@ class ModelWatch:
             return result
 
         setattr(nn.Module, "load_state_dict", load_state_dict)  # noqa: B010
+
+
+def _is_named_evaluation(frame: FrameType) -> bool:
+    words = {word for one in user_lines(frame) for word in one.function.lower().split("_")}
+    return bool(words & _EVALUATION) and not words & {"train", "training", "fit"}
+
+
+def _num_ranks(module: nn.Module) -> int:
+    """Whose values a layer takes its statistics from."""
+    if not (isinstance(module, nn.SyncBatchNorm) and dist.is_available() and dist.is_initialized()):
+        return 1
+    group: Any = module.process_group
+    return dist.get_world_size(group)

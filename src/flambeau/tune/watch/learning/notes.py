@@ -28,3 +28,7 @@ class Notes:
 def line_here(depth: int = 2) -> CodeLocation | None:
     """The innermost line of the user that led to the caller of the caller."""
     return user_line(sys._getframe(depth))
+
+
+def as_pair(where: CodeLocation | None) -> list[Any]:
+    return ["", 0] if where is None else [where.file, where.line]

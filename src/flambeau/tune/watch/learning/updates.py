@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,8 @@ from torch.optim.optimizer import (
 )
 
 from flambeau.recipes.training.amp_step import AmpStep
-from flambeau.tune.watch.learning.measures import is_mean_of_logarithms, tensors_in
+from flambeau.tune.watch.learning.losses import LossCall
+from flambeau.tune.watch.learning.measures import is_added, is_mean_of_logarithms, tensors_in
 from flambeau.tune.watch.learning.notes import Notes, line_here
 from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs
 
@@ -28,16 +30,21 @@ class OptimizerSeen:
 
     def __init__(self, optimizer: Optimizer, where: CodeLocation | None) -> None:
         self.optimizer, self.where = optimizer, where
+        self.made_s = time.monotonic()
         self.steps = self.cleared = self.cleared_too_soon = self.watched = 0
         self.first_step = self.last_step = 0  # among the steps of all optimizers
         self.is_cleared = True
-        self.has_closure = False
+        self.has_closure = self.in_step = False
+        self.closure_calls = self.closure_clears = 0  # backward passes within steps
+        self.is_left = self.has_new = False  # gradients that another optimizer's step has left
         self.backward_since_clear = self.backwards_since_step = 0
         self.gradients: dict[int, Tensor] = {}
         self.with_gradient: set[int] = set()
         self.with_value: dict[int, int] = {}
         self.ratios: list[float] = []
         self.rates: list[float] = []
+        self.decay = 0.0  # largest share of the weights that decay removes in a step
+        self.schedule_line: CodeLocation | None = None
         self.step_line: CodeLocation | None = None
         self.zero_line: CodeLocation | None = None
 
@@ -51,6 +58,7 @@ class UpdateWatch:
 
     Attributes:
         backwards: calls of backward so far.
+        whole: the only call of a loss, with whose value the last backward pass began; None if it did not.
         losses: the first 2000 values that backward began from.
     """
 
@@ -60,16 +68,17 @@ class UpdateWatch:
         self.backwards = 0
         self.losses: list[float] = []
         self.backward_line: CodeLocation | None = None
-        self.criterion: tuple[str, float] | None = None
+        self.criterion: LossCall | None = None
         self.criteria = 0
+        self.whole: LossCall | None = None
         self.after_step: Callable[[], None] = lambda: None
         self.after_backward: Callable[[], None] = lambda: None
         self._before: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._in_scaler = self._in_backward = False
         self._scaled = False
         self._num_steps = 0
+        self._kept_loss: tuple[Any, int] | None = None  # its node and step
         self._unscaled: set[int] = set()
-        self._clip_pending: CodeLocation | None = None
 
     def install(self) -> None:
         register_optimizer_step_pre_hook(self._before_step)
@@ -120,12 +129,15 @@ class UpdateWatch:
             self._in_backward = True
             try:
                 tensors = list(tensors_in([*args, *kwargs.values()]))
+                sums = self._gradient_sums()
                 if tensors:
                     self._backward(tensors[0])
+                    self._look_at_kept(tensors[0], bool(kwargs.get("retain_graph")))
                 result = backward(*args, **kwargs)
             finally:
                 self._in_backward = False
             self._backward_done()
+            self._look_at_left(sums)
             return result
 
         owner.backward = call
@@ -141,6 +153,7 @@ class UpdateWatch:
     def _cleared(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         seen = self._of(optimizer)
         seen.is_cleared = True
+        seen.is_left = seen.has_new = False
         if seen.backward_since_clear and self._is_open():
             seen.zero_line = line_here(3)
         seen.backward_since_clear = 0
@@ -158,10 +171,9 @@ class UpdateWatch:
         seen = self._of(optimizer)
         # A closure clears and computes gradients within the step, after this hook.
         seen.has_closure |= any(callable(value) for value in (*args[1:], *kwargs.values()))
+        seen.in_step = True
         seen.step_line = line_here(3)
-        if id(optimizer) in self._unscaled or not self._scaled or self._in_scaler:
-            pass
-        else:
+        if self._scaled and not self._in_scaler and id(optimizer) not in self._unscaled:
             self._notes.add("step with scaled gradients", seen.step_line)
         with torch.no_grad():
             self._look_at_gradients(seen)
@@ -170,9 +182,6 @@ class UpdateWatch:
                 for p in seen.parameters
                 if p.ndim > 1 and p.numel() <= _MOST_VALUES and p.grad is not None
             ]
-        if self._clip_pending is not None:
-            self._notes.add("clip before backward", self._clip_pending)
-            self._clip_pending = None
 
     def _look_at_gradients(self, seen: OptimizerSeen) -> None:
         seen.watched += 1
@@ -184,7 +193,8 @@ class UpdateWatch:
             values = grad.coalesce().values() if grad.is_sparse else grad
             if not values.numel():
                 continue
-            norm = float(torch.linalg.vector_norm(values, dtype=torch.float32))
+            dtype = torch.promote_types(values.dtype, torch.float32)
+            norm = float(torch.linalg.vector_norm(values, dtype=dtype))
             seen.with_gradient.add(key)
             if norm != norm or norm == float("inf"):
                 self._notes.add("gradients not finite", seen.step_line)
@@ -202,11 +212,15 @@ class UpdateWatch:
         self._num_steps += 1
         seen.first_step = seen.first_step or self._num_steps
         seen.last_step = self._num_steps
-        seen.is_cleared = False
+        seen.is_cleared = seen.in_step = False
         seen.backwards_since_step = 0
+        for other in self.seen.values():
+            other.is_left = other is not seen and other.has_new
+        seen.has_new = False
         self._unscaled.discard(id(optimizer))
         if self._is_open():
             self._note_update(seen)
+        seen.decay = max(seen.decay, _decay_of(optimizer))
         if len(seen.rates) < 2000:
             seen.rates.append(max(float(group["lr"]) for group in optimizer.param_groups))
         self.after_step()
@@ -226,10 +240,14 @@ class UpdateWatch:
 
     def _backward(self, loss: Tensor) -> None:
         self.backwards += 1
-        self._clip_pending = None if self._is_kept(loss) else self._clip_pending
         for seen in self.seen.values():
-            if not seen.is_cleared and self._is_zero(seen):
-                seen.is_cleared = True
+            is_zero = self._is_zero(seen)
+            seen.is_cleared |= is_zero
+            if is_zero:
+                seen.is_left = seen.has_new = False
+            if seen.has_closure and seen.in_step:
+                seen.closure_calls += 1
+                seen.closure_clears += is_zero
         if len(self.losses) < 2000 and loss.numel() == 1:
             value = float(loss.detach())
             self.losses.append(value)
@@ -239,29 +257,57 @@ class UpdateWatch:
         self.criterion = None
         self.criteria = 0
 
-    def _is_kept(self, loss: Tensor) -> bool:
-        return loss.grad_fn is None
-
     def _look_at_loss(self, loss: Tensor, value: float) -> None:
         where = self.backward_line = line_here(4)
         if loss.grad_fn is None:
             self._notes.add("loss is detached", where)
         if value != value or abs(value) == float("inf"):
-            self._notes.add("loss is not finite", where, step=self.backwards, loss=str(value))
+            self._notes.add("loss is not finite", where)
         if value == 0:
             self._notes.add("loss is zero", where)
         if value < 0 and is_mean_of_logarithms(loss):
             self._notes.add(
                 "loss is negated", where, loss=value, name="logarithms of probabilities"
             )
-        if self.criterion is None or self.criteria != 1:
+        self.whole = None
+        if self.criterion is None or self.criterion.value is None or self.criteria != 1:
             return
-        name, positive = self.criterion
+        name = self.criterion.name
+        positive = self.criterion.value
         is_negated = value < 0 < positive and abs(value + positive) <= 1e-4 * positive
         if is_negated and name != "kl_div":
             self._notes.add("loss is negated", where, loss=value, name=name)
         if value == positive and positive > 0:
+            self.whole = self.criterion
             self._notes.add("whole loss", where)
+
+    def _look_at_kept(self, loss: Tensor, is_kept: bool) -> None:
+        """Whether a loss holds that of an earlier step, whose graph was kept."""
+        if self._kept_loss is not None and self._is_open():
+            before, step = self._kept_loss
+            if step < self._num_steps and is_added(loss, before):
+                self._notes.add("losses add up", self.backward_line)
+        is_kept &= self._is_open()
+        self._kept_loss = (loss.grad_fn, self._num_steps) if is_kept else None
+
+    def _gradient_sums(self) -> dict[int, float]:
+        """Something that differs when the gradients do, of each of several optimizers."""
+        if len(self.seen) < 2 or not self._is_open():
+            return {}
+        with torch.no_grad():
+            return {
+                key: sum(float(p.grad.sum()) for p in seen.parameters[:4] if p.grad is not None)
+                for key, seen in self.seen.items()
+            }
+
+    def _look_at_left(self, before: dict[int, float]) -> None:
+        """Gradients that a loss leaves in an optimizer, and that are added to those of another loss."""
+        for key, value in self._gradient_sums().items():
+            seen = self.seen[key]
+            if before.get(key) != value:
+                if seen.is_left:
+                    self._notes.add("gradients of two losses", self.backward_line)
+                seen.has_new = True
 
     def _is_zero(self, seen: OptimizerSeen) -> bool:
         for p in seen.parameters:
@@ -305,13 +351,31 @@ class UpdateWatch:
         self._in_scaler = False
         self._unscaled.discard(id(optimizer))
 
-    def _schedule_made(self, *_: Any, **__: Any) -> None:
-        self._notes.add("schedule made", line_here(3))
+    def _schedule_made(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
+        if (seen := self._scheduled(scheduler)) is not None:
+            seen.schedule_line = seen.schedule_line or line_here(3)
+
+    def _scheduled(self, scheduler: LRScheduler) -> OptimizerSeen | None:
+        """That of Accelerate is a wrapper around the optimizer that makes the steps."""
+        optimizer: Any = scheduler.optimizer
+        while optimizer is not None and id(optimizer) not in self.seen:
+            optimizer = getattr(optimizer, "optimizer", None)
+        return self.seen.get(id(optimizer))
 
     def _schedule(self, scheduler: LRScheduler, *_: Any, **__: Any) -> None:
         frame = sys._getframe(2)
         if is_torchs(frame) or not self._is_open():
             return
-        if (seen := self.seen.get(id(scheduler.optimizer))) is not None:
-            first = not seen.steps
-            self._notes.add("schedule", line_here(3), first=first, steps=seen.steps)
+        if (seen := self._scheduled(scheduler)) is not None:
+            self._notes.add("schedule", line_here(3), first=not seen.steps)
+
+
+def _decay_of(optimizer: Optimizer) -> float:
+    """Share of the weights that weight decay removes in a step; 0 where it is added to gradients."""
+    name = type(optimizer).__name__
+    return max(
+        float(group["lr"]) * float(group.get("weight_decay") or 0)
+        if name == "SGD" or "AdamW" in name or group.get("decoupled_weight_decay")
+        else 0.0
+        for group in optimizer.param_groups
+    )

@@ -1,26 +1,32 @@
 """Watches what the first steps of a training learn from, and writes it when enough was seen."""
 
 import atexit
-import functools
+import math
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from flambeau.tune.watch.learning.batches import BatchWatch
-from flambeau.tune.watch.learning.course import CourseWatch
 from flambeau.tune.watch.learning.last_look import last_look
-from flambeau.tune.watch.learning.losses import LossWatch
-from flambeau.tune.watch.learning.measures import is_plain
-from flambeau.tune.watch.learning.models import ModelWatch, RootSeen
-from flambeau.tune.watch.learning.notes import Notes, line_here
+from flambeau.tune.watch.learning.loss_course import is_better
+from flambeau.tune.watch.learning.losses import LossCall, LossWatch
+from flambeau.tune.watch.learning.models import ModelWatch
+from flambeau.tune.watch.learning.notes import Notes, as_pair
+from flambeau.tune.watch.learning.rehearsal import ModelCall, Rehearsal, is_reshaped
+from flambeau.tune.watch.learning.tensor_calls import TensorCallWatch
 from flambeau.tune.watch.learning.updates import OptimizerSeen, UpdateWatch
 from flambeau.tune.watch.plan import Plan, write_whole
-from flambeau.tune.watch.stack_phases import CodeLocation
+
+
+class _Rank(NamedTuple):
+    number: int
+    world: int
+    job: str
 
 
 def watch_learning(folder: Path, plan: Plan) -> None:
@@ -38,26 +44,29 @@ class LearningWatch:
         self._folder, self._plan = folder, plan
         self._pid = os.getpid()
         self._began = 0.0
+        self._last_step = math.inf  # when it ended
         self._steps = 0
-        self._is_over = self._is_busy = False
+        self._is_over = False
         self._evaluated_at = -1
+        self._rank = _Rank(0, 1, "")
         self.notes = Notes()
         is_open = self._is_open
         self.updates = UpdateWatch(self.notes, is_open)
         self.batches = BatchWatch(self.notes, is_open)
         self.models = ModelWatch(self.notes, is_open)
         self.losses = LossWatch(self.notes, is_open, self._loss_called)
-        self.course = CourseWatch(self.notes, is_open)
+        self.tensor_calls = TensorCallWatch(self.notes, is_open)
+        self.rehearsal = Rehearsal()
+        self._model_call: ModelCall | None = None
 
     def install(self) -> None:
-        for part in (self.updates, self.batches, self.models, self.losses, self.course):
+        for part in (self.updates, self.batches, self.models, self.losses, self.tensor_calls):
             part.install()
         self.updates.after_step = self._after_step
         self.updates.after_backward = self._after_backward
-        self.models.evaluated = self._evaluated
+        self.models.evaluates = self._evaluates
         self.models.forwarded = self._forwarded
         self.losses.without_gradients = self.models.loss_without_gradients
-        _watch_subtraction(self)
         atexit.register(self._at_exit)
 
     def _is_open(self) -> bool:
@@ -67,17 +76,23 @@ class LearningWatch:
     def _forwarded(self, samples: list[int], ids: Tensor | None) -> None:
         self.losses.inputs, self.losses.ids = samples, ids
 
-    def _loss_called(self, name: str, loss: Tensor, where: CodeLocation | None) -> None:
-        updates = self.updates
-        updates.criteria += 1
-        if loss.numel() == 1:
-            updates.criterion = name, float(loss)
+    def _loss_called(self, call: LossCall, predicted: Tensor) -> None:
+        self.updates.criteria += 1
+        self.updates.criterion = call
+        calls = self.models.calls
+        is_plain = len(calls) == 1 and is_reshaped(calls[0].output(), predicted)
+        self._model_call = calls[0] if is_plain else None
 
     def _after_backward(self) -> None:
+        loss = self.updates.whole
+        if loss is not None and self._model_call is not None and self._is_open():
+            self.rehearsal.keep(self._model_call, loss)
+        self.updates.whole = self._model_call = None
         self.models.backward_came()
         self.batches.note_training()
         if not self._began:
             self._began = time.monotonic()
+            self._rank = _rank()
             (self._folder / f"{self._pid}.trains").touch()
         self.losses.inputs = []
         if not self._steps:
@@ -89,64 +104,75 @@ class LearningWatch:
         self._perhaps_finish(self._steps)
 
     def _perhaps_finish(self, made: int) -> None:
-        if self._is_over or made < self._plan.steps or os.getpid() != self._pid:
+        now = time.time()
+        is_last = now + (now - self._last_step) > self._plan.end  # the next one would come too late
+        self._last_step = now
+        if self._is_over or os.getpid() != self._pid:
+            return
+        if is_last:
+            self._finish()
+            return
+        if made < self._plan.steps:
             return
         seen_all = 0 <= self._evaluated_at < made - 1
         if seen_all or time.monotonic() - self._began > self._plan.seconds:
             self._finish()
 
-    def _evaluated(self, root: RootSeen, in_training: bool, where: CodeLocation | None) -> None:
-        """The model is called without gradients: an evaluation, if the batch is one of evaluation."""
-        seen = self.batches.last
+    def _evaluates(self) -> bool:
+        """A model is called without gradients: an evaluation, if the batch is one of evaluation."""
         self._evaluated_at = self._steps if self._steps else self._evaluated_at
-        is_evaluation = seen is not None and not seen.trained and seen.without_gradients > 0
-        if in_training and root.has_modes and is_evaluation and root.was_in_train:
-            self.notes.add("evaluation in train mode", where)
+        seen = self.batches.last
+        return seen is not None and not seen.trained and seen.without_gradients > 0
 
     def _at_exit(self) -> None:
         if os.getpid() == self._pid and not self._is_over and self.updates.backwards:
-            self._finish()
+            self._finish(is_ending=True)
 
-    def _finish(self) -> None:
+    def _finish(self, *, is_ending: bool = False) -> None:
         self._is_over = True
         with torch.random.fork_rng(devices=[]):
-            looked = last_look(self.models, self.batches)
-        made = max(self._steps, self.updates.backwards)
+            learning = self._seen() | last_look(self.batches)
+            if self._rank.world == 1 and not is_better(learning["losses"]):
+                stepping = [one.optimizer for one in self.updates.seen.values() if one.steps]
+                optimizer = stepping[0] if len(stepping) == 1 else None
+                learning |= self.rehearsal.results(optimizer)
         write_whole(
             self._folder / f"{self._pid}.json",
             {
-                "steps": made,
+                "steps": max(learning["optimizer_steps"], learning["backwards"]),
                 "step_s": 0.0,
-                "rank": int(os.environ.get("RANK", "0")),
-                "world": int(os.environ.get("WORLD_SIZE", "1")),
-                "learning": {
-                    "optimizer_steps": self._steps,
-                    "backwards": self.updates.backwards,
-                    "backward_line": _line(self.updates.backward_line),
-                    "losses": self.updates.losses,
-                    "notes": self.notes.as_rows(),
-                    "optimizers": [_optimizer(o) for o in self.updates.seen.values()],
-                    "schedules": [
-                        {"optimizer": _line(self.updates.seen[key].where), "where": where}
-                        for key, where in self.course.schedules.items()
-                        if key in self.updates.seen
-                    ],
-                    "parameters": self._parameters(),
-                    "loaders": self.batches.as_rows(),
-                    "labels": [self.losses.again, self.losses.changed],
-                    "classes": [
-                        {"where": _line(where)} | row for where, row in self.losses.classes.items()
-                    ],
-                    "inputs": self.models.firsts,
-                    "input_line": _line(self.models.first_line),
-                    "is_normalized": bool(self.models.first_is_normalized),
-                    "norm_line": _line(self.models.norm_line),
-                    "relus": list(self.models.relus.values()),
-                    "batch_norms": self.models.batch_norms,
-                    **looked,
-                },
+                "is_ending": is_ending,
+                "rank": self._rank.number,
+                "world": self._rank.world,
+                "learning": learning,
             },
         )
+
+    def _seen(self) -> dict[str, Any]:
+        roots = self.models.roots.values()
+        parameters = (p for root in roots for p in root.module.parameters())
+        classes = self.losses.classes.items()
+        return {
+            "world": self._rank.world,
+            "job": self._rank.job,
+            "is_split": any(hasattr(p, "device_mesh") for p in parameters),  # of DTensors
+            "optimizer_steps": self._steps,
+            "backwards": self.updates.backwards,
+            "backward_line": as_pair(self.updates.backward_line),
+            "losses": [*self.updates.losses],
+            "notes": self.notes.as_rows(),
+            "optimizers": [_optimizer(one) for one in self.updates.seen.values()],
+            "parameters": self._parameters(),
+            "loaders": self.batches.as_rows(),
+            "labels": [self.losses.again, self.losses.changed],
+            "classes": [{"where": as_pair(where)} | row for where, row in classes],
+            "inputs": self.models.firsts,
+            "input_line": as_pair(self.models.first_line),
+            "is_normalized": bool(self.models.first_is_normalized),
+            "relus": list(self.models.relus.values()),
+            "by_heart": [],
+            "rates": [],
+        }
 
     def _parameters(self) -> list[dict[str, Any]]:
         """Those of all called models, and those that only optimizers know."""
@@ -160,18 +186,18 @@ class LearningWatch:
             for name, parameter in root.module.named_parameters():
                 if id(parameter) not in known:
                     known.add(id(parameter))
-                    rows.append(self._row(parameter, name, owned, model, _line(root.where)))
+                    rows.append(self._row(parameter, name, owned, model, as_pair(root.where)))
         for key, (p, name) in self.models.ran.items():
             if key in stranger_ids and key not in known:
                 known.add(key)
                 kind = name.partition(".")[0]
-                line = _line(self.models.stranger_lines.get(kind))
+                line = as_pair(self.models.stranger_lines.get(kind))
                 rows.append(self._row(p, name, owned, "", line) | {"is_registered": False})
         for key, one in owned.items():
             if key not in known:
                 known.add(key)
                 p = next(q for q in one.parameters if id(q) == key)
-                rows.append(self._row(p, "", owned, "", _line(one.where)))
+                rows.append(self._row(p, "", owned, "", as_pair(one.where)))
         return rows
 
     def _row(
@@ -187,20 +213,22 @@ class LearningWatch:
             "name": name,
             "model": model,
             "where": where,
-            "made": _line(self.models.lines.get(id(p))),
-            "run": _line(self.models.run_lines.get(id(p))),
-            "without_gradients": _line(self.models.without_gradients.get(id(p))),
+            "made": as_pair(self.models.lines.get(id(p))),
+            "run": as_pair(self.models.run_lines.get(id(p))),
+            "without_gradients": as_pair(self.models.without_gradients.get(id(p))),
             "optimizers": sum(
                 any(q is p for q in one.parameters) for one in self.updates.seen.values()
             ),
-            "optimizer": None if one is None else _line(one.where),
+            "optimizer": None if one is None else as_pair(one.where),
             "requires_grad": p.requires_grad,
+            "frozen": as_pair(
+                self.models.frozen_at(p, after_s=math.inf if one is None else one.made_s)
+            ),
             "ran": id(p) in self.models.ran,
             "has_grad": p.grad is not None or (one is not None and id(p) in one.with_gradient),
             "with_value": 0 if one is None else one.with_value.get(id(p), 0),
             "watched": 0 if one is None else one.watched,
             "ndim": p.ndim,
-            "size": p.numel(),
             "is_registered": True,
             "equal_rows": _has_equal_rows(p),
         }
@@ -213,56 +241,35 @@ def _has_equal_rows(p: Tensor) -> bool:
         return bool((p == p[:1]).all())
 
 
-def _line(where: CodeLocation | None) -> list[Any]:
-    return ["", 0] if where is None else [where.file, where.line]
-
-
 def _optimizer(seen: OptimizerSeen) -> dict[str, Any]:
     return {
         "name": type(seen.optimizer).__name__,
-        "where": _line(seen.where),
-        "step_line": _line(seen.step_line),
-        "zero_line": _line(seen.zero_line),
+        "where": as_pair(seen.where),
+        "step_line": as_pair(seen.step_line),
+        "zero_line": as_pair(seen.zero_line),
+        "schedule_line": as_pair(seen.schedule_line),
         "steps": seen.steps,
         "first_step": seen.first_step,
         "last_step": seen.last_step,
         "watched": seen.watched,
         "has_closure": seen.has_closure,
+        "closure_calls": seen.closure_calls,
+        "closure_clears": seen.closure_clears,
+        "listed_twice": len(seen.parameters) - len({id(p) for p in seen.parameters}),
         "cleared": seen.cleared,
         "cleared_too_soon": seen.cleared_too_soon,
         "ratios": seen.ratios,
         "rates": seen.rates,
-        "decays": [
-            (
-                1.0
-                if group.get("decoupled_weight_decay", False)
-                or "AdamW" in type(seen.optimizer).__name__
-                or type(seen.optimizer).__name__ == "SGD"
-                else 0.0
-            )
-            * float(group["lr"])
-            * float(group.get("weight_decay") or 0)
-            for group in seen.optimizer.param_groups
-        ],
-        "backwards_since_step": seen.backwards_since_step,
+        "decay": seen.decay,
         "maximize": any(group.get("maximize") for group in seen.optimizer.param_groups),
         "has_gradients": bool(seen.with_value) or any(p.grad is not None for p in seen.parameters),
     }
 
 
-def _watch_subtraction(watch: LearningWatch) -> None:
-    """`(N, 1) - (N,)` is N by N: an output beside labels whose shapes differ in a loss of one's own."""
-    for name in ("__sub__", "__rsub__"):
-        function: Callable[..., Any] = getattr(Tensor, name)
-
-        @functools.wraps(function)
-        def subtract(one: Any, other: Any, *, f: Callable[..., Any] = function) -> Any:
-            if isinstance(other, Tensor) and one.ndim + other.ndim == 3 and watch._is_open():
-                column, row = (one, other) if one.ndim == 2 else (other, one)
-                is_pair = row.ndim == 1 and column.shape == (len(row), 1) and len(row) > 1
-                if is_pair and column.requires_grad != row.requires_grad and is_plain(one):
-                    shapes = {"input": list(one.shape), "target": list(other.shape)}
-                    watch.notes.add("shapes broadcast", line_here(), loss="subtraction", **shapes)
-            return f(one, other)
-
-        setattr(Tensor, name, subtract)
+def _rank() -> _Rank:
+    """Which rank of which job this process is; a world of 1 if it trains alone."""
+    job = f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
+    if dist.is_available() and dist.is_initialized():
+        return _Rank(dist.get_rank(), dist.get_world_size(), job)
+    environ = os.environ
+    return _Rank(int(environ.get("RANK", "0")), int(environ.get("WORLD_SIZE", "1")), job)
