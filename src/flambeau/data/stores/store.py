@@ -326,6 +326,8 @@ def _file_system(scheme: str) -> Any:
         options["client_kwargs"] = {"timeout": timeout, "trust_env": True}
     if scheme == "gs":
         logging.getLogger("gcsfs").addFilter(_EACH_ONCE)
+    if scheme == "hf":  # says of each of its own retries that there is one
+        logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     if scheme == "s3":
         retries = {"total_max_attempts": 1}  # tried again here
         options["config_kwargs"] = {
