@@ -1,4 +1,4 @@
-"""What the hub of Hugging Face answers about one data set, on loopback: facts, lists and ranges of its files."""
+"""What the hub of Hugging Face answers about a data set, on loopback: facts, lists and ranges of files."""
 
 import contextlib
 import hashlib

@@ -129,7 +129,7 @@ def test_it_gives_up_where_the_store_asks_to_wait_for_longer_than_the_bound(
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(cut=5), Fault(short=1)])
 def test_there_is_a_bound(server: ObjectServer, fault: Fault) -> None:
-    asked = Asked(server, Retries(first_s=0.01, most_s=0.02, total_s=0.2))
+    asked = Asked(server, Retries(first_s=0.01, most_s=0.02, total_s=1.0))
     server.fault = lambda request: fault
     with pytest.raises(StoreFault) as caught:
         asked.read()
