@@ -541,6 +541,17 @@ def test_sources_survive_fork_and_threads(tmp_path):
 # --- bad input
 
 
+def test_the_name_that_was_packed_leads_to_its_parts(tmp_path):
+    """`flambeau pack photos pets.tar --shards 2` of train/ and val/ leaves these."""
+    for part in ("train", "val"):
+        put_all(tmp_path, *(f"pets_{part}-{k:05}-of-00002.tar" for k in range(2)))
+    put_all(tmp_path, "pets.tar.pack.json", "pets.classes.txt", "pets_train.tar.flambeau-shards")
+    message = complaint(open_sources, tmp_path / "pets.tar")
+    assert f"pets.tar does not exist; did you mean {tmp_path}/pets_train.tar?" in message
+    message = complaint(open_sources, tmp_path / "pets_vale.tar")
+    assert f"did you mean {tmp_path}/pets_val.tar?" in message
+
+
 def test_a_missing_path_names_its_nearest_sibling(tmp_path):
     two_classes(tmp_path / "photos")
     message = complaint(open_sources, tmp_path / "phots")

@@ -41,6 +41,7 @@ from flambeau.data.sources.path_format import (
     part_of_name,
     shards_in,
     shards_of,
+    whole_name,
 )
 from flambeau.data.sources.source import HELD_OUT, ConcatSource, Source, SubsetSource
 from flambeau.data.sources.tables.hugging_face import open_hub
@@ -367,15 +368,25 @@ def _require(path: Path, expected: str = _EXPECTED) -> None:
         elif not path.parent.is_dir():
             problem = f"{path} does not exist, nor does its folder {path.parent}"
         else:
-            siblings = [entry.name for entry in path.parent.iterdir()]
-            near = difflib.get_close_matches(path.name, siblings, n=1)
-            guess = f"; did you mean {path.parent / near[0]}?" if near else ""
+            near = _nearest(path)
+            guess = f"; did you mean {near}?" if near is not None else ""
             if path.name.lower() in NAMES:
                 guess = f"; did you mean torchvision:{path.name.lower()}?"
             problem = f"{path} does not exist{guess}"
     except OSError as error:
         problem = str(unreadable(path, error))
     raise InputError(f"{problem}\nExpected {expected}")
+
+
+def _nearest(path: Path) -> Path | None:
+    """What lies beside a path that is not there and was perhaps meant: a folder, or packed images."""
+    siblings = [one for one in path.parent.iterdir() if one.is_dir() or kind_of(one) is not None]
+    beside = {whole_name(one) for one in siblings}
+    train = path.with_stem(f"{path.stem}_train")  # as `pack` calls that part
+    if train in beside:
+        return train
+    names = sorted(entry.name for entry in beside)
+    return next((path.parent / one for one in difflib.get_close_matches(path.name, names, 1)), None)
 
 
 def _val_folder(path: Path, classes: Sequence[str]) -> Path:
