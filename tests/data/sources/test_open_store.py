@@ -112,6 +112,14 @@ def test_every_form_of_an_address(
     )
 
 
+@pytest.mark.parametrize("there", ["pets_train.tar", "pets_train.tar" + SHARDS_INDEX])
+def test_the_name_that_was_packed_leads_to_its_parts(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).write_bytes(b"")
+    with serving(tmp_path) as server, pytest.raises(Missing) as raised:
+        open_sources(Path(f"{server.url}/pets.tar"), cache=CacheOptions(tmp_path / "cache"))
+    assert f"pets.tar is not there; did you mean {server.url}/pets_train.tar?" in str(raised.value)
+
+
 def test_one_request_tells_of_packed_shards(server: ObjectServer, cache: CacheOptions) -> None:
     open_sources(Path(f"{server.url}/tar/pets.tar"), cache=cache)
     assert {one.name for one in server.requests} == {"tar/pets.tar" + SHARDS_INDEX}

@@ -258,11 +258,15 @@ class _Opener:
             return [*self._packed]
         try:
             store().facts(address)
-        except Missing:
+        except Missing as error:
             shards = self._set_of(address)
-            if not shards:
-                raise
-            return shards
+            if shards:
+                return shards
+            suffix = Path(name_of(address)).suffix
+            train = f"{address.removesuffix(suffix)}_train{suffix}"  # as `pack` calls that part
+            if self._exists(train + SHARDS_INDEX) or self._exists(train):
+                raise Missing(f"{address} is not there; did you mean {train}?") from error
+            raise
         return [address]
 
     def _set_of(self, address: str) -> list[str]:
