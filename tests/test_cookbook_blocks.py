@@ -8,6 +8,7 @@ below it. Chinese pages write `# 输出：3`. `...` stands for what differs betw
 prints for each page how many blocks it has, how many run alone, and how many show a result.
 """
 
+import ast
 import contextlib
 import doctest
 import os
@@ -23,29 +24,9 @@ from forked_python import run_python
 from test_docs import ROOT, Block, links, parse_headings, read
 
 PRINTS = re.compile(r"# (?:prints: |输出：)(.*)$", re.MULTILINE)
-SHARE_SHOWN = 0.8  # of the blocks; the rest define something, or draw
-
-# Pages that are finished.
-FINISHED = [
-    "autograd.md",
-    "tensors.md",
-    "training_tricks.md",
-    "models.md",
-    "memory.md",
-    "schedules.md",
-    "precision.md",
-    "devices.md",
-    "reproducibility.md",
-    "debugging.md",
-    "profiling.md",
-    "data_cookbook.md",
-    "fine_tuning.md",
-    "inference.md",
-    "tracking.md",
-    "errors_and_old_names.md",
-    "checkpoints.md",
-    "parallel/from_apex_and_old_launchers.md",
-]
+SHARE_SHOWN = (
+    0.8  # of the blocks that do not write a file alone; the rest define something, or draw
+)
 
 
 def cookbook_pages() -> dict[str, Path]:
@@ -72,6 +53,13 @@ def is_a_result(lines: list[str]) -> bool:
     return any(re.search(r"\w", line) for line in lines)
 
 
+def writes_a_file_alone(block: Block) -> bool:
+    """`Path("train.py").write_text(...)` and its import, for the commands below it."""
+    *imports, last = ast.parse(block.source).body
+    is_written = re.match(r"Path\(\S+\)\.write_text\(", ast.unparse(last)) is not None
+    return is_written and all(isinstance(one, ast.ImportFrom) for one in imports)
+
+
 def what_is_wrong(block: Block, folder: Path) -> str | None:
     """Run it as a script in a folder of its own, with warnings as errors, and compare its lines."""
     with tempfile.TemporaryDirectory(dir=folder) as own, contextlib.chdir(own):
@@ -87,17 +75,18 @@ def what_is_wrong(block: Block, folder: Path) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("name", FINISHED)
+@pytest.mark.parametrize("name", cookbook_pages())
 def test_every_block_runs_alone(name: str, tmp_path: Path, few_embedded: Path) -> None:
     blocks = python_blocks(cookbook_pages()[name])
     assert [wrong for block in blocks if (wrong := what_is_wrong(block, tmp_path))] == []
 
 
-@pytest.mark.parametrize("name", FINISHED)
+@pytest.mark.parametrize("name", cookbook_pages())
 def test_most_blocks_show_a_result(name: str) -> None:
     blocks = python_blocks(cookbook_pages()[name])
     num_shown = sum(is_a_result(shown(block)) for block in blocks)
-    assert num_shown >= SHARE_SHOWN * len(blocks)
+    num_files = sum(writes_a_file_alone(block) for block in blocks)
+    assert num_shown >= SHARE_SHOWN * (len(blocks) - num_files)
     assert [block.line for block in blocks if "pytest" in block.source] == []
 
 
@@ -133,6 +122,13 @@ def test_a_result_has_a_word_or_a_number() -> None:
     assert is_a_result(["step 1", "..."])
     assert not is_a_result(["..."])
     assert not is_a_result([])
+
+
+def test_a_block_that_writes_a_file_is_told_from_others() -> None:
+    written = 'from pathlib import Path\n\nPath("a.py").write_text("""\nx = 1\n""")\n'
+    assert writes_a_file_alone(Block("python", 1, written))
+    assert not writes_a_file_alone(Block("python", 1, written + "print(1)\n"))
+    assert not writes_a_file_alone(Block("python", 1, "x = 1\n" + written))
 
 
 def main(names: list[str]) -> None:
