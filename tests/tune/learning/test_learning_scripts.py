@@ -304,6 +304,16 @@ def test_of_long_steps_those_before_the_limit_are_told(tmp_path: Path) -> None:
     assert told["findings"][0]["kind"] == "softmax before cross_entropy"
 
 
+@pytest.mark.slow
+def test_no_batch_is_learned_by_heart_beyond_the_limit(tmp_path: Path) -> None:
+    """Two passes of five seconds each would end after the script is ended, and with it all was lost."""
+    slow = "class Slow(nn.ReLU):\n    def forward(self, x):\n        import time; time.sleep(5)\n"
+    source = script_of("nn.ReLU()", "Slow()").replace("lr=1e-2", "lr=0.0")
+    source = source.replace("model =", slow + "        return super().forward(x)\nmodel =", 1)
+    told = told_of(tmp_path, source, "--limit", "20s")
+    assert 1 <= told["steps"] <= 3 and told["crash"] is None
+
+
 COMPILED = """\
 model = torch.compile(model, fullgraph=True)
 @torch.jit.script

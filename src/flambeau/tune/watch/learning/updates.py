@@ -52,6 +52,10 @@ class OptimizerSeen:
     def parameters(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
+    def note_cleared(self) -> None:
+        self.is_cleared = True
+        self.is_left = self.has_new = False
+
 
 class UpdateWatch:
     """Hooks around backward, optimizers, clipping, GradScaler and schedules.
@@ -152,8 +156,7 @@ class UpdateWatch:
 
     def _cleared(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         seen = self._of(optimizer)
-        seen.is_cleared = True
-        seen.is_left = seen.has_new = False
+        seen.note_cleared()
         if seen.backward_since_clear and self._is_open():
             seen.zero_line = line_here(3)
         seen.backward_since_clear = 0
@@ -162,7 +165,7 @@ class UpdateWatch:
         mine = {id(p) for p in module.parameters()}
         for seen in self.seen.values():
             if all(id(p) in mine for p in seen.parameters):
-                seen.is_cleared = True
+                seen.note_cleared()
                 seen.backward_since_clear = 0
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -242,9 +245,8 @@ class UpdateWatch:
         self.backwards += 1
         for seen in self.seen.values():
             is_zero = self._is_zero(seen)
-            seen.is_cleared |= is_zero
             if is_zero:
-                seen.is_left = seen.has_new = False
+                seen.note_cleared()
             if seen.has_closure and seen.in_step:
                 seen.closure_calls += 1
                 seen.closure_clears += is_zero

@@ -110,7 +110,7 @@ class LearningWatch:
         if self._is_over or os.getpid() != self._pid:
             return
         if is_last:
-            self._finish()
+            self._finish(rehearses=False)
             return
         if made < self._plan.steps:
             return
@@ -128,11 +128,11 @@ class LearningWatch:
         if os.getpid() == self._pid and not self._is_over and self.updates.backwards:
             self._finish(is_ending=True)
 
-    def _finish(self, *, is_ending: bool = False) -> None:
+    def _finish(self, *, is_ending: bool = False, rehearses: bool = True) -> None:
         self._is_over = True
         with torch.random.fork_rng(devices=[]):
             learning = self._seen() | last_look(self.batches)
-            if self._rank.world == 1 and not is_better(learning["losses"]):
+            if rehearses and self._rank.world == 1 and not is_better(learning["losses"]):
                 stepping = [one.optimizer for one in self.updates.seen.values() if one.steps]
                 optimizer = stepping[0] if len(stepping) == 1 else None
                 learning |= self.rehearsal.results(optimizer)
