@@ -16,11 +16,11 @@ import functools
 import re
 import sys
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "flambeau"
@@ -30,6 +30,8 @@ RECIPES = [path for path in FILES if path.parts[0] == "recipes" and path.stem !=
 
 # The doors of the package; a class stands for its __init__.
 DOORS = {"Run", "fast", "wrap", "train", "_train", "load", "evaluate", "export", "sweep"}
+
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 IMPORT_NAMES = {"pillow": "PIL"}  # where the name to install is not the name to import
 
@@ -41,9 +43,17 @@ def parsed(source: str) -> ast.Module:
 
 
 @functools.lru_cache(maxsize=8)
-def nodes(source: str) -> list[ast.AST]:
-    """All of its tree."""
-    return list(ast.walk(parsed(source)))
+def nodes_by_kind(source: str) -> dict[type[ast.AST], list[Any]]:
+    found: dict[type[ast.AST], list[Any]] = defaultdict(list)
+    for node in ast.walk(parsed(source)):
+        found[type(node)].append(node)
+    return found
+
+
+def nodes(source: str, *kinds: type[ast.AST]) -> list[Any]:
+    """Those of these kinds, kind by kind."""
+    found = nodes_by_kind(source)
+    return [node for kind in kinds for node in found.get(kind, ())]
 
 
 def required_packages() -> frozenset[str]:
@@ -238,19 +248,22 @@ class Import(NamedTuple):
 @functools.cache
 def imports(path: PurePosixPath, source: str) -> list[Import]:
     package = ("flambeau", *path.parent.parts)
+    lazy = [span(node, node) for node in nodes(source, *FUNCTIONS, ast.Lambda)]
+    for node in nodes(source, ast.If):
+        if "TYPE_CHECKING" in names_in(node.test):
+            lazy.append(span(node.body[0], node.body[-1]))
     found = []
-    todo: list[tuple[ast.AST, bool]] = [(parsed(source), False)]
-    while todo:
-        node, lazy = todo.pop()
+    for node in nodes(source, ast.Import, ast.ImportFrom, ast.Call):
         for target in import_targets(node, package):
-            found.append(Import(target, node.lineno, lazy))  # type: ignore[attr-defined]
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in names_in(node.test):
-            todo += [(child, True) for child in node.body]
-            todo += [(child, lazy) for child in node.orelse]
-            continue
-        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        todo += [(child, inside) for child in ast.iter_child_nodes(node)]
+            start, end = span(node, node)
+            inside = any(first <= start and end <= last for first, last in lazy)
+            found.append(Import(target, node.lineno, inside))
     return found
+
+
+def span(first: Any, last: Any) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Line and column where they begin and end."""
+    return (first.lineno, first.col_offset), (last.end_lineno, last.end_col_offset)
 
 
 def import_targets(node: ast.AST, package: tuple[str, ...]) -> list[str]:
@@ -310,20 +323,16 @@ def storey_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 def private_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """What another module uses is public there."""
     modules: set[str] = set()  # names that stand for modules of flambeau here
-    for node in nodes(source):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flambeau"):
+    for node in nodes(source, ast.ImportFrom):
+        if (node.module or "").startswith("flambeau"):
             for alias in node.names:
                 if is_private(alias.name):
                     yield f"line {node.lineno}: {alias.name} is private to {node.module}"
                 place = SRC.joinpath(*(node.module or "").split(".")[1:], alias.name)
                 if place.with_suffix(".py").is_file():
                     modules.add(alias.asname or alias.name)
-    for node in nodes(source):
-        if (
-            isinstance(node, ast.Attribute)
-            and is_private(node.attr)
-            and dotted(node.value) in modules
-        ):
+    for node in nodes(source, ast.Attribute):
+        if is_private(node.attr) and dotted(node.value) in modules:
             yield f"line {node.lineno}: {node.attr} is private to {dotted(node.value)}"
 
 
@@ -443,9 +452,7 @@ def effects(body: list[ast.stmt]) -> Iterator[str]:
 
 def call_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """The device follows the input; a recipe returns what it has to say."""
-    for node in nodes(source):
-        if not isinstance(node, ast.Call):
-            continue
+    for node in nodes(source, ast.Call):
         if isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
             yield f"line {node.lineno}: calls .cuda()"
         if dotted(node.func) == "print" and str(path) not in ("terminal.py", "cli/table.py"):
@@ -500,11 +507,10 @@ def name_breaches(path: PurePosixPath, source: str = "") -> Iterator[str]:
 
 def length_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """A file is as long as its idea, a function is not."""
-    for node in nodes(source):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = code_lines(node)
-            if length > FUNCTION_LINES:
-                yield f"line {node.lineno}: {node.name} has {length} lines, the limit is {FUNCTION_LINES}"
+    for node in nodes(source, *FUNCTIONS):
+        length = code_lines(node)
+        if length > FUNCTION_LINES:
+            yield f"line {node.lineno}: {node.name} has {length} lines, the limit is {FUNCTION_LINES}"
 
 
 def argument_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
@@ -516,8 +522,8 @@ def argument_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
 
 def packing_breaches(path: PurePosixPath, source: str) -> Iterator[str]:
     """One statement a line: `a, b = x, y` is for values that are alike or depend on each other."""
-    for node in nodes(source):
-        if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Tuple):
+    for node in nodes(source, ast.Assign):
+        if not isinstance(node.value, ast.Tuple):
             continue
         (target, *others), values = node.targets, node.value.elts
         if others or not isinstance(target, ast.Tuple) or len(target.elts) != len(values):
@@ -559,18 +565,14 @@ def form(value: ast.expr) -> tuple[str, ...]:
 def wide(source: str) -> Iterator[tuple[str, int, int]]:
     """(name, line, number of arguments) of what takes too many."""
     class_of = {
-        id(node): owner.name
-        for owner in nodes(source)
-        if isinstance(owner, ast.ClassDef)
-        for node in owner.body
+        id(node): owner.name for owner in nodes(source, ast.ClassDef) for node in owner.body
     }
-    for node in nodes(source):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            count = sum(arg.arg not in ("self", "cls") for arg in args)
-            if count > ARGUMENTS:
-                name = class_of.get(id(node), "") if node.name == "__init__" else node.name
-                yield name, node.lineno, count
+    for node in nodes(source, *FUNCTIONS):
+        args = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+        count = sum(arg.arg not in ("self", "cls") for arg in args)
+        if count > ARGUMENTS:
+            name = class_of.get(id(node), "") if node.name == "__init__" else node.name
+            yield name, node.lineno, count
 
 
 def code_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
