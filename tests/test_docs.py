@@ -354,7 +354,10 @@ def prose_breaches(page: Page) -> Iterator[str]:
 
 
 def banned_words(text: str, words: dict[str, str]) -> Iterator[str]:
+    any_of_them = re.compile("|".join(f"(?:{pattern})" for pattern in words), re.IGNORECASE)
     for number, line in enumerate(text.splitlines(), start=1):
+        if not any_of_them.search(line):
+            continue
         for pattern, better in words.items():
             if match := re.search(pattern, line, re.IGNORECASE):
                 yield f"line {number}: {match[0]!r}; write {better}"
@@ -368,6 +371,7 @@ def links(page: Page) -> Iterator[tuple[int, str]]:
                 yield number, target
 
 
+@functools.cache
 def anchors(path: Path) -> set[str]:
     """The anchors that GitHub gives the headings of a page."""
     text = path.read_text(encoding="utf-8")
