@@ -101,7 +101,7 @@ CASES = {
     "data/drop_in/test_fast_loader.py::test_order_and_the_state_of_the_generator_are_those_of_torch": 0,
     "data/drop_in/test_fast_loader.py::test_workers_over_several_epochs": 0,
     "data/drop_in/test_fsspec.py::test_the_bits_of_the_plain_loader": 12,
-    "data/drop_in/test_other_peoples_code.py::test_worker_init_fn_finds_the_data_set_and_another_seed_each_time": 1,
+    "data/drop_in/test_other_peoples_code.py::test_worker_init_fn_finds_the_data_set_and_another_seed_each_time": 1,  # noqa: E501
     "data/drop_in/test_packed_copy.py::test_pixels_are_those_of_the_files": 5,
     "data/drop_in/test_peer_scripts.py::test_same_accuracy_and_order": 0,
     "data/loading/test_loader.py::test_workers_and_resume_points_change_nothing": 1,
@@ -223,11 +223,11 @@ CASES = {
     "parallel/gradient_sync/test_fsdp.py::test_trains_as_one_process": 1,
     "parallel/launcher/test_elastic.py::test_a_share_that_is_too_small_is_found": 0,
     "parallel/launcher/test_elastic.py::test_other_bits_of_a_run_in_parts_are_found": 0,
-    "parallel/launcher/test_launch.py::test_a_job_whose_other_ranks_have_saved_does_not_wait_for_a_stopped_one": 0,
+    "parallel/launcher/test_launch.py::test_a_job_whose_other_ranks_have_saved_does_not_wait_for_a_stopped_one": 0,  # noqa: E501
     "parallel/launcher/test_launch.py::test_a_lost_rank_is_noted_for_its_run": 1,
     "parallel/launcher/test_launch.py::test_a_rank_that_fails_while_others_save_is_named": 0,
     "parallel/launcher/test_launch.py::test_a_rank_that_has_ended_itself_is_not_lost": 0,
-    "parallel/launcher/test_launch.py::test_a_rank_that_is_stopped_is_named_and_killed_when_the_job_is_to_end": 0,
+    "parallel/launcher/test_launch.py::test_a_rank_that_is_stopped_is_named_and_killed_when_the_job_is_to_end": 0,  # noqa: E501
     "parallel/launcher/test_launch.py::test_a_script_without_an_answer_ends": 1,
     "parallel/launcher/test_launch.py::test_a_signal_ends_the_wait_for_other_nodes": 1,
     "parallel/launcher/test_launch.py::test_a_signal_goes_to_each_rank_once_and_all_have_time": 0,
@@ -261,8 +261,8 @@ CASES = {
     "parallel/watchdog/test_watchdog.py::test_a_forked_child_has_no_watch_and_ends": 0,
     "parallel/watchdog/test_watchdog.py::test_a_job_that_was_suspended_goes_on": 0,
     "parallel/watchdog/test_watchdog.py::test_a_killed_rank_is_named_by_its_neighbour": 1,
-    "parallel/watchdog/test_watchdog.py::test_a_process_that_cannot_run_is_named_with_its_last_stack_and_killed": 1,
-    "parallel/watchdog/test_watchdog.py::test_a_rank_that_nobody_sees_is_missed_by_those_that_it_was_connected_to": 0,
+    "parallel/watchdog/test_watchdog.py::test_a_process_that_cannot_run_is_named_with_its_last_stack_and_killed": 1,  # noqa: E501
+    "parallel/watchdog/test_watchdog.py::test_a_rank_that_nobody_sees_is_missed_by_those_that_it_was_connected_to": 0,  # noqa: E501
     "parallel/watchdog/test_watchdog.py::test_a_rank_that_takes_the_store_with_it_is_named": 0,
     "parallel/watchdog/test_watchdog.py::test_a_stalled_rank_is_named_with_its_stack": 1,
     "parallel/watchdog/test_watchdog.py::test_an_error_of_torch_that_is_no_loss_is_the_ranks_own": 0,
@@ -273,7 +273,7 @@ CASES = {
     "parallel/watchdog/test_watchdog.py::test_without_a_timeout_nothing_is_a_stall": 0,
     "recipes/checkpoints/test_checkpoint_faults.py::test_death_of_the_machine_at_every_call": 0,
     "recipes/checkpoints/test_checkpoint_faults.py::test_many_deaths_in_one_run": 0,
-    "recipes/checkpoints/test_checkpoint_faults.py::test_prune_keeps_what_it_promises_when_killed_among_damaged_ones": 0,
+    "recipes/checkpoints/test_checkpoint_faults.py::test_prune_keeps_what_it_promises_when_killed_among_damaged_ones": 0,  # noqa: E501
     "recipes/checkpoints/test_safe_pickle.py::test_millions_of_empty_containers_are_refused": 0,
     "recipes/compress/test_fake_quantize.py::test_one_layer_in_onnx_runtime_to_rounding": 0,
     "recipes/compress/test_fake_quantize.py::test_onnx_runtime_gives_the_same": 0,
@@ -362,12 +362,12 @@ CASES = {
     "run/test_streams.py::test_batches_that_a_resume_drops_are_told_where_a_state_would_spare_them": 0,
     "run/test_streams.py::test_ranks_take_their_share_of_a_stream": 0,
     "run/test_streams.py::test_torchdatas_loader": 0,
-    "run/trackers/test_csv_file.py::test_after_a_kill_and_a_resume_it_is_that_of_a_run_that_was_not_killed": 0,
+    "run/trackers/test_csv_file.py::test_after_a_kill_and_a_resume_it_is_that_of_a_run_that_was_not_killed": 0,  # noqa: E501
     "run/trackers/test_line_function.py::test_a_resume_after_a_kill_tells_no_line_twice": 0,
     "run/trackers/test_line_function.py::test_one_that_hangs_delays_nothing": 0,
-    "run/trackers/test_mlflow_run.py::test_after_a_kill_and_a_resume_from_elsewhere_each_point_is_there_once": 0,
+    "run/trackers/test_mlflow_run.py::test_after_a_kill_and_a_resume_from_elsewhere_each_point_is_there_once": 0,  # noqa: E501
     "run/trackers/test_mlflow_run.py::test_steps_after_a_rollback_have_a_later_point": 0,
-    "run/trackers/test_mlflow_run.py::test_the_environment_names_store_and_experiment_and_a_run_that_was_removed_is_made_anew": 0,
+    "run/trackers/test_mlflow_run.py::test_the_environment_names_store_and_experiment_and_a_run_that_was_removed_is_made_anew": 0,  # noqa: E501
     "run/trackers/test_run_trackers.py::test_workers_are_forked_beside_trackers": 0,
     "run/trackers/test_tensorboard_events.py::test_after_a_kill_and_a_resume_each_step_is_there_once": 1,
     "run/trackers/test_tensorboard_events.py::test_histograms_are_those_of_a_run_that_was_not_killed": 0,
@@ -456,7 +456,7 @@ CASES = {
     "trainer/test_other_tasks.py::test_numbers_of_photos_are_learned_and_measured_of_whole_images": 0,
     "trainer/test_other_tasks.py::test_predictions_by_all_ways_are_the_same": 1,
     "trainer/test_other_tasks.py::test_settings_that_work_with_a_task": 1,
-    "trainer/test_preset.py::test_a_run_has_the_settings_of_the_file_but_for_its_flags_and_goes_on_without_the_name": 0,
+    "trainer/test_preset.py::test_a_run_has_the_settings_of_the_file_but_for_its_flags_and_goes_on_without_the_name": 0,  # noqa: E501
     "trainer/test_sample_history.py::test_a_checkpoint_without_it_is_continued": 0,
     "trainer/test_sample_history.py::test_a_run_that_was_stopped_has_the_same": 0,
     "trainer/test_sample_history.py::test_another_number_of_processes_goes_on_counting": 0,

@@ -21,6 +21,7 @@ from flambeau.trainer.prediction.final_test import (
     estimate,
     look_lines,
     looks_file,
+    only_look,
     wilson,
 )
 from flambeau.trainer.settings.settings import Settings
@@ -209,6 +210,16 @@ def test_a_run_without_one(flambeau: Any, images: Path) -> None:
     done = flambeau("evaluate run --test")
     assert done.code == 2
     assert "keeps no images for a test" in done.err
+
+
+def test_two_do_not_look_at_the_same_moment(flambeau: Any, images: Path) -> None:
+    assert flambeau("train", images, "--test 20% --out run", SHORT).code == 0
+    with only_look(Path("run/test.json")):
+        refused = flambeau("evaluate run --test")
+    assert refused.code == 2
+    assert "another process looks at the test images of" in refused.err
+    assert not Path("run/test.json").exists()
+    assert flambeau("evaluate run --test").code == 0
 
 
 def test_a_damaged_record_is_not_written_over(images: Path) -> None:

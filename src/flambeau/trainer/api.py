@@ -48,6 +48,7 @@ from flambeau.trainer.prediction.final_test import (
     check_look,
     look_lines,
     looks_file,
+    only_look,
     record_look,
     run_to_test,
 )
@@ -616,7 +617,6 @@ def evaluate_test(
         raise InputError(
             f"{runs[0]} keeps no images for a test: train or sweep with --test 10%, or --test DATA"
         )
-    check_look(file, again=again)
     settings: Settings = first.settings
     if data is not None:
         is_share = target_choice(settings).test is not None
@@ -628,15 +628,17 @@ def evaluate_test(
     elif "data" in named_code(stored := vars(settings)):
         folder = RunFolder(runs[0])
         folder.permission(folder.read_existing(), trust=trust, say=say).ask_for(stored, "data")
-    evaluation = measure(
-        trained,
-        check_test(first.facts, settings),
-        flip_tta=flip_tta,
-        workers=workers,
-        skip_bad_images=skip_bad_images,
-        progress=progress,
-    )
-    record_look(file, runs, evaluation)
+    with only_look(file):
+        check_look(file, again=again)
+        evaluation = measure(
+            trained,
+            check_test(first.facts, settings),
+            flip_tta=flip_tta,
+            workers=workers,
+            skip_bad_images=skip_bad_images,
+            progress=progress,
+        )
+        record_look(file, runs, evaluation)
     if file.parent == runs[0].resolve():
         mirror_again(runs[0], say=say)
     for line in look_lines(file):

@@ -4,11 +4,13 @@ A figure of test images is free of bias only once: whoever chooses again after a
 The record of a run that a sweep has trained is that of the sweep, whose trials all keep the same images.
 """
 
+import contextlib
 import dataclasses
 import datetime
 import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,31 @@ def _is_look(look: object) -> bool:
     )
 
 
+@contextlib.contextmanager
+def only_look(path: Path) -> Iterator[None]:
+    """Keep other processes from looking before this look is recorded.
+
+    Raises:
+        InputError: another process looks now.
+    """
+    import fcntl
+
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise InputError(
+            f"another process looks at the test images of {path.parent} now: wait until its look is recorded"
+        ) from None
+    except OSError:
+        pass  # a mount without locks of folders, such as NFS: there two may look at the same moment
+    try:
+        yield
+    finally:
+        os.close(folder)
+
+
 def check_look(path: Path, *, again: bool) -> None:
     """Refuse a second look that nobody has asked for.
 
@@ -124,10 +151,10 @@ def check_look(path: Path, *, again: bool) -> None:
 
 def record_look(path: Path, runs: Sequence[Path], evaluation: AnyEvaluation) -> dict[str, Any]:
     """Add a look to the file, before anybody sees its figures."""
-    looks = looks_in(path)
     found = estimate(evaluation)
     if not math.isfinite(found.value):
         raise InputError(f"the {evaluation.num_images} test images have no {found.figure}")
+    looks = looks_in(path)
     numbers = {
         name: value
         for name, value in evaluation.as_dict().items()
