@@ -251,6 +251,11 @@ def test_a_sweep_looks_once_with_its_best_trial(flambeau: Any, images: Path) -> 
     best = next(word for word in done.out.split("best: trial ")[1].split())
     assert record["looks"][0]["runs"] == [f"trials/{int(best):04d}-seed{n}" for n in (0, 1)]
 
+    chosen, other = (Path(f"found/trials/{int(best) ^ n:04d}-seed0") for n in (0, 1))
+    for run, has_figure in ((chosen, True), (other, False)):
+        assert flambeau("report", run, "--out page.html --force").code == 0
+        assert ("touched: 1" in Path("page.html").read_text()) == has_figure
+
     assert flambeau("evaluate found/trials/0000-seed1 --test").code == 2
     after = flambeau(sweep)
     assert "looked at once" in after.out

@@ -19,7 +19,7 @@ from flambeau.report.page import GENERATOR, report_page
 from flambeau.report.reported_run import Event, ReportedRun, read_series
 from flambeau.report.words import ENGLISH
 from flambeau.run.folder.json_file import finite_number, json_row, json_table
-from flambeau.run.folder.summary import summarize
+from flambeau.run.folder.summary import summarize, sweep_of
 from flambeau.terminal import clock
 from flambeau.version import __version__
 
@@ -50,7 +50,7 @@ def read_run(folder: Path, name: str) -> ReportedRun:
         "step": None if summary.step is None else f"{summary.step}/{summary.steps or '?'}",
         summary.metric or "best": None if summary.best is None else f"{summary.best:.4f}",
         "largest class": None if largest is None else "{1:.4f} ({0})".format(*largest),
-        "test": looked_at(json_table(folder / "test.json")),
+        "test": _looked_at_by(folder.resolve()),
         "time": None if summary.seconds is None else clock(summary.seconds),
         "memory": None if memory is None else f"{memory / 2**20:.0f} MiB",
     }
@@ -75,17 +75,36 @@ def read_run(folder: Path, name: str) -> ReportedRun:
     )
 
 
-def looked_at(record: Mapping[str, Any]) -> str | None:
-    """What the first look at the run's test images found, and the number of looks."""
+def _looked_at_by(run: Path) -> str | None:
+    """As `looked_at`, of a run; that of a sweep records the looks of all its trials."""
+    sweep = sweep_of(run)
+    if sweep is None:
+        return looked_at(json_table(run / "test.json"))
+    return looked_at(json_table(sweep / "test.json"), by=f"{run.parent.name}/{run.name}")
+
+
+def looked_at(record: Mapping[str, Any], *, by: str | None = None) -> str | None:
+    """What the first look at test images found, and the number of looks.
+
+    Args:
+        by: a run that takes part in the look, as the record names it; None: any.
+    """
     looks = record.get("looks")
-    if not isinstance(looks, list) or not looks or not isinstance(looks[0], dict):
+    if not isinstance(looks, list):
         return None
-    look = looks[0]
+    look = next((one for one in looks if isinstance(one, dict) and _is_by(by, one)), None)
+    if look is None:
+        return None
     value, low, high = (finite_number(look.get(name)) for name in ("value", "low", "high"))
     if value is None:
         return None
     interval = "" if low is None or high is None else f" (95 %: {low:.4f} to {high:.4f})"
     return f"{look.get('figure')} {value:.4f}{interval}, n = {look.get('images')}, touched: {len(looks)}"
+
+
+def _is_by(run: str | None, look: Mapping[str, Any]) -> bool:
+    runs = look.get("runs")
+    return run is None or (isinstance(runs, list) and run in runs)
 
 
 def link_to(run: ReportedRun, folder: Path, page_folder: Path) -> ReportedRun:
