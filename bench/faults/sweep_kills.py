@@ -1,11 +1,13 @@
 """Sweeps that are killed again and again, beside the same sweep that nobody kills.
 
-    python bench/faults/sweep_kills.py [--kills N] [--procs N] [--seed S] [--folder DIR] [--record]
+    python bench/faults/sweep_kills.py [--kills N] [--procs N] [--seed S] [--folds N] [--seeds N]
+                                      [--folder DIR] [--record]
 
-The command `flambeau sweep` over small images, with halving, is started, and after a random time it is killed
-by SIGKILL: the command alone, a worker alone, or all processes at once; until it has got its kills, and then
-to its end. Equal must be: the steps, their settings and figures, and the weights of every run. The line also
-says how many epochs were trained more than once.
+The command `flambeau sweep` over small images, with halving and, where asked for, folds and seeds, is
+started, and after a random time it is killed by SIGKILL: the command alone, a worker alone, or all processes
+at once; until it has got its kills, and then to its end. Equal must be: the steps, their settings and
+figures, the weights of every run, and the tables over the runs of a trial. The line also says how many epochs
+were trained more than once.
 """
 
 import argparse
@@ -36,8 +38,9 @@ CLASSES = 4
 IMAGES = 40  # per class
 FLAGS = [
     "--set", "lr=1e-3..1:log", "--set", "mixup=0,0.2", "--set", "batch_size=16,32",
-    "--model", "tiny_convnet", "--epochs", "4", "--halving", "2", "--trials", "24", "--seed", "3",
+    "--model", "tiny_convnet", "--epochs", "4", "--halving", "2", "--seed", "3",
 ]  # fmt: skip
+TRAININGS = 24  # trials, times the runs of each
 _LONGEST_S = 5.0  # from a start to its kill
 
 
@@ -52,17 +55,21 @@ def make_images(folder: Path) -> None:
             Image.fromarray(shape.clip(0, 255).astype(np.uint8)).save(place / f"{index}.png")
 
 
-def command(data: Path, out: Path, procs: int) -> list[str]:
+def members(folds: int, seeds: int) -> list[str]:
+    """The flags of so many runs per trial, and of fewer trials for it."""
+    flags = ["--trials", str(TRAININGS // (max(folds, 1) * seeds))]
     return [
-        sys.executable, "-m", "flambeau", "sweep", str(data), *FLAGS,
-        "--out", str(out), "--procs", str(procs),
-    ]  # fmt: skip
+        *flags,
+        *(["--folds", str(folds)] if folds else []),
+        *(["--seeds", str(seeds)] if seeds > 1 else []),
+    ]
 
 
-def start(data: Path, out: Path, procs: int) -> "subprocess.Popen[bytes]":
+def start(data: Path, out: Path, flags: list[str], procs: int) -> "subprocess.Popen[bytes]":
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [str(data), *FLAGS, *flags, "--out", str(out), "--procs", str(procs)]
     return subprocess.Popen(
-        command(data, out, procs),
+        [sys.executable, "-m", "flambeau", "sweep", *words],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -97,26 +104,28 @@ def kill(process: "subprocess.Popen[bytes]", rng: random.Random) -> str:
     return kind
 
 
-def storm(data: Path, out: Path, *, kills: int, procs: int, seed: int) -> Counter[str]:
+def storm(
+    data: Path, out: Path, flags: list[str], *, kills: int, procs: int, seed: int
+) -> Counter[str]:
     """Start and kill until all kills are done, then let it finish."""
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
-    process = start(data, out, procs)
+    process = start(data, out, flags, procs)
     while sum(counts.values()) < kills:
         time.sleep(rng.uniform(1.5, _LONGEST_S))
         if process.poll() is not None:
             if process.returncode == 0:
                 break  # over before its kills
             assert process.returncode == -signal.SIGKILL, process.communicate()[1].decode()
-            process = start(data, out, procs)
+            process = start(data, out, flags, procs)
             continue
         kind = kill(process, rng)
         counts[kind] += 1
         if kind != "worker":
             process.wait()
-            process = start(data, out, procs)
+            process = start(data, out, flags, procs)
     while process.wait() != 0:
-        process = start(data, out, procs)
+        process = start(data, out, flags, procs)
     return counts
 
 
@@ -134,7 +143,12 @@ def outcome(out: Path) -> dict[str, object]:
         weights[run.name] = [
             hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.exists()
         ]
-    return {"steps": steps, "results": results, "weights": weights}
+    tables = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for name in ("figures.json", "out_of_fold-*.csv")
+        for file in sorted(out.glob(name))
+    }
+    return {"steps": steps, "results": results, "weights": weights, "tables": tables}
 
 
 def repeated_epochs(out: Path) -> int:
@@ -187,22 +201,32 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--procs", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folds", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keep everything here")
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="sweep-kills-"))
     data = folder / "data"
     make_images(data)
-    calm = start(data, folder / "calm", 1)
+    flags = members(arguments.folds, arguments.seeds)
+    calm = start(data, folder / "calm", flags, 1)
     assert calm.wait() == 0, calm.communicate()[1].decode()
     counts = storm(
-        data, folder / "storm", kills=arguments.kills, procs=arguments.procs, seed=arguments.seed
+        data,
+        folder / "storm",
+        flags,
+        kills=arguments.kills,
+        procs=arguments.procs,
+        seed=arguments.seed,
     )
     expected, found = outcome(folder / "calm"), outcome(folder / "storm")
     line = {
         "bench": "sweep_kills",
         "kills": dict(counts),
         "procs": arguments.procs,
+        "folds": arguments.folds,
+        "seeds": arguments.seeds,
         "seed": arguments.seed,
         "steps": len(expected["steps"]),  # type: ignore[arg-type]
         "equal": {name: expected[name] == found[name] for name in expected},
