@@ -13,6 +13,8 @@ import contextlib
 import doctest
 import os
 import re
+import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -79,6 +81,28 @@ def what_is_wrong(block: Block, folder: Path) -> str | None:
 def test_every_block_runs_alone(name: str, tmp_path: Path, few_embedded: Path) -> None:
     blocks = python_blocks(cookbook_pages()[name])
     assert [wrong for block in blocks if (wrong := what_is_wrong(block, tmp_path))] == []
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_the_training_in_cpp_is_compiled_and_learns(tmp_path: Path) -> None:
+    blocks = read(cookbook_pages()["inference.md"]).blocks
+    (program,) = [block.source for block in blocks if block.word == "cpp"]
+    (commands,) = [block.source for block in blocks if "g++ -std" in block.source]
+    (tmp_path / "train.cpp").write_text(program)
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["sh", "-ec", commands.replace("g++", "g++ -w")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    losses = [float(line.split()[1]) for line in done.stdout.splitlines()]
+    assert len(losses) == 4
+    assert losses[-1] < 0.01 < losses[0]
+    assert (tmp_path / "net.pt").stat().st_size > 0
 
 
 @pytest.mark.parametrize("name", cookbook_pages())
