@@ -20,7 +20,7 @@ def answers(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, s
     ("words", "page", "code"),
     [
         ("how do I freeze layers", "en/recipes/freezing.md", "freeze(model"),
-        ("overfitting", "en/training_tricks.md", "F.cross_entropy"),
+        ("overfitting", "en/overfitting.md", "F.cross_entropy"),
         ("怎么画混淆矩阵", "zh/recipes/confusion_matrix.md", "ConfusionMatrix(3)"),
         ("label smothing", "en/recipes/label_smoothing.md", "cross_entropy(logits"),
     ],
