@@ -16,12 +16,14 @@ import importlib.machinery
 import inspect
 import json
 import os
+import pty
 import random
 import runpy
 import select
 import signal
 import sys
 import tempfile
+import termios
 import time
 import types
 from collections import OrderedDict
@@ -41,8 +43,9 @@ from flambeau.sandbox.landlock import write_only_below
 
 BATCHES = 2
 STEPS = 8
-LIMIT_S = 20.0
+LIMIT_S = 15.0
 SAMPLES = 640
+WORDS = ["we", "carry", "the", "torch", "by", "hand", "and", "it", "burns"]
 OWN = ("torch", "torchvision", "torchaudio", "torchtext")
 
 
@@ -79,8 +82,6 @@ class Anything:
 class Package(types.ModuleType):
     """A package that is not here."""
 
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Anything:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -100,7 +101,7 @@ class MissingPackages(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: Any) -> Package:
-        return Package(spec.name)
+        return Package(spec.name)  # a package: its spec gives it a __path__
 
     def exec_module(self, module: types.ModuleType) -> None:
         pass
@@ -181,8 +182,8 @@ def make_up_vision_data() -> None:
 
         kind.__init__ = init  # type: ignore[misc]
 
+    arrays(sets.CIFAR100, "targets", 100, (32, 32, 3))  # before the class that it takes after
     arrays(sets.CIFAR10, "targets", 10, (32, 32, 3))
-    arrays(sets.CIFAR100, "targets", 100, (32, 32, 3))
     arrays(sets.SVHN, "labels", 10, (3, 32, 32))
     arrays(sets.STL10, "labels", 10, (3, 96, 96))
 
@@ -242,7 +243,9 @@ def make_up_files() -> None:
     def open_text(path: Any, mode: str = "r", *args: Any, **keywords: Any) -> Any:
         is_text = isinstance(path, (str, os.PathLike)) and mode in ("r", "rt")
         if is_text and Path(path).suffix in (".txt", ".tsv", "") and not Path(path).exists():
-            words = random.Random(0).choices("we carry the torch by hand and it burns".split(), k=4000)
+            words = random.Random(0).choices(
+                ["we", "carry", "the", "torch", "by", "hand", "and", "it", "burns"], k=4000
+            )
             lines = [" ".join(words[start : start + 10]) for start in range(0, len(words), 10)]
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -296,7 +299,9 @@ def run_script(job: dict[str, Any], answer: Callable[[dict[str, Any]], None]) ->
         nonlocal steps
         steps += 1
         if steps == 1:
-            answer({"outcome": "ran", "how": "still running"})  # unless a later answer says otherwise
+            answer(
+                {"outcome": "ran", "how": "still running"}
+            )  # unless a later answer says otherwise
         if steps > STEPS:
             answer({"outcome": "ran", "how": f"{STEPS} steps"})
             os._exit(0)
@@ -340,8 +345,10 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         os.setsid()
         os.close(reader)
         nothing = os.open(os.devnull, os.O_RDWR)
-        for number in (0, 1, 2):
-            os.dup2(nothing, number)
+        _, terminal = pty.openpty()  # some ask `stty size`
+        termios.tcsetwinsize(terminal, (24, 80))
+        for number, file in enumerate((terminal, nothing, nothing)):
+            os.dup2(file, number)
         run_script(job, lambda row: void(os.write(writer, json.dumps(row).encode() + b"\n")))
     os.close(writer)
     end = time.monotonic() + job.get("limit_s", LIMIT_S)

@@ -29,9 +29,21 @@ from provenance import commit, cpu_model, record  # beside this script
 TABLE = Path(__file__).with_suffix(".tsv")
 DRIVER = Path(__file__).with_name("lint_round_trip_driver.py")
 _IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+\(?([\w*, \t]+)|import[ \t]+([\w., \t]+))", re.M
+    r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+\(?([\w*, \t]*)|import[ \t]+([\w., \t]+))", re.M
 )
-_DATA = {".txt", ".csv", ".gz", ".json", ".yaml", ".yml", ".cfg", ".names", ".content", ".cites", ".data"}
+_DATA = {
+    ".txt",
+    ".csv",
+    ".gz",
+    ".json",
+    ".yaml",
+    ".yml",
+    ".cfg",
+    ".names",
+    ".content",
+    ".cites",
+    ".data",
+}
 _MOST_BYTES = 8 * 2**20
 _MOST_FILES = 64
 _LINT = [sys.executable, "-m", "flambeau_lint", "--fix", "--allow-dirty", "--exit-zero"]
@@ -120,9 +132,11 @@ def imported(text: str, path: str) -> Iterator[str]:
         if module.startswith("."):
             depth = len(module) - len(module.lstrip("."))
             folder = Path(path).parents[depth - 1].as_posix().replace("/", ".").strip(".")
-            module = ".".join(one for one in (folder, module.lstrip(".")) if one)
-        yield module
-        yield from (f"{module}.{one.split(' as ')[0].strip()}" for one in names.split(","))
+            dotted = ".".join(one for one in (folder, module.lstrip(".")) if one)
+        else:
+            dotted = module
+        yield dotted
+        yield from (f"{dotted}.{one.split(' as ')[0].strip()}" for one in names.split(","))
 
 
 def write_files(files: dict[str, bytes], folder: Path) -> list[Path]:
@@ -150,7 +164,11 @@ class Driver:
     def __init__(self) -> None:
         words = ["unshare", "--net", "--map-root-user", sys.executable, str(DRIVER)]
         self._process = subprocess.Popen(
-            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
 
     def run(self, files: dict[str, bytes], script: str, arguments: list[str]) -> dict[str, Any]:
@@ -230,7 +248,9 @@ def main() -> None:
 
 
 def peer_versions(peers: Path) -> dict[str, str]:
-    script = "import importlib.metadata as m; [print(n, m.version(n)) for n in ('TorchFix', 'ruff', 'pyupgrade')]"
+    script = "from importlib.metadata import version\n" + "\n".join(
+        f"print('{name}', version('{name}'))" for name in ("TorchFix", "ruff", "pyupgrade")
+    )
     text = subprocess.run(
         [str(peers / "python"), "-c", script], capture_output=True, text=True, check=True
     ).stdout
