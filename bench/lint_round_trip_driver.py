@@ -5,7 +5,7 @@
 A job names a folder, a script in it and its arguments. No script is edited; what its machine lacks is made up
 for all alike: torchvision's data sets (random pixels, the right shapes), images and texts that are not there,
 pretrained weights, a GPU (`.cuda()` does nothing), and packages that are not installed, but never a part of
-torch's own. A DataLoader ends after two batches, so that a script comes through its epochs and to its tests.
+torch's own. A DataLoader ends after four batches and 64 samples, so that a script comes to its tests.
 An outcome is 'ran' once a script has ended by itself, has made eight steps of an optimizer, or has made one
 and is still running when its time is up; else it is 'failed' with the error, or 'late'.
 """
@@ -41,7 +41,8 @@ from torch.utils.data import DataLoader
 
 from flambeau.sandbox.landlock import write_only_below
 
-BATCHES = 2
+BATCHES = 4
+EPOCH_SAMPLES = 64
 STEPS = 8
 LIMIT_S = 15.0
 SAMPLES = 640
@@ -258,6 +259,7 @@ def make_up_files() -> None:
 
 def shorten_epochs() -> None:
     init = DataLoader.__init__
+    iterate = DataLoader.__iter__
     iterator = type(iter(DataLoader([0]))).__mro__[1]  # type: ignore[arg-type,var-annotated]
     next_batch = iterator.__next__
     signature = inspect.signature(init)
@@ -268,14 +270,20 @@ def shorten_epochs() -> None:
             told.arguments.pop(name, None)
         init(*told.args, **told.kwargs)
 
-    def few(self: Any) -> Any:
-        self.num_given = getattr(self, "num_given", 0) + 1
-        if self.num_given > BATCHES:
+    def short(self: Any) -> Any:
+        batches = iterate(self)
+        batches.num_left = max(BATCHES, EPOCH_SAMPLES // (self.batch_size or 1))
+        return batches
+
+    def next_or_end(self: Any) -> Any:
+        self.num_left -= 1
+        if self.num_left < 0:
             raise StopIteration
         return next_batch(self)
 
     DataLoader.__init__ = without_workers  # type: ignore[method-assign]
-    iterator.__next__ = few
+    DataLoader.__iter__ = short  # type: ignore[method-assign]
+    iterator.__next__ = next_or_end
 
 
 def run_script(job: dict[str, Any], answer: Callable[[dict[str, Any]], None]) -> None:

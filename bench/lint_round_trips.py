@@ -24,6 +24,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flambeau_lint.rules.catalog import RULES
 from provenance import commit, cpu_model, record  # beside this script
 
 TABLE = Path(__file__).with_suffix(".tsv")
@@ -147,15 +148,21 @@ def write_files(files: dict[str, bytes], folder: Path) -> list[Path]:
     return [folder / path for path in files]
 
 
-def rewritten(files: dict[str, bytes], commands: list[list[str]]) -> dict[str, bytes]:
-    """The files after a tool has been over them, in a folder that goes with it."""
+def rewritten(scripts: list[dict[str, bytes]], commands: list[list[str]]) -> list[dict[str, bytes]]:
+    """The files of each script after a tool has been over all of them, in a folder that goes with it."""
     with tempfile.TemporaryDirectory() as name:
-        paths = write_files(files, Path(name))
+        folders = [Path(name) / str(number) for number in range(len(scripts))]
+        paths: list[Path] = []
+        for files, folder in zip(scripts, folders, strict=True):
+            paths += write_files(files, folder)
         for command in commands:
             subprocess.run(
                 [*command, *map(str, paths)], cwd=name, capture_output=True, check=False, input=b""
             )
-        return {path: (Path(name) / path).read_bytes() for path in files}
+        return [
+            {path: (folder / path).read_bytes() for path in files}
+            for files, folder in zip(scripts, folders, strict=True)
+        ]
 
 
 class Driver:
@@ -201,7 +208,22 @@ class Driver:
 def in_words(answer: dict[str, Any]) -> str:
     if answer["outcome"] == "ran":
         return f"ran: {answer['how']}"
-    return f"{answer.get('error', answer['outcome'])}: {answer.get('message', '')}"
+    message = re.sub(r" ?\(/.*|/\S*/", "", str(answer.get("message", "")))
+    return f"{answer.get('error', answer['outcome'])}: {message[:70]}"
+
+
+def read_scripts(
+    rows: list[dict[str, str]], corpus: Path
+) -> tuple[list[dict[str, bytes]], list[dict[str, bytes]]]:
+    """Of each row, the Python files and the data."""
+    scripts = []
+    data = []
+    for row in rows:
+        place = corpus / row["repository"].replace("/", "+") / "repo"
+        repository = Repository(place, row["commit"])
+        scripts.append(repository.with_imports(row["path"]))
+        data.append(repository.data_of(row["path"]))
+    return scripts, data
 
 
 def main() -> None:
@@ -210,36 +232,42 @@ def main() -> None:
     )
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--peers", type=Path, required=True)
+    parser.add_argument("--contenders", default="", help="those whose name has this word, and none")
     parser.add_argument("--only", default="", help="those whose repository or path has this word")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     rows = [row for row in rows if told.only in f"{row['repository']}/{row['path']}"]
-    contenders = tools(told.peers)
+    contenders = {
+        name: commands
+        for name, commands in tools(told.peers).items()
+        if told.contenders in name or not commands
+    }
     counts = dict.fromkeys(contenders, 0)
+    scripts, data = read_scripts(rows, told.corpus)
+    made = {name: rewritten(scripts, commands) for name, commands in contenders.items()}
     driver = Driver()
-    for row in rows:
-        place = told.corpus / row["repository"].replace("/", "+") / "repo"
-        repository = Repository(place, row["commit"])
-        files = repository.with_imports(row["path"])
-        data = repository.data_of(row["path"])
-        seen: dict[tuple[bytes, ...], dict[str, Any]] = {}
+    for number, row in enumerate(rows):
+        seen: dict[tuple[bytes, ...], str] = {}
         outcomes = {}
-        for name, commands in contenders.items():
-            new = rewritten(files, commands)
+        for name, versions_of in made.items():
+            new = versions_of[number]
             key = tuple(new.values())
             if key not in seen:
-                seen[key] = driver.run({**data, **new}, row["path"], row["arguments"].split())
-            counts[name] += seen[key]["outcome"] == "ran"
-            outcomes[name] = in_words(seen[key]) if new != files or not commands else "unchanged"
-        line = {key: row[key] for key in ("repository", "commit", "path")}
+                files = {**data[number], **new}
+                seen[key] = in_words(driver.run(files, row["path"], row["arguments"].split()))
+            counts[name] += seen[key].startswith("ran")
+            is_changed = new != scripts[number]
+            outcomes[name] = seen[key] if is_changed or not contenders[name] else "unchanged"
+        line = {key: row[key] for key in ("repository", "commit", "path", "year")}
         record({**line, "outcomes": outcomes}, __file__, keep=told.record)
     driver.close()
     versions = {name: version(name) for name in ("torch", "torchvision", "numpy")}
     summary = {
         "summary": f"{len(rows)} scripts",
         "ran": counts,
+        "rules": len(RULES),
         "versions": {"python": platform.python_version(), **versions, **peer_versions(told.peers)},
         "cpu": cpu_model(),
         "commit": commit(),
