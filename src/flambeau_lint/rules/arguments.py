@@ -92,6 +92,18 @@ _LINEAR = "import torch\n\nnet = torch.nn.Linear(2, 2)\noptimizer = torch.optim.
 _IMAGE = "torch.ones(1, 1, 2, 2)"
 
 
+def _whole_betas(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """Adam(parameters, betas=(0, 0.9))."""
+    assert isinstance(node, ast.Call)
+    betas = edits.argument(node, 2, "betas")
+    if isinstance(betas, (ast.Tuple, ast.List)):
+        for one in betas.elts:
+            if type(constant(one)) is int:
+                yield finding(
+                    program, rule, one, Fix((edits.replace(program, one, f"{constant(one)}.0"),))
+                )
+
+
 def _reduction(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """size_average= and reduce= as the reduction that they mean, where both are literal."""
     assert isinstance(node, ast.Call)
@@ -490,6 +502,11 @@ _ARGUMENTS: list[Rule] = [
         ("named tensors are gone since torch 2.13: `names=` raises", "命名张量自 torch 2.13 起已移除：`names=` 报错"),
         ("torch.zeros(2, 3, names=('N', 'C'))", "torch.zeros(2, 3)"),
         deprecated="2.11", removed="2.13", runs=_NO_ARGUMENT),
+    row("FLB1200", "betas of int", ("torch.optim.Adam", "torch.optim.AdamW"), _whole_betas,
+        ("an int in `betas=` of Adam raises since torch 2.6: write `0.0`", "Adam 的 `betas=` 含整数自 torch 2.6 起报错：改用 `0.0`"),
+        ("import torch\n\nout = torch.optim.Adam([torch.ones(2)], betas=(0, 0.9)).defaults['betas'][0]\n",
+         "import torch\n\nout = torch.optim.Adam([torch.ones(2)], betas=(0.0, 0.9)).defaults['betas'][0]\n"),
+        removed="2.6", fix="safe", runs="ValueError"),
     row("FLB430", "dropout of one layer", ("torch.nn.LSTM", "torch.nn.GRU", "torch.nn.RNN"), _lstm_dropout,
         ("`dropout=` of a recurrent network of one layer does nothing: it is between layers",
          "单层循环网络的 `dropout=` 不起作用：它只作用于层与层之间"),

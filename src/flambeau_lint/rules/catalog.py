@@ -7,6 +7,7 @@ from flambeau_lint.rule import Rule
 from flambeau_lint.rules import (
     arguments,
     changed,
+    image_channels,
     lightning,
     linalg,
     losses,
@@ -34,6 +35,7 @@ _TABLES: Sequence[Sequence[Rule]] = (
     losses.RULES,
     lightning.RULES,
     changed.RULES,
+    image_channels.RULES,
 )
 
 

@@ -248,12 +248,62 @@ _FUNCTION = (
     "import torch\n\n\nclass Same(torch.autograd.Function):\n%s    def forward(%s, x):\n        return x\n\n"
     "%s    def backward(%s, grad):\n        return grad\n\n\nout = %s(torch.ones(2))\n"
 )
+
+
+def _correct_view(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """correct[:k].view(-1) of correct = pred.eq(...) and pred = pred.t()."""
+    assert isinstance(node, ast.Attribute)
+    part = node.value
+    if not isinstance(part, ast.Subscript) or not isinstance(part.value, ast.Name):
+        return
+    values = program.values_of(part.value)
+    made = values[0] if len(values) == 1 else None
+    pred = made.func.value if isinstance(made, ast.Call) and _is_method(made, "eq") else None
+    call = program.is_called(node)
+    if call is None or not isinstance(pred, ast.Name):
+        return
+    for other in program.attributes.get("t", ()):
+        turned = program.parents.get(other)
+        to = program.parents.get(turned) if isinstance(turned, ast.Call) else None
+        is_same = isinstance(other.value, ast.Name) and other.value.id == pred.id
+        is_here = program.scope_of(other) is program.scope_of(node)
+        if is_same and is_here and isinstance(to, ast.Assign) and _is_named(to, pred.id):
+            end = program.source.end_of(node)
+            yield finding(program, rule, node, Fix((Edit(end - len("view"), end, "reshape"),)))
+            return
+
+
+def _is_method(call: ast.Call, name: str) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr == name
+
+
+def _is_named(node: ast.Assign, name: str) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == name for one in node.targets)
+
+
+def _tensor_keywords(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """TensorDataset(data_tensor=x, target_tensor=y)."""
+    assert isinstance(node, ast.Call)
+    names = [one.arg for one in node.keywords]
+    if names not in (["data_tensor"], ["data_tensor", "target_tensor"], ["target_tensor"]):
+        return
+    if len(node.args) != (names == ["target_tensor"]):
+        return
+    source = program.source
+    found = [Edit(source.start_of(one), source.start_of(one.value), "") for one in node.keywords]
+    yield finding(program, rule, node.keywords[0], Fix(tuple(found)))
+
+
 _STATIC = "    @staticmethod\n"
 _SAVED = (
     "import torch\n\n\nclass Twice(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
     "        ctx.save_for_backward(x)\n        return 2 * x\n\n    @staticmethod\n    def backward(ctx, grad):\n"
     "        (x,) = ctx.%s\n        return 2 * grad\n\n\nx = torch.ones(2, requires_grad=True)\n"
     "Twice.apply(x).sum().backward()\nout = x.grad\n"
+)
+_CORRECT = (
+    "import torch\n\nscores = torch.eye(4)\n_, pred = scores.topk(2, 1, True, True)\npred = pred.t()\n"
+    "correct = pred.eq(torch.arange(4).view(1, -1).expand_as(pred))\nout = correct[:2].%s(-1).sum()\n"
 )
 _ERR = "ModuleNotFoundError"
 
@@ -267,6 +317,22 @@ RULES: list[Rule] = [
         ("import torch\n\nout = torch.fft(torch.ones(4, 2), 1)\n",
          "import torch\n\nout = torch.fft.fft(torch.view_as_complex(torch.ones(4, 2)))\n"),
         deprecated="1.7", removed="1.8", runs="TypeError"),
+    Rule(
+        "FLB1198", "view-of-correct",
+        "`correct[:k].view(-1)` raises since torch 1.7 where `pred.t()` was compared: write `.reshape(-1)`",
+        "与 `pred.t()` 比较得到的 `correct[:k].view(-1)` 自 torch 1.7 起报错：改用 `.reshape(-1)`",
+        _CORRECT % "view", _CORRECT % "reshape",
+        "The result of a comparison has the strides of what is compared, and a turned matrix has no flat view.",
+        removed="1.7", fix="safe", runs="RuntimeError", attributes=("view",), check=_correct_view,
+    ),
+    row("FLB1199", "tensors by keyword", ("torch.utils.data.TensorDataset", "torch.utils.data.dataset.TensorDataset"),
+        _tensor_keywords,
+        ("`data_tensor=` and `target_tensor=` of `TensorDataset` are gone since torch 0.4: name no argument",
+         "`TensorDataset` 的 `data_tensor=` 与 `target_tensor=` 自 torch 0.4 起已移除：按位置传参"),
+        ("import torch\nfrom torch.utils.data import TensorDataset\n\n"
+         "out = TensorDataset(data_tensor=torch.ones(2), target_tensor=torch.ones(2))[0]\n",
+         "import torch\nfrom torch.utils.data import TensorDataset\n\nout = TensorDataset(torch.ones(2), torch.ones(2))[0]\n"),
+        removed="0.4", fix="safe", runs="TypeError"),
     gone("FLB1182", "torch.utils.data.dataloader._DataLoaderIter", "1.2", "iter(loader)",
          "from torch.utils.data.dataloader import _DataLoaderIter", "from torch.utils.data import DataLoader",
          runs="ImportError"),

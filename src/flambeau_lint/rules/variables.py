@@ -12,6 +12,8 @@ from flambeau_lint.rules.argument_rows import constant
 from flambeau_lint.source import OLD_ASYNC
 
 _VARIABLE = ("torch.autograd.Variable", "torch.autograd.variable.Variable")
+_TO_ONE_NUMBER = {"torch.mean", "torch.sum"}
+_EACH_NUMBER = {"torch.abs", "torch.exp", "torch.log", "torch.sqrt"}
 _NEW = {
     f"torch.{name}"
     for name in [
@@ -114,9 +116,9 @@ def _data_item(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
         return
     if not isinstance(parent.ctx, ast.Load) or not _is_scalar(program, node.value):
         return
-    start = program.source.end_of(node.value)
+    start = program.source.end_of(node) - len("data")
     end = program.source.end_of(parent)
-    fix = None if edits.is_in_fstring(program, node) else Fix((Edit(start, end, ".item()"),))
+    fix = None if edits.is_in_fstring(program, node) else Fix((Edit(start, end, "item()"),))
     yield finding(program, rule, parent, fix)
 
 
@@ -132,8 +134,30 @@ def _is_scalar(program: Program, node: ast.expr) -> bool:
         same = program.source.text_of(other.value) == text
         if same and program.scope_of(other) is program.scope_of(node):
             return True
-    values = program.values_of(node)
-    return bool(values) and all(_is_loss_call(program, value) for value in values)
+    return _is_scalar_value(program, node, 4)
+
+
+def _is_scalar_value(program: Program, node: ast.expr, depth: int) -> bool:
+    """Whether an expression is one number of a tensor: a loss, a mean, a sum, or made of such alone.
+
+    Args:
+        program: the names.
+        node: the expression.
+        depth: how many names to look behind.
+    """
+    if isinstance(node, ast.UnaryOp):
+        return _is_scalar_value(program, node.operand, depth)
+    if isinstance(node, ast.BinOp):
+        sides = [one for one in (node.left, node.right) if not isinstance(one, ast.Constant)]
+        return bool(sides) and all(_is_scalar_value(program, one, depth) for one in sides)
+    if isinstance(node, ast.Call):
+        dotted = program.dotted(node.func)
+        is_alone = len(node.args) == 1 and not node.keywords and not edits.is_open(node)
+        if dotted in _EACH_NUMBER and is_alone:
+            return _is_scalar_value(program, node.args[0], depth)
+        return _is_loss_call(program, node) or (dotted in _TO_ONE_NUMBER and is_alone)
+    values = program.values_of(node) if depth else []
+    return bool(values) and all(_is_scalar_value(program, value, depth - 1) for value in values)
 
 
 def _is_loss_call(program: Program, node: ast.expr) -> bool:
