@@ -118,7 +118,7 @@ class Run:
             self._memory = MemoryGuard(
                 written, self.state, self._loop, parts, ranks=self._ranks, advice=self.folder.advice
             )
-            self._step = TrainingStep(self.state, self._loop, parts.schedule)
+            self._step = TrainingStep(self.state, self._loop, parts.schedule, parts.progress)
             self.nan_guard = NanGuard(
                 written, self.state, parts, self._draws, self._ranks, self._step, options
             )

@@ -17,7 +17,9 @@ from flambeau.parallel.gradient_sync.lockstep import Keep
 from flambeau.parallel.gradient_sync.sync_batchnorm_parts import SyncBatchNormParts
 from flambeau.run.loop.lr_schedule import LRSchedule
 from flambeau.run.loop.model_state import SPARSE
+from flambeau.run.loop.progress_bar import ProgressBar
 from flambeau.run.loop.state import ResumableState, TransientState
+from flambeau.run.loop.untrained_parameters import untrained_lines
 
 _SECOND_BACKWARD = (
     "run.step(loss) does backward, the optimizer's step and zero_grad itself, and another backward pass "
@@ -47,6 +49,7 @@ class TrainingStep:
     state: ResumableState
     loop: TransientState
     schedule: LRSchedule
+    progress: ProgressBar
     sync: GradientSync | None = None
     _together: SyncBatchNormParts | None = None
 
@@ -164,6 +167,9 @@ class TrainingStep:
         groups = state.optimizer.param_groups
         if all(p.grad is None for group in groups for p in group["params"]):
             raise RuntimeError(_NO_GRADIENT)
+        if state.step == 0:
+            for line in untrained_lines(state.model, state.optimizer):
+                self.progress.say_once(line)
         multiplier = self.schedule(state.step) * state.lr_scale
         for group in groups:
             rate = group["initial_lr"] * multiplier
