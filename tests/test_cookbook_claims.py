@@ -43,6 +43,79 @@ def test_a_graph_of_sums_can_be_walked_twice() -> None:
     assert x.grad == 4
 
 
+# ---------------------------------------------------------------- hooks.md
+
+
+class TwoOperations(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.inner(x) * 2).relu()
+
+
+def grad_inputs_of(register: str) -> list[tuple[int, ...]]:
+    model = TwoOperations()
+    seen: list[tuple[int, ...]] = []
+    getattr(model, register)(lambda module, grad_input, _: seen.extend(g.shape for g in grad_input))
+    model(torch.randn(5, 3, requires_grad=True)).sum().backward()
+    return seen
+
+
+def test_the_old_backward_hook_sees_the_last_operation_alone() -> None:
+    assert grad_inputs_of("register_full_backward_hook") == [(5, 3)]
+    with pytest.warns(FutureWarning, match="missing some grad_input"):
+        assert grad_inputs_of("register_backward_hook") == [(5, 2)]
+
+
+def test_without_an_input_that_requires_a_gradient_a_backward_hook_gets_none() -> None:
+    model = nn.Linear(3, 2)
+    seen: list[Any] = []
+    model.register_full_backward_hook(lambda module, grad_input, _: seen.append(grad_input))
+    with pytest.warns(UserWarning, match="no inputs require gradients"):
+        model(torch.randn(5, 3)).sum().backward()
+    assert seen == [(None,)]
+
+
+def test_a_hook_stays_on_a_copy_and_does_not_hear_forward() -> None:
+    model = nn.Linear(3, 2)
+    calls: list[int] = []
+    hook = model.register_forward_hook(lambda *_: calls.append(1))
+    copied = copy.deepcopy(model)
+    hook.remove()
+    model(torch.randn(1, 3))
+    copied.forward(torch.randn(1, 3))
+    assert calls == []
+    copied(torch.randn(1, 3))
+    assert calls == [1]
+
+
+# ---------------------------------------------------------------- uneven_classes.md
+
+
+def test_a_batch_of_one_class_has_no_weights_at_all() -> None:
+    logits = torch.randn(4, 2)
+    classes = torch.ones(4, dtype=torch.long)
+    weighed = functional.cross_entropy(logits, classes, weight=torch.tensor([1.0, 9.0]))
+    torch.testing.assert_close(weighed, functional.cross_entropy(logits, classes))
+
+
+def test_smoothing_beside_weights_draws_a_frequent_image_to_rare_classes() -> None:
+    """At its lowest, the loss has p in proportion to target times weight: 42 % and 11 %."""
+    weight = torch.tensor([0.52] * 5 + [12.5] * 5)
+    target = torch.full((10,), 0.01)
+    target[0] = 0.91
+    best = target * weight / (target * weight).sum()
+    logits = best.log()[None].requires_grad_()
+    loss = functional.cross_entropy(
+        logits, torch.tensor([0]), weight=weight, label_smoothing=0.1, reduction="sum"
+    )
+    (gradient,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(gradient, torch.zeros(1, 10), rtol=0, atol=1e-5)
+    assert [round(best[place].item(), 2) for place in (0, 9)] == [0.42, 0.11]
+
+
 # ---------------------------------------------------------------- tensors.md
 
 
