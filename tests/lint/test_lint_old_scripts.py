@@ -53,6 +53,10 @@ def test_a_fix(code: str, old: str, new: str) -> None:
         ("FLB1198", _PRED % "pass" + "    right[:5].view(-1).sum()\n"),
         ("FLB1199", "torch.utils.data.TensorDataset(a, b)"),
         ("FLB1200", "torch.optim.Adam(p, betas=(0.0, 0.9))"),
+        (
+            "FLB1201",
+            "def backward(retain_variables=True): pass\nnet.backward(retain_variables=False)\n",
+        ),
         ("FLB1197", f"t = T.Compose([T.Grayscale(3), T.ToTensor(), {_THREE}])\n{_DIGITS}"),
         (
             "FLB1197",

@@ -225,7 +225,8 @@ def _retain_variables(program: Program, rule: Rule, node: ast.AST) -> Iterator[F
     assert isinstance(node, ast.Attribute)
     call = program.is_called(node)
     found = edits.keyword(call, "retain_variables") if call is not None else None
-    if found is not None:
+    # Modules of that time have a backward() of their own that takes it.
+    if found is not None and not program.is_bound("retain_variables"):
         yield finding(
             program, rule, found, Fix((edits.rename_keyword(program, found, "retain_graph"),))
         )
