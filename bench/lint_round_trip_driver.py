@@ -37,6 +37,7 @@ import torch
 import torchvision
 from PIL import Image
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
 from flambeau.sandbox.landlock import write_only_below
@@ -46,6 +47,7 @@ EPOCH_SAMPLES = 64
 STEPS = 8
 LIMIT_S = 15.0
 SAMPLES = 640
+FOLDER_IMAGES = 256
 WORDS = ["we", "carry", "the", "torch", "by", "hand", "and", "it", "burns"]
 OWN = ("torch", "torchvision", "torchaudio", "torchtext")
 
@@ -128,6 +130,24 @@ def make_up_weights() -> None:
     torchvision.models.WeightsEnum.get_state_dict = no_weights
     torch.hub.load_state_dict_from_url = no_weights
     torch.utils.model_zoo.load_url = no_weights
+
+
+class OnCpu(TorchFunctionMode):
+    """Tensors that are made on a GPU, or moved there by `.to()`, are on the CPU."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        if str(named.get("device", "")).startswith("cuda"):
+            named["device"] = "cpu"
+        if func is torch.Tensor.to:
+            places = [str(one) if isinstance(one, (str, torch.device)) else "" for one in args]
+            args = tuple(
+                "cpu" if place.startswith("cuda") else one
+                for one, place in zip(args, places, strict=True)
+            )
+        return func(*args, **named)
 
 
 def make_up_gpu() -> None:
@@ -232,7 +252,7 @@ def make_up_files() -> None:
 
     def init(self: Any, root: Any, *args: Any, **keywords: Any) -> None:
         if not Path(root).is_dir():
-            for number in range(16):
+            for number in range(FOLDER_IMAGES):
                 image_file(Path(root) / f"class{number % 2}" / f"{number}.png")
         folder_init(self, root, *args, **keywords)
 
@@ -318,7 +338,8 @@ def run_script(job: dict[str, Any], answer: Callable[[dict[str, Any]], None]) ->
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(0)
     try:
-        runpy.run_path(script.name, run_name="__main__")
+        with OnCpu():
+            runpy.run_path(script.name, run_name="__main__")
         answer({"outcome": "ran", "how": f"ended after {steps} steps"})
     except SystemExit as error:
         word = "ran" if error.code in (None, 0) else "failed"

@@ -28,6 +28,8 @@ def fixed(code: str, text: str) -> str:
         ("FLB184", "(F.mse_loss(a, b) + torch.abs(torch.mean(c))).data[0]", ".item()"),
         ("FLB184", "F.mse_loss(a, b).data[0]", ".item()"),
         ("FLB184", "(-torch.mean(a)).data[0]", ".item()"),
+        ("FLB184", "right = (y == target).sum()\nright.data[0] + 1", "right.item()"),
+        ("FLB1201", "a.backward(retain_variables=True)", "(retain_graph=True)"),
         ("FLB1198", _PRED % "pred = pred.t()" + "    right[:5].view(-1).sum()\n", "reshape(-1)"),
         ("FLB1199", "torch.utils.data.TensorDataset(a, target_tensor=b)", "TensorDataset(a, b)"),
         ("FLB1200", "torch.optim.AdamW(p, 0.1, [0, 0.9])", "[0.0, 0.9]"),
@@ -45,11 +47,16 @@ def test_a_fix(code: str, old: str, new: str) -> None:
     ("code", "text"),
     [
         ("FLB184", "(F.mse_loss(a, b) + weights).data[0]"),
+        ("FLB184", "right = (y == target).sum(1)\nright.data[0] + 1"),
         ("FLB184", "torch.mean(a, 0).data[0]"),
         ("FLB184", "F.mse_loss(a, b, reduction='none').data[0]"),
         ("FLB1198", _PRED % "pass" + "    right[:5].view(-1).sum()\n"),
         ("FLB1199", "torch.utils.data.TensorDataset(a, b)"),
         ("FLB1200", "torch.optim.Adam(p, betas=(0.0, 0.9))"),
+        (
+            "FLB1201",
+            "def backward(retain_variables=True): pass\nnet.backward(retain_variables=False)\n",
+        ),
         ("FLB1197", f"t = T.Compose([T.Grayscale(3), T.ToTensor(), {_THREE}])\n{_DIGITS}"),
         (
             "FLB1197",

@@ -155,7 +155,9 @@ def _is_scalar_value(program: Program, node: ast.expr, depth: int) -> bool:
         is_alone = len(node.args) == 1 and not node.keywords and not edits.is_open(node)
         if dotted in _EACH_NUMBER and is_alone:
             return _is_scalar_value(program, node.args[0], depth)
-        return _is_loss_call(program, node) or (dotted in _TO_ONE_NUMBER and is_alone)
+        is_method = getattr(node.func, "attr", "") in ("mean", "sum") and not dotted
+        is_whole = is_method and not node.args and not node.keywords
+        return _is_loss_call(program, node) or is_whole or (dotted in _TO_ONE_NUMBER and is_alone)
     values = program.values_of(node) if depth else []
     return bool(values) and all(_is_scalar_value(program, value, depth - 1) for value in values)
 
@@ -217,6 +219,17 @@ def _async(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
         if found is not None and name in ("cuda", "to", "copy_", "type"):
             fix = Fix((edits.rename_keyword(program, found, "non_blocking"),))
             yield finding(program, rule, found, fix)
+
+
+def _retain_variables(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    assert isinstance(node, ast.Attribute)
+    call = program.is_called(node)
+    found = edits.keyword(call, "retain_variables") if call is not None else None
+    # Modules of that time have a backward() of their own that takes it.
+    if found is not None and not program.is_bound("retain_variables"):
+        yield finding(
+            program, rule, found, Fix((edits.rename_keyword(program, found, "retain_graph"),))
+        )
 
 
 def _numbers(node: ast.AST) -> bool:
@@ -355,6 +368,15 @@ RULES: list[Rule] = [
         "import torch\n\nout = torch.ones(2).to('cpu', async=True)\n",
         "import torch\n\nout = torch.ones(2).to('cpu', non_blocking=True)\n",
         deprecated="0.4", removed="0.4.1", fix="safe", runs="SyntaxError", whole=True, check=_async,
+    ),
+    Rule(
+        "FLB1201", "retain-variables",
+        "`retain_variables=` of `backward` is gone since torch 0.4: write `retain_graph=`",
+        "`backward` 的 `retain_variables=` 自 torch 0.4 起已移除：改用 `retain_graph=`",
+        "import torch\n\nx = torch.ones(2, requires_grad=True)\nx.sum().backward(retain_variables=True)\nout = x.grad\n",
+        "import torch\n\nx = torch.ones(2, requires_grad=True)\nx.sum().backward(retain_graph=True)\nout = x.grad\n",
+        deprecated="0.2", removed="0.4", fix="safe", runs="TypeError", attributes=("backward",),
+        check=_retain_variables,
     ),
     Rule(
         "FLB2112", "tensor-by-type",
