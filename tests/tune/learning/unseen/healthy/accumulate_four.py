@@ -1,3 +1,5 @@
+"""Accumulation over four micro-batches, divided, with the rest of the epoch flushed."""
+
 import contextlib
 
 import torch

@@ -1,3 +1,5 @@
+"""Two heads take turns: in each step one head has no gradient."""
+
 import torch
 from torch import nn
 

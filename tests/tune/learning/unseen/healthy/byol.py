@@ -1,3 +1,5 @@
+"""A target network that follows slowly, a predictor, and no negative pairs."""
+
 import copy
 
 import torch

@@ -1,3 +1,5 @@
+"""Images are bytes up to the model, whose first layer normalizes them."""
+
 import numpy as np
 import torch
 from torch import nn

@@ -1,3 +1,5 @@
+"""Gradient checkpointing and bfloat16: each block runs twice per step."""
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

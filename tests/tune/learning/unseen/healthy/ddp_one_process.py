@@ -1,3 +1,5 @@
+"""DDP of one process with gloo, and set_epoch."""
+
 import os
 import tempfile
 

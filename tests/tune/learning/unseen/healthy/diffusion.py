@@ -1,3 +1,5 @@
+"""A denoiser predicts the noise: targets are random and new in each step."""
+
 import math
 
 import torch

@@ -1,3 +1,5 @@
+"""A frozen teacher in eval mode; softened targets times T squared, plus labels."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

@@ -1,3 +1,5 @@
+"""A backbone that was trained, frozen in eval mode; only the head learns."""
+
 import torch
 from torch import nn
 

@@ -1,3 +1,5 @@
+"""Mean and variance by likelihood: the loss becomes negative."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,3 +1,5 @@
+"""Groups without weight decay, a lower rate below, an average of the weights for evaluation."""
+
 import copy
 
 import torch

@@ -1,3 +1,5 @@
+"""Full-batch LBFGS: the same data in each step, many gradients per step."""
+
 import torch
 from torch import nn
 

@@ -1,3 +1,5 @@
+"""The rate starts at a thousandth and is warmed up over 60 steps."""
+
 import argparse
 
 import torch

@@ -1,3 +1,5 @@
+"""A masked language model: most labels are -100, inputs are padded."""
+
 import random
 
 import torch

@@ -1,3 +1,5 @@
+"""One sample of thirty is positive; the last bias starts at the prior."""
+
 import math
 
 import torch

@@ -1,3 +1,5 @@
+"""Policy gradient with a baseline: the loss is a surrogate that goes up and down."""
+
 import torch
 from torch import nn
 from torch.distributions import Categorical

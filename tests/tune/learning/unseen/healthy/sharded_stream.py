@@ -1,3 +1,5 @@
+"""An iterable data set whose two workers share the stream between them."""
+
 import itertools
 
 import torch

@@ -1,3 +1,5 @@
+"""Weights of one bit with a gradient that passes through the sign."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,3 +1,5 @@
+"""A small GPT whose head shares the weights of the embedding."""
+
 import math
 import random
 

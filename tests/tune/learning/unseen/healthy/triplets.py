@@ -1,3 +1,5 @@
+"""Triplet margin loss over normalized embeddings of one shared network."""
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset

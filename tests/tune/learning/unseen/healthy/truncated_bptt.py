@@ -1,3 +1,5 @@
+"""The state of an LSTM is carried on and detached between pieces of one long text."""
+
 import torch
 from torch import nn
 

@@ -1,3 +1,5 @@
+"""A variational autoencoder: binary cross-entropy summed over pixels, starts at hundreds."""
+
 import torch
 import torch.nn.functional as F
 from torch import nn

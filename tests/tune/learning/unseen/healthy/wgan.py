@@ -1,3 +1,5 @@
+"""A Wasserstein GAN: losses of both signs, the critic five times per step, weights clipped."""
+
 import torch
 from torch import nn
 

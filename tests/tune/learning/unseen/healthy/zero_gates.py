@@ -1,3 +1,5 @@
+"""Residual branches and the output start at 0, as in ReZero and adaLN-Zero."""
+
 import torch
 from torch import nn
 
