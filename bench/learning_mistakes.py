@@ -84,7 +84,8 @@ def main() -> int:
         if found is None or any(one["sure"] != "look" for one in found)
     }
     row = {
-        "scripts": scripts.name, "planted": len(rows), "named_by_line": len(rows) - len(missed), "missed": missed,
+        "scripts": scripts.name,
+        "planted": len(rows), "named_by_line": len(rows) - len(missed), "missed": missed,
         "healthy": len(healthy), "accused": accused,
         "seconds": round(time.perf_counter() - began),
         "torch": torch.__version__, "cpu": cpu_model(), "commit": commit(),
