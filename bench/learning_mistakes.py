@@ -1,12 +1,12 @@
 """Asks `flambeau doctor --learning` about scripts with a planted mistake, and about healthy ones.
 
-    python bench/learning_mistakes.py [--only WORD] [--record]
+    python bench/learning_mistakes.py [--folder FOLDER] [--only WORD] [--jobs 2] [--record]
 
 The scripts are those of tests/tune/learning: `planted/found.tsv` says for each which lines may be named. A
 mistake is named if a finding has one of these lines; a healthy script is accused if there is a finding that
 is certain or likely. The scripts were written by somebody who had not seen the checks, but for the eleven
-newest healthy ones.
-Two at a time, each in a folder of its own; the scripts' files are not touched.
+newest healthy ones. Those of `--folder tests/tune/learning/unseen` came after the checks, by another author.
+Each runs in a folder of its own; the scripts' files are not touched.
 """
 
 import argparse
@@ -53,20 +53,23 @@ def is_named(found: list[dict[str, Any]] | None, lines: str) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--folder", type=Path, default=SCRIPTS, help="with planted/ and healthy/")
+    parser.add_argument("--jobs", type=int, default=2, help="scripts that run at the same time")
     parser.add_argument("--only", default="", help="scripts whose name has this word")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     arguments = parser.parse_args()
-    text = (SCRIPTS / "planted" / "found.tsv").read_text(encoding="utf-8")
+    scripts: Path = arguments.folder.resolve()
+    text = (scripts / "planted" / "found.tsv").read_text(encoding="utf-8")
     rows = [
         row for row in csv.DictReader(text.splitlines(), delimiter="\t")
         if arguments.only in row["script"]
     ]  # fmt: skip
     healthy = sorted(
-        path for path in (SCRIPTS / "healthy").glob("*.py") if arguments.only in path.name
+        path for path in (scripts / "healthy").glob("*.py") if arguments.only in path.name
     )
     began = time.perf_counter()
-    with ThreadPoolExecutor(2) as pool:
-        of_planted = list(pool.map(findings, [SCRIPTS / "planted" / row["script"] for row in rows]))
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        of_planted = list(pool.map(findings, [scripts / "planted" / row["script"] for row in rows]))
         of_healthy = list(pool.map(findings, healthy))
     missed = [
         row["script"]
@@ -81,6 +84,7 @@ def main() -> int:
         if found is None or any(one["sure"] != "look" for one in found)
     }
     row = {
+        "scripts": scripts.name,
         "planted": len(rows), "named_by_line": len(rows) - len(missed), "missed": missed,
         "healthy": len(healthy), "accused": accused,
         "seconds": round(time.perf_counter() - began),

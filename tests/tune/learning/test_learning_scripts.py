@@ -86,6 +86,29 @@ PLANTED = [
         "mean()",
     ),
     Planted("eval mode", "    for a, b", "    if epoch: model.eval()\n    for a, b", "model(a)"),
+    Planted("equal samples", "model(a)", "model(a[:1].expand(len(a), -1))", "cross_entropy"),
+    Planted(
+        "cleared between parts",
+        "        loss.backward()\n        optimizer.step()\n",
+        "        (loss / 2).backward()\n        step = step + 1 if 'step' in dir() else 1\n"
+        "        if step % 2 == 0:\n            optimizer.step()\n",
+        "optimizer.zero_grad()",
+    ),
+    Planted(
+        "same random numbers",
+        "range(3):\n",
+        "range(3):\n    torch.manual_seed(1)\n",
+        "manual_seed(1)",
+    ),
+    Planted(
+        "dead", "optimizer = ", "nn.init.constant_(model[0].bias, -50)\noptimizer = ", "constant_"
+    ),
+    Planted(
+        "loss is maximized",
+        "F.cross_entropy(model(a), b)",
+        "(model(a) - model(a).logsumexp(1, True)).gather(1, b[:, None]).mean()",
+        "backward",
+    ),
 ]
 HEALTHY = {
     "as it is": ("", ""),
@@ -98,6 +121,20 @@ HEALTHY = {
         "        optimizer.zero_grad()\n        loss.backward()\n        optimizer.step()\n",
         "        (loss / 2).backward()\n        step = step + 1 if 'step' in dir() else 1\n"
         "        if step % 2 == 0:\n            optimizer.step()\n            optimizer.zero_grad()\n",
+    ),
+    "attacked": (  # what the first backward computes is cleared, and meant for the inputs
+        "        optimizer.zero_grad()\n",
+        "        attacked = a.clone().requires_grad_()\n"
+        "        F.cross_entropy(model(attacked), b).backward()\n"
+        "        optimizer.zero_grad()\n"
+        "        loss = F.cross_entropy(model(a + 0.05 * attacked.grad.sign()), b)\n",
+    ),
+    "penalized": (
+        "        optimizer.zero_grad()\n",
+        "        point = a.clone().requires_grad_()\n"
+        "        (slope,) = torch.autograd.grad(model(point).sum(), point, create_graph=True)\n"
+        "        loss = loss + 0.01 * slope.square().mean()\n"
+        "        optimizer.zero_grad()\n",
     ),
     "first layer normalizes": (
         "model = nn.Sequential(",

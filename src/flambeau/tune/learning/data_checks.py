@@ -27,7 +27,7 @@ def inputs(seen: Seen) -> list[Finding]:
     if 0 < std < 0.01 * max(mean, 0.01) and not seen["is_normalized"]:
         text = f"inputs hardly differ: {measured}"
         change = "scale inputs once, to mean 0 and deviation 1"
-        where = _assignment_before(*seen["input_line"]) or where
+        where = place(seen["own_line"]) or _assignment_before(*seen["input_line"]) or where
         return [Finding("inputs hardly differ", "likely", text, change, where)]
     return []
 
@@ -105,7 +105,7 @@ def _repeats(seen: Seen, one: Seen) -> list[Finding]:
 
 
 def seeds(seen: Seen) -> list[Finding]:
-    return [
+    return _seeded_epochs(seen) or [
         Finding(
             "same random numbers",
             "certain",
@@ -119,6 +119,23 @@ def seeds(seen: Seen) -> list[Finding]:
         and note["first"]["seed"] == note["last"]["seed"]
         and note["count"] >= 0.8 * (note["last"]["step"] - note["first"]["step"])
     ]
+
+
+def _seeded_epochs(seen: Seen) -> list[Finding]:
+    """One seed before several epochs: a loader that shuffles gives each of them in one order."""
+    for loader in seen["loaders"]:
+        starts = loader["starts"]
+        is_again = loader["is_shuffled"] and loader["different_starts"] == 1 < starts
+        if not (is_again and loader["trained"] and loader["batches"] > 1.5 * starts):
+            continue
+        for note in notes_of(seen, "seed"):
+            is_torchs = note["last"]["what"] == "torch.manual_seed"  # samplers draw from it
+            if is_torchs and note["first"]["seed"] == note["last"]["seed"]:
+                what = f"{note['last']['what']}({note['last']['seed']})"
+                text = f"{starts} epochs began with the same batch: {what} is called in between"
+                change = "seed once, before the training"
+                return [Finding("same random numbers", "certain", text, change, place(note))]
+    return []
 
 
 def modes(seen: Seen) -> list[Finding]:

@@ -205,6 +205,14 @@ def empty(seen: Seen) -> list[Finding]:
                 "look at the targets before the loss: a cast to whole numbers, or a wrong column"
             )
             found.append(Finding("equal targets", "likely", text, change, place(note), harm=3))
+    for note in notes_of(seen, "equal samples"):
+        if note["count"] >= 10 and note["count"] >= 0.9 * min(steps, 40):
+            text = (
+                f"all {note['last']['samples']} samples of a batch were equal and their labels were "
+                f"not, in {note['count']} calls of the loss"
+            )
+            change = "look whether one buffer is returned for each sample: return a copy"
+            found.append(Finding("equal samples", "certain", text, change, place(note), harm=3))
     return found
 
 
@@ -261,6 +269,13 @@ def labels(seen: Seen) -> list[Finding]:
         if not counts[0] and min(others) > 0 and total >= 20 * len(counts) and len(counts) > 2:
             text = f"class 0 of {len(counts)} never came in {total} labels, and all others did"
             change = "count labels from 0, and give the model as many outputs as there are classes"
+            found.append(Finding("labels off by one", "likely", text, change, place(row["where"])))
+        is_shifted = (
+            not counts[-1] and min(counts[:-1]) > 0 and row["below"] > 0.3 * min(counts[:-1])
+        )
+        if is_shifted and total >= 20 * len(counts) and len(counts) > 2:
+            text = f"{row['below']} labels are -1, which the loss ignores, and the last class never came"
+            change = "count labels from 0: 1 was taken from labels that did so already"
             found.append(Finding("labels off by one", "likely", text, change, place(row["where"])))
     again, changed = seen["labels"]
     if again >= 30 and changed > 0.3 * again:

@@ -10,6 +10,7 @@ from flambeau.tune.watch.learning.loss_course import falls, grows, is_better
 
 _FEW = 5  # steps before anything is said of all; chosen
 _TOO_FAR = 0.3  # of the weights per step, median; Adam at a usual rate moves 0.001 to 0.03
+_LEAP = 0.5  # of the weights in one of the first steps, where the loss grows; chosen
 _TOO_NEAR = 1e-5
 _TOO_NEAR_SGD = 2e-4  # where it is the only optimizer; chosen
 _DECAY = 0.01  # of the weights that decay removes in a step: half of them in 70 steps; chosen
@@ -65,6 +66,27 @@ def clearing(seen: Seen) -> list[Finding]:
 def _is_cleared_too_soon(optimizer: Seen) -> bool:
     """Then nothing is known of gradients when it makes a step."""
     return bool(optimizer["cleared_too_soon"] > 0.8 * max(optimizer["watched"], 1))
+
+
+def cleared_unused(seen: Seen) -> list[Finding]:
+    """Several backward passes per step, from one line, of which only the last counts.
+
+    An attack or a search for a perturbation clears what another line has computed.
+    """
+    found = []
+    stepping = [one for one in seen["optimizers"] if one["steps"]]
+    for one in stepping:
+        times = one["cleared_unused"]
+        is_usual = one["watched"] >= _FEW and times >= 0.9 * one["watched"]
+        if is_usual and len(stepping) == 1 and not one["has_closure"]:
+            text = (
+                f"gradients were cleared {times} times before a step had used them, in "
+                f"{one['watched']} steps: only the last part of each counts"
+            )
+            change = "call zero_grad once per step, before the first backward of its parts"
+            line = place(one["zero_line"])
+            found.append(Finding("cleared between parts", "likely", text, change, line))
+    return found
 
 
 def stepping(seen: Seen) -> list[Finding]:
@@ -183,7 +205,7 @@ def diverging(seen: Seen) -> list[Finding]:
         line = place(seen["backward_line"])
         return [Finding("parts not divided", "likely", text, change, line, "FLB419", 3)]
     most = max(one["ratios"][:10], default=0.0)
-    if most <= 1:
+    if most <= _LEAP:
         return []
     text = (
         f"a step changed the weights by {most:.2g} of their length at a rate of "
@@ -280,6 +302,7 @@ def parameters(seen: Seen) -> list[Finding]:
     ]
     found = _detached([row for row in no_gradient if row["model"] and row["ran"]], seen)
     found += _frozen(rows)
+    found += [] if falls(seen["losses"]) else _frozen_at_the_end(rows)
     found += _unregistered([row for row in rows if not row["is_registered"]], seen)
     elsewhere = [row for row in no_gradient if not row["model"]]
     for model, some in models.items():
@@ -307,6 +330,20 @@ def _frozen(rows: list[dict[str, Any]]) -> list[Finding]:
     text = f"{of_parameters(len(some))} in the optimizer are frozen since this line: {names}"
     change = "set requires_grad = True again, or give the optimizer only what is trained"
     return [Finding("frozen", "look", text, change, place(some[0]["frozen"]))]
+
+
+def _frozen_at_the_end(rows: list[dict[str, Any]]) -> list[Finding]:
+    """The layer that gives the outputs stays as it is, and some before it are trained."""
+    last = [row for row in rows if row["is_last"] and place(row["frozen"])]
+    last = [row for row in last if not row["requires_grad"]]
+    models = {row["model"] for row in rows if row["optimizer"] and row["has_grad"]}
+    last = [row for row in last if row["model"] in models and not row["optimizer"]]
+    if not last:
+        return []
+    names = ", ".join(row["name"] for row in last[:3])
+    text = f"the last layer is frozen since this line ({names}), and the loss does not fall"
+    change = "train it, too, unless its weights are those of a trained model"
+    return [Finding("frozen", "look", text, change, place(last[0]["frozen"]))]
 
 
 def _left_out(
@@ -358,6 +395,16 @@ def _origin(rows: list[dict[str, Any]]) -> str:
     return place(rows[0]["made"]) or place(rows[0]["where"])
 
 
+def _set_bias(weight: dict[str, Any], seen: Seen) -> str:
+    """The line that sets the bias of the same layer, where that is not the line that made the layer."""
+    name = f"{weight['name'].rpartition('.')[0]}.bias".removeprefix(".")
+    rows = [row for row in seen["parameters"] if row["name"] == name]
+    rows = [
+        row for row in rows if row["model"] == weight["model"] and row["made"] != weight["made"]
+    ]
+    return place(rows[0]["made"]) if rows else ""
+
+
 def saturated(seen: Seen) -> list[Finding]:
     notes = [note for note in notes_of(seen, "saturated") if note["count"] >= 20]
     return [
@@ -381,7 +428,8 @@ def dead(seen: Seen) -> list[Finding]:
         names = ", ".join(row["name"] for row in still[:3])
         text = f"the gradient of {of_parameters(len(still))} was exactly 0 in all steps: {names}"
         change = "look for dead ReLUs, weights of zero and outputs without an effect"
-        found.append(Finding("dead", "likely", text, change, _origin(still)))
+        where = _set_bias(still[0], seen) or _origin(still)
+        found.append(Finding("dead", "likely", text, change, where))
     equal = [row for row in rows if row["equal_rows"] and row["with_value"]]
     if equal:
         names = ", ".join(row["name"] for row in equal[:3])
@@ -430,6 +478,7 @@ def schedules(seen: Seen) -> list[Finding]:
 
 CHECKS = (
     clearing,
+    cleared_unused,
     stepping,
     diverging,
     rates,

@@ -4,17 +4,21 @@ import functools
 import random
 import sys
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+)
 
-from flambeau.tune.watch.code_origin import origin_of_file
 from flambeau.tune.watch.learning.measures import row_hashes, tensors_in
-from flambeau.tune.watch.learning.notes import Notes, line_here
+from flambeau.tune.watch.learning.notes import Notes, as_pair, last_line, line_here
 from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs
 
 _MOST_BATCHES = 400  # whose content is kept; chosen
@@ -28,6 +32,8 @@ class LoaderSeen:
         self.iterations = self.batches = self.trained = self.without_gradients = 0
         self.epochs: list[int] = []
         self.samples: list[list[int]] = []
+        self.starts: list[tuple[int, ...]] = []  # the first batch of each iteration
+        self.is_at_start = False
         self.first_epoch: list[int] = []
         self.one_class = self.labelled = 0
         self.classes: set[int] = set()
@@ -52,6 +58,7 @@ class BatchWatch:
         def iterate_watched(self: Any) -> Any:
             seen = watch.seen.setdefault(id(self), LoaderSeen(self, line_here()))
             seen.iterations += 1
+            seen.is_at_start = True
             sampler = getattr(self, "sampler", None)
             if isinstance(sampler, DistributedSampler) and sampler.shuffle:
                 seen.epochs.append(int(sampler.epoch))
@@ -119,6 +126,9 @@ class BatchWatch:
         inputs = tensors[0]
         hashes = row_hashes(inputs)
         seen.samples.append(hashes)
+        if seen.is_at_start and hashes:
+            seen.starts.append(tuple(hashes))
+            seen.is_at_start = False
         if seen.iterations == 1:
             seen.first_epoch += hashes
         if len(hashes) > 1:
@@ -166,16 +176,17 @@ def _row(seen: LoaderSeen) -> dict[str, Any]:
     samples = [one for batch in seen.samples for one in batch]
     filled = [tuple(batch) for batch in seen.samples if batch]
     loader = seen.loader
-    code = getattr(getattr(type(loader.dataset), "__getitem__", None), "__code__", None)
-    is_users = code is not None and origin_of_file(code.co_filename).owner == "user"
     return {
-        "item": [code.co_filename, _last_line(code)] if code and is_users else ["", 0],
+        "item": as_pair(last_line(getattr(type(loader.dataset), "__getitem__", None))),
         "file": seen.where.file if seen.where else "",
         "line": seen.where.line if seen.where else 0,
         "iterations": seen.iterations,
         "batches": seen.batches,
         "trained": seen.trained,
         "epochs": seen.epochs,
+        "starts": len(seen.starts),
+        "different_starts": len(set(seen.starts)),
+        "is_shuffled": isinstance(loader.sampler, RandomSampler),
         "different_batches": len(set(filled)),
         "hashed_batches": len(filled),
         "different_samples": len(set(samples)),
@@ -190,8 +201,3 @@ def _row(seen: LoaderSeen) -> dict[str, Any]:
         "is_iterable": isinstance(loader.dataset, IterableDataset),
         "first_epoch": seen.first_epoch[:20_000],
     }
-
-
-def _last_line(code: CodeType) -> int:
-    """That of the last statement: what is returned."""
-    return max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)

@@ -107,6 +107,8 @@ class LossWatch:
             return
         if not predicted.requires_grad:
             return
+        if self._are_samples_equal(target):
+            self._notes.add("equal samples", where, samples=len(self.inputs))
         if given.get("reduction") == "sum":
             self._notes.add("summed", where, samples=len(predicted))
         if name == "cross_entropy":
@@ -125,6 +127,11 @@ class LossWatch:
         if name in _REGRESSIONS and predicted.shape != target.shape:
             shapes = {"input": list(predicted.shape), "target": list(target.shape)}
             self._notes.add("shapes broadcast", where, loss=name, **shapes)
+
+    def _are_samples_equal(self, target: Tensor) -> bool:
+        """Whether the model has read one sample in each row, for labels that differ."""
+        is_one = len(self.inputs) > 1 and len(set(self.inputs)) == 1
+        return is_one and target.ndim > 0 and not bool((target == target[:1]).all())
 
     def _binary(
         self, name: str, predicted: Tensor, target: Tensor, where: CodeLocation | None
@@ -192,9 +199,11 @@ class LossWatch:
         classes = predicted.shape[1] if predicted.ndim > 1 else 0
         if not 2 <= classes <= 1000 or given.get("ignore_index", -100) >= 0:
             return
-        seen = self.classes.setdefault(where, {"classes": classes, "counts": [0] * classes})
+        empty = {"classes": classes, "counts": [0] * classes, "below": 0}
+        seen = self.classes.setdefault(where, empty)
         if seen["classes"] == classes:
             valid = target[(target >= 0) & (target < classes)].flatten()
+            seen["below"] += int((target == -1).sum())
             more = torch.bincount(valid, minlength=classes).tolist()
             seen["counts"] = [one + two for one, two in zip(seen["counts"], more, strict=True)]
 

@@ -24,6 +24,7 @@ _SHAPES_ONLY = (
     "Clone",
     "ToCopy",
     "Expand",
+    "Diagonal",
 )
 
 
@@ -48,13 +49,13 @@ def is_bare_clamp(tensor: Tensor) -> bool:
 
 
 def is_added(total: Tensor, node: Any) -> bool:
-    """Whether a tensor is a sum with the result of a node of autograd in it."""
+    """Whether a tensor is a sum, perhaps weighted, with the result of a node of autograd in it."""
     some = [total.grad_fn]
     for _ in range(_MOST_NODES):
         one = some.pop() if some else None
         if one is None or one is node:
             return one is not None
-        if one.name().startswith("Add"):
+        if one.name().startswith(("Add", "Mul", "Div")):  # a mean over steps scales its parts
             some += [after for after, _ in one.next_functions if after is not None]
     return False
 
@@ -65,6 +66,9 @@ def is_mean_of_logarithms(loss: Tensor) -> bool:
     picks = (*_SHAPES_ONLY, "Mean", "Sum", "Gather", "Index", "Div")
     while node is not None and node.name().startswith(picks):
         node = next((one for one, _ in node.next_functions if one is not None), None)
+    if node is not None and node.name().startswith("Sub"):  # log_softmax, written out
+        parts = [one.name() for one, _ in node.next_functions if one is not None]
+        return len(parts) == 2 and parts[1].startswith("Logsumexp")
     return node is not None and node.name().startswith(("LogSoftmax", "LogSigmoid"))
 
 

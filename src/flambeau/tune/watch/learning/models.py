@@ -19,7 +19,7 @@ from torch.nn.modules.module import (
 
 from flambeau.tune.watch.code_origin import origin_of
 from flambeau.tune.watch.learning.measures import is_plain, row_hashes, spread_of, tensors_in
-from flambeau.tune.watch.learning.notes import Notes, line_here
+from flambeau.tune.watch.learning.notes import Notes, last_line, line_here
 from flambeau.tune.watch.learning.rehearsal import ModelCall, output_of
 from flambeau.tune.watch.stack_phases import CodeLocation, is_torchs, user_line, user_lines
 
@@ -62,6 +62,7 @@ class ModelWatch:
         self.stranger_lines: dict[str, CodeLocation | None] = {}
         self.firsts: list[dict[str, float]] = []
         self.first_line: CodeLocation | None = None
+        self.own_line_before: CodeLocation | None = None  # of the user's layer before the first
         self.first_is_normalized: bool | None = None
         self.hashes: list[int] = []
         self.calls: list[ModelCall] = []  # the first two since the last backward pass
@@ -74,6 +75,7 @@ class ModelWatch:
         self._kept: list[nn.Module] = []
         self._is_first_root = True
         self._last_leaf: nn.Module = nn.Identity()
+        self.last_weights: set[int] = set()  # of the layers that ran last in a training call
         self._made: dict[int, tuple[weakref.ref[nn.Module], CodeLocation]] = {}
         self.initialized: dict[int, CodeLocation] = {}
         self.lines: dict[int, CodeLocation | None] = {}
@@ -110,6 +112,10 @@ class ModelWatch:
         if self._stack and self._stack[-1] is module:
             self._stack.pop()
             is_root = not self._stack and torch.is_grad_enabled() and self._is_open()
+            if is_root:
+                self.last_weights |= {id(p) for p in self._last_leaf.parameters(recurse=False)}
+            if self._stack and not self._leaf and self._is_open():
+                self.own_line_before = last_line(type(module).forward)
             if is_root and len(self.calls) < 2:
                 self.calls.append(ModelCall(module, args, output_of(output)))
         if isinstance(module, nn.Sigmoid | nn.Tanh) and self._is_open() and is_plain(output):
@@ -346,10 +352,10 @@ class ModelWatch:
             frozen = _Frozen(first, caller, time.monotonic())
             self._frozen[id(tensor)] = None if is_trained else frozen
 
-    def frozen_at(self, p: Tensor, *, after_s: float) -> CodeLocation | None:
-        """The line that turned its gradient off since; that of its caller where there were several."""
+    def frozen_at(self, p: Tensor, *, after_s: float, before_s: float) -> CodeLocation | None:
+        """The line that turned its gradient off in between; that of its caller where there were several."""
         frozen = self._frozen.get(id(p))
-        if frozen is None or frozen.line is None or frozen.at_s < after_s:
+        if frozen is None or frozen.line is None or not after_s <= frozen.at_s <= before_s:
             return None
         is_helper = len(self._callers[frozen.line]) > 1 and frozen.caller is not None
         return frozen.caller if is_helper else frozen.line

@@ -3,6 +3,7 @@
 import sys
 from typing import Any
 
+from flambeau.tune.watch.code_origin import origin_of_file
 from flambeau.tune.watch.stack_phases import CodeLocation, user_line
 
 
@@ -28,6 +29,15 @@ class Notes:
 def line_here(depth: int = 2) -> CodeLocation | None:
     """The innermost line of the user that led to the caller of the caller."""
     return user_line(sys._getframe(depth))
+
+
+def last_line(function: Any) -> CodeLocation | None:
+    """That of the last statement of a function of the user: what is returned."""
+    code = getattr(function, "__code__", None)
+    if code is None or origin_of_file(code.co_filename).owner != "user":
+        return None
+    line = max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
+    return CodeLocation(code.co_filename, line, code.co_name)
 
 
 def as_pair(where: CodeLocation | None) -> list[Any]:

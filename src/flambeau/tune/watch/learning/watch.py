@@ -21,6 +21,7 @@ from flambeau.tune.watch.learning.rehearsal import ModelCall, Rehearsal, is_resh
 from flambeau.tune.watch.learning.tensor_calls import TensorCallWatch
 from flambeau.tune.watch.learning.updates import OptimizerSeen, UpdateWatch
 from flambeau.tune.watch.plan import Plan, write_whole
+from flambeau.tune.watch.stack_phases import CodeLocation
 
 
 class _Rank(NamedTuple):
@@ -168,6 +169,7 @@ class LearningWatch:
             "classes": [{"where": as_pair(where)} | row for where, row in classes],
             "inputs": self.models.firsts,
             "input_line": as_pair(self.models.first_line),
+            "own_line": as_pair(self.models.own_line_before),
             "is_normalized": bool(self.models.first_is_normalized),
             "relus": list(self.models.relus.values()),
             "by_heart": [],
@@ -221,10 +223,9 @@ class LearningWatch:
             ),
             "optimizer": None if one is None else as_pair(one.where),
             "requires_grad": p.requires_grad,
-            "frozen": as_pair(
-                self.models.frozen_at(p, after_s=math.inf if one is None else one.made_s)
-            ),
+            "frozen": as_pair(self._frozen_at(p, one)),
             "ran": id(p) in self.models.ran,
+            "is_last": id(p) in self.models.last_weights,
             "has_grad": p.grad is not None or (one is not None and id(p) in one.with_gradient),
             "with_value": 0 if one is None else one.with_value.get(id(p), 0),
             "watched": 0 if one is None else one.watched,
@@ -232,6 +233,12 @@ class LearningWatch:
             "is_registered": True,
             "equal_rows": _has_equal_rows(p),
         }
+
+    def _frozen_at(self, p: Tensor, one: OptimizerSeen | None) -> CodeLocation | None:
+        """The line that froze a parameter; of one with an optimizer while that was in use."""
+        if one is None:
+            return self.models.frozen_at(p, after_s=-math.inf, before_s=math.inf)
+        return self.models.frozen_at(p, after_s=one.made_s, before_s=one.stepped_s)
 
 
 def _has_equal_rows(p: Tensor) -> bool:
@@ -258,6 +265,7 @@ def _optimizer(seen: OptimizerSeen) -> dict[str, Any]:
         "listed_twice": len(seen.parameters) - len({id(p) for p in seen.parameters}),
         "cleared": seen.cleared,
         "cleared_too_soon": seen.cleared_too_soon,
+        "cleared_unused": max((seen.unused.get(line, 0) for line in seen.used), default=0),
         "ratios": seen.ratios,
         "rates": seen.rates,
         "decay": seen.decay,
