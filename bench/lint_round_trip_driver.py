@@ -72,6 +72,9 @@ class Anything:
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
+    def __bool__(self) -> bool:
+        return False  # matplotlib asks `tensorflow.is_tensor`
+
     def __enter__(self) -> "Anything":
         return self
 

@@ -2,9 +2,11 @@
 
     python bench/lint_round_trips.py --corpus FOLDER --peers BIN [--record] [--only WORD]
 
-lint_round_trips.tsv names the scripts: repository, commit, path, the year of their last change, what they are
-started with. Each fails on the newest torch for a reason of torch's or torchvision's own. FOLDER has the git
-repositories as `owner+name/repo`; no line of theirs is kept here. BIN has `torchfix`, `ruff` and `pyupgrade`.
+lint_round_trips.tsv names the scripts: repository, commit, path, the year of their last change, and what they
+are started with. Each fails on the newest torch for a reason of torch's or torchvision's own; those that then
+lack a file, an argument or another package, and more than twelve of one repository, are left out. FOLDER has
+the git repositories as `owner+name/repo`; no line of theirs is kept here. BIN has `torchfix`, `ruff` and
+`pyupgrade`.
 A script and those files of its repository that it imports are copied into a new folder, each tool rewrites
 that copy, and lint_round_trip_driver.py, which says what is made up and what counts as run, runs it.
 One JSON line per script, and one that counts.

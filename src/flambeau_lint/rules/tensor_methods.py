@@ -258,7 +258,8 @@ def _correct_view(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findi
         return
     values = program.values_of(part.value)
     made = values[0] if len(values) == 1 else None
-    pred = made.func.value if isinstance(made, ast.Call) and _is_method(made, "eq") else None
+    compared = made.func if isinstance(made, ast.Call) else None
+    pred = compared.value if isinstance(compared, ast.Attribute) and compared.attr == "eq" else None
     call = program.is_called(node)
     if call is None or not isinstance(pred, ast.Name):
         return
@@ -271,10 +272,6 @@ def _correct_view(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findi
             end = program.source.end_of(node)
             yield finding(program, rule, node, Fix((Edit(end - len("view"), end, "reshape"),)))
             return
-
-
-def _is_method(call: ast.Call, name: str) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr == name
 
 
 def _is_named(node: ast.Assign, name: str) -> bool:
