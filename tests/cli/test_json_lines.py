@@ -1,4 +1,4 @@
-"""`flambeau train --json-lines`: what happens as JSON on standard output; settings that people read."""
+"""`flambeau train --json-lines`: what happens as JSON on standard output; and errors of `--json`."""
 
 import json
 import os
@@ -109,6 +109,31 @@ def test_the_last_line_says_what_went_wrong(
     assert (event["event"], event["exit_code"]) == ("error", code)
     assert message in event["message"]
     assert message in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        ("runs nowhere --json", "nowhere", "flambeau runs --help"),
+        ("models --json --nothing", "unknown flag --nothing", "flambeau models --help"),
+        ("predict run photo.jpg --json", "run", "flambeau predict --help"),
+        ("verify nothing --json", "nothing does not exist", "Give the folder of a run"),
+    ],
+)
+def test_programs_get_errors_as_json(flambeau: Any, words: str, error: str, hint: str) -> None:
+    answer = flambeau(words)
+    assert (answer.code, answer.out) == (2, "")
+    (line,) = answer.err.splitlines()
+    found = json.loads(line)
+    assert list(found) == ["error", "hint", "exit_code"]
+    assert error in found["error"]
+    assert found["exit_code"] == 2
+    assert hint in found["hint"]
+
+
+def test_the_json_of_a_script_is_not_the_commands(flambeau: Any) -> None:
+    assert flambeau("launch nothing.py --json").err.startswith("flambeau: ")
+    assert flambeau("sweep --set lr=1..0 -- python train.py --json").err.startswith("flambeau: ")
 
 
 def test_an_error_of_any_other_kind_is_told_and_raised(

@@ -313,9 +313,20 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
 
 
 def _complain(words: Sequence[str], message: str, exit_code: int) -> int:
-    say(f"flambeau: {message}")
+    if _is_for_programs(words):
+        error, _, hint = message.partition("\n")
+        hint = hint or f"flambeau {words[0]} --help"
+        print_json([{"error": error, "hint": hint, "exit_code": exit_code}], file=sys.stderr)
+    else:
+        say(f"flambeau: {message}")
     _print_error_event(words, message, exit_code)
     return exit_code
+
+
+def _is_for_programs(words: Sequence[str]) -> bool:
+    """Whether `--json` is a flag of the command, not of a script that it starts."""
+    own = words[: words.index("--")] if "--" in words else words
+    return words[:1] != ["launch"] and "--json" in own
 
 
 def _print_error_event(words: Sequence[str], message: str, exit_code: int) -> None:
