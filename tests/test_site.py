@@ -48,6 +48,23 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+# ---------------------------------------------------------------- quick: for programs that read
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_programs_find_all_pages(tool: ModuleType, language: str) -> None:
+    pages = ROOT / "docs" / language
+    made = tool.for_programs(pages)
+    names = {page.relative_to(pages).with_suffix("").as_posix() for page in pages.rglob("*.md")}
+    links = re.findall(r"\]\(([\w/]+)\.html[)#]", made["llms.txt"])
+    assert len(links) > 40
+    assert set(links) <= names
+    assert ".md)" not in made["llms.txt"]
+    assert made["llms.txt"].startswith("# flambeau\n\n> ")
+    for page in pages.rglob("*.md"):
+        assert page.read_text(encoding="utf-8").strip() in made["llms-full.txt"], page
+
+
 # ---------------------------------------------------------------- quick: what is wrong is named
 
 INDEX = """# Home

@@ -5,7 +5,8 @@
     python tools/build_site.py                 # into build/site; open build/site/index.html
     python tools/build_site.py --out FOLDER
 
-The navigation is made of the sections and links of docs/LANGUAGE/index.md.
+The navigation is made of the sections and links of docs/LANGUAGE/index.md, and so is llms.txt, the list for
+programs that read; llms-full.txt has all pages of a language in one file.
 Each warning is an error: a link that leads nowhere, a page that only one language has, a page that the
 index does not name.
 """
@@ -68,12 +69,35 @@ def main() -> int:
             print(said, end="", file=sys.stderr)
         if any(build.returncode for build in builds):
             return 1
+        for language in LANGUAGES:
+            for name, text in for_programs(args.docs / language).items():
+                (site / language / name).write_text(text, "utf-8")
         (site / "index.html").write_text(START, "utf-8")
         if args.out.exists():
             shutil.rmtree(args.out)
         shutil.move(site, args.out)
     print(f"open {args.out / 'index.html'}")
     return 0
+
+
+def for_programs(pages: Path) -> dict[str, str]:
+    """llms.txt, a list of the pages as https://llmstxt.org says, and llms-full.txt, which has all of them."""
+    index = (pages / "index.md").read_text(encoding="utf-8")
+    title, summary, _ = index.split("\n\n", 2)
+    listed = [
+        f"\n{line}\n" if line.startswith("## ") else line
+        for line in index.splitlines()
+        if line.startswith(("## ", "- [")) and "(../../" not in line
+    ]
+    optional = "\n## Optional\n\n- [llms-full.txt](llms-full.txt)\n"
+    text = "\n".join([title, "", f"> {summary}", *listed, optional])
+    first = [pages / name for name in re.findall(r"^- \[.*?\]\((.*?\.md)\)", index, re.M)]
+    every = [*first, *(path for path in sorted(pages.rglob("*.md")) if path not in first)]
+    bodies = [path.read_text(encoding="utf-8").strip() for path in every if path.exists()]
+    return {
+        "llms.txt": re.sub(r"\(([\w/]+)\.md([)#])", r"(\1.html\2", text),
+        "llms-full.txt": "\n\n".join(bodies) + "\n",
+    }
 
 
 def is_free(out: Path) -> bool:
