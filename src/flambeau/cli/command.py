@@ -58,7 +58,7 @@ _EXIT_CODES = {
 _OF_ALL = {0: "done", 2: "an error that you can fix; standard error says how", 130: "interrupted"}
 _OF_TRAIN_IN_CHINESE = {
     0: "完成",
-    1: "数据工作进程丢失；--replay-step：该步没有异常",
+    1: "数据加载进程丢失；--replay-step：该步没有异常",
     2: "可以自行改正的错误；标准错误中有说明",
     71: "多个进程之一内存不足：用同一命令继续",
     75: "已停止并保存：用同一命令继续",

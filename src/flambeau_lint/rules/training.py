@@ -258,7 +258,7 @@ RULES: list[Rule] = [
     Rule(
         "FLB502", "load-of-objects",
         "`weights_only=False` runs code that the file holds: only for files that you made or trust",
-        "`weights_only=False` 会运行文件里的代码：只用于您自己生成或信任的文件",
+        "`weights_only=False` 会运行文件里的代码：只用于你自己生成或信任的文件",
         _LOAD + "out = torch.load(file, weights_only=False)\n", _LOAD + "out = torch.load(file, weights_only=True)\n",
         deprecated="1.13", calls=("torch.load",), check=_load_unsafe,
     ),
@@ -293,7 +293,7 @@ RULES: list[Rule] = [
     Rule(
         "FLB506", "numpy-pickle",
         "`allow_pickle=True` of `np.load` runs code that the file holds: only for files that you made or trust",
-        "`np.load` 的 `allow_pickle=True` 会运行文件里的代码：只用于您自己生成或信任的文件",
+        "`np.load` 的 `allow_pickle=True` 会运行文件里的代码：只用于你自己生成或信任的文件",
         "import numpy as np\nimport torch  # noqa: F401\n\n\ndef read(path):\n    return np.load(path, allow_pickle=True)\n",
         "import numpy as np\nimport torch  # noqa: F401\n\n\ndef read(path):\n    return np.load(path)\n",
         runs="static", calls=("numpy.load",), check=_allow_pickle,

@@ -1,6 +1,6 @@
 """BatchNorm over the whole batch of all ranks, on CPU too, with batches of any sizes.
 
-对所有 rank 的整个批次做 BatchNorm，CPU 上也可用，各 rank 的批次大小可以不同。
+对所有 rank 的整个批次做 BatchNorm，CPU 上也可用，各 rank 的批大小可以不同。
 
 Source: Ioffe and Szegedy, "Batch Normalization", 2015; the statistics of the ranks are merged as in Chan,
 Golub and LeVeque, "Updating Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
