@@ -27,6 +27,14 @@ def test_nothing_is_out_of_date() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_reference_is_that_of_the_code(language: str) -> None:
+    tool = load_script(TOOL.with_name("write_reference.py"))
+    page = ROOT / "docs" / language / "reference.md"
+    assert page.read_text(encoding="utf-8") == tool.page(language)
+    assert set(tool.DOORS) == set(flambeau.__all__)
+
+
 def test_an_option_that_is_changed_is_written_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     tool = load_script(TOOL)
     changed: Any = option(7, "a line of help", "一行帮助", group="length", range=Range(0, 9))

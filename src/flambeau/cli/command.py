@@ -55,7 +55,7 @@ _EXIT_CODES = {
     "recipes": {1: "`find` has found nothing"},
     "lint": {0: "nothing was found", 1: "something was found"},
 }
-_OF_ALL = {0: "done", 2: "an error that you can fix; standard error says how", 130: "interrupted"}
+OF_ALL = {0: "done", 2: "an error that you can fix; standard error says how", 130: "interrupted"}
 _OF_TRAIN_IN_CHINESE = {
     0: "完成",
     1: "数据加载进程丢失；--replay-step：该步没有异常",
@@ -277,7 +277,7 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
             verb.add_arguments(child, chinese="train" in words and "--zh" in words)
         else:
             verb.add_arguments(child)
-        child.epilog = "\n\n".join(filter(None, (child.epilog, _exit_codes(name, words))))
+        child.epilog = "\n\n".join(filter(None, (child.epilog, _exit_code_lines(name, words))))
         child.set_defaults(
             run=verb.run,
             parser=child,
@@ -287,10 +287,15 @@ def build_parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     return parser
 
 
-def _exit_codes(verb: str, words: Sequence[str]) -> str:
+def exit_codes(verb: str) -> dict[int, str]:
+    """What each exit code of a command means."""
+    return OF_ALL | _EXIT_CODES.get(verb, {})
+
+
+def _exit_code_lines(verb: str, words: Sequence[str]) -> str:
     """The list of exit codes at the end of a command's help."""
     title = "exit codes"
-    meanings = _OF_ALL | _EXIT_CODES.get(verb, {})
+    meanings = exit_codes(verb)
     if verb == "train" and "--zh" in words:
         title = "退出码"
         meanings = _OF_TRAIN_IN_CHINESE
