@@ -1,5 +1,6 @@
 """How the command refuses what a user has to fix."""
 
+import json
 from typing import Any
 
 
@@ -14,7 +15,11 @@ def refused(answer: Any, *parts: str, printed: bool = False) -> str:
     assert answer.code == 2, answer
     assert printed or answer.out == "", answer
     assert "Traceback" not in answer.err
-    message: str = answer.err[answer.err.index("flambeau: ") :]
+    if '{"error": ' in answer.err:  # of --json
+        found = json.loads(answer.err.splitlines()[-1])
+        message = f"{found['error']}\n{found['hint']}"
+    else:
+        message = answer.err[answer.err.index("flambeau: ") :]
     assert len(message.splitlines()) <= 2, message
     for part in parts:
         assert part in message, message
