@@ -204,7 +204,12 @@ STOREYS = {
         {"api.py", "soup.py"},
     ],
     "inspection": [
-        {"model_catalog.py", "receptive_field.py", "watched_forward.py"},
+        {
+            "model_catalog.py",
+            "operation_check.py",
+            "receptive_field.py",
+            "watched_forward.py",
+        },
         {"named_model.py", "model_summary.py", "graph_breaks.py"},
         {"graphs"},
     ],

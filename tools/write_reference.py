@@ -176,6 +176,7 @@ CODES = {
     "`find` has found nothing": "`find` 什么也没找到",
     "nothing was found": "什么也没发现",
     "something was found": "有发现",
+    "--selftest: a device computes something wrong": "--selftest：某个设备有算错的结果",
     "memory ran out in one of several processes: the same command goes on": (
         "多个进程之一内存不足：用同一命令继续"
     ),

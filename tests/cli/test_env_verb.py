@@ -14,6 +14,8 @@ import torch
 import flambeau
 from flambeau.cli import env, nvidia_driver
 from flambeau.images.native.kernel import kernel_status
+from flambeau.inspection import operation_check
+from flambeau.inspection.operation_check import Difference
 from flambeau.recipes.setup import environment as recipe
 
 
@@ -156,3 +158,21 @@ def test_torch_and_the_driver(
     found = env._driver_problems(build, served)
     assert [line.partition(": install")[0] for line in found] == said
     assert all("uv pip install -e . --torch-backend auto" in line for line in found)
+
+
+def test_selftest_ends_with_1_where_something_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert call("--selftest", "--json") == 0
+    tested = json.loads(capsys.readouterr().out)["selftest"]
+    assert tested["cpu"]["wrong"] == []
+    assert tested["cpu"]["operations"] > 40
+    monkeypatch.setattr(
+        operation_check,
+        "differences",
+        lambda _: [Difference("sort", "float32", 0.5), Difference("topk", "float16", None)],
+    )
+    assert call("--selftest") == 1
+    out = capsys.readouterr().out
+    assert "sort in float32 (off by 0.5 of the largest value)" in out
+    assert "topk in float16" in out

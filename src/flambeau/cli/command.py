@@ -54,6 +54,7 @@ _EXIT_CODES = {
     "how": {1: "no page knows any of the words"},
     "recipes": {1: "`find` has found nothing"},
     "lint": {0: "nothing was found", 1: "something was found"},
+    "env": {1: "--selftest: a device computes something wrong"},
 }
 OF_ALL = {0: "done", 2: "an error that you can fix; standard error says how", 130: "interrupted"}
 _OF_TRAIN_IN_CHINESE = {

@@ -35,10 +35,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="measure how fast a folder is written and read, some six seconds (default: this one)",
     )
+    add(
+        "--selftest",
+        action="store_true",
+        help="compare operations and a training on each device with float64 on the CPU, some seconds",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     report = _report(None if arguments.disk is None else Path(arguments.disk))
+    tested = _selftest() if arguments.selftest else {}
+    if arguments.selftest:
+        report["selftest"] = tested
     if arguments.json:
         text = json.dumps(report, indent=2)
     else:
@@ -46,7 +54,32 @@ def run(arguments: argparse.Namespace) -> int:
         width = max(len(label) for label, _ in rows)
         text = "\n".join(f"{label:{width}}  {value}".rstrip() for label, value in rows)
     print_text(text)  # flushed here, where `| head` is handled by the command
-    return 0
+    return int(any(found["wrong"] for found in tested.values()))
+
+
+def _selftest() -> dict[str, dict[str, Any]]:
+    """For each device what is wrong there, and which operations it does not have."""
+    import torch
+
+    from flambeau.inspection.operation_check import OPERATIONS, differences
+
+    devices = [torch.device("cpu")]
+    if (kind := torch.accelerator.current_accelerator()) is not None:
+        count = torch.accelerator.device_count()
+        devices += [torch.device(kind.type, index) for index in range(count)]
+    tested = {}
+    for device in devices:
+        found = differences(device)
+        tested[str(device)] = {
+            "operations": len(OPERATIONS),
+            "wrong": [
+                f"{one.operation} in {one.dtype} (off by {one.error:.2g} of the largest value)"
+                for one in found
+                if one.error is not None
+            ],
+            "missing": [f"{one.operation} in {one.dtype}" for one in found if one.error is None],
+        }
+    return tested
 
 
 def _report(disk: Path | None) -> dict[str, Any]:
