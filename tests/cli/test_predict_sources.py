@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import shutil
 import tarfile
 from collections.abc import Callable, Sequence
@@ -283,6 +284,25 @@ def test_what_cannot_be_predicted_on(flambeau: Any, trained_run: Path, images: P
     for flag in ("--top 0", "--workers -1", "--skip-bad-images -1"):
         name, number = flag.split()
         refused(flambeau("predict", trained_run, good, flag), f"{name} must be at least", number)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_what_has_no_end_is_not_read(
+    flambeau: Any, trained_run: Path, images: Path, kind: str
+) -> None:
+    """A link to /dev/zero took all memory, and a pipe waited for a writer."""
+    endless = Path("endless.png")
+    if kind == "pipe":
+        os.mkfifo(endless)
+    else:
+        endless.symlink_to("/dev/zero")
+    Path("rows.csv").write_text("image\nendless.png\n")
+    for words in ("endless.png", "rows.csv"):
+        answer = flambeau("predict", trained_run, words)
+        assert answer.code != 0, answer
+        assert "endless.png" in answer.err
+        assert "Traceback" not in answer.err
 
 
 def test_a_batch_is_read_when_it_is_asked_for(

@@ -32,6 +32,7 @@ from flambeau.data.sources.class_names_file import classes_file
 from flambeau.data.sources.masks.mask_classes import names_in
 from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.errors import DecodeError, InputError, json_object, require_folder, unreadable
+from flambeau.file_signature import read_file
 from flambeau.images.decode import size_of
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
 from flambeau.terminal import CountBar
@@ -171,7 +172,7 @@ def _by_image(
 def _size(src: Path, path: Path, image: dict[str, Any]) -> tuple[int, int]:
     """Height and width of an image, which are as the file of polygons says."""
     try:
-        size = size_of(path.read_bytes())
+        size = size_of(read_file(path))
     except OSError as error:
         raise unreadable(path, error) from error
     except DecodeError as error:

@@ -14,6 +14,7 @@ from flambeau.data.sources.escaped_names import named_class, require_different
 from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.errors import InputError, unreadable
+from flambeau.file_signature import read_file
 from flambeau.images.file_formats import ENDINGS, format_of
 
 _FLAGS = getattr(os, "O_BINARY", 0)  # Windows only
@@ -156,7 +157,7 @@ class FileSet:
         return self._root / self.names[index]
 
     def read(self, index: int) -> bytes:
-        return self.file_at(index).read_bytes()
+        return read_file(self.file_at(index))
 
 
 def may_hold_labels(name: str) -> bool:

@@ -35,6 +35,7 @@ from flambeau.data.sources.targets import (
 )
 from flambeau.data.sources.vector_targets import Hot, label_value, vector_targets
 from flambeau.errors import InputError, unreadable
+from flambeau.file_signature import read_file
 
 # Headers in lower case, letters only, singular; if a file has several, the first one here is used.
 _PATH = (
@@ -237,7 +238,7 @@ class ListingSource:
         return f"{self.file_at(index)} ({self.path}, line {self._lines[index]})"
 
     def read(self, index: int) -> bytes:
-        return self.file_at(index).read_bytes()
+        return read_file(self.file_at(index))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -43,6 +43,7 @@ from flambeau.data.sources.user_samples import (
 )
 from flambeau.data.sources.user_targets import Target, other_targets, target_of
 from flambeau.errors import DecodeError, InputError
+from flambeau.file_signature import read_file
 from flambeau.images.decode import Stored
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
@@ -436,7 +437,7 @@ class _Returned:
 
 def _stored(image: object, kind: PixelKind) -> Stored:
     stored = stored_image(image, is_float=kind != "uint8")
-    return stored.read_bytes() if isinstance(stored, Path) else stored
+    return read_file(stored) if isinstance(stored, Path) else stored
 
 
 def _same(one: Stored, other: Stored) -> bool:

@@ -15,6 +15,7 @@ from torch.utils.data import ConcatDataset, Subset
 from flambeau.data.sources.masks.mask_file import decoded_mask
 from flambeau.data.sources.source import PixelKind
 from flambeau.errors import DecodeError
+from flambeau.file_signature import read_file
 from flambeau.images.channels import channels_axis
 from flambeau.images.decode import Stored
 from flambeau.images.exif_orientation import UPRIGHT, info_orientation, turn_upright
@@ -128,7 +129,7 @@ def is_mask(label: object) -> bool:
 def stored_mask(label: object) -> bytes | NDArray[Any]:
     """A sample's mask as bytes of a file, or its own array; WrongSample if neither."""
     if isinstance(label, str | os.PathLike):
-        return Path(os.fsdecode(label)).read_bytes()
+        return read_file(Path(os.fsdecode(label)))
     if isinstance(label, torch.Tensor):
         label = label.as_subclass(torch.Tensor).detach().cpu().numpy()
     if isinstance(label, Image.Image):

@@ -17,6 +17,7 @@ from flambeau.exports.formats.pt2_words import check_words
 from flambeau.exports.formats.quiet import quiet
 from flambeau.exports.formats.traced_program import traced_program
 from flambeau.exports.served_model import ServedModel
+from flambeau.file_signature import read_file
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
 
@@ -78,6 +79,6 @@ def read_plain(data: bytes) -> PlainGraph:
 def read_bytes(path: Path) -> bytes:
     """A file's content, read once, so that what is checked is used; InputError if unreadable."""
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise unreadable(path, error) from error

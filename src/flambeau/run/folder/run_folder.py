@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError, unreadable
+from flambeau.file_signature import read_file
 from flambeau.provenance import Permission, is_recorded, named_code, record
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
 from flambeau.run.folder.identity import Identity, differences
@@ -153,7 +154,7 @@ class RunFolder:
     def _is_recorded(self, stored: Mapping[str, Any] | None = None) -> bool:
         """Whether this user has made the folder, with the configuration that was read."""
         try:
-            content = self.config.read_bytes()
+            content = read_file(self.config)
             config = parse_toml(content)
         except (OSError, ValueError):
             return False

@@ -19,6 +19,7 @@ from flambeau.data.sources.user_samples import pil_pixels
 from flambeau.data.sources.wide_source import COLORS, in_kind
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
+from flambeau.file_signature import read_file
 from flambeau.images.all_channels import all_channels
 from flambeau.images.decode import Picture, Stored, decode, size_of
 from flambeau.trainer.evaluation.answers import Size
@@ -273,7 +274,7 @@ def _read(path: Path) -> bytes:
     if not path.exists():
         raise InputError(f"{path} does not exist")
     try:
-        return path.read_bytes()
+        return read_file(path)
     except OSError as error:
         raise unreadable(path, error) from error
 

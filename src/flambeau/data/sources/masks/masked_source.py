@@ -38,6 +38,7 @@ from flambeau.data.sources.source import (
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice, groups_of
 from flambeau.errors import DecodeError, InputError
+from flambeau.file_signature import read_file
 from flambeau.images.decode import Stored, size_of
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
@@ -75,7 +76,7 @@ class _Files:
     paths: tuple[Path, ...]
 
     def read(self, index: int) -> bytes:
-        return self.paths[index].read_bytes()
+        return read_file(self.paths[index])
 
     def describe(self, index: int) -> str:
         return str(self.paths[index])

@@ -24,6 +24,7 @@ from flambeau.data.sources.tables.target_cells import TableTargets, other_target
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import DamagedData, InputError, unreadable
+from flambeau.file_signature import read_file
 from flambeau.optional_packages import extra
 
 _MAGIC = b"ARROW1"  # of a file with a footer
@@ -142,7 +143,7 @@ def read_path(table: Path, name: str) -> bytes:
         raise OSError("the row holds no image: neither bytes nor a path")
     if "://" in name:
         raise OSError(f"the row holds no bytes, but the address {name[:200]}")
-    return (table.parent / name).read_bytes()
+    return read_file(table.parent / name)
 
 
 def open_arrow(
