@@ -17,7 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from flambeau.file_signature import STAND_INS, read_file, signature
+from flambeau.file_signature import STAND_INS, signature
 
 
 def _zip() -> bytes:
@@ -119,17 +119,3 @@ def test_a_link_of_git_annex_to_what_is_not_here(tmp_path: Path) -> None:
     assert found.kind in STAND_INS
     (tmp_path / "b").symlink_to("nowhere")
     assert signature(tmp_path / "b") is None
-
-
-def test_a_file_is_read_whole_and_nothing_else(tmp_path: Path) -> None:
-    file = tmp_path / "a"
-    file.write_bytes(b"\0x\n" * 1000)
-    assert read_file(file) == b"\0x\n" * 1000
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", Path("/dev/zero")):
-        with pytest.raises(OSError, match="a pipe or a device, and no file"):
-            read_file(path)
-    with pytest.raises(IsADirectoryError):
-        read_file(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        read_file(tmp_path / "b")

@@ -1,16 +1,13 @@
-"""The kind of a file by its first bytes, for messages about files that are not what their names say; and its
-content.
+"""The kind of a file by its first bytes, for messages about files that are not what their names say.
 
 Source: the signatures that the formats define; for ONNX, which has none, the first fields of its ModelProto.
 Not for deciding that a file is good: its reader checks everything it claims.
 """
 
 import contextlib
-import errno
 import os
 import re
 import shlex
-import stat
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -101,18 +98,6 @@ ANNEXED = Signature(
     "fetch that with `git annex get`",
 )
 _POINTER_OF_ANNEX = re.compile(rb"[./]*(\.git)?/annex/objects/\S")
-
-
-def read_file(path: Path) -> bytes:
-    """All of a regular file; OSError of a pipe or a device, which need not have an end."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with os.fdopen(number, "rb") as file:
-        mode = os.fstat(number).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "it is a pipe or a device, and no file", str(path))
-        return file.read()
 
 
 def signature(path: Path) -> Signature | None:

@@ -170,9 +170,14 @@ def test_selftest_ends_with_1_where_something_is_wrong(
     monkeypatch.setattr(
         operation_check,
         "differences",
-        lambda _: [Difference("sort", "float32", 0.5), Difference("topk", "float16", None)],
+        lambda _: [
+            Difference("sort", "float32", 0.5),
+            Difference("conv2d", "float32", None, "no kernel image is available"),
+            Difference("topk", "float16", None),
+        ],
     )
     assert call("--selftest") == 1
     out = capsys.readouterr().out
     assert "sort in float32 (off by 0.5 of the largest value)" in out
-    assert "topk in float16" in out
+    assert "conv2d in float32 (no kernel image is available)" in out
+    assert "missing         topk in float16" in out

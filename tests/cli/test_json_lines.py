@@ -117,6 +117,7 @@ def test_the_last_line_says_what_went_wrong(
         ("runs nowhere --json", "nowhere", "flambeau runs --help"),
         ("models --json --nothing", "unknown flag --nothing", "flambeau models --help"),
         ("predict run photo.jpg --json", "run", "flambeau predict --help"),
+        ("--json runs", "--json", "flambeau --help"),
         ("verify nothing --json", "nothing does not exist", "Give the folder of a run"),
     ],
 )

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 def wrong(found: list[Difference]) -> set[str]:
-    return {one.operation for one in found if one.error is not None}
+    return {one.operation for one in found if not one.is_missing}
 
 
 def test_this_processor_computes_right() -> None:
@@ -74,8 +74,41 @@ def test_one_that_gives_nan_or_is_missing(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Tensor, "cumsum", cumsum)
     assert wrong(list(operation_differences(CPU, torch.float32))) == {"cumsum"}
-    missing = [one for one in operation_differences(CPU, torch.bfloat16) if one.error is None]
+    missing = [one for one in operation_differences(CPU, torch.bfloat16) if one.is_missing]
     assert Difference("cumsum", "bfloat16", None) in missing
+
+
+def test_a_device_that_raises_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a build has no kernels for a GPU."""
+    right = F.conv2d
+
+    def conv2d(x: Tensor, *rest: Any, **more: Any) -> Tensor:
+        if x.dtype == torch.float32:
+            raise RuntimeError("no kernel image is available for execution\nmore")
+        return right(x, *rest, **more)
+
+    monkeypatch.setattr(F, "conv2d", conv2d)
+    found = list(operation_differences(CPU, torch.float32))
+    assert len(found) == 4
+    assert {one.message for one in found} == {"no kernel image is available for execution"}
+    assert wrong(found) == {one.operation for one in found}
+
+
+def test_cudnn_stays_on_without_short_multiplications(monkeypatch: pytest.MonkeyPatch) -> None:
+    def state() -> tuple[bool, bool]:
+        return torch.backends.cudnn.enabled, torch.backends.cudnn.allow_tf32
+
+    seen = []
+
+    def nothing_wrong(*_: object) -> list[Difference]:
+        seen.append(state())
+        return []
+
+    monkeypatch.setattr(operation_check, "operation_differences", nothing_wrong)
+    before = state()
+    assert differences(CPU) == []
+    assert seen == [(True, False)] * 3
+    assert state() == before
 
 
 def test_a_training_that_goes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,7 +321,7 @@ def _unknown(word: str, parser: argparse.ArgumentParser) -> str:
 def _complain(words: Sequence[str], message: str, exit_code: int) -> int:
     if _is_for_programs(words):
         error, _, hint = message.partition("\n")
-        hint = hint or f"flambeau {words[0]} --help"
+        hint = hint or " ".join(["flambeau", *(words[:1] if words[0] in VERBS else ()), "--help"])
         print_json([{"error": error, "hint": hint, "exit_code": exit_code}], file=sys.stderr)
     else:
         say(f"flambeau: {message}")

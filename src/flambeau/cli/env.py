@@ -9,11 +9,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from flambeau.errors import InputError
 from flambeau.terminal import print_text
 from flambeau.version import __version__
+
+if TYPE_CHECKING:
+    from flambeau.inspection.operation_check import Difference
 
 _DEVELOPMENT_EXTRAS = {"dev", "docs", "bench"}
 # uv chooses by the driver; run in the folder of flambeau, it keeps the versions of torch given there.
@@ -44,9 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     report = _report(None if arguments.disk is None else Path(arguments.disk))
-    tested = _selftest() if arguments.selftest else {}
     if arguments.selftest:
-        report["selftest"] = tested
+        report["selftest"] = _selftest()
     if arguments.json:
         text = json.dumps(report, indent=2)
     else:
@@ -54,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         width = max(len(label) for label, _ in rows)
         text = "\n".join(f"{label:{width}}  {value}".rstrip() for label, value in rows)
     print_text(text)  # flushed here, where `| head` is handled by the command
-    return int(any(found["wrong"] for found in tested.values()))
+    return int(any(found["wrong"] for found in report.get("selftest", {}).values()))
 
 
 def _selftest() -> dict[str, dict[str, Any]]:
@@ -73,13 +75,17 @@ def _selftest() -> dict[str, dict[str, Any]]:
         tested[str(device)] = {
             "operations": len(OPERATIONS),
             "wrong": [
-                f"{one.operation} in {one.dtype} (off by {one.error:.2g} of the largest value)"
+                f"{one.operation} in {one.dtype} ({_what_is_wrong(one)})"
                 for one in found
-                if one.error is not None
+                if not one.is_missing
             ],
-            "missing": [f"{one.operation} in {one.dtype}" for one in found if one.error is None],
+            "missing": [f"{one.operation} in {one.dtype}" for one in found if one.is_missing],
         }
     return tested
+
+
+def _what_is_wrong(one: "Difference") -> str:
+    return one.message or f"off by {one.error:.2g} of the largest value"
 
 
 def _report(disk: Path | None) -> dict[str, Any]:

@@ -32,9 +32,9 @@ from flambeau.data.sources.class_names_file import classes_file
 from flambeau.data.sources.masks.mask_classes import names_in
 from flambeau.data.sources.masks.mask_file import IGNORED, Mask
 from flambeau.errors import DecodeError, InputError, json_object, require_folder, unreadable
-from flambeau.file_signature import read_file
 from flambeau.images.decode import size_of
 from flambeau.recipes.checkpoints.atomic_checkpoint import Disk
+from flambeau.regular_file import read_file
 from flambeau.terminal import CountBar
 
 _MOST_BYTES = 4 << 30  # of the file; the largest of COCO has 0.5 GB

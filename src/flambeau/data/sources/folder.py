@@ -14,8 +14,8 @@ from flambeau.data.sources.escaped_names import named_class, require_different
 from flambeau.data.sources.fingerprint import sampled_content, size_of
 from flambeau.data.sources.left_out import LeftOut
 from flambeau.errors import InputError, unreadable
-from flambeau.file_signature import read_file
 from flambeau.images.file_formats import ENDINGS, format_of
+from flambeau.regular_file import read_file
 
 _FLAGS = getattr(os, "O_BINARY", 0)  # Windows only
 

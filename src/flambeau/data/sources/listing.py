@@ -35,7 +35,7 @@ from flambeau.data.sources.targets import (
 )
 from flambeau.data.sources.vector_targets import Hot, label_value, vector_targets
 from flambeau.errors import InputError, unreadable
-from flambeau.file_signature import read_file
+from flambeau.regular_file import read_file
 
 # Headers in lower case, letters only, singular; if a file has several, the first one here is used.
 _PATH = (

@@ -43,10 +43,10 @@ from flambeau.data.sources.user_samples import (
 )
 from flambeau.data.sources.user_targets import Target, other_targets, target_of
 from flambeau.errors import DecodeError, InputError
-from flambeau.file_signature import read_file
 from flambeau.images.decode import Stored
 from flambeau.images.thread_pool import DecodePool
 from flambeau.recipes.setup.seeding import cpu_generators_restored, seed_cpu
+from flambeau.regular_file import read_file
 from flambeau.terminal import CountBar, say
 from flambeau.user_code import call_function, first_line, line_of, read_source, running_user_code
 

@@ -15,11 +15,11 @@ from torch.utils.data import ConcatDataset, Subset
 from flambeau.data.sources.masks.mask_file import decoded_mask
 from flambeau.data.sources.source import PixelKind
 from flambeau.errors import DecodeError
-from flambeau.file_signature import read_file
 from flambeau.images.channels import channels_axis
 from flambeau.images.decode import Stored
 from flambeau.images.exif_orientation import UPRIGHT, info_orientation, turn_upright
 from flambeau.images.pixels import MAX_CHANNELS, float_to_uint8
+from flambeau.regular_file import read_file
 
 Label = int | str
 """The number of a class, or its name."""

@@ -17,9 +17,9 @@ from flambeau.exports.formats.pt2_words import check_words
 from flambeau.exports.formats.quiet import quiet
 from flambeau.exports.formats.traced_program import traced_program
 from flambeau.exports.served_model import ServedModel
-from flambeau.file_signature import read_file
 from flambeau.provenance import Permission
 from flambeau.recipes.checkpoints.atomic_checkpoint import write_file
+from flambeau.regular_file import read_file
 
 
 def write_torch_export(model: ServedModel, path: Path) -> None:

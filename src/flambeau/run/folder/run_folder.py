@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from flambeau.errors import InputError, unreadable
-from flambeau.file_signature import read_file
 from flambeau.provenance import Permission, is_recorded, named_code, record
 from flambeau.recipes.checkpoints.atomic_checkpoint import remove_leftovers, write_file
+from flambeau.regular_file import read_file
 from flambeau.run.folder.identity import Identity, differences
 from flambeau.run.folder.lock import RunLock
 from flambeau.run.options.advice import Advice

@@ -19,9 +19,9 @@ from flambeau.data.sources.user_samples import pil_pixels
 from flambeau.data.sources.wide_source import COLORS, in_kind
 from flambeau.data.transforms.crops import eval_image
 from flambeau.errors import DecodeError, InputError, unreadable
-from flambeau.file_signature import read_file
 from flambeau.images.all_channels import all_channels
 from flambeau.images.decode import Picture, Stored, decode, size_of
+from flambeau.regular_file import read_file
 from flambeau.trainer.evaluation.answers import Size
 from flambeau.trainer.parts.device import float32_by_default
 from flambeau.trainer.prediction.ensemble import Ensemble, Model

@@ -38,10 +38,10 @@ from flambeau.data.sources.source import (
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import TargetChoice, groups_of
 from flambeau.errors import DecodeError, InputError
-from flambeau.file_signature import read_file
 from flambeau.images.decode import Stored, size_of
 from flambeau.images.stand_ins import why_unreadable
 from flambeau.images.thread_pool import DecodePool
+from flambeau.regular_file import read_file
 from flambeau.terminal import CountBar
 
 _KIND = "masks 1"

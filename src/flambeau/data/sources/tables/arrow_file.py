@@ -24,8 +24,8 @@ from flambeau.data.sources.tables.target_cells import TableTargets, other_target
 from flambeau.data.sources.target_names import TaskName
 from flambeau.data.sources.targets import FOUND, TargetChoice
 from flambeau.errors import DamagedData, InputError, unreadable
-from flambeau.file_signature import read_file
 from flambeau.optional_packages import extra
+from flambeau.regular_file import read_file
 
 _MAGIC = b"ARROW1"  # of a file with a footer
 _NO_SPLIT = SplitColumns()
