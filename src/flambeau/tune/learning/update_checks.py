@@ -198,7 +198,7 @@ def diverging(seen: Seen) -> list[Finding]:
             text = f"the loss is the sum over {note['first']['samples']} samples, and {course}"
             change = "use reduction='mean', or divide the rate by the number of samples"
             return [Finding("summed loss", "likely", text, change, place(note), harm=3)]
-    parts = seen["backwards"] / max(one["steps"], 1)
+    parts = one["backwards_used"] / max(one["steps"], 1)
     if parts >= 2:
         text = f"the gradients of {parts:.0f} backward passes are added for a step, and {course}"
         change = "divide each loss by the number of parts"
@@ -232,7 +232,7 @@ def accumulating(seen: Seen) -> list[Finding]:
     optimizers = [one for one in seen["optimizers"] if one["steps"]]
     if len(notes) != 1 or len(optimizers) != 1 or optimizers[0]["name"] == "LBFGS":
         return []
-    steps, count = seen["optimizer_steps"], seen["backwards"]
+    steps, count = seen["optimizer_steps"], optimizers[0]["backwards_used"]
     if steps < _FEW or count < 1.9 * steps or optimizers[0]["cleared"] < optimizers[0]["watched"]:
         return []
     parts = round(count / steps)

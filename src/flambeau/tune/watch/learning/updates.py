@@ -39,7 +39,7 @@ class OptimizerSeen:
         self.closure_calls = self.closure_clears = 0  # backward passes within steps
         self.is_left = self.has_new = False  # gradients that another optimizer's step has left
         self.backward_since_clear = self.backwards_since_step = 0
-        self.is_waiting = False  # for a step, since a backward pass
+        self.waiting = self.num_used = 0  # backward passes, for a step and by all steps
         self.unused: dict[CodeLocation | None, int] = {}  # passes cleared before a step, by line
         self.used: set[CodeLocation | None] = set()  # lines of passes that a step has used
         self.gradients: dict[int, Tensor] = {}
@@ -58,7 +58,8 @@ class OptimizerSeen:
 
     def note_cleared(self) -> None:
         self.is_cleared = True
-        self.is_left = self.has_new = self.is_waiting = False
+        self.is_left = self.has_new = False
+        self.waiting = 0
 
 
 class UpdateWatch:
@@ -160,7 +161,7 @@ class UpdateWatch:
 
     def _cleared(self, optimizer: Optimizer, *_: Any, **__: Any) -> None:
         seen = self._of(optimizer)
-        if seen.is_waiting and self._is_open():
+        if seen.waiting and self._is_open():
             seen.unused[self.backward_line] = seen.unused.get(self.backward_line, 0) + 1
         seen.note_cleared()
         if seen.backward_since_clear and self._is_open():
@@ -182,7 +183,7 @@ class UpdateWatch:
         seen.has_closure |= any(callable(value) for value in (*args[1:], *kwargs.values()))
         seen.in_step = True
         seen.step_line = line_here(3)
-        if seen.is_waiting:
+        if seen.waiting:
             seen.used.add(self.backward_line)
         if self._scaled and not self._in_scaler and id(optimizer) not in self._unscaled:
             self._notes.add("step with scaled gradients", seen.step_line)
@@ -224,7 +225,9 @@ class UpdateWatch:
         self._num_steps += 1
         seen.first_step = seen.first_step or self._num_steps
         seen.last_step = self._num_steps
-        seen.is_cleared = seen.in_step = seen.is_waiting = False
+        seen.is_cleared = seen.in_step = False
+        seen.num_used += seen.waiting
+        seen.waiting = 0
         seen.backwards_since_step = 0
         for other in self.seen.values():
             other.is_left = other is not seen and other.has_new
@@ -256,7 +259,7 @@ class UpdateWatch:
             is_zero = self._is_zero(seen)
             if is_zero:
                 seen.note_cleared()
-            seen.is_waiting = True
+            seen.waiting += 1
             if seen.has_closure and seen.in_step:
                 seen.closure_calls += 1
                 seen.closure_clears += is_zero

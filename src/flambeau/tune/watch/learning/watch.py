@@ -265,6 +265,7 @@ def _optimizer(seen: OptimizerSeen) -> dict[str, Any]:
         "listed_twice": len(seen.parameters) - len({id(p) for p in seen.parameters}),
         "cleared": seen.cleared,
         "cleared_too_soon": seen.cleared_too_soon,
+        "backwards_used": seen.num_used,
         "cleared_unused": max((seen.unused.get(line, 0) for line in seen.used), default=0),
         "ratios": seen.ratios,
         "rates": seen.rates,
