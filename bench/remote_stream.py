@@ -121,9 +121,8 @@ def of_litdata(at: str, cache: Path, workers: int) -> Epochs:
     return lambda: loader
 
 
-def of_mosaicml(at: str, cache: Path, workers: int) -> Epochs:
+def mosaicml_photos(at: str, cache: Path) -> Any:
     import streaming
-    from torch.utils.data import DataLoader
 
     sample = Sample()
 
@@ -132,7 +131,13 @@ def of_mosaicml(at: str, cache: Path, workers: int) -> Epochs:
             row = super().__getitem__(index)
             return sample(row["image"], row["number"])
 
-    data = Photos(remote=f"{at}/mosaicml", local=str(cache), shuffle=True, batch_size=BATCH)
+    return Photos(remote=f"{at}/mosaicml", local=str(cache), shuffle=True, batch_size=BATCH)
+
+
+def of_mosaicml(at: str, cache: Path, workers: int) -> Epochs:
+    from torch.utils.data import DataLoader
+
+    data = mosaicml_photos(at, cache)
     loader = DataLoader(data, BATCH, num_workers=workers, persistent_workers=True)
     return lambda: loader
 
@@ -155,9 +160,8 @@ def of_webdataset(at: str, cache: Path, workers: int) -> Epochs:
     return lambda: loader
 
 
-def of_huggingface(at: str, cache: Path, workers: int) -> Epochs:
+def huggingface_photos(at: str) -> Any:
     from datasets import Image, load_dataset
-    from torch.utils.data import DataLoader
 
     sample = Sample()
     data = load_dataset(
@@ -173,7 +177,13 @@ def of_huggingface(at: str, cache: Path, workers: int) -> Epochs:
         image, number = sample(row["image"]["bytes"], row["number"])
         return {"image": image, "number": number}
 
-    data = data.map(made).with_format("torch")
+    return data.map(made).with_format("torch")
+
+
+def of_huggingface(at: str, cache: Path, workers: int) -> Epochs:
+    from torch.utils.data import DataLoader
+
+    data = huggingface_photos(at)
     loader = DataLoader(data, BATCH, num_workers=workers, persistent_workers=True)
 
     def batches() -> Iterator[Batch]:
@@ -446,7 +456,7 @@ def main() -> None:
     if args.write:
         write(args.write)
         return
-    versions = _versions(args.python)
+    versions = versions_of(args.python)
     names = [name for name in args.contenders.split(",") if versions[PACKAGES[name]]]
     for name in set(args.contenders.split(",")) - set(names):
         print(f"{name}: {args.python} lacks {PACKAGES[name]}", file=sys.stderr)
@@ -466,7 +476,7 @@ def main() -> None:
                     record(about | row | version | where, __file__, keep=args.record)
 
 
-def _versions(python: str) -> dict[str, str]:
+def versions_of(python: str) -> dict[str, str]:
     """Of the packages that an environment has; '' for those that it lacks."""
     code = (
         "import importlib.util, importlib.metadata as m, json, sys\n"

@@ -14,6 +14,8 @@ from torch.utils.data import TensorDataset
 import flambeau
 from flambeau.cli.command import main
 from flambeau.errors import InputError
+from flambeau.run.folder import store_run
+from flambeau.run.folder.lock import RunLock
 from flambeau.run.folder.store_run import (
     folder_and_mirror,
     is_run_in_store,
@@ -116,8 +118,75 @@ def test_commands_and_python_read_a_run_by_its_address(
         assert main(["train", flag, address, "--out", f"run{flag}", *SETTINGS]) == 0
         shown = (tmp_path / f"run{flag}" / "config.toml").read_text()
         assert f'{flag[2:]} = "{address}"' in shown
+    capsys.readouterr()
+    assert main(["doctor", address, "--rounds", "1", "--budget", "1s", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["about"].startswith("tiny_convnet")
     found = flambeau.load(address)
     assert found.trained.model.state_dict().keys()
+
+
+def test_a_teacher_is_brought_up_to_date_once(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All parts of a training see the weights of one moment; the next training sees the next one's."""
+    assert main(["train", "--out", address, *SETTINGS]) == 0
+    updated: list[str] = []
+    update = store_run._update
+    monkeypatch.setattr(
+        store_run, "_update", lambda folder, run: (updated.append(run), update(folder, run))
+    )
+    for name in ("one", "two"):
+        words = ["--teacher", address, "--weights", address, "--out", name]
+        assert main(["train", *words, *SETTINGS]) == 0
+    assert updated == [address, address]
+
+
+def test_runs_of_a_store_are_listed_without_their_weights(
+    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bucket = tmp_path / "bucket"
+    train(address, until=8)
+    working_folder(address).rename(tmp_path / "elsewhere")  # as if another machine had trained it
+    assert main(["train", "--out", f"{tmp_path}/bucket/runs/of-a-day/done", *SETTINGS]) == 0
+    (bucket / "runs" / "photos").mkdir()
+    (bucket / "runs" / "photos" / "a.jpg").write_bytes(b"x")
+    capsys.readouterr()
+
+    def rows(place: str, *words: str) -> list[dict[str, object]]:
+        assert main(["runs", place, "--json", *words]) == 0
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    near = rows(f"{bucket}/runs")
+    assert {row["name"] for row in near} == {"mine", "of-a-day/done"}
+    expected = [{**row, "path": f"file://{row['path']}"} for row in near]
+    assert rows(f"file://{bucket}/runs") == expected
+    with serving(bucket, lists=True) as server:
+        found = rows(f"{server.url}/runs/")
+        asked = {request.name for request in server.requests if request.method == "GET"}
+    unknown = {"path": None, "when": None}  # a list of a web server tells no times
+    assert sorted([{**row, **unknown} for row in found], key=str) == sorted(
+        [{**row, **unknown} for row in near], key=str
+    )
+    assert not [name for name in asked if name.endswith(".safetensors")]
+    assert rows(f"{address}/")[0]["name"] == "mine"
+    assert rows(f"file://{bucket}/runs", "--state", "finished")[0]["name"] == "of-a-day/done"
+    assert main(["runs", f"file://{bucket}/runs"]) == 0
+    out = capsys.readouterr()
+    assert "stopped, step 6" in out.out and "of-a-day/done" in out.out
+    assert "another machine" in out.err
+    assert main(["runs", f"file://{bucket}/nothing"]) == 2
+    assert "nothing is not there" in capsys.readouterr().err
+
+
+def test_a_run_that_is_trained_here_runs(
+    tmp_path: Path, address: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(address, until=8)
+    lock = RunLock(working_folder(address))
+    lock.take()
+    assert main(["runs", f"file://{tmp_path}/bucket/runs", "--json"]) == 0
+    lock.release()
+    assert json.loads(capsys.readouterr().out)["state"] == "running"
 
 
 def test_a_copy_for_reading_follows_the_run(tmp_path: Path, address: str) -> None:
@@ -168,8 +237,6 @@ def test_what_is_refused(tmp_path: Path, address: str, capsys: pytest.CaptureFix
     for command in (["evaluate", address, "x"], ["report", address], ["diff", address, address]):
         assert main(command) == 2
         assert f"{address} holds no run" in capsys.readouterr().err
-    assert main(["runs", f"file://{tmp_path}/bucket/runs"]) == 2
-    assert "is an address in a store" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", [403, 404])

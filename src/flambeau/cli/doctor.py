@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import functools
 import os
 import shlex
 import sys
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from flambeau.cli.reading_flags import add_trust
 from flambeau.cli.table import print_json, print_table
 from flambeau.cli.written_file import check_file, check_page
+from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
 from flambeau.run.options.durations import parse_seconds
 from flambeau.sandbox.keep_off_files import outside
@@ -136,12 +138,20 @@ def _target(arguments: argparse.Namespace) -> list[str]:
     if len(words) != 1 or words[0].startswith("-") or words[0] == "train":
         return []
     (word,) = words
-    may_be = is_function(word) or _is_run(word) or not (Path(word).exists() or os.sep in word)
+    is_elsewhere = Path(word).exists() or os.sep in word or is_address(word)
+    may_be = is_function(word) or _is_run(word) or not is_elsewhere
     return [word] if may_be else []
 
 
 def _is_run(word: str) -> bool:
-    return (Path(word) / "config.toml").is_file()
+    return _is_run_there(word) if is_address(word) else (Path(word) / "config.toml").is_file()
+
+
+@functools.cache
+def _is_run_there(address: str) -> bool:
+    from flambeau.run.folder.store_run import is_run_in_store
+
+    return is_run_in_store(address)
 
 
 def _is_data(word: str) -> bool:
@@ -264,12 +274,13 @@ def _of_steps(target: str, arguments: argparse.Namespace) -> "Answer":
 @contextlib.contextmanager
 def _steps(target: str, arguments: argparse.Namespace) -> "Iterator[Steps]":
     from flambeau.inspection.named_model import named_model
+    from flambeau.run.folder.store_run import run_here
     from flambeau.trainer.parts.device import pick_device, use_threads
     from flambeau.trainer.parts.model import OWN_MODELS
     from flambeau.tune.step.training_steps import steps_of_model, steps_of_run
 
     if _is_run(target):
-        with steps_of_run(Path(target), trust=arguments.trust, say=say) as steps:
+        with steps_of_run(run_here(target, say), trust=arguments.trust, say=say) as steps:
             yield steps
         return
     try:

@@ -2,12 +2,13 @@
 
 import argparse
 import fnmatch
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flambeau.cli.table import print_json, print_table
 from flambeau.data.sources.data_names import refuse_address
+from flambeau.data.stores.address import address_of, is_address
 from flambeau.errors import InputError, nearest
 from flambeau.run.folder.summary import (
     STATES,
@@ -38,7 +39,13 @@ _DEFAULT = "runs"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("folder", metavar="DIR", nargs="?", default=_DEFAULT, help="where to look (default: runs)")
+    add(
+        "folder",
+        metavar="DIR",
+        nargs="?",
+        default=_DEFAULT,
+        help="where to look: a folder, or an address in a store (default: runs)",
+    )
     add(
         "--state",
         action="append",
@@ -63,14 +70,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    root = Path(arguments.folder)
-    refuse_address(root)
     key = arguments.sort.removeprefix("-")
     states = arguments.state or []
     _require(key, COLUMNS, f"--sort {arguments.sort}: unknown column")
     for word in states:
         _require(word, STATES, f"--state {word}: unknown state")
     wanted = [_condition(text) for text in arguments.where]
+    if is_address(arguments.folder):
+        from flambeau.run.folder.store_runs import runs_below
+
+        address = address_of(arguments.folder).rstrip("/")
+        with runs_below(address) as root:
+            return _list(arguments, root, address, wanted)
+    root = Path(arguments.folder)
+    refuse_address(root)
     if not root.exists() and arguments.folder == _DEFAULT:
         say(
             "no runs here: flambeau train makes them in the folder runs; flambeau runs DIR looks in DIR"
@@ -79,27 +92,59 @@ def run(arguments: argparse.Namespace) -> int:
     if not root.is_dir():
         what = "is not a folder" if root.exists() else "does not exist"
         raise InputError(f"{root} {what}; name the folder that holds your runs: flambeau runs DIR")
+    return _list(arguments, root, None, wanted)
+
+
+def _list(
+    arguments: argparse.Namespace,
+    root: Path,
+    address: str | None,
+    wanted: Sequence[tuple[str, str]],
+) -> int:
+    """Print the runs below a folder, which stands for an address if there is one."""
+    place = address or str(root)
     search = Search(root)
-    root_name = root.resolve().name or str(root)
-    runs = [
-        summarize(path, name=root_name if path == root else str(path.relative_to(root)))
-        for path in search
-    ]
+    runs = list(_summaries(search, root, address))
+    states = arguments.state or []
     rows = [run for run in runs if not states or run.state in states]
     rows = [run for run in rows if all(_holds(run, *condition) for condition in wanted)]
     rows = rows if arguments.json else _grouped(rows, root)
+    key = arguments.sort.removeprefix("-")
     rows = _sorted(rows, key, reverse=arguments.sort.startswith("-") != arguments.reverse)
     if not rows:
         _check_keys(runs, [name for name, _ in wanted])
-        some = f"none of the {len(runs)} runs in {root} is of this kind" if runs else ""
-        say(some or f"no runs in {root}; a run is a folder with a config.toml")
+        some = f"none of the {len(runs)} runs in {place} is of this kind" if runs else ""
+        say(some or f"no runs in {place}; a run is a folder with a config.toml")
     elif arguments.json:
-        print_json(map(_facts, rows))
+        print_json(_facts(run, _place(run, root, address)) for run in rows)
     else:
         print_table([*_HEADINGS], map(_cells, rows), right=("time",), styles=_COLORS)
     if search.is_cut:
-        say(f"not all folders below {root} were looked into; name one of them: flambeau runs DIR")
+        say(f"not all folders below {place} were looked into; name one of them: flambeau runs DIR")
+    if address is not None and any(run.state == "stopped" for run in rows):
+        say(
+            "stopped are also runs that another machine is training now: their folder does not tell"
+        )
     return 0
+
+
+def _summaries(search: Search, root: Path, address: str | None) -> Iterator[RunSummary]:
+    root_name = (address or str(root.resolve())).rpartition("/")[2] or str(root)
+    for path in search:
+        found = summarize(path, name=root_name if path == root else str(path.relative_to(root)))
+        if address is not None:
+            from flambeau.run.folder.store_runs import as_in_store
+
+            found = as_in_store(found, _place(found, root, address))
+        yield found
+
+
+def _place(run: RunSummary, root: Path, address: str | None) -> str:
+    """The folder or the address of a run."""
+    if address is None:
+        return str(run.path)
+    name = run.path.relative_to(root).as_posix()
+    return address if name == "." else f"{address}/{name}"
 
 
 def _grouped(runs: Sequence[RunSummary], root: Path) -> list[RunSummary]:
@@ -218,12 +263,12 @@ def _time(seconds: float | None) -> str | None:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min"
 
 
-def _facts(run: RunSummary) -> dict[str, Any]:
+def _facts(run: RunSummary, place: str) -> dict[str, Any]:
     """For programs: with the whole path and all settings."""
     when = None if run.moment is None else run.moment.isoformat(timespec="seconds")
     return {
         "name": run.name,
-        "path": str(run.path),
+        "path": place,
         "kind": run.kind,
         "state": run.state,
         "why": run.why,

@@ -24,7 +24,7 @@ from flambeau.run.folder.micro_batches_file import MicroBatches
 from flambeau.run.folder.mirror import Mirror, fetch
 from flambeau.run.folder.published_weights import finished
 from flambeau.run.folder.run_folder import RunFolder
-from flambeau.run.folder.store_run import in_store
+from flambeau.run.folder.store_run import copied_once, in_store
 from flambeau.run.loop.nan_guard import NotFinite
 from flambeau.run.options.durations import parse_duration
 from flambeau.run.options.option import values_of
@@ -65,6 +65,7 @@ class ProgressOptions:
     track: Sequence[LineFunction] = ()
 
 
+@copied_once()  # its teachers and weights are those of one moment
 def start(
     settings: Settings,
     given: Mapping[str, Any],

@@ -102,7 +102,7 @@ class _Place:
         """Lay a file for each object, of its size, without content unless it may hold labels."""
         waiting = [self.base]
         while waiting:
-            for address, size in store().listed_sizes(waiting.pop()):
+            for address, size, _ in store().listed_facts(waiting.pop()):
                 if address.endswith("/"):
                     waiting.append(address)
                     continue

@@ -9,12 +9,12 @@ import functools
 import hashlib
 import itertools
 import os
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from isal import isal_zlib
 from numpy.typing import NDArray
 
 from flambeau.data.sources.sample_blocks import block_lengths
@@ -128,7 +128,7 @@ class StoreFiles:
         data = store().read(self._address, start, self._end(file), until=store().deadline())
         if self._packed is not None and self._packed[file]:
             data = inflated(memoryview(data), int(self._sizes[file]))
-        return data if zlib.crc32(data) == int(self._crcs[file]) else None
+        return data if isal_zlib.crc32(data) == int(self._crcs[file]) else None
 
     def fetch_ahead(self, indices: NDArray[Any]) -> bool:
         """Begin to fetch these samples' blocks, in order; False if enough are under way."""
@@ -272,7 +272,7 @@ class StoreFiles:
         content = memoryview(data)
         for file in itertools.product(self._samples(block), range(len(self._places))):
             size = int(self._sizes[file])
-            if size and zlib.crc32(content[start : start + size]) != int(self._crcs[file]):
+            if size and isal_zlib.crc32(content[start : start + size]) != int(self._crcs[file]):
                 yield file
             start += size
 
@@ -370,7 +370,7 @@ class StoreFiles:
             stop = rows.footer_start + rows.footer_size
             for _ in range(2):  # perhaps it is damaged on the way
                 data = store().read(self._address, rows.footer_start, stop, until=until)
-                if zlib.crc32(data) == rows.footer_crc:
+                if isal_zlib.crc32(data) == rows.footer_crc:
                     return data
             raise _OtherBytes((0, 0))
 

@@ -7,6 +7,7 @@ user, and one file system for each process, since the thread of fsspec's event l
 
 import asyncio
 import contextlib
+import datetime
 import functools
 import importlib
 import logging
@@ -68,6 +69,24 @@ class ObjectFacts(NamedTuple):
 
     size: int
     version: str
+
+
+class Listed(NamedTuple):
+    """What a list says of one thing in a folder.
+
+    Attributes:
+        address: with a slash at its end if it is a folder.
+        size: bytes; 0 for folders, and where the store does not say.
+        changed: seconds since 1970; None where the store does not say.
+    """
+
+    address: str
+    size: int
+    changed: float | None
+
+    @property
+    def is_folder(self) -> bool:
+        return self.address.endswith("/")
 
 
 class StoreFault(InputError):
@@ -157,10 +176,10 @@ class Store:
 
     def listed(self, folder: str) -> list[str]:
         """The addresses of what lies in a folder, by name; those of folders end in a slash."""
-        return [address for address, _ in self.listed_sizes(folder)]
+        return [one.address for one in self.listed_facts(folder)]
 
-    def listed_sizes(self, folder: str) -> list[tuple[str, int]]:
-        """As `listed`, with the bytes of each; 0 for folders, and where the store does not say."""
+    def listed_facts(self, folder: str) -> list[Listed]:
+        """What lies in a folder, by name."""
         entries = self._tried(folder, lambda fs: fs.ls(_inside(folder), detail=True), "_ls")
         scheme = folder.partition("://")[0]
         found = []
@@ -171,8 +190,8 @@ class Store:
             address = name if "://" in name else f"{scheme}://{name}"
             is_folder = entry.get("type") == "directory"
             size = 0 if is_folder else int(entry.get("size") or 0)
-            found.append((address + "/" * is_folder, size))
-        return sorted(found)
+            found.append(Listed(address + "/" * is_folder, size, _changed_at(entry)))
+        return sorted(found, key=lambda one: one.address)
 
     def put(self, path: Path, address: str) -> None:
         """Write a file as an object, whole or not at all."""
@@ -347,6 +366,18 @@ def _inside(address: str) -> str:
     if scheme in ("http", "https"):
         return address
     return rest
+
+
+def _changed_at(entry: Mapping[str, Any]) -> float | None:
+    """When an object was changed, as local files, s3fs, gcsfs and adlfs call it in their lists."""
+    names = ("mtime", "LastModified", "updated", "last_modified")
+    for value in (entry[name] for name in names if entry.get(name)):
+        if isinstance(value, int | float):
+            return float(value)
+        with contextlib.suppress(ValueError, OverflowError):
+            time = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
+            return float(time.timestamp())
+    return None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

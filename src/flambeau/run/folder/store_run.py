@@ -7,7 +7,8 @@ what has changed is fetched.
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _KNOWN = ".copied.json"  # of a copy for reading: the size and version of each file that was fetched
 _TRIES = 3  # while a training changes the run
+_copied: ContextVar[dict[str, Path] | None] = ContextVar("_copied", default=None)
 
 
 def working_folder(address: str) -> Path:
@@ -78,6 +80,9 @@ def run_here(run: str | Path, say: Callable[[str], object] = lambda _: None) -> 
     from flambeau.run.folder.mirror import alone
 
     address = address_of(run).rstrip("/")
+    copied = _copied.get()
+    if copied is not None and address in copied:
+        return copied[address]
     folder = working_folder(address)
     folder = folder.with_name(f"{folder.name}.read")
     try:
@@ -90,7 +95,19 @@ def run_here(run: str | Path, say: Callable[[str], object] = lambda _: None) -> 
             "Make room there, or name another folder with FLAMBEAU_CACHE"
         ) from error
     say(f"{address} is read from its copy in {folder}")
+    if copied is not None:
+        copied[address] = folder
     return folder
+
+
+@contextlib.contextmanager
+def copied_once() -> Iterator[None]:
+    """Until the end, or in the decorated function, each run of a store is brought up to date once."""
+    token = _copied.set({})
+    try:
+        yield
+    finally:
+        _copied.reset(token)
 
 
 def _update(folder: Path, address: str) -> None:

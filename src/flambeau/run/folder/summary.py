@@ -36,10 +36,12 @@ from flambeau.terminal import clock
 State = Literal["finished", "running", "stopped", "failed", "damaged", "foreign"]
 STATES: tuple[State, ...] = ("finished", "running", "stopped", "failed", "damaged", "foreign")
 
-_TAIL_BYTES = 2**20  # of metrics.jsonl, about 7000 lines; reading and parsing them takes 30 ms
+TAIL_BYTES = 2**20
+"""Of metrics.jsonl that are read, about 7000 lines; reading and parsing them takes 30 ms."""
 _MAX_FOLDERS = 20_000  # searched for runs
 _MAX_ENTRIES = 200_000  # names in them, so that a folder of photos is left soon
-_MAX_DEPTH = 4  # of folders below the first one
+MAX_DEPTH = 4
+"""Of folders below the first one, in which runs are searched for."""
 _MAX_RUNS = 5_000
 _CHECKPOINT = re.compile(r"step-([0-9]{1,18})")
 TRIAL = re.compile(r"(?P<trial>[0-9]{1,9})(-fold(?P<fold>[0-9]{1,3}))?(-seed[0-9]+)?")
@@ -137,7 +139,7 @@ class Search:
                             break
             except OSError:
                 continue  # no permission, or removed meanwhile
-            if below and depth == _MAX_DEPTH:
+            if below and depth == MAX_DEPTH:
                 self.is_cut = True
                 continue
             todo += [(path, depth + 1) for path in sorted(below, reverse=True)]
@@ -376,9 +378,9 @@ def _rows(path: Path) -> tuple[list[dict[str, Any]], bool]:
         if not path.is_file():
             return [], True
         with path.open("rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES)
+            start = max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES)
             file.seek(start)
-            lines = file.read(_TAIL_BYTES).split(b"\n")
+            lines = file.read(TAIL_BYTES).split(b"\n")
     except OSError:
         return [], False
     rows = [row for line in lines[1 if start else 0 :] if (row := metrics_row(line)) is not None]

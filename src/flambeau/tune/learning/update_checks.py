@@ -232,7 +232,8 @@ def accumulating(seen: Seen) -> list[Finding]:
     optimizers = [one for one in seen["optimizers"] if one["steps"]]
     if len(notes) != 1 or len(optimizers) != 1 or optimizers[0]["name"] == "LBFGS":
         return []
-    steps, count = seen["optimizer_steps"], optimizers[0]["backwards_used"]
+    steps = seen["optimizer_steps"]
+    count = optimizers[0]["backwards_used"]
     if steps < _FEW or count < 1.9 * steps or optimizers[0]["cleared"] < optimizers[0]["watched"]:
         return []
     parts = round(count / steps)
