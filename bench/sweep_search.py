@@ -1,11 +1,11 @@
 """What a sweep costs beside its trainings, and what halving finds beside an exhaustive grid.
 
-    python bench/sweep_search.py overhead [--rounds N] [--record]
+    python bench/sweep_search.py overhead [--rounds N] [--epochs N] [--record]
     python bench/sweep_search.py halving [--record]
 
 Both train on the embedded Fashion-MNIST.
-overhead: `flambeau sweep` over four rates beside the four commands `flambeau train`, by turns; the share of
-the time of the sweep that is not that of its runs, and the ratio of the two.
+overhead: `flambeau sweep` over four rates beside the four commands `flambeau train`, by turns, of 5 epochs
+unless --epochs says otherwise: the time of the sweep beside that of its runs, and of the commands.
 halving: a grid of 10 rates and 4 strengths of mixup, all trained for 9 epochs, beside 40 trials of a search
 with halving over the ranges that the grid covers.
 """
@@ -38,11 +38,11 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [row for row in rows if "member" in row]
 
 
-def overhead(folder: Path, rounds: int) -> dict[str, Any]:
+def overhead(folder: Path, rounds: int, epochs: int) -> dict[str, Any]:
     pairs = []
     for number in range(rounds):
         out = folder / f"sweep{number}"
-        flags = ["--epochs", "5", "--out"]
+        flags = ["--epochs", str(epochs), "--out"]
         of_sweep = timed(
             "sweep", "--set", f"lr={','.join(RATES)}", *flags, str(out), "--sampler", "grid"
         )
@@ -52,6 +52,7 @@ def overhead(folder: Path, rounds: int) -> dict[str, Any]:
         )
         pairs.append((of_sweep, of_runs, commands))
     return {
+        "epochs": epochs,
         "sweep_s": [round(one, 2) for one, _, _ in pairs],
         "runs_in_it_s": [round(one, 2) for _, one, _ in pairs],
         "commands_s": [round(one, 2) for _, _, one in pairs],
@@ -87,12 +88,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("overhead", "halving"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sweep-search-") as name:
         folder = Path(name)
         found = (
-            overhead(folder, arguments.rounds) if arguments.what == "overhead" else halving(folder)
+            overhead(folder, arguments.rounds, arguments.epochs)
+            if arguments.what == "overhead"
+            else halving(folder)
         )
     row = {
         "bench": f"sweep_{arguments.what}",

@@ -31,6 +31,7 @@ DEFAULT_BYTES = (
 
 _MAGIC = b"FLBLOCK1"
 _HEAD = len(_MAGIC) + 8 + 4  # length of the content, its CRC-32
+_PIECE = 1 << 18  # bytes
 _LOCKS = 512
 _POLL_S = 0.02
 _OPEN = 256  # blocks that a process keeps open
@@ -40,10 +41,15 @@ _USED_S = 60.0  # between two notes of the last use of a block that stays open
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 
-def _crc32(data: bytes | memoryview) -> int:
+def _crc32(data: bytes | memoryview, before: int = 0) -> int:
     from isal import isal_zlib  # a block of 8 MiB takes zlib 4 ms, which is felt
 
-    return isal_zlib.crc32(data)
+    return isal_zlib.crc32(data, before)
+
+
+def _head(length: int, crc: int) -> bytes:
+    """What a block's file begins with."""
+    return _MAGIC + length.to_bytes(8, "little") + crc.to_bytes(4, "little")
 
 
 def parse_bytes(text: str, *, name: str) -> int:
@@ -242,8 +248,7 @@ class BlockCache:
             path = self._path(key)
             path.parent.mkdir(exist_ok=True)
             with self.new_file() as file:
-                file.write(_MAGIC + len(data).to_bytes(8, "little"))
-                file.write(_crc32(data).to_bytes(4, "little"))
+                file.write(_head(len(data), _crc32(data)))
                 file.write(data)
                 file.flush()
                 os.replace(file.name, path)  # noqa: PTH105 - a name of a file object
@@ -370,11 +375,15 @@ class _Opened:
         self._note_use()
 
     def _verify(self) -> None:
-        data = self._file.readall()
-        content = memoryview(data)[_HEAD:]
-        length = int.from_bytes(data[len(_MAGIC) : len(_MAGIC) + 8], "little")
-        crc = int.from_bytes(data[_HEAD - 4 : _HEAD], "little")
-        if not data.startswith(_MAGIC) or length != len(content) or _crc32(content) != crc:
+        head = self._file.read(_HEAD)
+        # In pieces that stay in the processor's cache: the workers of each epoch verify all blocks anew.
+        piece = memoryview(bytearray(_PIECE))
+        length = 0
+        crc = 0
+        while count := self._file.readinto(piece):
+            length += count
+            crc = _crc32(piece[:count], crc)
+        if head != _head(length, crc):
             raise ValueError("damaged")
 
     def read(self, start: int, size: int) -> bytes | None:
