@@ -177,6 +177,9 @@ CODES = {
     "nothing was found": "什么也没发现",
     "something was found": "有发现",
     "--selftest: a device computes something wrong": "--selftest：某个设备有算错的结果",
+    "--verify-steps: this machine computes something wrong; continue on another one": (
+        "--verify-steps：这台机器计算出错；请换一台机器继续"
+    ),
     "memory ran out in one of several processes: the same command goes on": (
         "多个进程之一内存不足：用同一命令继续"
     ),

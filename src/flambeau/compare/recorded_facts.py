@@ -25,6 +25,7 @@ _NO_EFFECT = {  # on any bit of a training, or on its figures
     "stop_within",
     "mirror",
     "stall_timeout",
+    "verify_steps",
     "checkpoint_every",
     "keep",
     "log_every",

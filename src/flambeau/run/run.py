@@ -48,6 +48,7 @@ from flambeau.run.loop.rank_checks import check_ranks, gathered_means
 from flambeau.run.loop.recorder import Recorder
 from flambeau.run.loop.run_parts import make_parts, make_state, share_model
 from flambeau.run.loop.state import TransientState
+from flambeau.run.loop.step_check import step_check
 from flambeau.run.loop.step_metrics import add_value, cloned
 from flambeau.run.loop.training_step import TrainingStep
 from flambeau.run.loop.training_thread import (
@@ -146,6 +147,7 @@ class Run:
 
     def _begin(self, options: RunOptions, resources: contextlib.ExitStack) -> None:
         """Claim the folder, catch signals, continue from the newest checkpoint, and share the model."""
+        self._step.check = step_check(options, self.state, self._loop, self._parts, self._ranks)
         if options.replay_from is not None:
             self.state.load(restore(Path(options.replay_from)))
         else:
@@ -191,6 +193,7 @@ class Run:
         clip_norm: float = 0.0,
         on_nan: str = "stop",
         seed: int = 0,
+        verify_steps: str = "0",
         parts: int | None = None,
         compression: str = "none",
         stall_timeout: float = 60.0,
@@ -251,6 +254,8 @@ class Run:
                 checkpoint and halve the learning rate (one of stop, rollback).
             seed: seed of sample order, augmentation, initial weights and dropout (at least 0 and below
                 2**64).
+            verify_steps: compute a share of the steps twice, such as 1/100, and compare the bits before the
+                optimizer acts, to find a machine that computes wrong; 0 is off.
             parts: compute each step as this many fixed parts, so that the resulting bits do not depend on the
                 number of processes (at least 1).
             compression: compression of the gradients that processes exchange (one of none, fp16, bf16,
@@ -385,6 +390,8 @@ class Run:
                 )
             micro = next(loop.stream)
             window.wait_s += time.perf_counter() - start
+            if self._step.check is not None:
+                self._step.check.begin(micro)
             loop.begin(micro, step=state.step)
             state.micro = MicroBatch(None, *micro[1:])  # without its data
             self._draws.seed(state.epoch, micro)
@@ -456,8 +463,7 @@ class Run:
             raise RuntimeError("run.step(loss) belongs in `for ... in run.batches()`, once a batch")
         self._loop.micro = None
         self._ranks.beat("in backward and the optimizer's step")
-        self._step(loss, micro)
-        if micro.ends_batch:
+        if self._step(loss, micro):
             self._loop.done = micro
             if self._in_parts:
                 self._draws.seed_after_parts(self.state.epoch, self.state.position)

@@ -217,6 +217,7 @@ def train(
     precision: str = "auto",
     device: str = "auto",
     seed: int = 0,
+    verify_steps: str = "0",
     sync_bn: bool = False,
     shard: str = "none",
     parts: int | None = None,
@@ -381,6 +382,8 @@ def train(
             natively (one of auto, fp32, tf32, bf16, fp16).
         device: device to train on, such as cpu, cuda or cuda:1.
         seed: seed of sample order, augmentation, initial weights and dropout (at least 0 and below 2**64).
+        verify_steps: compute a share of the steps twice, such as 1/100, and compare the bits before the
+            optimizer acts, to find a machine that computes wrong; 0 is off.
         sync_bn: compute BatchNorm statistics over the batch of all processes (or parts) instead of each one's
             share.
         shard: how weights and optimizer state are distributed: none keeps all on every process, fsdp keeps

@@ -305,6 +305,7 @@ def test_differences_leave_out_what_a_resume_may_change() -> None:
         "data": "x",
         "skip_bad_images": 3,
         "stall_timeout": 5.0,
+        "verify_steps": "1/100",
         "download": True,
         "shard": "fsdp",
         "on_nan": "rollback",

@@ -19,6 +19,7 @@ from flambeau.run.loop.lr_schedule import LRSchedule
 from flambeau.run.loop.model_state import SPARSE
 from flambeau.run.loop.progress_bar import ProgressBar
 from flambeau.run.loop.state import ResumableState, TransientState
+from flambeau.run.loop.step_check import StepCheck
 from flambeau.run.loop.untrained_parameters import untrained_lines
 
 _SECOND_BACKWARD = (
@@ -44,6 +45,7 @@ class TrainingStep:
     Attributes:
         sync: exchanges gradients; None in one process, where even empty calls would be felt in a step of 100
             us.
+        check: computes some steps twice; None for none.
     """
 
     state: ResumableState
@@ -51,6 +53,7 @@ class TrainingStep:
     schedule: LRSchedule
     progress: ProgressBar
     sync: GradientSync | None = None
+    check: StepCheck | None = None
     _together: SyncBatchNormParts | None = None
 
     def __post_init__(self) -> None:
@@ -122,8 +125,11 @@ class TrainingStep:
         if self.sync is not None:
             self.sync.share_statistics(self.state.ema.shadow if self.state.ema else {})
 
-    def __call__(self, loss: Tensor, micro: MicroBatch) -> None:
-        """Backward of a micro-batch's mean loss, 0-d; after the last one of a batch the optimizer's step."""
+    def __call__(self, loss: Tensor, micro: MicroBatch) -> bool:
+        """Backward of a micro-batch's mean loss, 0-d; after the last one of a batch the optimizer's step.
+
+        Returns whether a step is done.
+        """
         if not isinstance(loss, Tensor) or loss.dim():
             got = tuple(loss.shape) if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f"the loss must be 0-d, a tensor, a mean over the batch; got {got}")
@@ -156,8 +162,12 @@ class TrainingStep:
         state.position = micro.position
         if micro.counts_indices:
             state.order_crc = zlib.crc32(micro.indices.data, state.order_crc)
-        if micro.ends_batch:
-            self._finish(losses[-micro.part :])
+        if not micro.ends_batch or not (
+            self.check is None or self.check.agrees(losses[-micro.part :])
+        ):
+            return False
+        self._finish(losses[-micro.part :])
+        return True
 
     def _finish(self, losses: list[Tensor]) -> None:
         state = self.state

@@ -41,6 +41,16 @@ def parse_seconds(text: str, *, name: str) -> float:
     return float(match[1]) * {"s": 1, "min": 60, "h": 3600}[match[2]]
 
 
+def parse_share(text: str, *, name: str) -> int:
+    """Read '1/100' as 100 and '0' as 0: one of how many steps."""
+    match = re.fullmatch(r"1/([1-9]\d{0,8})|0", str(text).strip())
+    if match is None:
+        raise InputError(
+            f"{name} must be a share of the steps such as '1/100', or '0', got {text!r}"
+        )
+    return int(match[1] or 0)
+
+
 def parse_duration(text: str, *, name: str, units: str = "ep st") -> Duration:
     """Read '90ep', '5000st', '5%' or '0.5ep'; InputError: another form or unit, or a fraction of a step."""
     match = _PATTERN.fullmatch(str(text).strip())  # a script may give a number

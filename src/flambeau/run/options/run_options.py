@@ -13,7 +13,7 @@ from flambeau.errors import InputError, nearest
 from flambeau.recipes.training.plateau import ReduceOnPlateau
 from flambeau.run.options.advice import Advice
 from flambeau.run.options.better_figure import DEFAULT_BEST, better_by_name
-from flambeau.run.options.durations import parse_duration, parse_seconds
+from flambeau.run.options.durations import parse_duration, parse_seconds, parse_share
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import AT_LEAST_1, CONTROL, Range, check_value, option, typed
 from flambeau.run.options.shared_options import SharedOptions
@@ -250,6 +250,7 @@ class RunOptions(SharedOptions):
             self._check_parts()
         if self.stop_within is not None:
             parse_seconds(self.stop_within, name="stop_within")
+        parse_share(self.verify_steps, name="verify_steps")
         if self.mirror is not None:
             mirror_address(self.mirror)
         for name in ("config", "settings"):

@@ -15,7 +15,7 @@ from flambeau.data.stores.address import mirror_address
 from flambeau.data.stores.block_cache import parse_bytes
 from flambeau.errors import InputError
 from flambeau.run.options.advice import Advice
-from flambeau.run.options.durations import parse_duration, parse_seconds
+from flambeau.run.options.durations import parse_duration, parse_seconds, parse_share
 from flambeau.run.options.named_schedule import NamedSchedule
 from flambeau.run.options.option import (
     ABOVE_0,
@@ -765,6 +765,7 @@ class Settings(SharedOptions):
             parse_bytes(self.cache_size, name="cache_size")
         if self.stop_within is not None:
             parse_seconds(self.stop_within, name="stop_within")
+        parse_share(self.verify_steps, name="verify_steps")
         if self.mirror is not None:
             mirror_address(self.mirror)
         if parse_duration(self.checkpoint_every, name="checkpoint_every").amount <= 0:

@@ -134,6 +134,7 @@ def steps_of_run(
         compression="none",
         compile="none",
         stop_within=None,
+        verify_steps="0",
         mirror=None,
         parts=None
         if settings.sync_bn
