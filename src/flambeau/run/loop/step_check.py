@@ -19,10 +19,9 @@ from flambeau.data.loading.micro_batch import MicroBatch
 from flambeau.errors import InputError
 from flambeau.parallel.preemption import FAULTY_MACHINE
 from flambeau.parallel.ranks import Ranks
-from flambeau.run.loop.memory_guard import BufferCopies
 from flambeau.run.loop.progress_bar import ProgressBar
 from flambeau.run.loop.run_parts import RunParts
-from flambeau.run.loop.state import ResumableState, TransientState
+from flambeau.run.loop.state import CountedByRanks, ResumableState, TransientState
 from flambeau.run.options.durations import parse_share
 from flambeau.run.options.run_options import RunOptions
 
@@ -77,10 +76,11 @@ class StepCheck:
     ) -> None:
         self._every, self._state, self._loop = every, state, loop
         self._progress, self._ranks, self._describe = progress, ranks, describe
-        self._buffers = BufferCopies(state.model)
         self._step: int | None = None  # the number of the step that is checked now, from 1
         self._micros: list[MicroBatch] = []
         self._weights: dict[str, Tensor] = {}
+        self._buffers: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+        self._user: dict[str, Any] = {}
         self._passes: dict[int, Mapping[str, Tensor]] = {}  # what each has given, by its number
         self._num_passes = 0
         self._faults: list[str] = []
@@ -94,9 +94,10 @@ class StepCheck:
         if micro.part == 1:
             # Out of memory a step begins again in smaller micro-batches, whose sums have other bits.
             is_again = self._num_passes > 0 and len(micro.indices) == len(self._micros[0].indices)
-            if not is_again:
+            if is_again:
+                self._put_back()  # now, as the loop's body goes on after its step
+            else:
                 self._keep(number)
-            self._of_python = random.getstate(), np.random.get_state()
             self._state.begin_global_batch()
             self._loop.begin_revocable()
         if self._num_passes == 0:
@@ -130,13 +131,6 @@ class StepCheck:
     def _same_passes(self, losses: Sequence[Tensor]) -> set[int]:
         """The earlier computations with whose bits this rank's newest one agrees."""
         found = self._tensors(losses)
-        if changed := _different(self._weights, self._parameters()):
-            # Of no use, whatever it is: it was computed from other weights in part.
-            self._note(f"weights changed while computation {self._num_passes} ran", changed)
-            with torch.no_grad():
-                for name, value in self._parameters().items():
-                    value.copy_(self._weights[name])
-            return set()
         same = set()
         for number, before in self._passes.items():
             if other := _different(before, found):
@@ -152,14 +146,38 @@ class StepCheck:
         self._forget()
         self._step = number
         self._weights = {name: p.detach().clone() for name, p in self._parameters().items()}
-        self._buffers.keep()
+        self._buffers = [
+            (module._buffers, name, buffer.detach().clone())
+            for module in self._state.model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self._user = {
+            name: _copied(thing.state_dict())
+            for name, thing in self._state.user.items()
+            if not isinstance(thing, CountedByRanks)  # which take back what they have counted
+        }
+        self._of_python = random.getstate(), np.random.get_state()
 
-    def _again(self) -> None:
-        """Undo what this computation has counted and changed, and hand out the same micro-batches."""
-        self._state.undo_global_batch()
-        self._buffers.put_back()
+    def _put_back(self) -> None:
+        """Make all that the loop's body may have changed what it was before the step."""
+        with torch.no_grad():
+            for name, weight in self._parameters().items():
+                weight.copy_(self._weights[name])
+            for holder, name, value in self._buffers:
+                live = holder[name]
+                if isinstance(live, Tensor) and live.shape == value.shape:
+                    live.copy_(value)
+                else:
+                    holder[name] = value.clone()
+        for name, saved in self._user.items():
+            self._state.user[name].load_state_dict(_copied(saved))
         random.setstate(self._of_python[0])
         np.random.set_state(self._of_python[1])
+
+    def _again(self) -> None:
+        """Undo what this computation has counted, and hand out the same micro-batches."""
+        self._state.undo_global_batch()
         self._loop.held_back.clear()
         rest = self._loop.stream
         assert rest is not None
@@ -178,6 +196,8 @@ class StepCheck:
         self._step = None
         self._micros = []
         self._weights = {}
+        self._buffers = []
+        self._user = {}
         self._passes = {}
         self._num_passes = 0
         self._faults = []
@@ -208,13 +228,15 @@ class StepCheck:
         return {name: p.detach() for name, p in self._state.model.named_parameters()}
 
     def _tensors(self, losses: Sequence[Tensor]) -> dict[str, Tensor]:
+        # Weights, too: a loop may change them itself, as by clamping, and then does so in each computation.
+        weights = {name: weight.clone() for name, weight in self._parameters().items()}
         losses_by_name = {f"loss {k}": loss.detach().clone() for k, loss in enumerate(losses, 1)}
         gradients = {
             f"the gradient of {name}": p.grad.detach().clone()
             for name, p in self._state.model.named_parameters()
             if p.grad is not None
         }
-        return losses_by_name | gradients
+        return weights | losses_by_name | gradients
 
 
 def _chained(micros: Sequence[MicroBatch], rest: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
@@ -224,6 +246,8 @@ def _chained(micros: Sequence[MicroBatch], rest: Iterator[MicroBatch]) -> Iterat
 
 
 def _copied(data: Any) -> Any:
+    """The same tree with copies of its tensors, which keep their layout."""
+
     def copied(leaf: Any) -> Any:
         return leaf.detach().clone() if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
 
