@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from flambeau.data.loading.micro_batch import MicroBatch
@@ -79,7 +79,7 @@ class StepCheck:
         self._step: int | None = None  # the number of the step that is checked now, from 1
         self._micros: list[MicroBatch] = []
         self._weights: dict[str, Tensor] = {}
-        self._buffers: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._user: dict[str, Any] = {}
         self._passes: dict[int, Mapping[str, Tensor]] = {}  # what each has given, by its number
         self._num_passes = 0
@@ -147,10 +147,9 @@ class StepCheck:
         self._step = number
         self._weights = {name: p.detach().clone() for name, p in self._parameters().items()}
         self._buffers = [
-            (module._buffers, name, buffer.detach().clone())
+            (module, name, buffer.detach().clone())
             for module in self._state.model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
+            for name, buffer in module.named_buffers(recurse=False)
         ]
         self._user = {
             name: _copied(thing.state_dict())
@@ -164,12 +163,12 @@ class StepCheck:
         with torch.no_grad():
             for name, weight in self._parameters().items():
                 weight.copy_(self._weights[name])
-            for holder, name, value in self._buffers:
-                live = holder[name]
+            for module, name, value in self._buffers:
+                live = getattr(module, name)
                 if isinstance(live, Tensor) and live.shape == value.shape:
                     live.copy_(value)
                 else:
-                    holder[name] = value.clone()
+                    setattr(module, name, value.clone())
         for name, saved in self._user.items():
             self._state.user[name].load_state_dict(_copied(saved))
         random.setstate(self._of_python[0])
