@@ -407,6 +407,7 @@ def step():
         scaler.scale(loss).backward()
         {clip_scaled}
         scaler.step(optimizer)
+        scaler.update()
     else:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)

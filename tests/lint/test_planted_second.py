@@ -1,8 +1,8 @@
 """A second set of planted mistakes, written before its author had seen a rule or the first set.
 
 planted_second/cases.tsv says what is wrong, and in which line.
-planted_second/found.tsv says which rule names it and in which line, by default or with --preview, in the first
-run and now; a case that no rule names has '-' there, and why that stays so.
+planted_second/found.tsv says which rule names it and in which line, by default or with --preview, in the
+first run and now; a case that no rule names has '-' there, and why that stays so.
 What is missing (a call of eval(), say) is named at another line than that which cases.tsv marks.
 """
 

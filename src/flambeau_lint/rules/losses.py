@@ -30,6 +30,9 @@ _SIGMOID = Activation(
 )
 
 
+_SHAPES = ("squeeze", "unsqueeze", "view", "reshape", "flatten", "float", "contiguous")
+
+
 def _call_of(program: Program, node: Optional[ast.expr]) -> Optional[ast.Call]:
     """A call, or the only one that is ever assigned to a name."""
     if isinstance(node, (ast.Name, ast.Attribute)):
@@ -39,8 +42,12 @@ def _call_of(program: Program, node: Optional[ast.expr]) -> Optional[ast.Call]:
 
 
 def _applied(program: Program, node: Optional[ast.expr], kind: Activation) -> Optional[ast.AST]:
-    """The activation that an expression is."""
+    """The activation that an expression is, whatever its shape is made into."""
     call = _call_of(program, node)
+    while isinstance(call, ast.Call) and getattr(call.func, "attr", "") in _SHAPES:
+        if program.dotted(call.func):
+            return None
+        call = _call_of(program, call.func.value)  # type: ignore[attr-defined]
     if call is None:
         return None
     dotted = program.dotted(call.func)
