@@ -24,7 +24,7 @@ _MOVES = ("to", "cuda", "cpu", "half", "float", "double", "long", "detach", "con
 _MAKERS = ("tensor", "rand", "randn", "randint", "zeros", "ones", "full", "arange", "from_numpy")
 _LOADER = re.compile(r"loader|\bdl\b|_dl\b|batches|dataset")
 _ASKS_RANK = re.compile(
-    rb"rank\w*(\(\w*\))?\]? *(==|!=|<|>|in\b|else\b|:)|not \w*\.?\w*rank|main|master|is_zero"
+    rb"(?:rank|gpu_?id)\w*(\(\w*\))?\]? *(==|!=|<|>|in\b|else\b|:)|not \w*\.?\w*rank|main|master|is_zero"
 )
 
 
