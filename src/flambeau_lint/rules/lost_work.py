@@ -22,6 +22,7 @@ from flambeau_lint.rules.training_steps import (
 _ONE_CYCLE = "torch.optim.lr_scheduler.OneCycleLR"
 _MOVES = ("to", "cuda", "cpu", "half", "float", "double", "long", "detach", "contiguous")
 _MAKERS = ("tensor", "rand", "randn", "randint", "zeros", "ones", "full", "arange", "from_numpy")
+_TRAINED = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU", "Sequential")
 _LOADER = re.compile(r"loader|\bdl\b|_dl\b|batches|dataset")
 _ASKS_RANK = re.compile(
     rb"(?:rank|gpu_?id)\w*(\(\w*\))?\]? *(==|!=|<|>|in\b|else\b|:)|not \w*\.?\w*rank|main|master|is_zero"
@@ -95,9 +96,6 @@ def _layer_too_late(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
         is_layer = dotted.startswith("torch.nn.") and dotted.rpartition(".")[2] in _TRAINED
         if is_layer and target.startswith(f"{owner}."):
             yield finding(program, rule, one)
-
-
-_TRAINED = ("Linear", "Conv1d", "Conv2d", "Conv3d", "Embedding", "LSTM", "GRU", "Sequential")
 
 
 def _whose_parameters(program: Program, node: ast.Call) -> str:
@@ -267,4 +265,4 @@ RULES: list[Rule] = [
         sure="likely", preview=True, runs="static", calls=("torch.save",), check=_each_rank_saves,
     ),
 ]  # fmt: skip
-"""One rule per loss."""
+"""One rule per mistake."""
