@@ -407,6 +407,7 @@ def step():
         scaler.scale(loss).backward()
         {clip_scaled}
         scaler.step(optimizer)
+        scaler.update()
     else:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
@@ -518,3 +519,91 @@ def test_what_has_silently_changed(text: str, expected: list[str]) -> None:
     program = f"import torch\nimport torch.nn.functional as F\ny = {text}\n"
     journey = RuleSet([rule for rule in RULES if rule.is_journey])
     assert [one.code for one in lint(program.encode(), journey)] == expected
+
+
+_LOOPED = """
+import torch
+net = torch.nn.Linear(2, 2)
+scaler = torch.amp.GradScaler("cuda")
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for epoch in range(9):
+    for x, y in loader:
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        {line}
+"""
+_CLIP = "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)"
+_SAVING = """
+import torch
+from torch.nn.parallel import DistributedDataParallel
+torch.distributed.init_process_group()
+net = DistributedDataParallel(net)
+if {test}:
+    torch.save(net.module.state_dict(), "net.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_LOOPED.format(line=f"optimizer.step(); {_CLIP}"), ["FLB450"]),
+        (_LOOPED.format(line=f"{_CLIP}; optimizer.step()"), []),
+        (_LOOPED.format(line=f"other.step(); {_CLIP}; optimizer.step()"), []),
+        (_LOOPED.format(line="scaler.step(optimizer)"), ["FLB451"]),
+        (_LOOPED.format(line="scaler.step(optimizer); scaler.update()"), []),
+        (_LOOPED.format(line="x.to('cuda'); optimizer.step()"), ["FLB454"]),
+        (_LOOPED.format(line="x = x.to('cuda'); optimizer.step()"), []),
+        (_LOOPED.format(line="net.to('cuda'); optimizer.step()"), []),
+        ("import torch\nfor name, part in net.named_modules():\n    part.to('cuda')", []),
+        ("import torch\nfor net, loader in zip(nets, loaders):\n    net.to('cuda')", []),
+        (_SAVING.format(test="epoch > 3"), ["FLB456"]),
+        (_SAVING.format(test="torch.distributed.get_rank() == 0"), []),
+        (_SAVING.format(test="not rank"), []),
+        (_SAVING.format(test="self.gpu_id == 0"), []),
+        (_SAVING.format(test="is_main_process()"), []),
+    ],
+)
+def test_work_that_is_lost_and_what_looks_alike(text: str, expected: list[str]) -> None:
+    assert [
+        one.code for one in lint(text.encode(), RuleSet(RULES)) if "FLB449" < one.code < "FLB457"
+    ] == expected
+
+
+_AFTER = "import torch\noptimizer = torch.optim.SGD({given}, 0.1)\nnet.fc = torch.nn.Linear(2, 2)\n{more}"
+_BEST = """
+import copy
+import torch
+for epoch in range(9):
+    if accuracy > best:
+        weights = {kept}
+{read}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (_AFTER.format(given="net.parameters()", more=""), ["FLB453"]),
+        (_AFTER.format(given="other.parameters()", more=""), []),
+        (_AFTER.format(given="net.parameters()", more="optimizer.add_param_group({})"), []),
+        (
+            _AFTER.format(
+                given="net.parameters()", more="optimizer = torch.optim.SGD(net.parameters(), 1)"
+            ),
+            [],
+        ),
+        (_BEST.format(kept="net.state_dict()", read="net.load_state_dict(weights)"), ["FLB452"]),
+        (
+            _BEST.format(
+                kept="copy.deepcopy(net.state_dict())", read="net.load_state_dict(weights)"
+            ),
+            [],
+        ),
+        (_BEST.format(kept="net.state_dict()", read="torch.save(weights, 'last.pt')"), []),
+        (_BEST.format(kept="net.state_dict()", read="        other.load_state_dict(weights)"), []),
+    ],
+)
+def test_weights_that_are_left_behind(text: str, expected: list[str]) -> None:
+    assert [
+        one.code for one in lint(text.encode(), RuleSet(RULES)) if "FLB449" < one.code < "FLB457"
+    ] == expected

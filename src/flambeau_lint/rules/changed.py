@@ -23,7 +23,9 @@ def _zero_grad(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]
 def _full(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     assert isinstance(node, ast.Call)
     value = edits.argument(node, 1, "fill_value")
-    is_whole = isinstance(constant(value), int) and not isinstance(constant(value), bool)
+    values = program.values_of(value) if isinstance(value, ast.Name) else [value]
+    numbers = [constant(one) for one in values]
+    is_whole = bool(numbers) and all(type(one) is int for one in numbers)
     if is_whole and not edits.has_argument(node, 99, "dtype") and not edits.is_open(node):
         edit = edits.append_argument(program, node, "dtype=torch.float32")
         has_torch = ("torch", "torch") in program.module_imports()

@@ -30,6 +30,10 @@ _SIGMOID = Activation(
 )
 
 
+_LINEAR = Activation(frozenset({"torch.nn.functional.linear"}), "torch.nn.Linear", "")
+_SHAPES = ("squeeze", "unsqueeze", "view", "reshape", "flatten", "float", "contiguous")
+
+
 def _call_of(program: Program, node: Optional[ast.expr]) -> Optional[ast.Call]:
     """A call, or the only one that is ever assigned to a name."""
     if isinstance(node, (ast.Name, ast.Attribute)):
@@ -39,8 +43,12 @@ def _call_of(program: Program, node: Optional[ast.expr]) -> Optional[ast.Call]:
 
 
 def _applied(program: Program, node: Optional[ast.expr], kind: Activation) -> Optional[ast.AST]:
-    """The activation that an expression is."""
+    """The activation that an expression is, whatever its shape is made into."""
     call = _call_of(program, node)
+    while isinstance(call, ast.Call) and getattr(call.func, "attr", "") in _SHAPES:
+        if program.dotted(call.func):
+            return None
+        call = _call_of(program, call.func.value)  # type: ignore[attr-defined]
     if call is None:
         return None
     dotted = program.dotted(call.func)
@@ -105,6 +113,8 @@ def _log_of_softmax(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
             yield finding(program, rule, call)
 
 
+_NET = "import torch\nimport torch.nn.functional as F\n\nnet = torch.nn.Sequential(%s)\n\n\n"
+_LINEAR_NET = _NET % "torch.nn.ReLU(), torch.nn.Linear(2, 2)"
 _LOGITS = "import torch\nimport torch.nn.functional as F\n\nx = torch.tensor([[300.0, 0.0]])\n"
 
 RULES: list[Rule] = [
@@ -139,6 +149,23 @@ RULES: list[Rule] = [
         f"{_LOGITS}out = F.nll_loss(F.softmax(x, dim=1), torch.tensor([0]))\n",
         f"{_LOGITS}out = F.nll_loss(F.log_softmax(x, dim=1), torch.tensor([0]))\n",
         whole=True, check=_loss_of("nll_loss", "NLLLoss", _SOFTMAX),
+    ),
+    Rule(
+        "FLB457", "logits-before-nll",
+        "`nll_loss` takes logarithms of probabilities: of a linear layer it falls without an end; write `cross_entropy`",
+        "`nll_loss` 接收对数概率：直接传入线性层的输出，损失会无限下降；改用 `cross_entropy`",
+        f"{_LINEAR_NET}def loss(x, y):\n    return F.nll_loss(net(x), y)\n",
+        f"{_LINEAR_NET}def loss(x, y):\n    return F.cross_entropy(net(x), y)\n",
+        runs="static", whole=True, check=_loss_of("nll_loss", "NLLLoss", _LINEAR),
+    ),
+    Rule(
+        "FLB458", "logits-before-bce",
+        "`binary_cross_entropy` takes probabilities, and raises outside of 0 to 1: of a linear layer write"
+        " `binary_cross_entropy_with_logits`",
+        "`binary_cross_entropy` 接收概率，超出 0 到 1 会报错：线性层的输出应改用 `binary_cross_entropy_with_logits`",
+        f"{_LINEAR_NET}def loss(x, y):\n    return F.binary_cross_entropy(net(x), y)\n",
+        f"{_LINEAR_NET}def loss(x, y):\n    return F.binary_cross_entropy_with_logits(net(x), y)\n",
+        runs="static", whole=True, check=_loss_of("binary_cross_entropy", "BCELoss", _LINEAR),
     ),
 ]  # fmt: skip
 """One rule per pair of a loss and what it is given."""

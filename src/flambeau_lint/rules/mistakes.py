@@ -21,7 +21,7 @@ _CLIPS = (
     "torch.nn.utils.clip_grad_value_",
     "torch.nn.utils.clip_grad_norm",
 )
-_SCALERS = {
+SCALERS = {
     "torch.cuda.amp.GradScaler",
     "torch.amp.GradScaler",
     "torch.cuda.amp.grad_scaler.GradScaler",
@@ -53,7 +53,7 @@ def _clip_scaled(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findin
         parent = program.parents.get(call)
         if (
             made
-            and made <= _SCALERS
+            and made <= SCALERS
             and isinstance(parent, ast.Attribute)
             and parent.attr == "backward"
         ):

@@ -9,7 +9,7 @@ from flambeau_lint import edits
 from flambeau_lint.program import Program
 from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Edit, Finding, Fix, Rule
-from flambeau_lint.rules.argument_rows import rename, row
+from flambeau_lint.rules.argument_rows import constant, rename, row
 from flambeau_lint.rules.rows import gone
 
 # Of each method: how many arguments its old form has, and what the numbers before the tensors are called now.
@@ -206,6 +206,21 @@ def _numpy_builtin(program: Program, rule: Rule, node: ast.AST) -> Iterator[Find
     yield finding(program, rule, node, fix)
 
 
+def _copy_false(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
+    """np.array(x, copy=False), which np.asarray(x) is in each version."""
+    assert isinstance(node, ast.Call)
+    given = edits.keyword(node, "copy")
+    if given is None or constant(given.value) is not False:
+        return
+    edit = edits.remove_argument(program, node, given)
+    is_plain = len(node.args) <= 2 and all(one.arg in ("copy", "dtype") for one in node.keywords)
+    fix = None
+    if edit is not None and is_plain and isinstance(node.func, ast.Attribute):
+        end = program.source.end_of(node.func)
+        fix = Fix((Edit(end - len("array"), end, "asarray"), edit))
+    yield finding(program, rule, given, fix)
+
+
 def _numpy_name(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """np.Inf is np.inf."""
     made: Optional[tuple[Edit, ...]] = None
@@ -376,6 +391,14 @@ RULES: list[Rule] = [
         "import numpy as np\nimport torch\n\nout = torch.from_numpy(np.zeros(2, dtype=float))\n",
         library="numpy", deprecated="1.20", removed="1.24", fix="safe", runs="AttributeError",
         names=tuple(f"numpy.{name}" for name in _NUMPY_BUILTINS), check=_numpy_builtin,
+    ),
+    Rule(
+        "FLB1202", "numpy-array-copy-false",
+        "`np.array(copy=False)` raises since NumPy 2.0 where a copy is needed: write `np.asarray`",
+        "`np.array(copy=False)` 自 NumPy 2.0 起在需要复制时引发错误：改用 `np.asarray`",
+        "import numpy as np\nimport torch\n\nout = torch.from_numpy(np.array([1.0, 2.0], copy=False))\n",
+        "import numpy as np\nimport torch\n\nout = torch.from_numpy(np.asarray([1.0, 2.0]))\n",
+        library="numpy", removed="2.0", fix="safe", runs="ValueError", calls=("numpy.array",), check=_copy_false,
     ),
     Rule(
         "FLB1191", "numpy-second-names",

@@ -194,7 +194,7 @@ def _pretrained_any(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
 
 
 _LOAD = "import io\n\nimport torch\n\nfile = io.BytesIO()\ntorch.save(torch.ones(2), file)\nfile.seek(0)\n"
-_OPTIMIZERS = tuple(
+OPTIMIZERS = tuple(
     f"torch.optim.{name}"
     for name in [
         "SGD",
@@ -238,7 +238,7 @@ RULES: list[Rule] = [
         "out = len(torch.optim.SGD([{'parameters': net.parameters()}], 0.1).param_groups)\n",
         "import torch\n\nnet = torch.nn.Linear(2, 2)\n"
         "out = len(torch.optim.SGD([{'params': net.parameters()}], 0.1).param_groups)\n",
-        fix="safe", runs="KeyError", calls=_OPTIMIZERS, check=_parameters_key,
+        fix="safe", runs="KeyError", calls=OPTIMIZERS, check=_parameters_key,
     ),
     Rule(
         "FLB320", "load-weights-only",

@@ -11,8 +11,8 @@ from flambeau_lint.renaming import finding
 from flambeau_lint.rule import Edit, Finding, Fix, Rule
 from flambeau_lint.rules.argument_rows import constant, row
 
-_LOOPS = (ast.For, ast.While, ast.AsyncFor)
-_CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
+LOOPS = (ast.For, ast.While, ast.AsyncFor)
+CLIPS = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_")
 _METHODS = ("detach", "cpu", "cuda", "clone", "contiguous", "item", "float", "long")
 _NEXT = {*_METHODS, "numpy", "data", "view", "reshape", "to", "mean", "sum", "tolist", "squeeze"}
 _ARRAYS = {"array", "asarray", "stack", "concatenate", "zeros", "ones", "load", "ascontiguousarray"}
@@ -23,13 +23,13 @@ _WEIGHTED = (
 )
 
 
-def _statement(program: Program, node: ast.AST) -> Optional[ast.stmt]:
+def statement_of(program: Program, node: ast.AST) -> Optional[ast.stmt]:
     """The statement that is this call and nothing else."""
     parent = program.parents.get(node)
     return parent if isinstance(parent, ast.Expr) else None
 
 
-def _siblings(program: Program, statement: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt]]:
+def siblings(program: Program, statement: ast.stmt) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """The statements of the same list before and behind one."""
     parent = program.parents.get(statement)
     for name in ("body", "orelse", "finalbody"):
@@ -40,7 +40,7 @@ def _siblings(program: Program, statement: ast.stmt) -> tuple[list[ast.stmt], li
     return [], []
 
 
-def _method_called(statement: ast.stmt, name: str) -> Optional[ast.Attribute]:
+def method_called(statement: ast.stmt, name: str) -> Optional[ast.Attribute]:
     """The method of this name that a statement calls, in whatever object."""
     for node in ast.walk(statement):
         method = node.func if isinstance(node, ast.Call) else None
@@ -53,14 +53,14 @@ def _zeroed_before_step(program: Program, rule: Rule, node: ast.AST) -> Iterator
     """loss.backward(), opt.zero_grad(), opt.step(): nothing is left to step by."""
     assert isinstance(node, ast.Attribute)
     call = program.is_called(node)
-    statement = _statement(program, call) if call is not None else None
+    statement = statement_of(program, call) if call is not None else None
     if statement is None:
         return
-    before, after = _siblings(program, statement)
-    is_made = any(_method_called(one, "backward") for one in before[-3:])
+    before, after = siblings(program, statement)
+    is_made = any(method_called(one, "backward") for one in before[-3:])
     owner = program.source.text_of(node.value)
     for one in after:
-        step = _method_called(one, "step")
+        step = method_called(one, "step")
         if step is not None and isinstance(one, ast.Expr) and one.value is program.is_called(step):
             is_same = program.source.text_of(step.value) == owner and not one.value.args
             if is_same and is_made:
@@ -72,17 +72,17 @@ def _zeroed_before_step(program: Program, rule: Rule, node: ast.AST) -> Iterator
 
 def _clipped_before_backward(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """zero_grad(), clip_grad_norm_(...), loss.backward(): the clip sees no gradients."""
-    statement = _statement(program, node)
+    statement = statement_of(program, node)
     if statement is None:
         return
-    before, after = _siblings(program, statement)
-    zeroed = [index for index, one in enumerate(before) if _method_called(one, "zero_grad")]
-    if not zeroed or any(_method_called(one, "backward") for one in before[zeroed[-1] :]):
+    before, after = siblings(program, statement)
+    zeroed = [index for index, one in enumerate(before) if method_called(one, "zero_grad")]
+    if not zeroed or any(method_called(one, "backward") for one in before[zeroed[-1] :]):
         return
     for one in after:
-        if _method_called(one, "step"):
+        if method_called(one, "step"):
             return
-        if _method_called(one, "backward"):
+        if method_called(one, "backward"):
             yield finding(program, rule, statement)
             return
 
@@ -91,7 +91,7 @@ def _stays_in_eval(program: Program, rule: Rule, node: ast.AST) -> Iterator[Find
     """net.train() once before the epochs, and net.eval() in each of them."""
     assert isinstance(node, ast.Attribute)
     call = program.is_called(node)
-    loop = next((one for one in program.parents_of(node) if isinstance(one, _LOOPS)), None)
+    loop = next((one for one in program.parents_of(node) if isinstance(one, LOOPS)), None)
     if call is None or loop is None or not isinstance(node.value, (ast.Name, ast.Attribute)):
         return
     owner = program.source.text_of(node.value)
@@ -128,8 +128,8 @@ def _no_zero_grad(program: Program, rule: Rule, node: ast.AST) -> Iterator[Findi
     )
     if not is_optimizer or "grad" in program.attributes:
         return
-    loop = next((one for one in program.parents_of(node) if isinstance(one, _LOOPS)), None)
-    if loop is None or not any(_method_called(one, "backward") for one in loop.body):
+    loop = next((one for one in program.parents_of(node) if isinstance(one, LOOPS)), None)
+    if loop is None or not any(method_called(one, "backward") for one in loop.body):
         return
     makers = program.values_of(node.value)
     if not any(parent is loop for one in makers for parent in program.parents_of(one)):
@@ -274,12 +274,12 @@ def _is_model(program: Program, node: ast.expr) -> bool:
 
 def _cache_in_loop(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding]:
     """torch.cuda.empty_cache() in each step of the training."""
-    statement = _statement(program, node)
+    statement = statement_of(program, node)
     loop = program.parents.get(statement) if statement is not None else None
-    if not isinstance(loop, _LOOPS) or statement not in loop.body:
+    if not isinstance(loop, LOOPS) or statement not in loop.body:
         return
     for other in program.attributes.get("backward", ()):
-        inner = next((one for one in program.parents_of(other) if isinstance(one, _LOOPS)), None)
+        inner = next((one for one in program.parents_of(other) if isinstance(one, LOOPS)), None)
         if inner is loop:
             yield finding(program, rule, node)
             return
@@ -289,13 +289,15 @@ def _list_of_arrays(program: Program, rule: Rule, node: ast.AST) -> Iterator[Fin
     """torch.tensor([np.array(x) for x in xs])."""
     assert isinstance(node, ast.Call)
     first = node.args[0] if node.args else None
-    parts = [first.elt] if isinstance(first, ast.ListComp) else getattr(first, "elts", [])
+    values = program.values_of(first) if isinstance(first, ast.Name) else [first]
+    made = values[0] if len(values) == 1 else None
+    parts = [made.elt] if isinstance(made, ast.ListComp) else getattr(made, "elts", [])
     funcs = [one.func if isinstance(one, ast.Call) else None for one in parts]
     names = [program.dotted(one) if one is not None else "" for one in funcs]
     is_all = bool(names) and all(
         one.startswith("numpy.") and one.partition(".")[2] in _ARRAYS for one in names
     )
-    if first is None or not is_all or (len(names) == 1 and not isinstance(first, ast.ListComp)):
+    if first is None or not is_all or (len(names) == 1 and not isinstance(made, ast.ListComp)):
         return
     owner = getattr(funcs[0], "value", None)
     fix = None
@@ -339,7 +341,7 @@ def _graph_kept(program: Program, rule: Rule, node: ast.AST) -> Iterator[Finding
     owner = program.source.text_of(node.value)
     for one in ast.walk(function):
         is_use = isinstance(one, ast.Call) and program.source.text_of(one.func) == owner
-        if is_use and any(isinstance(parent, _LOOPS) for parent in program.parents_of(one)):
+        if is_use and any(isinstance(parent, LOOPS) for parent in program.parents_of(one)):
             yield finding(program, rule, one)
             return
 
@@ -512,7 +514,7 @@ RULES: list[Rule] = [
         f"{_STEP}optimizer.zero_grad()\nnet(torch.ones(2)).sum().backward()\n"
         "torch.nn.utils.clip_grad_norm_(net.parameters(), 0.01)\noptimizer.step()\n"
         "out = round((net.weight - before).norm().item(), 4)\n",
-        calls=_CLIPS, check=_clipped_before_backward,
+        calls=CLIPS, check=_clipped_before_backward,
     ),
     Rule(
         "FLB436", "train-mode-not-restored",
