@@ -1,4 +1,4 @@
-"""The lessons as notebooks: up to date, of Jupyter's format, and with the blocks that test_docs.py runs."""
+"""The lessons as notebooks: up to date, of Jupyter's format, and run from the first cell to the last."""
 
 import ast
 import json
@@ -46,8 +46,16 @@ def test_links_lead_somewhere(path: Path) -> None:
                 assert ((ROOT / path).parent / target).exists(), target
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=str)
+def is_short(path: Path) -> bool:
+    """Of those whose code is the same, the English ones, and no training."""
+    return path.parent.name == "en" and path.stem < "05"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p if is_short(p) else pytest.param(p, marks=pytest.mark.slow) for p in NOTEBOOKS],
+    ids=str,
+)
 def test_a_notebook_runs_from_its_first_cell_to_its_last(path: Path, tmp_path: Path) -> None:
     """And prints what the comments of its cells say."""
     made = json.loads((ROOT / path).read_text(encoding="utf-8"))

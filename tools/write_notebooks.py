@@ -5,7 +5,7 @@
     python tools/write_notebooks.py --check    # print what is out of date, and end with 1 if anything is
 
 A cell for each block of Python, and one for the text between two blocks. tests/test_notebooks.py runs the
-check; tests/test_docs.py runs the blocks.
+check, and the cells.
 """
 
 import json
