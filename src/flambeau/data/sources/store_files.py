@@ -403,8 +403,9 @@ def _process(options: CacheOptions) -> _Process:
     key = os.getpid(), options.path, options.size_bytes
     found = _processes.get(key)
     if found is None:
-        for other in [other for other in _processes if other[0] != key[0]]:
-            del _processes[other]  # of the process that this one was forked from
+        for other in list(_processes):
+            if other[0] != key[0]:  # of the process that this one was forked from
+                _processes.pop(other, None)  # another thread may be here, too
         found = _processes.setdefault(key, _Process(options))
     return found
 
