@@ -148,7 +148,9 @@ def test_runs_of_a_store_are_listed_without_their_weights(
     train(address, until=8)
     working_folder(address).rename(tmp_path / "elsewhere")  # as if another machine had trained it
     assert main(["train", "--out", f"{tmp_path}/bucket/runs/of-a-day/done", *SETTINGS]) == 0
-    (bucket / "runs" / "photos").mkdir()
+    (bucket / "runs" / "photos" / "1" / "2" / "3" / "4").mkdir(
+        parents=True
+    )  # deeper than is searched
     (bucket / "runs" / "photos" / "a.jpg").write_bytes(b"x")
     capsys.readouterr()
 
@@ -173,7 +175,7 @@ def test_runs_of_a_store_are_listed_without_their_weights(
     assert main(["runs", f"file://{bucket}/runs"]) == 0
     out = capsys.readouterr()
     assert "stopped, step 6" in out.out and "of-a-day/done" in out.out
-    assert "another machine" in out.err
+    assert "another machine" in out.err and "not all folders below" in out.err
     assert main(["runs", f"file://{bucket}/nothing"]) == 2
     assert "nothing is not there" in capsys.readouterr().err
 

@@ -70,11 +70,15 @@ def train(folder: Path, hook: Hook | None = None, **options: Any) -> dict[str, A
             run.step(loss)
         for x, y in run.evaluate(data()):
             run.log(val_accuracy=model(x).argmax(1) == y)
-    lines = [
+    return {"weights": model.state_dict(), "lines": lines_of(folder), "bodies": bodies}
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """Without speeds."""
+    return [
         {key: value for key, value in line.items() if "per_s" not in key and "wait" not in key}
         for line in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     ]
-    return {"weights": model.state_dict(), "lines": lines, "bodies": bodies}
 
 
 def same(left: dict[str, Any], right: dict[str, Any]) -> None:
@@ -178,6 +182,44 @@ def test_what_the_body_does_after_its_step_counts_once(tmp_path: Path) -> None:
     once = body(tmp_path / "once")
     assert once[0] == 12
     assert body(tmp_path / "twice", verify_steps="1/2") == once
+
+
+def test_what_follows_a_step_counts_once(tmp_path: Path) -> None:
+    """Values logged and evaluations behind `run.step`, in the computation that is undone."""
+
+    def body(folder: Path, **options: Any) -> list[dict[str, Any]]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        given = {"duration": "2ep", "batch_size": 4, "log_every": 3, "bar": False}
+        run = Run(folder, model, optimizer, data(), **given | options)
+        for _ in run.epochs():
+            for x, y in run.batches():
+                logits = model(x)
+                run.step(cross_entropy(logits, y))
+                run.log(accuracy=logits.argmax(1) == y)
+                if run.state.step % 4 == 0:
+                    for images, targets in run.evaluate(data()):
+                        run.log(val_accuracy=model(images).argmax(1) == targets)
+        return lines_of(folder)
+
+    once = body(tmp_path / "once")
+    assert sum("val_accuracy" in line for line in once) == 3
+    assert body(tmp_path / "twice", verify_steps="1/1") == once
+    assert body(tmp_path / "accumulated", verify_steps="1/1", accumulate=2) == body(
+        tmp_path / "whole", accumulate=2
+    )
+
+
+def test_the_stream_of_batches_stays_as_it_is(tmp_path: Path) -> None:
+    """However many steps are checked: it is not wrapped again for each."""
+    streams = set()
+
+    def note(run: Run, x: Tensor, bodies: int) -> None:
+        streams.add(id(run._loop.stream))
+
+    train(tmp_path / "run", note, duration="1ep", verify_steps="1/1")
+    assert len(streams) == 1
 
 
 def test_with_halving(tmp_path: Path) -> None:

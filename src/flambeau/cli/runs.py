@@ -129,7 +129,8 @@ def _list(
 
 
 def _summaries(search: Search, root: Path, address: str | None) -> Iterator[RunSummary]:
-    root_name = (address or str(root.resolve())).rpartition("/")[2] or str(root)
+    name = root.resolve().name if address is None else address.rpartition("/")[2]
+    root_name = name or str(root)
     for path in search:
         found = summarize(path, name=root_name if path == root else str(path.relative_to(root)))
         if address is not None:

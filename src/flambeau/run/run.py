@@ -388,7 +388,7 @@ class Run:
                         ahead=state.place is None or not state.place.is_stateful,
                     )
                 )
-            micro = next(loop.stream)
+            micro = loop.again.popleft() if loop.again else next(loop.stream)
             window.wait_s += time.perf_counter() - start
             if self._step.check is not None:
                 self._step.check.begin(micro)
@@ -509,8 +509,10 @@ class Run:
         # Else at the end of the body: no resume repeats what comes after a step, and no checkpoint holds
         # gradients.
         can_stop = not is_within_step and loop.done is None
-        if loop.is_out_of_memory:
-            return  # the batch is repeated, and then this evaluation
+        if loop.will_be_repeated:
+            return  # and then this evaluation, too
+        if self._step.check is not None and self._step.check.is_again:
+            return
         if self._lifecycle.has_evaluated_before():
             return
         if self.plan.has_line(self.state.step, loop.done) and not self.state.is_bad:

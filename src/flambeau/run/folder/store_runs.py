@@ -54,13 +54,10 @@ class _Search:
 
     def fill(self) -> None:
         waiting = [self._root]
-        for _ in range(
-            MAX_DEPTH + 2
-        ):  # one more than is searched: the search says that there is more
+        for _ in range(MAX_DEPTH + 1):
             below: list[str] = []
             runs: list[tuple[str, list[Listed]]] = []
             for address, found in zip(waiting, self._pool.map(self._list, waiting), strict=True):
-                self._here(address).mkdir(parents=True, exist_ok=True)
                 if any(one.address == f"{address}/config.toml" for one in found):
                     runs.append((address, found))
                 else:
@@ -70,6 +67,8 @@ class _Search:
                 self._fetch([one for one in found if _READ.fullmatch(_name(one))])
             list(self._pool.map(self._outline, runs))
             waiting = [one for one in below if _name_of(one)[0] != "."]
+            for address in waiting:  # also of those that are too deep, so that the search says so
+                self._here(address).mkdir(parents=True, exist_ok=True)
 
     def _list(self, address: str) -> list[Listed]:
         found = self._store.listed_facts(address)

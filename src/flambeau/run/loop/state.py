@@ -4,7 +4,8 @@ import contextlib
 import dataclasses
 import enum
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -339,6 +340,7 @@ class Phase(enum.Enum):
         BETWEEN -> PARTIAL (a backward pass outside of `run.halving()`) -> BETWEEN
         BETWEEN -> EVALUATED (a batch of an evaluation, inside `run.halving()`) -> BETWEEN
         REVOCABLE, REVOCABLE_PARTIAL, EVALUATED -> OUT_OF_MEMORY -> BETWEEN
+        REVOCABLE, REVOCABLE_PARTIAL -> REPEATED -> REVOCABLE (a step that StepCheck has computed once)
 
     An evaluation starts in BETWEEN and restores the phase at its end.
     """
@@ -349,6 +351,7 @@ class Phase(enum.Enum):
     PARTIAL = "some micro-batches have gradients"
     EVALUATED = "a batch of an evaluation is running, which can be cut in two"
     OUT_OF_MEMORY = "memory ran out, and the batch will be repeated"
+    REPEATED = "the step is undone, and its micro-batches come again"
 
 
 class Place(enum.Enum):
@@ -370,6 +373,7 @@ class TransientState:
     Attributes:
         next_event: the next step with a line, a checkpoint or the end. [Lifecycle]
         saved_step: step of the newest checkpoint; -1 before the first. [Lifecycle]
+        again: micro-batches that come before those of the stream. [`repeat`, Run.batches, `give_up`]
         stream: micro-batches from here on; None: to be opened. [Run.batches opens it; Lifecycle and `give_up`
             close it]
         micro: the micro-batch that waits for `run.step`. [`begin`, Run.step, `keep`]
@@ -387,6 +391,7 @@ class TransientState:
 
     next_event: int = 0
     saved_step: int = -1
+    again: deque[MicroBatch] = field(default_factory=deque)
     stream: Iterator[MicroBatch] | None = None
     micro: MicroBatch | None = None
     done: MicroBatch | None = None
@@ -465,10 +470,22 @@ class TransientState:
         else:
             self.phase = Phase.REVOCABLE_PARTIAL if self.is_revocable else Phase.PARTIAL
 
+    @property
+    def will_be_repeated(self) -> bool:
+        """The current batch comes again: what the rest of the loop's body counts does not count."""
+        return self.phase in (Phase.OUT_OF_MEMORY, Phase.REPEATED)
+
     def run_out(self) -> None:
         self.phase = Phase.OUT_OF_MEMORY
 
+    def repeat(self, micros: Iterable[MicroBatch]) -> None:
+        """Hand out these micro-batches of the global batch again; what was logged for them is dropped."""
+        self.again.extend(micros)
+        self.phase = Phase.REPEATED
+        self.held_back.clear()
+
     def give_up(self) -> None:
+        self.again.clear()
         self.stream = None
         self.micro = None
         self.phase = Phase.BETWEEN
@@ -482,11 +499,11 @@ class TransientState:
     def count(self, work: Callable[[], object]) -> None:
         """Count a value of the current batch: now, or at its end if the batch may be undone.
 
-        Out of memory nothing counts: the batch will be repeated.
+        Nothing counts where the batch will be repeated.
         """
         if self.holds_back:
             self.held_back.append(work)
-        elif not self.is_out_of_memory:
+        elif not self.will_be_repeated:
             work()
 
     def settle(self) -> None:

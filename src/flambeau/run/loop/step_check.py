@@ -5,9 +5,8 @@ from the same state have the same bits, so a difference is the machine's; a thir
 """
 
 import copy
-import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,6 +84,11 @@ class StepCheck:
         self._num_passes = 0
         self._faults: list[str] = []
         self._of_python: tuple[Any, Any] = (None, None)
+
+    @property
+    def is_again(self) -> bool:
+        """A computation after the first: the loop's body has evaluated before its step already."""
+        return self._num_passes > 0
 
     def begin(self, micro: MicroBatch) -> None:
         """Before the loop's body gets a micro-batch: keep what a second computation starts from."""
@@ -177,10 +181,8 @@ class StepCheck:
     def _again(self) -> None:
         """Undo what this computation has counted, and hand out the same micro-batches."""
         self._state.undo_global_batch()
-        self._loop.held_back.clear()
-        rest = self._loop.stream
-        assert rest is not None
-        self._loop.stream = _chained(self._micros, rest)
+        # Copies again: the loop's body may write into its batch.
+        self._loop.repeat(micro._replace(data=_copied(micro.data)) for micro in self._micros)
 
     def _end(self) -> None:
         if self._num_passes > 2:  # else nothing differed, on any rank
@@ -236,12 +238,6 @@ class StepCheck:
             if p.grad is not None
         }
         return weights | losses_by_name | gradients
-
-
-def _chained(micros: Sequence[MicroBatch], rest: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
-    # Copies again: the loop's body may write into its batch.
-    again = (micro._replace(data=_copied(micro.data)) for micro in micros)
-    return itertools.chain(again, rest)
 
 
 def _copied(data: Any) -> Any:
