@@ -173,10 +173,10 @@ def not_finite(step: int) -> Iterator[None]:
     """The loss of a step is not finite, once."""
     own, done = TrainingStep.__call__, [False]
 
-    def call(self: TrainingStep, loss: Any, micro: Any) -> None:
+    def call(self: TrainingStep, loss: Any, micro: Any) -> bool:
         if self.state.step == step - 1 and not done[0]:
             done[0], loss = True, loss * float("inf")
-        own(self, loss, micro)
+        return own(self, loss, micro)
 
     with mock.patch.object(TrainingStep, "__call__", call):
         yield
