@@ -6,7 +6,7 @@ Made JPEG files of 32 pixels, packed by `flambeau pack` into 8 shards of tar, li
 (s3_server.py). A block is made as small as 70 of them, which 8 MiB hold of photographs of 115 KB, and a node
 keeps none open that its cache has removed. Each node is a process of its own, which reads two epochs by
 `wrap`, as one of so many ranks, with a cache of its own: one that holds all of the data, or 1.1 of the share
-of a node, and 5 blocks. The streams are 16, as they are, or 1: all blocks of a window mix over all nodes.
+of a node, and 5 blocks. The streams are 48, as they are, or 1: all blocks of a window mix over all nodes.
 Counted are the bytes that the store has sent in each epoch. A row also has the blocks in the fullest cache,
 and seconds until the first batch, the imports among them.
 """
@@ -27,7 +27,7 @@ from provenance import commit, cpu_model, record  # beside this script
 from remote_stream import server
 
 BUCKET, BLOCK_IMAGES, SHARDS = "bench", 70, 8
-STREAMS = (1, 16)
+STREAMS = (1, 48)
 
 
 def make_images(folder: Path, count: int) -> None:
@@ -151,7 +151,7 @@ def line_of(job: "subprocess.Popen[str]") -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--images", type=int, default=20_480)
-    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=384)
     parser.add_argument("--window", type=int, default=4096)
     parser.add_argument("--nodes", default="1,2,3,4,8")
     parser.add_argument("--node", help=argparse.SUPPRESS)

@@ -3,13 +3,12 @@
     python bench/shuffle_windows.py [--seeds N] [--epochs N] [--block N] [--streams N] [--mixed] [--record]
 
 The embedded Fashion-MNIST sorted by class, the worst that shards can be, or with --mixed in random order, as
-`flambeau pack --shards` leaves images; in blocks of --block neighbours
-(8 MiB hold some 70 photographs of 115 KB). For each window, in samples, a small network is trained by `Run`
-with `BlockSampler`, on one thread, with the same seeds, in --streams (16 is what stores use, 1 what they used
-before); `whole` is the shuffle without a window. A line has the accuracy on the validation images, mean and
-standard deviation over seeds, how many of the ten classes a batch of 64 has on average, and the share of one
-of 4 ranks in it, over how many places of an epoch a block is spread, and how many blocks are in use at the
-same moment, at most.
+`flambeau pack --shards` leaves images; in 250 blocks of --block neighbours, as many as of photographs of
+115 KB are in use at once in a store. For each window, in samples, a small network is trained by `Run` with
+`BlockSampler`, on one thread, with the same seeds, in --streams (48 is what stores use); `whole` is the
+shuffle without a window. A line has the accuracy on the validation images, mean and standard deviation over
+seeds, how many of the ten classes a batch of 64 has on average, and the share of one of 4 ranks in it, over
+how many places of an epoch a block is spread, and how many blocks are in use at the same moment, at most.
 """
 
 import argparse
@@ -124,8 +123,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--block", type=int, default=70)
-    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--block", type=int, default=24)
+    parser.add_argument("--streams", type=int, default=48)
     parser.add_argument("--mixed", action="store_true", help="images in random order, not by class")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()

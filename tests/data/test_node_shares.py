@@ -120,19 +120,19 @@ def test_a_forward_pass_holds_the_same_samples_for_any_number_of_ranks(
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_parts_hold_the_same_samples_and_ranks_have_streams_of_their_own(world: int) -> None:
-    order = BlockSampler([5] * 128, window=80, streams=STREAMS, seed=1)
-    stream = torch.empty(640, dtype=torch.int64)
-    stream[order.order(2)] = order.stream_of.repeat(40)
+    order = BlockSampler([5] * 192, window=80, streams=STREAMS, seed=1)
+    stream = torch.empty(960, dtype=torch.int64)
+    stream[order.order(2).long()] = order.stream_of.repeat(20)
     found: dict[int, list[int]] = {}
     streams = []
     for rank in range(world):
-        parts = an_epoch(order, FixedPartsLayout(64, 8, rank, world))
+        parts = an_epoch(order, FixedPartsLayout(96, 8, rank, world))
         streams.append(set[int]())
         for part in parts:
             indices = part.indices[part.cut.local]
             found[part.cut.draw] = indices.tolist()
             streams[-1].update(stream[torch.from_numpy(indices)].tolist())
-    alone = an_epoch(order, FixedPartsLayout(64, 8))
+    alone = an_epoch(order, FixedPartsLayout(96, 8))
     assert found == {one.cut.draw: one.indices[one.cut.local].tolist() for one in alone}
     assert sum(map(len, streams)) == STREAMS
 
@@ -149,10 +149,10 @@ def share(monkeypatch: pytest.MonkeyPatch, address: str, rank: int, world: int, 
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.get_world_size", lambda: world)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: rank)
-    return wrap(address, plain, batch_size=64, part="train", cache=f"cache{world}-{rank}", **more)
+    return wrap(address, plain, batch_size=96, part="train", cache=f"cache{world}-{rank}", **more)
 
 
-@pytest.mark.parametrize(("world", "most"), [(1, 1.0), (2, 1.02), (4, 1.04), (3, 1.2)])
+@pytest.mark.parametrize(("world", "most"), [(1, 1.0), (2, 1.02), (3, 1.03), (4, 1.04)])
 def test_nodes_fetch_together_what_one_does(
     server: ObjectServer,
     packed: Path,
@@ -160,10 +160,10 @@ def test_nodes_fetch_together_what_one_does(
     world: int,
     most: float,
 ) -> None:
-    """Of 160 blocks those at the edges of their shares are fetched twice; 3 nodes share two streams of 16."""
+    """Of 160 blocks those at the edges of their shares are fetched twice."""
     size = size_of(packed, "train")
     address = f"{server.url}/pets/"
-    local = wrap(packed / "pets", plain, batch_size=64, part="train", shuffle_window=WINDOW)
+    local = wrap(packed / "pets", plain, batch_size=96, part="train", shuffle_window=WINDOW)
     alone = [[images for images, _ in local] for _ in range(2)]
     nodes = [
         share(monkeypatch, address, rank, world, shuffle_window=WINDOW) for rank in range(world)
@@ -173,7 +173,7 @@ def test_nodes_fetch_together_what_one_does(
     assert 0.9 * size < server.sent - before <= most * size
     fetched = server.sent
     second = [[images for images, _ in node] for node in nodes]
-    assert server.sent == fetched or world == 3, "a node has the same blocks in each epoch"
+    assert server.sent == fetched, "a node has the same blocks in each epoch"
     for shares, whole in ((first, alone[0]), (second, alone[1])):
         for *parts, expected in zip(*shares, whole, strict=True):
             assert torch.equal(torch.cat(parts), expected)

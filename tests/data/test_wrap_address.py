@@ -131,7 +131,7 @@ def test_a_pass_goes_on_elsewhere(server: ObjectServer, packed: Path, workers: i
     seen = list(itertools.islice(begun, 3))
     assert same(seen, whole[:3])
     state = begun.state_dict()
-    assert state == {"epoch": 0, "position": 24, "shuffle_window": 9, "shuffle_streams": 16}
+    assert state == {"epoch": 0, "position": 24, "shuffle_window": 9, "shuffle_streams": 48}
     other = wrap(
         f"{server.url}/pets.tar",
         noisy,
@@ -451,7 +451,7 @@ def test_a_run_does_not_go_on_in_another_order(packed: Path) -> None:
 
     with pytest.raises(Stopped):
         trained("run", opened(9), until=5)
-    for window in (0, 80):
+    for window in (0, 960):
         with pytest.raises(InputError, match="sampler: 'BlockSampler, 60 samples"):
             trained("run", opened(window))
 

@@ -261,7 +261,7 @@ def streams_by_definition(
 def test_streams_come_by_turns_as_they_are_defined(seed: int) -> None:
     draw = random.Random(seed)
     lengths = [draw.randint(1, 12) for _ in range(draw.randint(1, 40))]
-    for streams in (2, 3, 16):
+    for streams in (2, 3, 16, 48):
         window = draw.choice([1, 20, 50, 10**6])
         sampler = BlockSampler(lengths, window=window, streams=streams, seed=seed)
         for epoch in (0, 3):
@@ -279,6 +279,15 @@ def test_places_in_a_row_are_spread_over_the_streams(streams: int) -> None:
     for first, count in itertools.product(range(streams), range(1, streams + 1)):
         low = int((turns[first : first + count] < streams / 2).sum())
         assert abs(low - count / 2) <= 2
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch"), [(2, 16), (4, 16), (8, 32), (16, 16), (3, 48), (6, 96)]
+)
+def test_each_batch_has_equally_many_places_of_each_rank_s_streams(ranks: int, batch: int) -> None:
+    owner = spread(48).repeat(10) // (48 // ranks)
+    for first in range(0, 480, batch):
+        assert torch.bincount(owner[first : first + batch]).tolist() == [batch // ranks] * ranks
 
 
 def test_streams_have_blocks_of_their_own_in_all_epochs() -> None:

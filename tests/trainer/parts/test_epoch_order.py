@@ -21,6 +21,7 @@ from flambeau.data.sources.sample_blocks import block_lengths
 from flambeau.data.sources.source import SubsetSource, hold_out, image_blocks
 from flambeau.data.sources.wide_source import WideSource
 from flambeau.errors import InputError
+from flambeau.recipes.data.samplers import BlockSampler
 from flambeau.trainer.parts import epoch_order
 from flambeau.trainer.settings.settings import Settings
 
@@ -135,7 +136,7 @@ def test_a_window_is_one_order_for_workers_and_resumes(
         epoch_order.epoch_sampler(
             Settings(shuffle_window=window),  # type: ignore[arg-type]
             open_parts(data)[0],
-            streams=16,
+            streams=48,
         )
         for window in (8, 0, None)
     ]
@@ -144,13 +145,30 @@ def test_a_window_is_one_order_for_workers_and_resumes(
     assert "shuffle_window = 8" in Path("one/config.toml").read_text()
 
 
+def test_a_run_that_began_with_fewer_streams_goes_on_with_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = packed(folder, "a.tar")
+    with monkeypatch.context() as earlier:
+        earlier.setattr("flambeau.trainer.parts.auto_settings.STREAMS", 16)
+        weights_of("run", data, epochs=1)
+    train(out="run", extend="1ep")
+    assert json.loads(Path("run/dataset.json").read_text())["shuffle_streams"] == 16
+    source = open_parts(data)[0]
+    sampler = epoch_order.epoch_sampler(Settings(shuffle_window=8), source, streams=16)  # type: ignore[arg-type]
+    blocks = image_blocks(source)
+    assert sampler is not None
+    expected = BlockSampler(blocks, window=8, streams=16).order(1)
+    assert sampler.order(1).tolist() == expected.tolist()
+
+
 def test_a_run_in_the_order_of_another_version_is_refused(folder: Path) -> None:
     """Such a run has no `shuffle_streams` in dataset.json: its order had one stream."""
     data = packed(folder, "a.tar")
     weights_of("run", data, epochs=1)
     facts = Path("run/dataset.json")
     described = json.loads(facts.read_text())
-    assert described["shuffle_streams"] == 16
+    assert described["shuffle_streams"] == 48
     del described["shuffle_streams"]
     facts.write_text(json.dumps(described))
     with pytest.raises(InputError, match="in the order of another version"):

@@ -6,9 +6,11 @@ import torch
 
 from flambeau.recipes.data.samplers import spread, stream_edges
 
-STREAMS = 16
-"""A power of 2, as most batches and numbers of machines are. Each stream has blocks of its own in use: with
-more streams the first batch would wait for more blocks."""
+STREAMS = 48
+"""Which 2, 3, 4, 6, 8, 12, 16, 24 and 48 ranks divide. Each stream has blocks of its own in use: with more
+streams the first batch, of 256, would wait for more blocks: of 70 images for 52, with 16 streams for 43."""
+EARLIER_STREAMS = 16
+"""Of runs that began when there were so many."""
 
 
 @runtime_checkable

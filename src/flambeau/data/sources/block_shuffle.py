@@ -15,9 +15,14 @@ def default_window(source: Source) -> int | None:
     return WINDOW if is_large and image_blocks(source) is not None else None
 
 
-def block_sampler(source: Source, *, window: int, seed: int) -> BlockSampler | None:
-    """Draws the images of a source block by block; None if they are no parts of files."""
+def block_sampler(
+    source: Source, *, window: int, seed: int, streams: int | None = None
+) -> BlockSampler | None:
+    """Draws the images of a source block by block; None if they are no parts of files.
+
+    `streams`: STREAMS if None.
+    """
     lengths = image_blocks(source)
     if lengths is None:
         return None
-    return BlockSampler(lengths, window=window, streams=STREAMS, seed=seed)
+    return BlockSampler(lengths, window=window, streams=streams or STREAMS, seed=seed)

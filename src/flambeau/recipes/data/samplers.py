@@ -295,7 +295,11 @@ class BlockSampler(EpochSampler):
 
 
 def spread(count: int) -> Tensor:
-    """The numbers below `count`, any in a row spread evenly: van der Corput's sequence.
+    """The numbers below `count`, any in a row spread evenly.
+
+    Groups of neighbours, as many as the largest power of 2 in `count`, come by turns in the order of van der
+    Corput's sequence, and the numbers of a group by turns as well: 16 in a row of 48, from a multiple of 16
+    on, have one of each group.
 
     Args:
         count: at least 1.
@@ -306,10 +310,14 @@ def spread(count: int) -> Tensor:
     Example:
         >>> spread(8).tolist()
         [0, 4, 2, 6, 1, 5, 3, 7]
+        >>> spread(12).tolist()
+        [0, 6, 3, 9, 1, 7, 4, 10, 2, 8, 5, 11]
     """
-    width = max(1, (count - 1).bit_length())
-    mirrored = [int(f"{number:0{width}b}"[::-1], 2) for number in range(count)]
-    return torch.tensor(mirrored).argsort().argsort()
+    groups = count & -count
+    width = groups.bit_length() - 1
+    size = count // groups
+    mirrored = [int(f"{group:0{width}b}"[::-1], 2) for group in range(groups)]
+    return torch.tensor([size * group + turn for turn in range(size) for group in mirrored])
 
 
 def stream_edges(length: int, stream_of: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """In which order the images of an epoch are drawn."""
 
-from flambeau.data.loading.stream_order import STREAMS
+from flambeau.data.loading.stream_order import EARLIER_STREAMS, STREAMS
 from flambeau.data.sources.block_shuffle import block_sampler, default_window
 from flambeau.data.sources.source import Source, image_blocks
 from flambeau.errors import InputError
@@ -33,12 +33,14 @@ def epoch_sampler(
     """
     if not settings.shuffle_window:
         return balanced_sampler(settings, train.labels)
-    if streams != STREAMS:
+    if streams not in (STREAMS, EARLIER_STREAMS):
         raise InputError(
             f"this run draws images block by block (shuffle_window = {settings.shuffle_window}) in the order "
             "of another version of flambeau\nContinue it with that version, or begin a new run"
         )
-    sampler = block_sampler(train, window=settings.shuffle_window, seed=settings.seed)
+    sampler = block_sampler(
+        train, window=settings.shuffle_window, seed=settings.seed, streams=streams
+    )
     if sampler is None:  # the data lie elsewhere than when the run began
         raise InputError(
             f"this run draws images block by block (shuffle_window = {settings.shuffle_window}), and "
