@@ -1,13 +1,13 @@
 """What a sweep costs beside its trainings, and what halving finds beside an exhaustive grid.
 
     python bench/sweep_search.py overhead [--rounds N] [--epochs N] [--record]
-    python bench/sweep_search.py halving [--record]
+    python bench/sweep_search.py halving [--epochs N] [--record]
 
 Both train on the embedded Fashion-MNIST.
 overhead: `flambeau sweep` over four rates beside the four commands `flambeau train`, by turns, of 5 epochs
 unless --epochs says otherwise: the time of the sweep beside that of its runs, and of the commands.
-halving: a grid of 10 rates and 4 strengths of mixup, all trained for 9 epochs, beside 40 trials of a search
-with halving over the ranges that the grid covers.
+halving: a grid of 10 rates and 4 strengths of mixup, all trained for 27 epochs unless --epochs says
+otherwise, beside 40 trials of a search with halving over the ranges that the grid covers.
 """
 
 import argparse
@@ -61,8 +61,8 @@ def overhead(folder: Path, rounds: int, epochs: int) -> dict[str, Any]:
     }
 
 
-def halving(folder: Path) -> dict[str, Any]:
-    flags = ["--epochs", "9", "--trials", "40", "--out"]
+def halving(folder: Path, epochs: int) -> dict[str, Any]:
+    flags = ["--epochs", str(epochs), "--trials", "40", "--out"]
     mixup = "0,0.1,0.2,0.4"
     grid_s = timed(
         "sweep", "--set", f"lr={','.join(GRID)}", "--set", f"mixup={mixup}",
@@ -77,6 +77,7 @@ def halving(folder: Path) -> dict[str, Any]:
         for name in ("grid", "halving")
     }
     return {
+        "epochs": epochs,
         "grid_s": round(grid_s),
         "halving_s": round(halving_s),
         "time": round(halving_s / grid_s, 3),
@@ -88,15 +89,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("overhead", "halving"))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int)
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sweep-search-") as name:
         folder = Path(name)
         found = (
-            overhead(folder, arguments.rounds, arguments.epochs)
+            overhead(folder, arguments.rounds, arguments.epochs or 5)
             if arguments.what == "overhead"
-            else halving(folder)
+            else halving(folder, arguments.epochs or 27)
         )
     row = {
         "bench": f"sweep_{arguments.what}",
