@@ -33,9 +33,11 @@ import torch.utils.deterministic
 from PIL import Image
 
 import forked_python as forked
+from flambeau.cli import table
 from flambeau.cli.command import main
 from flambeau.data.sources import open_data
 from flambeau.recipes.data.recordio import RecordReader, RecordWriter
+from json_schemas import compared
 
 # If a process uses FakeTensorMode before its first backward pass, that pass starts threads of autograd, and
 # a rank that is forked from it then can run none.
@@ -191,8 +193,12 @@ def s3(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def flambeau(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Call the command: `flambeau("train", folder, "--duration 4st")`; texts are split as a shell does."""
+def flambeau(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """Call the command: `flambeau("train", folder, "--duration 4st")`; texts are split as a shell does.
+
+    What it prints with `--json` is compared with the schema of the command.
+    """
+    monkeypatch.setattr(table, "json_facts", compared(table.json_facts))
 
     def call(*words: str | os.PathLike[str]) -> Answer:
         arguments = [

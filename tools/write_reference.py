@@ -229,7 +229,9 @@ WORDS = {
         "json": "Exit code 0 is done, 2 an error that you can fix (standard error says how), and 130 "
         "interrupted; the table has the others.\n"
         "With `--json` standard output holds what the last column says, and errors are "
-        "[JSON as well](command_line.md#for-programs).",
+        "[JSON as well](command_line.md#for-programs) ([schema](../schemas/error.json)).\n"
+        "Schemas are JSON Schema 2020-12; the tests compare with them what the commands print.",
+        "events": "`--json-lines`: one JSON object per event",
         "command_head": "| command | what it does | other exit codes | `--json` |\n|---|---|---|---|",
     },
     "zh": {
@@ -244,7 +246,10 @@ WORDS = {
         "error_head": "| 异常 | 何时抛出 |\n|---|---|",
         "commands": "命令",
         "json": "退出码 0 是完成，2 是可以自行改正的错误（标准错误中有说明），130 是被中断；表中是其他的。\n"
-        "加上 `--json` 后，标准输出是最后一列所说的内容，错误[也是 JSON](command_line.md#给程序用)。",
+        "加上 `--json` 后，标准输出是最后一列所说的内容，错误[也是 JSON](command_line.md#给程序用)"
+        "（[schema](../schemas/error.json)）。\n"
+        "schema 采用 JSON Schema 2020-12；测试会用它们检查命令的输出。",
+        "events": "`--json-lines`：每个事件一个 JSON 对象",
         "command_head": "| 命令 | 做什么 | 其他退出码 | `--json` |\n|---|---|---|---|",
     },
 }
@@ -324,6 +329,7 @@ def commands(language: str) -> Iterator[str]:
         flags = [one for one in verbs.choices[name]._actions if "--json" in one.option_strings]
         json = str(flags[0].help) if flags else ""
         json = json.removeprefix("print ").removesuffix(", for programs").removesuffix(" instead")
+        schema = f"../schemas/{name}.json"
         what = helps[name]
         codes = {code: text for code, text in exit_codes(name).items() if OF_ALL.get(code) != text}
         if language == "zh":
@@ -331,6 +337,10 @@ def commands(language: str) -> Iterator[str]:
             codes = {code: CODES[text] for code, text in codes.items()}
             several = " per " in json
             json = JSON["line" if several else "one"] if json else ""
+        if name == "train":
+            json = words["events"]
+        if (ROOT / "docs" / "en" / schema).is_file():
+            json += f" ([schema]({schema}))"
         listed = "; ".join(f"{code}: {text}" for code, text in sorted(codes.items()))
         yield f"| `{name}` | {what} | {listed} | {json} |"
 

@@ -1,7 +1,6 @@
 """`flambeau check`: what is wrong with the data of a training."""
 
 import argparse
-import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -16,6 +15,7 @@ from flambeau.cli.reading_flags import (
     cache_of_flags,
     check_at_least,
 )
+from flambeau.cli.table import print_json
 from flambeau.data.check.finding import HARMFUL, KINDS, WITHOUT_IMAGES
 from flambeau.errors import InputError, nearest
 from flambeau.run.folder.store_run import run_here
@@ -106,7 +106,10 @@ def _run(arguments: argparse.Namespace) -> int:
     if measure is not None:
         facts["model"] = measure(check)
         lines += ["", *_model_lines(arguments.model, facts["model"])]
-    print_text(json.dumps(facts) if arguments.json else "\n".join(lines))
+    if arguments.json:
+        print_json([facts])
+    else:
+        print_text("\n".join(lines))
     drop = check.to_drop(kinds)
     if arguments.out is None:
         return 1 if drop else 0

@@ -1,7 +1,6 @@
 """`flambeau env`: what a run would use here, to read or to paste into a bug report."""
 
 import argparse
-import json
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.terminal import print_text
 from flambeau.version import __version__
@@ -50,12 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.selftest:
         report["selftest"] = _selftest()
     if arguments.json:
-        text = json.dumps(report, indent=2)
+        print_json([report])
     else:
         rows = list(_rows(report))
         width = max(len(label) for label, _ in rows)
-        text = "\n".join(f"{label:{width}}  {value}".rstrip() for label, value in rows)
-    print_text(text)  # flushed here, where `| head` is handled by the command
+        print_text("\n".join(f"{label:{width}}  {value}".rstrip() for label, value in rows))
     return int(any(found["wrong"] for found in report.get("selftest", {}).values()))
 
 

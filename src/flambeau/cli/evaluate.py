@@ -1,7 +1,6 @@
 """`flambeau evaluate`: the figures of a trained run on labelled data."""
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from flambeau.cli.reading_flags import (
     check_at_least,
     say_calibrated,
 )
+from flambeau.cli.table import print_json
 from flambeau.errors import InputError
 from flambeau.optional_packages import large_import
 from flambeau.terminal import print_text, say
@@ -140,7 +140,10 @@ def _run(arguments: argparse.Namespace) -> int:
         figures = evaluation.as_dict()
         if calibration is not None:
             figures["calibration"] = asdict(calibration)
-        print_text(json.dumps(figures) if arguments.json else repr(evaluation))
+        if arguments.json:
+            print_json([figures])
+        else:
+            print_text(repr(evaluation))
         for line in [] if calibration is None else calibration.lines():
             say(line)
     finally:  # also when the reader of a pipe has gone

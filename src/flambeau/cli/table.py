@@ -89,13 +89,12 @@ def print_json(
     `readable`: with letters of all languages where standard output has them, not JSON escapes.
     """
     for row in rows:
-        line = json.dumps(_finite(row), default=str)
+        facts = json_facts(row)
+        line = json.dumps(facts)
         if file is not None:
             print(line, file=file, flush=True)
             continue
-        if readable and is_shown_as_it_is(
-            text := json.dumps(_finite(row), ensure_ascii=False, default=str)
-        ):
+        if readable and is_shown_as_it_is(text := json.dumps(facts, ensure_ascii=False)):
             line = text
         print_text(line)
 
@@ -110,10 +109,16 @@ def count_text(count: int | None) -> str | None:
     return str(count)
 
 
-def _finite(value: Any) -> Any:
-    """The value with null for NaN and infinity, which JSON cannot express."""
+def json_facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as it is printed: null for NaN and infinity, which JSON cannot express, and text for paths."""
+    return {str(name): _json_value(value) for name, value in row.items()}
+
+
+def _json_value(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
+        return {str(name): _json_value(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and value - value != 0 else value
+        return [_json_value(item) for item in value]
+    if isinstance(value, float):
+        return None if value - value != 0 else float(value)
+    return value if value is None or isinstance(value, str | int) else str(value)

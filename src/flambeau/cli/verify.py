@@ -2,7 +2,6 @@
 
 import argparse
 import itertools
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,10 +90,10 @@ def _verify_file(path: Path, flags: list[str], arguments: argparse.Namespace) ->
                 what = f"{path} holds weights or is damaged"
                 raise InputError(f"--{flags[0]} is for packed images, and {what}")
             report = report_weights(path)
-            facts = json.dumps(_weights_facts(report))  # ASCII: names may hold anything
-            print_text(
-                facts if arguments.json else "\n".join(map(printable, _weights_lines(report)))
-            )
+            if arguments.json:
+                print_json([_weights_facts(report)])  # ASCII: names may hold anything
+            else:
+                print_text("\n".join(map(printable, _weights_lines(report))))
             return 0 if report.good else 1
     return _verify_data(path, arguments)
 
