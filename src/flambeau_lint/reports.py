@@ -10,6 +10,16 @@ from flambeau_lint.checked_file import Checked, Place
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules.catalog import BY_CODE
 
+LEVELS = {
+    "removed": "error",
+    "wrong": "error",
+    "deprecated": "warning",
+    "changed": "warning",
+    "unsafe": "warning",
+    "slow": "note",
+}
+"""How much a kind matters, in the words of SARIF."""
+
 
 def printable(text: str) -> str:
     """Names of files cannot move the cursor, nor make a line of their own."""
