@@ -84,18 +84,14 @@ class _Checked:
     def edits_to(self, new: bytes) -> list[types.TextEdit]:
         """What makes the text another one, line by line, so that the cursor and marks stay where they are."""
         starts = [*self.source.starts, len(self.source.data)]
-        old_lines = [self.source.data[a:b] for a, b in zip(starts, starts[1:])]
-        new_source = Source(new)
-        new_starts = [*new_source.starts, len(new)]
-        new_lines = [new[a:b] for a, b in zip(new_starts, new_starts[1:])]
+        new_lines = _lines(Source(new))
+        changes = difflib.SequenceMatcher(None, _lines(self.source), new_lines).get_opcodes()
         return [
             types.TextEdit(
                 self.range_of(starts[first], starts[last]),
                 b"".join(new_lines[new_first:new_last]).decode("utf-8"),
             )
-            for kind, first, last, new_first, new_last in difflib.SequenceMatcher(
-                None, old_lines, new_lines
-            ).get_opcodes()
+            for kind, first, last, new_first, new_last in changes
             if kind != "equal"
         ]
 
@@ -215,6 +211,12 @@ class _Editor:
     def _stop_waiting(self, uri: str) -> None:
         if (timer := self._waiting.pop(uri, None)) is not None:
             timer.cancel()
+
+
+def _lines(source: Source) -> list[bytes]:
+    """With their ends."""
+    starts = [*source.starts, len(source.data)]
+    return [source.data[start:end] for start, end in zip(starts, starts[1:])]
 
 
 def _fixes(
