@@ -283,6 +283,7 @@ def make_up_files() -> None:
 def shorten_epochs() -> None:
     init = DataLoader.__init__
     iterate = DataLoader.__iter__
+    count = DataLoader.__len__
     iterator = type(iter(DataLoader([0]))).__mro__[1]  # type: ignore[arg-type,var-annotated]
     next_batch = iterator.__next__
     signature = inspect.signature(init)
@@ -293,10 +294,16 @@ def shorten_epochs() -> None:
             told.arguments.pop(name, None)
         init(*told.args, **told.kwargs)
 
+    def most(self: Any) -> int:
+        return max(BATCHES, EPOCH_SAMPLES // (self.batch_size or 1))
+
     def short(self: Any) -> Any:
         batches = iterate(self)
-        batches.num_left = max(BATCHES, EPOCH_SAMPLES // (self.batch_size or 1))
+        batches.num_left = most(self)
         return batches
+
+    def length(self: Any) -> int:  # some ask for as many batches as it says
+        return min(count(self), most(self))
 
     def next_or_end(self: Any) -> Any:
         self.num_left -= 1
@@ -306,6 +313,7 @@ def shorten_epochs() -> None:
 
     DataLoader.__init__ = without_workers  # type: ignore[method-assign]
     DataLoader.__iter__ = short  # type: ignore[method-assign]
+    DataLoader.__len__ = length  # type: ignore[method-assign]
     iterator.__next__ = next_or_end
 
 

@@ -238,6 +238,7 @@ def main() -> None:
     parser.add_argument("--only", default="", help="those whose repository or path has this word")
     parser.add_argument("--record", action="store_true", help="append to bench/results")
     told = parser.parse_args()
+    at = commit()  # before the results are changes of it
     with TABLE.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file, delimiter="\t"))
     rows = [row for row in rows if told.only in f"{row['repository']}/{row['path']}"]
@@ -272,7 +273,7 @@ def main() -> None:
         "rules": len(RULES),
         "versions": {"python": platform.python_version(), **versions, **peer_versions(told.peers)},
         "cpu": cpu_model(),
-        "commit": commit(),
+        "commit": at,
     }
     record(summary, __file__, keep=told.record)
 

@@ -181,6 +181,9 @@ def test_the_linter_imports_nothing_of_others(house: ModuleType) -> None:
         (breach,) = house.lint_breaches(path, f"{doc}{line}")
         assert "flambeau_lint imports" in breach
     assert house.lint_breaches(path, "x = 1") == ["no module docstring"]
+    server = f"{doc}from pygls.lsp.server import LanguageServer"
+    assert house.lint_breaches(PurePosixPath("server.py"), server) == []
+    assert len(house.lint_breaches(path, server)) == 1
 
 
 def test_good_source_passes(house: ModuleType) -> None:

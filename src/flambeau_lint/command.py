@@ -4,21 +4,19 @@ import argparse
 import difflib
 import os
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Optional
+from typing import NoReturn, Optional
 
 from flambeau_lint import reports
 from flambeau_lint.checked_file import Checked, fixed
-from flambeau_lint.engine import choose
-from flambeau_lint.files import find_files, own_libraries, unsaved, write
+from flambeau_lint.files import find_files, unsaved, write
 from flambeau_lint.many_files import Job, cache_folder, check_files, rules_of
-from flambeau_lint.rule import Rule
 from flambeau_lint.rules.catalog import BY_CODE, RULES, is_selected, unknown
-from flambeau_lint.settings import Settings, WrongUsage, find_settings, with_flags, words_of
+from flambeau_lint.selection import jobs_for, settings_for
+from flambeau_lint.settings import WrongUsage
 from flambeau_lint.source import Unreadable, decode
 from flambeau_lint.suppressions import add_noqa, unknown_codes
-from flambeau_lint.versions import installed_versions, parts_of, versions_for
 from flambeau_lint.virtual import is_python
 
 HELP = "find and fix what a newer torch has removed, deprecated or changed in scripts"
@@ -37,6 +35,11 @@ _FLAGS: Sequence[tuple[str, str]] = (
     ("--exit-zero", "exit code 0 whatever is found"),
     ("--no-cache", "do not use what is known of unchanged files"),
     ("--zh", "messages in Chinese"),
+    ("--server", "answer an editor, as a language server over standard input and output"),
+)
+_NOT_OF_SERVER = (
+    *(flag for flag, _ in _FLAGS if flag not in ("--preview", "--zh", "--server")),
+    "--jobs",
 )
 _LISTS: Sequence[tuple[str, str, str]] = (
     ("--select", "CODES", "only these rules: FLB101, FLB1, a kind such as removed, a name, ALL"),
@@ -104,11 +107,15 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if arguments.paths[0] == "rule" and not Path("rule").exists():
         return _show_rules(arguments.paths[1:])
-    settings = _settings(arguments)
+    if arguments.server:
+        return _serve(arguments)
+    settings, note = settings_for(Path(arguments.paths[0]), arguments)
+    if note:
+        _say(note)
     files = find_files(arguments.paths, settings, force_exclude=arguments.force_exclude)
     if not files:
         raise WrongUsage(f"no Python files, notebooks or pages in {', '.join(arguments.paths)}")
-    jobs = _jobs(files, settings)
+    jobs = jobs_for(files, settings)
     if arguments.add_noqa:
         return _add_noqa(jobs, arguments)
     if arguments.diff:
@@ -121,60 +128,22 @@ def run(arguments: argparse.Namespace) -> int:
     return left or int(is_found)
 
 
-def _settings(arguments: argparse.Namespace) -> Settings:
-    start = Path(arguments.paths[0])
-    settings, note = find_settings(start if start.is_dir() else start.parent)
-    if note:
-        _say(note)
-    for name in ("target", "since"):
-        value = getattr(arguments, name)
-        if value and not parts_of(value):
-            flag = {"target": "--target", "since": "--from"}[name]
-            raise WrongUsage(f"{flag} {value}: must be a version of torch, such as 2.15")
-    lists = ("select", "ignore", "extend_select", "exclude")
-    flags: dict[str, Any] = {name: words_of(getattr(arguments, name) or ()) for name in lists}
-    flags.update(target=arguments.target, since=arguments.since, preview=arguments.preview)
-    merged = with_flags(settings, flags)
-    per_file = [code for codes in merged.per_file_ignores.values() for code in codes]
-    for word in unknown([*merged.select, *merged.ignore, *merged.extend_select, *per_file]):
-        near = difflib.get_close_matches(
-            word, [name for rule in RULES for name in (rule.code, rule.name)], 1
-        )
+def _serve(arguments: argparse.Namespace) -> int:
+    """What an editor has open, in place of files."""
+    words = [flag for flag in _NOT_OF_SERVER if getattr(arguments, flag[2:].replace("-", "_"))]
+    words += [] if arguments.output_format == "text" else ["--output-format"]
+    words += [] if arguments.paths == ["."] else arguments.paths
+    if words:
+        raise WrongUsage(f"{words[0]} and --server exclude each other: the editor has the files")
+    try:
+        from flambeau_lint.server import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("pygls", "lsprotocol"):
+            raise
         raise WrongUsage(
-            f"there is no rule {word!r}" + (f"; did you mean {near[0]}?" if near else "")
-        )
-    return merged
-
-
-def _jobs(files: Sequence[str], settings: Settings) -> list[Job]:
-    versions = versions_for(settings.target) if settings.target else installed_versions()
-    named = (*settings.select, *settings.extend_select)
-    chosen = choose(RULES, versions, since=settings.since, preview=True)
-    rules = [rule for rule in chosen if _is_on(rule, settings, named)]
-    jobs = []
-    for path in files:
-        ignored = settings.ignored_in(Path(path)) if settings.per_file_ignores else ()
-        own = own_libraries(path)
-        codes = tuple(
-            rule.code
-            for rule in rules
-            if not (ignored and is_selected(rule, ignored)) and not _is_its_own(rule, own)
-        )
-        jobs.append(Job(path, codes))
-    return jobs
-
-
-def _is_its_own(rule: Rule, own: Collection[str]) -> bool:
-    """A library keeps and tests what it has deprecated; what is gone is gone there, too."""
-    return rule.library in own and rule.kind in ("deprecated", "changed")
-
-
-def _is_on(rule: Rule, settings: Settings, named: Sequence[str]) -> bool:
-    """The longer word decides between --select and --ignore; a preview rule can be named."""
-    selected = is_selected(rule, named)
-    if rule.preview and not settings.preview and selected < len("FLB101"):
-        return False
-    return selected > is_selected(rule, settings.ignore)
+            "--server needs the package pygls\nInstall it: pip install 'pygls>=2.1'"
+        ) from None
+    return serve(arguments, _version())
 
 
 def _show_rules(words: Sequence[str]) -> int:

@@ -37,12 +37,13 @@ def find_files(paths: Sequence[str], settings: Settings, *, force_exclude: bool)
             raise WrongUsage(f"{text!r} does not exist")
         if path.is_dir():
             found.update(dict.fromkeys(_below(path, settings)))
-        elif not (force_exclude and _is_excluded(path, settings)):
+        elif not (force_exclude and is_excluded(path, settings)):
             found[text] = None
     return list(found)
 
 
-def _is_excluded(path: Path, settings: Settings) -> bool:
+def is_excluded(path: Path, settings: Settings) -> bool:
+    """Whether `exclude` of the settings leaves a file or a folder out."""
     return any(matches(path, pattern, settings.root) for pattern in settings.exclude)
 
 
@@ -53,7 +54,7 @@ def _below(folder: Path, settings: Settings) -> Iterator[str]:
             for name in folders
             if not name.startswith(".")
             and name not in _LEFT_OUT
-            and not _is_excluded(Path(place, name), settings)
+            and not is_excluded(Path(place, name), settings)
             and not Path(place, name, "pyvenv.cfg").exists()
         )
         for name in sorted(names):
@@ -61,7 +62,7 @@ def _below(folder: Path, settings: Settings) -> Iterator[str]:
             if (
                 path.suffix.lower() in SUFFIXES
                 and path.is_file()
-                and not _is_excluded(path, settings)
+                and not is_excluded(path, settings)
             ):
                 yield str(path)
 

@@ -2,13 +2,44 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from flambeau_lint.checked_file import Checked, Place
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules.catalog import BY_CODE
+
+LEVELS = {
+    "removed": "error",
+    "wrong": "error",
+    "deprecated": "warning",
+    "changed": "warning",
+    "unsafe": "warning",
+    "slow": "note",
+}
+"""How much a kind matters, in the words of SARIF."""
+
+_APEX = ("parallel/from_apex_and_old_launchers.md",)
+PAGES: Mapping[str, tuple[str, ...]] = {
+    "FLB177": _APEX,
+    "FLB178": _APEX,
+    "FLB179": _APEX,
+    "FLB180": _APEX,
+    "FLB181": _APEX,
+    "FLB182": _APEX,
+    "FLB403": ("checkpoints.md#prefixes", "recipes/state_dict_prefixes.md"),
+    "FLB404": ("models.md#logits-and-their-loss",),
+    "FLB405": ("precision.md#autocast-and-the-scaler", "recipes/amp_step.md"),
+    "FLB406": ("parallel/samplers.md#distributedsampler",),
+    "FLB408": ("models.md#what-counts-as-a-part",),
+    "FLB419": ("training_tricks.md#gradient-accumulation",),
+    "FLB420": ("schedules.md#order-of-the-calls",),
+    "FLB438": ("recipes/state_dict_prefixes.md",),
+    "FLB502": ("checkpoints.md#whole-model-pickles", "recipes/safe_pickle.md"),
+    "FLB601": ("reproducibility.md#deterministic-algorithms", "recipes/determinism.md"),
+}
+"""Of some rules, the pages of flambeau and of its recipes that say more; they name the rule in turn."""
 
 
 def printable(text: str) -> str:
@@ -126,6 +157,10 @@ def rule_page(rule: Rule) -> str:
     ]
     parts += [rule.why] if rule.why else []
     parts += ["Bad:\n\n" + _indented(rule.bad), "Good:\n\n" + _indented(rule.good)]
+    if pages := PAGES.get(rule.code):
+        parts.append(
+            "\n".join(["More:\n", *(f"    flambeau recipes page {page}" for page in pages)])
+        )
     return "\n\n".join(parts) + "\n"
 
 

@@ -11,18 +11,10 @@ from typing import Any
 from urllib.parse import quote
 
 from flambeau_lint.checked_file import Checked, Place
-from flambeau_lint.reports import rule_page
+from flambeau_lint.reports import LEVELS, rule_page
 from flambeau_lint.rule import Rule
 from flambeau_lint.rules.catalog import BY_CODE
 
-_LEVELS = {
-    "removed": "error",
-    "wrong": "error",
-    "deprecated": "warning",
-    "changed": "warning",
-    "unsafe": "warning",
-    "slow": "note",
-}
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
@@ -63,7 +55,7 @@ def _rule(rule: Rule) -> dict[str, Any]:
         "shortDescription": {"text": rule.en},
         "fullDescription": {"text": rule.why or rule.en},
         "help": {"text": rule_page(rule)},
-        "defaultConfiguration": {"level": _LEVELS[rule.kind]},
+        "defaultConfiguration": {"level": LEVELS[rule.kind]},
         "properties": {
             "tags": [rule.kind, rule.library],
             "precision": "very-high" if rule.sure == "certain" else "high",
@@ -95,7 +87,7 @@ def _result(path: str, place: Place, number: int, seen: dict[str, int]) -> dict[
     result: dict[str, Any] = {
         "ruleId": place.code,
         "ruleIndex": number,
-        "level": _LEVELS[BY_CODE[place.code].kind],
+        "level": LEVELS[BY_CODE[place.code].kind],
         "message": {"text": place.message},
         "locations": [
             {"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}},

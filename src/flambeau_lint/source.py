@@ -4,6 +4,7 @@ import ast
 import codecs
 import io
 import re
+import sys
 import tokenize
 import warnings
 from typing import Optional
@@ -113,7 +114,8 @@ def parse(data: bytes) -> ast.Module:
             raise Unreadable(
                 f"line {line} is Python 2: convert the file to Python 3 first"
             ) from None
-        raise Unreadable(f"line {line} cannot be parsed: {error.msg}") from None
+        version = ".".join(map(str, sys.version_info[:2]))
+        raise Unreadable(f"line {line} cannot be parsed by Python {version}: {error.msg}") from None
     except (ValueError, RecursionError, MemoryError) as error:
         raise Unreadable(f"cannot be parsed: {error}") from None
 

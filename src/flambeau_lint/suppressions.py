@@ -57,9 +57,14 @@ def unknown_codes(data: bytes, known: Sequence[str]) -> Iterator[tuple[int, str]
                 yield line, code
 
 
+def _tokens(data: bytes) -> Iterator[tokenize.TokenInfo]:
+    """Of a text: the encoding that a comment of the file may name is no longer its own."""
+    return tokenize.generate_tokens(io.StringIO(data.decode("utf-8")).readline)
+
+
 def _comments(data: bytes) -> Iterator[tuple[int, str]]:
     try:
-        for token in tokenize.tokenize(io.BytesIO(data).readline):
+        for token in _tokens(data):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string
     except (tokenize.TokenError, SyntaxError, IndentationError):
@@ -125,7 +130,7 @@ def _string_ends(data: bytes) -> dict[int, int]:
     ends: dict[int, int] = {}
     starts: list[int] = []
     try:
-        for token in tokenize.tokenize(io.BytesIO(data).readline):
+        for token in _tokens(data):
             name = tokenize.tok_name[token.type]
             first = token.start[0]
             if name.endswith("STRING_START"):

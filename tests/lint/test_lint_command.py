@@ -217,6 +217,21 @@ def test_unknown_codes_in_comments_are_named(capsys: pytest.CaptureFixture[str])
     assert "a.py:1: a comment names FLB999" in capsys.readouterr().err
 
 
+def test_comments_of_a_file_that_names_another_encoding(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """GBK: its bytes as UTF-8 are no GBK, which raised."""
+    text = f"# -*- coding: gbk -*-\n# 训练，火炬\n{OLD}z = torch.ger(a, b)  # noqa: FLB206 火\n"
+    path = Path("a.py")
+    path.write_text(text, encoding="gbk")
+    assert lint("a.py") == 1
+    assert "1 found" in capsys.readouterr().out
+    assert lint("--add-noqa", "--allow-dirty", "a.py") == 0
+    assert lint("a.py") == 0
+    silenced = path.read_text(encoding="gbk")
+    assert silenced == text.replace("ger(a, b)\n", "ger(a, b)  # noqa: FLB206\n", 1)
+
+
 def test_add_noqa_silences_all() -> None:
     text = (
         "import torch\ny = torch.ger(\n    a, b)  # why\nz = torch.ger(a, b)  # noqa: E501\n"

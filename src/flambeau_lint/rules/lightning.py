@@ -269,7 +269,7 @@ RULES: list[Rule] = [
           "from pytorch_lightning.profiler import PyTorchProfiler", removed="2.0", fix="safe", runs="static"),
     gone("FLB1175", "pytorch_lightning.utilities.seed.seed_everything", "2.0", "pytorch_lightning.seed_everything",
          "from pytorch_lightning.utilities.seed import seed_everything\n\nout = seed_everything(0)",
-         "from pytorch_lightning import seed_everything\n\nout = seed_everything(0)", fix="safe", runs="static"),
+         "from pytorch_lightning import seed_everything\n\nout = seed_everything(0)", deprecated="1.8", fix="safe", runs="static"),
     gone("FLB1171", "pytorch_lightning.lite", "2.0", "lightning.fabric", "from pytorch_lightning.lite import LightningLite",
          "from lightning.fabric import Fabric", runs="static"),
     gone("FLB1172", "pytorch_lightning.metrics", "1.5", "torchmetrics", "from pytorch_lightning.metrics import Accuracy",

@@ -465,6 +465,12 @@ def test_a_check_that_computes_is_not_left_out(seconds: float, is_tried: bool) -
     assert found.predicted > 1.3, "from the profile"
 
 
+def test_a_debug_mode_names_the_rule_of_the_linter() -> None:
+    causes = findings_of(Trial([trainer(*MODEL, anomaly=True)], [])).causes
+    (text,) = [one.text for one in causes if one.kind == "debug mode"]
+    assert text.endswith("is on; flambeau lint rule FLB602")
+
+
 def test_only_what_could_help_is_tried() -> None:
     found = names(trainer(*MODEL, row("optimizer", 2.0)))
     assert found["fused optimizer"] == pytest.approx(1.25)

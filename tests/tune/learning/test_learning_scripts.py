@@ -47,22 +47,83 @@ class Planted:
     old: str
     new: str
     line: str  # a piece of the line that must be named
+    rule: str = ""  # of the linter, for the same mistake
 
 
 PLANTED = [
-    Planted("softmax before cross_entropy", "model(a)", "model(a).softmax(1)", "cross_entropy"),
-    Planted("no zero_grad", "        optimizer.zero_grad()\n", "", "optimizer.step()"),
+    Planted(
+        "softmax before cross_entropy",
+        "model(a)",
+        "model(a).softmax(1)",
+        "cross_entropy",
+        "FLB404",
+    ),
+    Planted("no zero_grad", "        optimizer.zero_grad()\n", "", "optimizer.step()", "FLB437"),
     Planted(
         "zero_grad before step",
         "optimizer.zero_grad()\n        loss.backward()",
         "loss.backward()\n        optimizer.zero_grad()",
         "optimizer.zero_grad()",
+        "FLB434",
     ),
     Planted("loss is maximized", "loss.backward()", "(-loss).backward()", "backward"),
     Planted("no step", "        optimizer.step()\n", "", "backward"),
     Planted("rate is zero", "lr=1e-2", "lr=0.0", "Adam"),
     Planted(
-        "not in the optimizer", "Adam(model.parameters()", "Adam(model[2:].parameters()", "Adam"
+        "not in the optimizer",
+        "Adam(model.parameters()",
+        "Adam(model[2:].parameters()",
+        "Adam",
+        "FLB453",
+    ),
+    Planted(
+        "clip before backward",
+        "        loss.backward()",
+        "        nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        loss.backward()",
+        "clip_grad_norm_",
+        "FLB435",
+    ),
+    Planted(
+        "clip after step",
+        "        optimizer.step()",
+        "        optimizer.step()\n        nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        "clip_grad_norm_",
+        "FLB450",
+    ),
+    Planted(
+        "softmax before nll_loss",
+        "F.cross_entropy(model(a), b)",
+        "F.nll_loss(model(a).softmax(1), b)",
+        "nll_loss",
+        "FLB433",
+    ),
+    Planted(
+        "nll of no logarithms",
+        "F.cross_entropy(model(a), b)",
+        "F.nll_loss(model(a), b)",
+        "nll_loss",
+        "FLB457",
+    ),
+    Planted(
+        "kl_div of probabilities",
+        "F.cross_entropy(model(a), b)",
+        "F.kl_div(model(a).softmax(1), F.one_hot(b, 2).float(), reduction='batchmean')",
+        "kl_div",
+    ),
+    Planted(
+        "rate is zero",
+        "for epoch in",
+        "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: epoch / 100)\n"
+        "for epoch in",
+        "LambdaLR",
+        "FLB448",
+    ),
+    Planted(
+        "nothing loaded",
+        "optimizer = torch",
+        "weights = {f'module.{key}': value for key, value in model.state_dict().items()}\n"
+        "model.load_state_dict(weights, strict=False)\noptimizer = torch",
+        "load_state_dict",
     ),
     Planted(
         "inputs not scaled", "x = torch.randn(256, 8)", "x = torch.rand(256, 8) * 255", "model(a)"
@@ -78,6 +139,7 @@ PLANTED = [
         "F.cross_entropy(model(a), b)",
         "F.binary_cross_entropy_with_logits(model(a).sigmoid()[:, 0], b.float())",
         "binary_cross_entropy_with_logits",
+        "FLB431",
     ),
     Planted(
         "shapes broadcast",
@@ -85,7 +147,13 @@ PLANTED = [
         "((model(a)[:, :1] - b.float()) ** 2).mean()",
         "mean()",
     ),
-    Planted("eval mode", "    for a, b", "    if epoch: model.eval()\n    for a, b", "model(a)"),
+    Planted(
+        "eval mode",
+        "    for a, b",
+        "    if epoch: model.eval()\n    for a, b",
+        "model(a)",
+        "FLB436",
+    ),
     Planted("equal samples", "model(a)", "model(a[:1].expand(len(a), -1))", "cross_entropy"),
     Planted(
         "cleared between parts",
@@ -183,6 +251,7 @@ def check_planted(planted: Planted, folder: Path) -> None:
     assert found, planted.kind
     number = int(found[0].where.rpartition(":")[2])
     assert planted.line in source.splitlines()[number - 1]
+    assert found[0].rule == planted.rule
 
 
 @pytest.mark.parametrize("planted", PLANTED[:2], ids=lambda one: one.kind)

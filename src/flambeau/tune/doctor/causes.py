@@ -396,7 +396,8 @@ def _debug_causes(trial: Trial) -> Iterator[Cause]:
         yield Cause("debug mode", _MIN_SHARE, "", text)
         return
     if trainer["anomaly"]:
-        yield Cause("debug mode", _MIN_SHARE, "", "autograd's anomaly detection is on")
+        text = "autograd's anomaly detection is on; flambeau lint rule FLB602"
+        yield Cause("debug mode", _MIN_SHARE, "", text)
         return
     if profiler_runs(trial):
         yield Cause("debug mode", _MIN_SHARE, "", "torch's profiler is running")

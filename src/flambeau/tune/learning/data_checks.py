@@ -212,7 +212,6 @@ def weights(seen: Seen) -> list[Finding]:
             f"{note['last']['given']}",
             "rename the keys: flambeau convert and recipes.checkpoints.state_dict_prefixes help",
             place(note),
-            "FLB403",
         )
         for note in notes_of(seen, "loaded")
         if not note["last"]["found"] and note["last"]["given"]

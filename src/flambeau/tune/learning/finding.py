@@ -19,7 +19,7 @@ class Finding:
         text: what was measured.
         change: what to change.
         where: FILE:LINE; '' if none.
-        rule: the code of the lint rule that sees the same in the source; '' if none.
+        rule: the code of the lint rule about the same mistake; '' if none.
         harm: from 1, a little, to 3, nothing is learned.
     """
 

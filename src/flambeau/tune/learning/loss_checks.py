@@ -32,11 +32,19 @@ _PLAIN: tuple[tuple[str, str, str, str, str, int], ...] = (
         3,
     ),
     (
+        "softmax before nll_loss",
+        "certain",
+        "in {count} calls nll_loss got probabilities, of which it takes no logarithms",
+        "write log_softmax in place of softmax, or use cross_entropy without it",
+        "FLB433",
+        3,
+    ),
+    (
         "nll of no logarithms",
         "certain",
         "in {count} calls nll_loss got values above 0, which are no logarithms of probabilities",
         "use cross_entropy on the outputs, or log_softmax before nll_loss",
-        "FLB433",
+        "FLB457",
         3,
     ),
     (
@@ -44,7 +52,7 @@ _PLAIN: tuple[tuple[str, str, str, str, str, int], ...] = (
         "certain",
         "in {count} calls kl_div got probabilities as its input",
         "give it log_softmax of the outputs",
-        "FLB410",
+        "",
         3,
     ),
     (

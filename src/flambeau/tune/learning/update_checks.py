@@ -26,10 +26,15 @@ _CLIPPING = {
         "call scaler.step(optimizer) in place of optimizer.step()",
         "",
     ),
+    "clip before backward": (
+        "gradients were clipped before backward had made those of the step",
+        "clip between backward and step",
+        "FLB435",
+    ),
     "clip after step": (
         "gradients were clipped with no backward since the last step",
         "clip between backward and step",
-        "FLB435",
+        "FLB450",
     ),
 }
 
@@ -120,8 +125,10 @@ def rates(seen: Seen) -> list[Finding]:
         summed = notes_of(seen, "summed")
         if most == 0:
             text = f"the rate was 0 in all {len(rates)} steps"
-            where = place(one["schedule_line"]) or where
-            found.append(Finding("rate is zero", "certain", text, "set lr", where, "FLB448", 3))
+            schedule = place(one["schedule_line"])
+            rule = "FLB448" if schedule else ""
+            where = schedule or where
+            found.append(Finding("rate is zero", "certain", text, "set lr", where, rule, 3))
         elif len(rates) >= 20 and rates[-20] < 1e-3 * most:
             steps = next(i for i, rate in enumerate(rates) if rate < 1e-3 * most)
             text = f"the rate fell from {most:.3g} to {rates[-1]:.3g} within {steps + 1} steps"
@@ -361,7 +368,7 @@ def _left_out(
     if elsewhere:
         text += f"; the optimizer has {of_parameters(len(elsewhere))} that the model does not use"
     change = "make the optimizer after the model is complete, with all of its parameters"
-    return Finding("not in the optimizer", "certain", text, change, place(where), "FLB402", 3)
+    return Finding("not in the optimizer", "certain", text, change, place(where), "FLB453", 3)
 
 
 def _detached(rows: list[dict[str, Any]], seen: Seen) -> list[Finding]:

@@ -114,7 +114,9 @@ class LossWatch:
         if name == "cross_entropy":
             self._cross_entropy(predicted, given, where)
         elif name == "nll_loss":
-            if (predicted > 1e-3).any():
+            if is_softmax(predicted):
+                self._notes.add("softmax before nll_loss", where)
+            elif (predicted > 1e-3).any():
                 self._notes.add("nll of no logarithms", where)
             self._count_classes(predicted, given, where)
         elif name.startswith("binary"):

@@ -75,6 +75,7 @@ class UpdateWatch:
         self._notes, self._is_open = notes, is_open
         self.seen: dict[int, OptimizerSeen] = {}
         self.backwards = 0
+        self._clipped_first: set[CodeLocation | None] = set()  # lines, before any backward
         self.losses: list[float] = []
         self.backward_line: CodeLocation | None = None
         self.criterion: LossCall | None = None
@@ -344,9 +345,12 @@ class UpdateWatch:
         where = line_here(3)
         if self._scaled and not self._unscaled:
             self._notes.add("clip of scaled gradients", where)
+        if not self.backwards:
+            self._clipped_first.add(where)
         waiting = [seen.backwards_since_step for seen in self.seen.values()]
         if waiting and self.backwards and not any(waiting):
-            self._notes.add("clip after step", where)
+            is_first = where in self._clipped_first
+            self._notes.add("clip before backward" if is_first else "clip after step", where)
 
     def _clipped(self, parameters: Any, max_norm: Any = None, *_: Any, result: Any) -> None:
         if self._is_open() and max_norm is not None and float(max_norm) > 0:
