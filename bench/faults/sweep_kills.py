@@ -1,13 +1,14 @@
 """Sweeps that are killed again and again, beside the same sweep that nobody kills.
 
     python bench/faults/sweep_kills.py [--kills N] [--procs N] [--seed S] [--folds N] [--seeds N]
-                                      [--folder DIR] [--record]
+                                      [--folder DIR] [--ray PYTHON] [--record]
 
 The command `flambeau sweep` over small images, with halving and, where asked for, folds and seeds, is
 started, and after a random time it is killed by SIGKILL: the command alone, a worker alone, or all processes
 at once; until it has got its kills, and then to its end. Equal must be: the steps, their settings and
 figures, the weights of every run, and the tables over the runs of a trial. The line also says how many epochs
-were trained more than once.
+were trained more than once. Beside it stand Optuna's own resume and, with a Python that has `ray[tune]`, Ray
+Tune's.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from PIL import Image
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from provenance import commit, cpu_model, record
+from ray_kills import ray_alone
 
 CLASSES = 4
 IMAGES = 40  # per class
@@ -196,6 +198,15 @@ def optuna_alone(seed: int) -> dict[str, int]:
     }
 
 
+def _of_ray(arguments: argparse.Namespace, folder: Path) -> dict[str, object]:
+    if arguments.ray is None:
+        return {}
+    found = ray_alone(arguments.ray, folder / "ray", kills=arguments.kills, seed=arguments.seed)
+    asked = [str(arguments.ray), "-c", "import ray; print(ray.__version__)"]
+    answer = subprocess.run(asked, check=True, capture_output=True, text=True).stdout
+    return {"ray_alone": found, "ray": answer.strip()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
@@ -204,6 +215,7 @@ def main() -> None:
     parser.add_argument("--folds", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--folder", type=Path, help="keep everything here")
+    parser.add_argument("--ray", type=Path, metavar="PYTHON", help="try Ray Tune with this Python")
     parser.add_argument("--record", action="store_true")
     arguments = parser.parse_args()
     folder = arguments.folder or Path(tempfile.mkdtemp(prefix="sweep-kills-"))
@@ -232,6 +244,7 @@ def main() -> None:
         "equal": {name: expected[name] == found[name] for name in expected},
         "epochs_trained_again": repeated_epochs(folder / "storm"),
         "optuna_alone_of_15": optuna_alone(arguments.seed),
+        **_of_ray(arguments, folder),
         "torch": version("torch"),
         "optuna": version("optuna"),
         "processor": cpu_model(),

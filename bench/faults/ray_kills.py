@@ -1,0 +1,146 @@
+"""Ray Tune's own resume: the search of ray_job.py, killed again and again, beside one that nobody kills."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+_MARK = "FLAMBEAU_RAY_KILLS"  # in the environment of each process of a search
+_STARTED_S = 120.0  # at most until a search trains its next epoch
+_LONGEST_S = 5.0  # from then to its kill
+
+
+def start(python: Path, folder: Path) -> "subprocess.Popen[bytes]":
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
+    }
+    return subprocess.Popen(
+        [str(python), str(Path(__file__).with_name("ray_job.py")), str(folder)],
+        env={
+            **environment,
+            _MARK: str(folder),
+            "HOME": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=(folder / "stderr.txt").open("ab"),
+        start_new_session=True,
+        cwd=folder,
+    )
+
+
+def processes(folder: Path) -> dict[int, str]:
+    """The live processes of a search, with their commands: the driver, Ray's servers, its workers."""
+    mark = f"{_MARK}={folder}".encode()
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (place / "environ").read_bytes().split(b"\0"):
+                found[int(place.name)] = (place / "cmdline").read_text(errors="replace")
+        except OSError:
+            continue
+    return found
+
+
+def kill_all(folder: Path) -> None:
+    """End what a search has left, until nothing is."""
+    while found := processes(folder):
+        for pid in found:
+            _kill(pid)
+        time.sleep(0.1)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill(process: "subprocess.Popen[bytes]", folder: Path, rng: random.Random) -> str:
+    """SIGKILL to the command, to the trial that trains, or to all processes of the search."""
+    trials = [pid for pid, words in processes(folder).items() if "ImplicitFunc" in words]
+    kind = rng.choice(["command", "worker", "all"] if trials else ["command", "all"])
+    if kind == "worker":
+        _kill(rng.choice(trials))
+        return kind
+    if kind == "command":
+        process.kill()
+    else:
+        kill_all(folder)
+    process.wait()
+    time.sleep(1.0)
+    kill_all(folder)  # a new start would meet the servers of the dead one
+    return kind
+
+
+def trained(folder: Path) -> list[tuple[float, float, int]]:
+    """Of each trained epoch the settings and its number, in order."""
+    file = folder / "epochs.jsonl"
+    lines = file.read_text().splitlines() if file.exists() else []
+    rows = map(json.loads, lines)
+    return [(row["lr"], row["mixup"], row["epoch"]) for row in rows]
+
+
+def _wait_for_epoch(process: "subprocess.Popen[bytes]", folder: Path, before: int) -> None:
+    """Until more than so many epochs are trained, or the search has ended."""
+    end = time.monotonic() + _STARTED_S
+    while process.poll() is None and len(trained(folder)) <= before:
+        assert time.monotonic() < end, (folder / "stderr.txt").read_text()[-3000:]
+        time.sleep(0.05)
+
+
+def storm(python: Path, folder: Path, *, kills: int, seed: int) -> Counter[str]:
+    """Start and kill until all kills are done, then let it finish."""
+    rng = random.Random(seed)
+    counts: Counter[str] = Counter()
+    folder.mkdir(parents=True)
+    process = start(python, folder)
+    try:
+        while sum(counts.values()) < kills:
+            _wait_for_epoch(process, folder, len(trained(folder)))
+            time.sleep(rng.uniform(0.0, _LONGEST_S))
+            if process.poll() is not None:
+                break
+            kind = kill(process, folder, rng)
+            counts[kind] += 1
+            if kind != "worker":
+                process = start(python, folder)
+        assert process.wait() == 0, (folder / "stderr.txt").read_text()[-3000:]
+        time.sleep(1.0)
+    finally:
+        kill_all(folder)
+        process.wait()
+    return counts
+
+
+def ray_alone(python: Path, folder: Path, *, kills: int, seed: int) -> dict[str, Any]:
+    """What came of a search by Ray that was killed so often, beside the same one in peace."""
+    storm(python, folder / "calm", kills=0, seed=seed)
+    counts = storm(python, folder / "storm", kills=kills, seed=seed)
+    calm, found = trained(folder / "calm"), trained(folder / "storm")
+    times = Counter(found)
+    expected = {tuple(row[:2]): row[2:] for row in _results(folder / "calm")}
+    results = {tuple(row[:2]): row[2:] for row in _results(folder / "storm")}
+    return {
+        "kills": dict(counts),
+        "trials": len(expected),
+        "trials_as_undisturbed": len(expected.keys() & {(lr, mixup) for lr, mixup, _ in found}),
+        "other_trials": len({(lr, mixup) for lr, mixup, _ in found} - expected.keys()),
+        "same_results": sum(results.get(one) == value for one, value in expected.items()),
+        "epochs": len(calm),
+        "epochs_trained_again": sum(count - 1 for count in times.values()),
+        "trials_begun_again": sum(
+            count > 1 for (_, _, epoch), count in times.items() if epoch == 1
+        ),
+    }
+
+
+def _results(folder: Path) -> list[list[float]]:
+    found: list[list[float]] = json.loads((folder / "results.json").read_text())
+    return found
