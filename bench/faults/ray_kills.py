@@ -11,7 +11,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-_MARK = "FLAMBEAU_RAY_KILLS"  # in the environment of each process of a search
 _STARTED_S = 120.0  # at most until a search trains its next epoch
 _LONGEST_S = 5.0  # from then to its kill
 
@@ -24,7 +23,6 @@ def start(python: Path, folder: Path) -> "subprocess.Popen[bytes]":
         [str(python), str(Path(__file__).with_name("ray_job.py")), str(folder)],
         env={
             **environment,
-            _MARK: str(folder),
             "HOME": str(folder),
             "OMP_NUM_THREADS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -37,12 +35,13 @@ def start(python: Path, folder: Path) -> "subprocess.Popen[bytes]":
 
 
 def processes(folder: Path) -> dict[int, str]:
-    """The live processes of a search, with their commands: the driver, Ray's servers, its workers."""
-    mark = f"{_MARK}={folder}".encode()
+    """The processes that work below a folder, with their commands: the driver, Ray's servers and workers."""
     found = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            if mark in (place / "environ").read_bytes().split(b"\0"):
+            if (
+                (place / "cwd").resolve().is_relative_to(folder)
+            ):  # titles of Ray's overwrite environ
                 found[int(place.name)] = (place / "cmdline").read_text(errors="replace")
         except OSError:
             continue
@@ -121,6 +120,7 @@ def storm(python: Path, folder: Path, *, kills: int, seed: int) -> Counter[str]:
 
 def ray_alone(python: Path, folder: Path, *, kills: int, seed: int) -> dict[str, Any]:
     """What came of a search by Ray that was killed so often, beside the same one in peace."""
+    folder = folder.resolve()
     storm(python, folder / "calm", kills=0, seed=seed)
     counts = storm(python, folder / "storm", kills=kills, seed=seed)
     calm, found = trained(folder / "calm"), trained(folder / "storm")
