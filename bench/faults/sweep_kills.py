@@ -43,7 +43,10 @@ FLAGS = [
     "--model", "tiny_convnet", "--epochs", "4", "--halving", "2", "--seed", "3",
 ]  # fmt: skip
 TRAININGS = 24  # trials, times the runs of each
-_LONGEST_S = 5.0  # from a start to its kill
+_EARLY = 0.2  # of the kills: at any moment after a start, such as before a run is begun
+_EARLY_S = 5.0
+_STARTED_S = 120.0  # at most until a start trains
+_TRAINING_S = 1.5  # of training until the other kills
 
 
 def make_images(folder: Path) -> None:
@@ -106,6 +109,24 @@ def kill(process: "subprocess.Popen[bytes]", rng: random.Random) -> str:
     return kind
 
 
+def _wait_for_a_moment(process: "subprocess.Popen[bytes]", out: Path, rng: random.Random) -> None:
+    """Until a random moment, mostly while runs train: a start takes long on a busy machine."""
+    if rng.random() < _EARLY:
+        time.sleep(rng.uniform(0.0, _EARLY_S))
+        return
+    end = time.monotonic() + _STARTED_S
+    before = _printed_bytes(out)
+    while process.poll() is None and _printed_bytes(out) <= before:
+        assert time.monotonic() < end, "no run has begun"
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0.0, _TRAINING_S))
+
+
+def _printed_bytes(out: Path) -> int:
+    """Of all runs."""
+    return sum(log.stat().st_size for log in out.glob("logs/*"))
+
+
 def storm(
     data: Path, out: Path, flags: list[str], *, kills: int, procs: int, seed: int
 ) -> Counter[str]:
@@ -114,7 +135,7 @@ def storm(
     counts: Counter[str] = Counter()
     process = start(data, out, flags, procs)
     while sum(counts.values()) < kills:
-        time.sleep(rng.uniform(1.5, _LONGEST_S))
+        _wait_for_a_moment(process, out, rng)
         if process.poll() is not None:
             if process.returncode == 0:
                 break  # over before its kills
