@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ _STARTED_S = 120.0  # at most until a search trains its next epoch
 _LONGEST_S = 5.0  # from then to its kill
 
 
-def start(python: Path, folder: Path) -> "subprocess.Popen[bytes]":
+def start(python: Path, folder: Path, more: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("PYTHON")
     }
@@ -23,6 +24,7 @@ def start(python: Path, folder: Path) -> "subprocess.Popen[bytes]":
         [str(python), str(Path(__file__).with_name("ray_job.py")), str(folder)],
         env={
             **environment,
+            **more,
             "HOME": str(folder),
             "OMP_NUM_THREADS": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -94,12 +96,14 @@ def _wait_for_epoch(process: "subprocess.Popen[bytes]", folder: Path, before: in
         time.sleep(0.05)
 
 
-def storm(python: Path, folder: Path, *, kills: int, seed: int) -> Counter[str]:
-    """Start and kill until all kills are done, then let it finish."""
+def storm(
+    python: Path, folder: Path, more: Mapping[str, str], *, kills: int, seed: int
+) -> Counter[str]:
+    """Start and kill until all kills are done, then let it finish; `more`: variables of the environment."""
     rng = random.Random(seed)
     counts: Counter[str] = Counter()
     folder.mkdir(parents=True)
-    process = start(python, folder)
+    process = start(python, folder, more)
     try:
         while sum(counts.values()) < kills:
             _wait_for_epoch(process, folder, len(trained(folder)))
@@ -109,7 +113,7 @@ def storm(python: Path, folder: Path, *, kills: int, seed: int) -> Counter[str]:
             kind = kill(process, folder, rng)
             counts[kind] += 1
             if kind != "worker":
-                process = start(python, folder)
+                process = start(python, folder, more)
         assert process.wait() == 0, (folder / "stderr.txt").read_text()[-3000:]
         time.sleep(1.0)
     finally:
@@ -119,21 +123,31 @@ def storm(python: Path, folder: Path, *, kills: int, seed: int) -> Counter[str]:
 
 
 def ray_alone(python: Path, folder: Path, *, kills: int, seed: int) -> dict[str, Any]:
-    """What came of a search by Ray that was killed so often, beside the same one in peace."""
+    """What comes of a search by Ray that is killed so often, beside the same one in peace.
+
+    With Ray's own defaults, by which the state of the search is written about every ten seconds, and with a
+    state that is written every second.
+    """
     folder = folder.resolve()
-    storm(python, folder / "calm", kills=0, seed=seed)
-    counts = storm(python, folder / "storm", kills=kills, seed=seed)
-    calm, found = trained(folder / "calm"), trained(folder / "storm")
-    times = Counter(found)
-    expected = {tuple(row[:2]): row[2:] for row in _results(folder / "calm")}
-    results = {tuple(row[:2]): row[2:] for row in _results(folder / "storm")}
+    storm(python, folder / "calm", {}, kills=0, seed=seed)
+    found = {}
+    for name, more in (("defaults", {}), ("state_each_second", {"TUNE_GLOBAL_CHECKPOINT_S": "1"})):
+        counts = storm(python, folder / name, more, kills=kills, seed=seed)
+        found[name] = {"kills": dict(counts), **_beside(folder / "calm", folder / name)}
+    return found
+
+
+def _beside(calm: Path, killed: Path) -> dict[str, int]:
+    epochs = trained(killed)
+    times = Counter(epochs)
+    expected, results = ({tuple(row[:2]): row[2:] for row in _results(f)} for f in (calm, killed))
+    choices = {(lr, mixup) for lr, mixup, _ in epochs}
     return {
-        "kills": dict(counts),
         "trials": len(expected),
-        "trials_as_undisturbed": len(expected.keys() & {(lr, mixup) for lr, mixup, _ in found}),
-        "other_trials": len({(lr, mixup) for lr, mixup, _ in found} - expected.keys()),
+        "trials_as_undisturbed": len(expected.keys() & choices),
+        "other_trials": len(choices - expected.keys()),
         "same_results": sum(results.get(one) == value for one, value in expected.items()),
-        "epochs": len(calm),
+        "epochs": len(trained(calm)),
         "epochs_trained_again": sum(count - 1 for count in times.values()),
         "trials_begun_again": sum(
             count > 1 for (_, _, epoch), count in times.items() if epoch == 1

@@ -139,6 +139,8 @@ def test_some_failures_are_results_and_only_failures_an_error(flambeau: Any, scr
         ("--set lrr=1,2", "unknown setting 'lrr'; did you mean 'lr'?"),
         ("--set lr=-1,0.1", "--set lr=-1: lr must be above 0"),
         ("--set augment=none,foo", "--set augment=foo: augment must be one of"),
+        ("--set model=tiny_convnet,resnet999", "--set model=resnet999: unknown model 'resnet999'"),
+        ("--set model=tiny_convnet,torchvision:net", "unknown model 'torchvision:net'"),
         ("--set lr=1,2 --lr 3", "lr is searched, and given as well"),
         ("--set lr=1..2 --sampler grid", "--sampler grid needs values, and lr is a range"),
         ("--set lr=1..2 --sampler best", "--sampler must be one of"),
@@ -212,7 +214,7 @@ def test_a_dry_run_says_trials_time_and_disk(
     assert flambeau("train", images, "--model tiny_convnet --epochs 3 --out run").code == 0
     files = [file for file in Path("run").rglob("*") if file.suffix in (".safetensors", ".pt")]
     written = 27 * sum(file.stat().st_size for file in files)
-    assert int(disk[1]) * 2**20 == pytest.approx(written, rel=0.3)
+    assert written < int(disk[1]) * 2**20 < 2 * written
 
 
 def test_a_folder_that_holds_something_else_stays_as_it_is(flambeau: Any, script: Path) -> None:
