@@ -141,6 +141,7 @@ def test_some_failures_are_results_and_only_failures_an_error(flambeau: Any, scr
         ("--set augment=none,foo", "--set augment=foo: augment must be one of"),
         ("--set model=tiny_convnet,resnet999", "--set model=resnet999: unknown model 'resnet999'"),
         ("--set model=tiny_convnet,torchvision:net", "unknown model 'torchvision:net'"),
+        ("--set subset=10%,130%", "--set subset=1.3: subset must be above 0 and at most 1"),
         ("--set lr=1,2 --lr 3", "lr is searched, and given as well"),
         ("--set lr=1..2 --sampler grid", "--sampler grid needs values, and lr is a range"),
         ("--set lr=1..2 --sampler best", "--sampler must be one of"),
