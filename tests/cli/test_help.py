@@ -249,12 +249,12 @@ def test_several_teachers(
 
 
 def test_a_share_in_percent() -> None:
-    assert check("train --subset 30%".split()).subset == 0.3
-    assert check("train --label-smoothing 2.5%".split()).label_smoothing == 0.025
+    assert check(["train", "--subset", "30%"]).subset == 0.3
+    assert check(["train", "--label-smoothing", "2.5%"]).label_smoothing == 0.025
     with pytest.raises(package.InputError, match="--lr: must be a number, got '10%'"):
-        check("train --lr 10%".split())
+        check(["train", "--lr", "10%"])
     with pytest.raises(package.InputError, match=r"flambeau sweep --set lr=0.1,0.2 tries several"):
-        check("train --lr 0.1,0.2".split())
+        check(["train", "--lr", "0.1,0.2"])
 
 
 def test_main_reads_the_arguments_of_the_process(
