@@ -126,7 +126,7 @@ def ray_alone(python: Path, folder: Path, *, kills: int, seed: int) -> dict[str,
     """What comes of a search by Ray that is killed so often, beside the same one in peace.
 
     With Ray's own defaults, by which the state of the search is written about every ten seconds, and with a
-    state that is written every second.
+    state that is written every second. That state lacks ASHA's (2.60), which then lets other trials go on.
     """
     folder = folder.resolve()
     storm(python, folder / "calm", {}, kills=0, seed=seed)
@@ -148,6 +148,7 @@ def _beside(calm: Path, killed: Path) -> dict[str, int]:
         "other_trials": len(choices - expected.keys()),
         "same_results": sum(results.get(one) == value for one, value in expected.items()),
         "epochs": len(trained(calm)),
+        "epochs_beyond_them": len(set(epochs) - set(trained(calm))),
         "epochs_trained_again": sum(count - 1 for count in times.values()),
         "trials_begun_again": sum(
             count > 1 for (_, _, epoch), count in times.items() if epoch == 1
