@@ -228,6 +228,30 @@ def test_a_wrong_word_is_named(words: str, message: str, flambeau: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "evaluate a b",
+            "b is the folder of a run, and no data: several runs answer together by --with b",
+        ),
+        ("predict a b photo.png", "b is the folder of a run, and no data"),
+        ("evaluate a b photos", "unexpected argument 'photos' (several runs are given by --with)"),
+    ],
+)
+def test_a_run_is_no_data(
+    words: str, message: str, flambeau: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+        (tmp_path / name / "metrics.jsonl").touch()
+    answer = flambeau(*words.split())
+    assert answer.code == 2
+    assert message in answer.err
+
+
+@pytest.mark.parametrize(
     ("words", "teacher", "data"),
     [
         ("photos/ --teacher runs/a runs/b --epochs 1", "runs/a,runs/b", "photos/"),
@@ -243,7 +267,8 @@ def test_several_teachers(
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b"):
         (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "config.toml").touch()
+        for file in ("config.toml", "metrics.jsonl"):
+            (tmp_path / "runs" / name / file).touch()
     found = check(["train", *words.split()])
     assert (found.teacher, getattr(found, "data", None)) == (teacher, data)
 

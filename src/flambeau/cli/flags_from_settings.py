@@ -11,6 +11,7 @@ from typing import Any
 
 from flambeau.data.stores.address import is_address
 from flambeau.errors import InputError
+from flambeau.provenance import is_run
 from flambeau.run.options.option import GROUPS, allowed_types, plain_text, typed
 from flambeau.terminal import text_width
 from flambeau.trainer.settings.settings import FIELDS, parse_batch_size
@@ -197,8 +198,11 @@ class _Teachers(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         *first, last = values
-        is_run = is_address(last) or (Path(last) / "config.toml").exists()
-        if first and not is_run and not hasattr(namespace, "data"):
+        if (
+            first
+            and not (is_address(last) or is_run(Path(last)))
+            and not hasattr(namespace, "data")
+        ):
             namespace.data = last
             values = first
         namespace.teacher = ",".join(values)
